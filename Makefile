@@ -1,0 +1,53 @@
+# The habits of this project, one target each. Needs only make and Python 3.11+.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= auto
+.DEFAULT_GOAL := help
+
+help:            ## list the targets
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+demo: $(VENV)/.core            ## set up, then train a first small model and show the result
+	$(BIN)/hotloop demo
+
+test: $(VENV)/.dev             ## set up, then run every test that needs no GPU
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+lint: $(VENV)/.dev             ## ruff, mypy (strict), and the layers of the architecture
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.dev           ## let ruff fix and format what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gpu-test:                      ## the tests that need a CUDA GPU, with the Python and torch at hand
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
+
+docs: $(VENV)/.docs            ## build the documentation into site/, any warning is an error
+	$(BIN)/mkdocs build --strict
+
+clean:                         ## remove everything that can be made again
+	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "hotloop needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
+
+$(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+.PHONY: help demo test lint format gpu-test docs clean

@@ -1,0 +1,56 @@
+"""hotloop runs the PyTorch loop you already have at the speed of the hardware you have.
+
+Names are looked up on first use, so `import hotloop` costs nothing and starts no GPU.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from hotloop.clock import measure as measure
+    from hotloop.data import stream as stream
+    from hotloop.device import Choice as Choice
+    from hotloop.device import pick as pick
+    from hotloop.errors import DeviceMismatch as DeviceMismatch
+    from hotloop.errors import HotloopError as HotloopError
+    from hotloop.evaluation import evaluate as evaluate
+    from hotloop.loop import Loop as Loop
+    from hotloop.placement import golden_rule as golden_rule
+    from hotloop.placement import move as move
+    from hotloop.placement import place as place
+    from hotloop.placement import to_numpy as to_numpy
+    from hotloop.plan import Plan as Plan
+    from hotloop.records import Report as Report
+
+_HOMES = {
+    "Choice": "device",
+    "DeviceMismatch": "errors",
+    "HotloopError": "errors",
+    "Loop": "loop",
+    "Plan": "plan",
+    "Report": "records",
+    "evaluate": "evaluation",
+    "golden_rule": "placement",
+    "measure": "clock",
+    "move": "placement",
+    "pick": "device",
+    "place": "placement",
+    "stream": "data",
+    "to_numpy": "placement",
+}
+
+__all__ = [*sorted(_HOMES), "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"hotloop has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+    value: object = getattr(import_module(f"hotloop.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

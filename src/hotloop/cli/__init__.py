@@ -1,0 +1,55 @@
+"""The command line: one verb per job, each in a file that parses, calls and renders."""
+
+import os
+import sys
+
+import typer
+
+from hotloop.cli import demo, device
+from hotloop.errors import HotloopError
+
+EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
+
+app = typer.Typer(
+    name="hotloop",
+    help="Your PyTorch loop at the speed of your hardware.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from hotloop import __version__
+
+        typer.echo(f"hotloop {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    pass
+
+
+app.command("device")(device.device)
+app.command("demo")(demo.demo)
+
+
+def main() -> None:
+    """Run the command line; a person's mistake ends in one clear message, never in a traceback."""
+    try:
+        app()
+    except HotloopError as error:
+        if os.environ.get("HOTLOOP_DEBUG"):
+            raise
+        print(f"hotloop: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("hotloop: stopped", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,55 @@
+"""Every error that hotloop raises on purpose: what happened, where, and what to do about it."""
+
+
+class HotloopError(Exception):
+    """Base of hotloop's own errors. `fix` is the advice alone; the message holds both.
+
+    >>> print(HotloopError("no such class 'sward'", fix="choose one of: gem, sword"))
+    no such class 'sward'
+      fix: choose one of: gem, sword
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, *, fix: str | None = None) -> None:
+        self.what = what
+        self.fix = fix
+        super().__init__(what if fix is None else f"{what}\n  fix: {fix}")
+
+
+class BadArgument(HotloopError, ValueError):
+    """A value that cannot be meant: a negative count, a name that does not exist."""
+
+
+class OutputError(HotloopError, OSError):
+    """A file or folder that cannot be written."""
+
+
+class DeviceUnavailable(HotloopError, RuntimeError):
+    """The device that was asked for cannot be used on this machine."""
+
+    exit_code = 3
+
+
+class DeviceMismatch(HotloopError, RuntimeError):
+    """One operation was given tensors that live on different devices."""
+
+
+class LeftBehind(HotloopError, RuntimeError):
+    """A model was moved, and some of its tensors stayed where they were."""
+
+
+class LeftBehindWarning(UserWarning):
+    """The same as `LeftBehind`, where the model may still work."""
+
+
+class BatchMisfit(HotloopError, RuntimeError):
+    """A batch whose shape or type does not fit the model or the loss."""
+
+
+class EmptyLoader(HotloopError, ValueError):
+    """A loader that gives no batch at all."""
+
+
+class LossNotFinite(HotloopError, ArithmeticError):
+    """The loss became NaN or infinite; training was stopped."""

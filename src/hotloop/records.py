@@ -1,0 +1,86 @@
+"""Plain frozen records of numbers and strings, to and from JSON: what the engine writes and the reports read."""
+
+import types
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any, Self, get_args, get_origin, get_type_hints
+
+
+class Record:
+    """A frozen dataclass that goes to JSON and comes back equal."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        hints = get_type_hints(cls)
+        known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: _restore(hints[name], value) for name, value in data.items() if name in known})
+
+
+def _restore(hint: Any, value: Any) -> Any:
+    """`value` as JSON gave it, in the type that the record declares."""
+    if value is None:
+        return None
+    if get_origin(hint) is types.UnionType:
+        hint = next(arm for arm in get_args(hint) if arm is not type(None))
+    if is_dataclass(hint) and isinstance(hint, type) and issubclass(hint, Record):
+        return hint.from_json(value)
+    if get_origin(hint) is tuple:
+        arms = get_args(hint)
+        each = [arms[0]] * len(value) if arms[-1] is Ellipsis else list(arms)
+        return tuple(_restore(arm, item) for arm, item in zip(each, value, strict=True))
+    return value
+
+
+@dataclass(frozen=True)
+class Timing(Record):
+    """Repeated measurements of one thing, in seconds per call."""
+
+    median: float
+    low: float  # 5th percentile
+    high: float  # 95th percentile
+    repeats: int
+    calls_per_repeat: int
+    device: str
+
+    @property
+    def spread(self) -> float:
+        """Width of the 5–95% range over the median: how far to trust the median."""
+        return (self.high - self.low) / self.median if self.median else 0.0
+
+
+@dataclass(frozen=True)
+class Epoch(Record):
+    """One pass over the data."""
+
+    number: int  # from 1
+    loss: float  # mean over the items
+    items: int
+    seconds: float  # training alone, without the evaluation
+    losses: dict[str, float]  # the named parts, where the objective gives several
+    metrics: dict[str, float]  # from the evaluation, empty without one
+
+    @property
+    def items_per_second(self) -> float:
+        return self.items / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Report(Record):
+    """What a run did, as it was measured."""
+
+    device: str
+    device_name: str
+    reason: str  # why this device
+    precision: str
+    parameters: int
+    started: str  # ISO 8601, UTC
+    seconds: float
+    steps: int  # updates of the weights
+    skipped: int  # updates that the gradient scaler skipped
+    interrupted: bool  # ended by Ctrl-C before all epochs were done
+    epochs: tuple[Epoch, ...]
+    curve: tuple[tuple[int, float], ...]  # (batch, loss), thinned
+    peak_memory: int | None  # bytes on the device; None where the device does not tell
+    versions: dict[str, str]

@@ -1,0 +1,81 @@
+"""Numbers and foreign strings as people read them."""
+
+import unicodedata
+
+
+def size(n: float | None) -> str:
+    """Bytes in binary units.
+
+    >>> size(1536), size(None)
+    ('1.5 KiB', 'unknown')
+    """
+    if n is None:
+        return "unknown"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(n) < 1024:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time, in the unit that suits it.
+
+    >>> duration(0.00042), duration(3.2), duration(75), duration(7300)
+    ('420 µs', '3.20 s', '1 min 15 s', '2 h 1 min')
+    """
+    if seconds is None:
+        return "unknown"
+    if seconds < 1e-3:
+        return f"{seconds * 1e6:.3g} µs"
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(n: float) -> str:
+    """A count or a rate with thousands separated, and no digits that mean nothing.
+
+    >>> count(1234567), count(12.34)
+    ('1,234,567', '12.3')
+    """
+    return f"{n:,.0f}" if abs(n) >= 100 or n == int(n) else f"{n:.3g}"
+
+
+def plural(n: int, noun: str) -> str:
+    """`1 batch`, `2 batches`.
+
+    >>> plural(1, "GPU"), plural(3, "batch")
+    ('1 GPU', '3 batches')
+    """
+    if n == 1:
+        return f"{n} {noun}"
+    return f"{n:,} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+
+
+def shorten(items: list[str], limit: int = 8) -> str:
+    """A list for a sentence, cut where it stops being readable.
+
+    >>> shorten(["a", "b", "c"], limit=2)
+    'a, b and 1 more'
+    """
+    if len(items) <= limit:
+        return ", ".join(items)
+    return f"{', '.join(items[:limit])} and {len(items) - limit} more"
+
+
+def printable(foreign: str) -> str:
+    """A string from outside, with everything that could steer a terminal replaced by its escape.
+
+    >>> printable("ok" + chr(27) + "[2J")
+    'ok\\\\x1b[2J'
+    """
+    return "".join(
+        char if unicodedata.category(char)[0] != "C" else char.encode("unicode_escape").decode()
+        for char in foreign
+    )
