@@ -41,7 +41,23 @@ _HOMES = {
     "to_numpy": "placement",
 }
 
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = [  # found by __getattr__
+    "Choice",
+    "DeviceMismatch",
+    "HotloopError",
+    "Loop",
+    "Plan",
+    "Report",
+    "__version__",
+    "evaluate",
+    "golden_rule",
+    "measure",
+    "move",
+    "pick",
+    "place",
+    "stream",
+    "to_numpy",
+]
 
 
 def __getattr__(name: str) -> object:

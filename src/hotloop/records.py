@@ -46,7 +46,7 @@ class Timing(Record):
 
     @property
     def spread(self) -> float:
-        """Width of the 5–95% range over the median: how far to trust the median."""
+        """Width of the 5 to 95% range over the median: how far to trust the median."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
 

@@ -76,6 +76,5 @@ def printable(foreign: str) -> str:
     'ok\\\\x1b[2J'
     """
     return "".join(
-        char if unicodedata.category(char)[0] != "C" else char.encode("unicode_escape").decode()
-        for char in foreign
+        char if unicodedata.category(char)[0] != "C" else char.encode("unicode_escape").decode() for char in foreign
     )

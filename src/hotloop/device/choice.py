@@ -1,0 +1,228 @@
+"""`pick`: the device to train on, the precision that suits it, and the reason in words."""
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, why_no_xpu
+from hotloop.device.facts import Facts, Gpu
+from hotloop.device.machine import cpu_name
+from hotloop.device.probe import probe
+from hotloop.errors import BadArgument, DeviceUnavailable
+from hotloop.plan import Precision
+from hotloop.records import Record
+from hotloop.text import plural, printable, shorten, size
+
+VARIABLE = "HOTLOOP_DEVICE"
+TYPES = ("cuda", "mps", "xpu", "cpu")
+MEANT = {"gpu": "cuda", "nvidia": "cuda", "rocm": "cuda", "hip": "cuda", "metal": "mps", "apple": "mps", "intel": "xpu"}
+
+
+@dataclass(frozen=True)
+class Choice(Record):
+    """A device and a precision, and why these."""
+
+    device: torch.device
+    precision: Precision
+    reason: str
+    causes: tuple[Cause, ...] = ()  # why not something better
+    name: str = ""  # of the GPU or the processor
+
+    def __str__(self) -> str:
+        return f"{self.device} in {self.precision}: {self.reason}"
+
+    def to_json(self) -> dict[str, Any]:
+        causes = [cause.to_json() for cause in self.causes]
+        return {
+            "device": str(self.device),
+            "precision": self.precision,
+            "reason": self.reason,
+            "causes": causes,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return super().from_json({**data, "device": torch.device(data["device"])})
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What the person wants, and where they said so."""
+
+    type: str
+    index: int | None
+    said: str  # "you asked for" or "HOTLOOP_DEVICE asks for"
+
+    def __str__(self) -> str:
+        return f"{self.said} {self.type}" + ("" if self.index is None else f":{self.index}")
+
+
+def pick(want: str | torch.device | None = None, *, facts: Facts | None = None) -> Choice:
+    """The device to use: the one asked for, here or in HOTLOOP_DEVICE, else the best there is.
+
+    >>> pick("cpu").reason
+    'You asked for cpu.'
+    """
+    request = _request(want, facts)
+    if request is not None and request.type == "cpu":  # settled without a look at any GPU
+        return _asked_cpu(request, facts)
+    facts = facts or probe()
+    if request is None:
+        return _best(facts)
+    asked = {"cuda": _asked_cuda, "mps": _asked_mps, "xpu": _asked_xpu}
+    return asked[request.type](request, facts)
+
+
+def precision_for(capability: tuple[int, int]) -> Precision:
+    """The fastest precision that a GPU of this compute capability has hardware for.
+
+    >>> precision_for((8, 0)), precision_for((7, 5)), precision_for((6, 1))
+    ('bf16', 'fp16', 'fp32')
+    """
+    if capability >= (8, 0):
+        return "bf16"
+    return "fp16" if capability >= (7, 0) else "fp32"
+
+
+def available(facts: Facts) -> list[str]:
+    """The devices that can be used, as a person may ask for them.
+
+    >>> available(Facts())
+    ['cpu']
+    """
+    cuda = [printable(str(gpu)) for gpu in facts.usable]
+    xpu = [f"xpu:{index} ({printable(name)})" for index, name in enumerate(facts.xpus)]
+    return [*cuda, *(["mps"] if facts.mps_available else []), *xpu, "cpu"]
+
+
+def _request(want: str | torch.device | None, facts: Facts | None) -> _Request | None:
+    """The request from the argument, else from the environment; None for "choose for me"."""
+    said = "you asked for"
+    if want is None:
+        want, said = os.environ.get(VARIABLE, "").strip() or None, f"{VARIABLE} asks for"
+    if want is None:
+        return None
+    text = str(want).strip().lower()
+    if text == "auto":
+        return None
+    match = re.fullmatch(r"([a-z]+)(?::(\d{1,4}))?", text, re.ASCII)
+    if match is None or match[1] not in TYPES or not isinstance(want, str | torch.device):
+        raise _not_a_device(want, said, facts or probe())
+    return _Request(match[1], None if match[2] is None else int(match[2]), said)
+
+
+def _not_a_device(want: object, said: str, facts: Facts) -> BadArgument:
+    kind = str(want).strip().lower().split(":")[0]
+    what = f"{said} {printable(repr(want))}, which is not the name of a device"
+    fix = f"choose one of what is here: {shorten([*available(facts), 'auto'])}"
+    if kind == "meta":
+        return BadArgument(f"{said} meta, where tensors hold no data, so nothing can be trained", fix=fix)
+    if kind in TYPES:
+        return BadArgument(f"{what}: after the colon comes the number of the GPU, counted from 0", fix=fix)
+    typos = difflib.get_close_matches(kind, [*TYPES, "auto"], 1)
+    meant = "cuda" if isinstance(want, int) else MEANT.get(kind, typos[0] if typos else None)
+    return BadArgument(what, fix=fix if meant is None else f"did you mean {meant!r}? Else {fix}")
+
+
+def _not_here(request: _Request, facts: Facts, why: str, fix: str | None = None) -> DeviceUnavailable:
+    choices = f"choose one of what is here: {shorten(available(facts))}"
+    return DeviceUnavailable(f"{request}, but {why}", fix=choices if fix is None else f"{fix}; or {choices}")
+
+
+def _best(facts: Facts) -> Choice:
+    if facts.usable:
+        gpu, why = _most_free(facts.usable)
+        left_out = tuple(unsupported(facts, other) for other in facts.gpus if not facts.covers(other))
+        return _cuda(gpu, why, left_out)
+    causes = why_no_cuda(facts)
+    if facts.mps_available:
+        return Choice(torch.device("mps", 0), "fp32", "This is the GPU of the Mac.", name=facts.cpu.name or "")
+    if facts.xpus:
+        reason = f"xpu:0 ({printable(facts.xpus[0])}) is an Intel GPU that torch can use."
+        nearby = causes if facts.hardware else ()  # an NVIDIA GPU beside it is worth a word
+        return Choice(torch.device("xpu", 0), "fp32", reason, nearby, facts.xpus[0])
+    no_mps = why_no_mps(facts)
+    if facts.system == "Darwin" and no_mps is not None:
+        causes = (no_mps,)
+    reason = f"No GPU can be used, so this is the CPU: {causes[0]}"
+    return Choice(torch.device("cpu"), "fp32", reason, causes, facts.cpu.name or "")
+
+
+def _most_free(gpus: tuple[Gpu, ...]) -> tuple[Gpu, str]:
+    """The GPU with the most free memory, and the words for it."""
+    best = max(gpus, key=lambda gpu: (-1 if gpu.free is None else gpu.free, -gpu.index))
+    name = printable(str(best))
+    if len(gpus) == 1:
+        return best, f"{name} is the GPU that torch can use here, with {_memory(best)}."
+    if best.free is None:
+        return best, f"{name} is the first of {plural(len(gpus), 'GPU')}; how much memory each has free is unknown."
+    others = shorten([f"cuda:{gpu.index} has {size(gpu.free)}" for gpu in gpus if gpu != best])
+    return best, f"{name} has the most free memory of {plural(len(gpus), 'GPU')}: {size(best.free)}; {others}."
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.free is None:
+        return f"{size(gpu.total)} of memory" if gpu.total is not None else "an unknown amount of memory"
+    return f"{size(gpu.free)} of {size(gpu.total)} free"
+
+
+def _cuda(gpu: Gpu, why: str, causes: tuple[Cause, ...] = ()) -> Choice:
+    precision = precision_for(gpu.capability)
+    level = "{}.{}".format(*gpu.capability)
+    fit = "has no fast half precision, so fp32" if precision == "fp32" else f"is fast in {precision}"
+    reason = f"{why} Its compute capability, {level}, {fit}."
+    return Choice(torch.device("cuda", gpu.index), precision, reason, causes, gpu.name)
+
+
+def _asked_cpu(request: _Request, facts: Facts | None) -> Choice:
+    if request.index:
+        raise _not_here(request, facts or probe(), "torch knows one CPU, whatever its cores")
+    name = cpu_name() if facts is None else facts.cpu.name
+    return Choice(torch.device("cpu"), "fp32", f"{_capital(request.said)} cpu.", name=name or "")
+
+
+def _asked_cuda(request: _Request, facts: Facts) -> Choice:
+    causes = why_no_cuda(facts)
+    chosen = next((gpu for gpu in facts.gpus if gpu.index == request.index), None)
+    if chosen is not None and not facts.covers(chosen):
+        causes = (unsupported(facts, chosen),)
+    if causes:
+        raise _not_here(request, facts, causes[0].what, causes[0].fix)
+    if request.index is None:
+        gpu, why = _most_free(facts.usable)
+        return _cuda(gpu, f"{_capital(str(request))}. {why}")
+    if chosen is None:
+        why = f"torch sees {plural(len(facts.gpus), 'GPU')}, counted from 0"
+        if facts.visible is not None:
+            why += f" (CUDA_VISIBLE_DEVICES='{printable(facts.visible)}' hides and renumbers GPUs)"
+        raise _not_here(request, facts, why)
+    return _cuda(chosen, f"{_capital(str(request))}: {printable(chosen.name)} with {_memory(chosen)}.")
+
+
+def _asked_mps(request: _Request, facts: Facts) -> Choice:
+    cause = why_no_mps(facts)
+    if cause is not None:
+        raise _not_here(request, facts, cause.what, None if cause.code == "not-macos" else cause.fix)
+    if request.index:
+        raise _not_here(request, facts, "a Mac has one GPU for torch")
+    return Choice(torch.device("mps", 0), "fp32", f"{_capital(str(request))}.", name=facts.cpu.name or "")
+
+
+def _asked_xpu(request: _Request, facts: Facts) -> Choice:
+    cause = why_no_xpu(facts)
+    if cause is not None:
+        raise _not_here(request, facts, cause.what, cause.fix)
+    index = request.index or 0
+    if index >= len(facts.xpus):
+        raise _not_here(request, facts, f"torch sees {plural(len(facts.xpus), 'Intel GPU')}, counted from 0")
+    name = facts.xpus[index]
+    return Choice(torch.device("xpu", index), "fp32", f"{_capital(str(request))}: {printable(name)}.", name=name)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

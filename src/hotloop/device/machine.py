@@ -1,0 +1,126 @@
+"""What the operating system tells of the machine: its files under a root, its processor, its memory."""
+
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from hotloop.device.facts import Card, Cpu
+
+DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+CONTAINERS = ("docker", "containerd", "kubepods", "libpod", "lxc")
+
+
+def text_of(path: Path) -> str | None:
+    """The file's text, or None where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def driver_version(root: Path) -> str | None:
+    """The version of the NVIDIA kernel module that is loaded."""
+    match = DRIVER.search(text_of(root / "proc/driver/nvidia/version") or "")
+    return match[1] if match else None
+
+
+def variant(root: Path) -> Literal["wsl", "jetson"] | None:
+    """The kinds of Linux machine that reach the GPU by other ways than /dev/nvidia*."""
+    if (root / "dev/dxg").exists():
+        return "wsl"
+    if "nvidia,tegra" in (text_of(root / "proc/device-tree/compatible") or ""):
+        return "jetson"
+    return None
+
+
+def cards_on_bus(root: Path, system: str) -> tuple[Card, ...] | None:
+    """The NVIDIA display controllers on the PCI bus; None where the bus does not tell."""
+    if system == "Darwin":  # macOS has had no driver for NVIDIA GPUs since 10.14
+        return ()
+    kind = variant(root)
+    if kind == "wsl":  # Windows holds the bus
+        return None
+    if kind == "jetson":  # the GPU is part of the chip
+        model = (text_of(root / "proc/device-tree/model") or "").strip("\0 \n")
+        return (Card(model or "NVIDIA Jetson"),)
+    bus = root / "sys/bus/pci/devices"
+    if not bus.is_dir():
+        return None
+    return tuple(card for slot in sorted(bus.iterdir()) if (card := _card(slot)) is not None)
+
+
+def _card(slot: Path) -> Card | None:
+    vendor = (text_of(slot / "vendor") or "").strip()
+    if vendor != "0x10de" or not (text_of(slot / "class") or "").startswith("0x03"):
+        return None
+    device = (text_of(slot / "device") or "").strip().removeprefix("0x")
+    return Card(f"NVIDIA GPU {slot.name}" + (f" [10de:{device}]" if device else ""))
+
+
+def nodes(root: Path) -> tuple[tuple[str, str], ...]:
+    """The device files that CUDA opens, and whether this process may.
+
+    >>> nodes(Path("/nowhere"))
+    ()
+    """
+    found = [*sorted((root / "dev").glob("nvidia[0-9]*")), root / "dev/nvidiactl", root / "dev/nvidia-uvm"]
+    return tuple(
+        (f"/{node.relative_to(root).as_posix()}", "ok" if os.access(node, os.R_OK | os.W_OK) else "denied")
+        for node in found
+        if node.exists()
+    )
+
+
+def in_container(root: Path, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether there are signs of Docker, Podman, Kubernetes or LXC."""
+    if (root / ".dockerenv").exists() or (root / "run/.containerenv").exists() or environ.get("container"):
+        return True
+    groups = text_of(root / "proc/1/cgroup") or ""
+    return any(name in groups for name in CONTAINERS)
+
+
+def cpu(root: Path) -> Cpu:
+    """The processor, the cores this process may use, and the memory it may take."""
+    memory = psutil.virtual_memory()
+    limit, used = _number(root / "sys/fs/cgroup/memory.max"), _number(root / "sys/fs/cgroup/memory.current")
+    free, total = memory.available, memory.total
+    if limit is not None and limit < total:  # a container's share
+        free, total = max(0, min(free, limit - (used or 0))), limit
+    logical = psutil.cpu_count()
+    return Cpu(cpu_name(root), psutil.cpu_count(logical=False), logical, _affinity() or logical, free, total)
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """The processor as its maker calls it, else its architecture: ARM kernels often give no name."""
+    match = re.search(r"^model name\s*:\s*(\S.*)$", text_of(root / "proc/cpuinfo") or "", re.MULTILINE)
+    if match:
+        return match[1].strip()
+    return _apple_name() or platform.processor() or platform.machine() or "CPU"
+
+
+def _apple_name() -> str | None:
+    if platform.system() != "Darwin":
+        return None
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.strip() or None
+
+
+def _affinity() -> int | None:
+    """How many cores the process may run on; only Linux tells."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is none, as in "max" for no limit."""
+    text = (text_of(path) or "").strip()
+    return int(text) if text.isdecimal() else None

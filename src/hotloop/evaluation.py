@@ -1,0 +1,137 @@
+"""`evaluate`: a model on held-out data, in inference mode, with metrics that stay on the device until the end."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from hotloop.data import stream
+from hotloop.errors import BadArgument
+from hotloop.misfit import attempt
+from hotloop.objective import Losses, Objective, Predict, autocast, averages, items_in, losses_of
+from hotloop.objective import predict as predict_by_convention
+
+Metrics = Mapping[str, Metric | Callable[[Any, Any], Any]]
+
+
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    metrics: Metrics | None = None,
+    *,
+    loss: Callable[[Any, Any], Tensor] | None = None,
+    objective: Objective | None = None,
+    predict: Predict = predict_by_convention,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+) -> dict[str, float]:
+    """Metrics of `model` over `loader`, exact over uneven batches, with one wait for the device at the end.
+
+    A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, or their mean. `loss=` or
+    `objective=` adds the mean loss. The model is put in eval mode and afterwards back as it was, layer by layer.
+
+    >>> data = [(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))]
+    >>> evaluate(nn.Identity(), data, {"accuracy": lambda output, target: output.argmax(1) == target})
+    {'accuracy': 1.0}
+    """
+    if not metrics and loss is None and objective is None:
+        raise BadArgument(
+            "nothing to evaluate", fix='give metrics, for example {"accuracy": …}, or loss= or objective='
+        )
+    target_device = torch.device(device) if device is not None else _device_of(model)
+    tally = _Tally(metrics or {}, loss, target_device)
+    batches = stream(loader, target_device)
+    with _eval_mode(model), torch.inference_mode(), autocast(target_device, precision):
+        for number, batch in enumerate(batches):
+            score = partial(_score, model, batch, tally, objective, predict)
+            attempt(score, model, batch, f"evaluation batch {number}")
+        return tally.result()
+
+
+def _score(model: nn.Module, batch: Any, tally: "_Tally", objective: Objective | None, predict: Predict) -> None:
+    if objective is not None:
+        tally.add_losses(losses_of(objective, model, batch))
+    if tally.wants_output:
+        tally.add(*predict(model, batch), items=items_in(batch))
+
+
+class _Tally:
+    """Sums on the device; nothing is read back before `result`."""
+
+    def __init__(self, metrics: Metrics, loss: Callable[[Any, Any], Tensor] | None, device: torch.device) -> None:
+        self._stateful = {name: m.to(device) for name, m in metrics.items() if isinstance(m, Metric)}
+        for metric in self._stateful.values():
+            metric.reset()
+        self._means = {name: m for name, m in metrics.items() if not isinstance(m, Metric)}
+        self._loss = loss
+        # float64 keeps millions of items exact; Metal has none.
+        self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
+        self._sums: dict[str, tuple[Tensor, int | Tensor]] = {}  # name → (sum, number of items)
+
+    @property
+    def wants_output(self) -> bool:
+        return bool(self._stateful or self._means or self._loss)
+
+    def add(self, output: Any, target: Any, *, items: int) -> None:
+        for metric in self._stateful.values():
+            metric.update(output, target)
+        for name, function in self._means.items():
+            self._add(name, torch.as_tensor(function(output, target), device=self._zero.device), items)
+        if self._loss is not None:
+            value = self._loss(output, target)
+            self._add("loss", value if averages(self._loss) else value / items, items)
+
+    def add_losses(self, losses: Losses) -> None:
+        self._add("loss", losses.total, losses.count)
+        for name, value in losses.parts.items():
+            if len(losses.parts) > 1:
+                self._add(name, value, losses.count)
+
+    def _add(self, name: str, value: Tensor, items: int | Tensor) -> None:
+        """Add a mean over `items`, or values for each of them."""
+        total, seen = self._sums.get(name, (self._zero, 0))
+        per_item = value.numel() > 1
+        total = total + (value.sum(dtype=total.dtype) if per_item else value.reshape(()).to(total.dtype) * items)
+        self._sums[name] = (total, seen + (value.numel() if per_item else items))
+
+    def result(self) -> dict[str, float]:
+        values: dict[str, Tensor] = {name: total / seen for name, (total, seen) in self._sums.items()}
+        for name, metric in self._stateful.items():
+            values |= _named(name, metric.compute())
+        flat = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in values.values()]).tolist()  # the one wait
+        sizes = {name: v.numel() for name, v in values.items()}
+        result: dict[str, float] = {}
+        for name, size in sizes.items():
+            own, flat = flat[:size], flat[size:]
+            result |= {name: own[0]} if size == 1 else {f"{name}[{i}]": x for i, x in enumerate(own)}
+        return result
+
+
+def _named(name: str, computed: Any) -> dict[str, Tensor]:
+    """What a metric computed, flat: most give a tensor, some a dict of them."""
+    if isinstance(computed, Mapping):
+        return {f"{name}/{key}": torch.as_tensor(value) for key, value in computed.items()}
+    return {name: torch.as_tensor(computed)}
+
+
+@contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every layer in eval mode, then each one back as it was: frozen layers stay frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    tensor = next(model.parameters(), None)
+    if tensor is None:
+        tensor = next(model.buffers(), None)
+    return tensor.device if tensor is not None else torch.device("cpu")

@@ -1,0 +1,119 @@
+"""What a person sees while a long run is under way: a bar in a terminal, a line per epoch elsewhere."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from hotloop.records import Epoch
+from hotloop.text import count, duration
+
+REFRESH = 0.1  # seconds
+
+
+class Display:
+    """The progress of a fit. `show=None` draws a bar in a terminal and prints lines elsewhere; False is silent."""
+
+    def __init__(self, epochs: int, batches_per_epoch: int | None, show: bool | None, console: Console | None = None):
+        self._console = console or Console(stderr=True)
+        self._silent = show is False
+        self._epochs = epochs
+        self._bar: Progress | None = None
+        if not self._silent and self._console.is_terminal:
+            self._bar = _bar(self._console)
+            total = epochs * batches_per_epoch if batches_per_epoch is not None else None
+            self._task = self._bar.add_task("starting", total=total, loss="", rate="")
+        self._done = 0
+        self._last = 0.0
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def batch(self, epoch: int, loss: float | None, rate: float) -> None:
+        self._done += 1
+        now = time.monotonic()
+        if self._bar is None or now - self._last < REFRESH:
+            return
+        self._last = now
+        self._bar.update(
+            self._task,
+            completed=self._done,
+            description=f"epoch {epoch}/{self._epochs}",
+            loss="" if loss is None else f"loss {loss:.4g}",
+            rate=f"{count(rate)} items/s",
+        )
+
+    def epoch(self, done: Epoch) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=self._done)
+        if self._silent:
+            return
+        parts = [f"epoch {done.number}/{self._epochs}", f"loss {done.loss:.4g}"]
+        if done.metrics:
+            parts.append("validation " + ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items()))
+        parts += [f"{count(done.items_per_second)} items/s", duration(done.seconds)]
+        self._console.print("  ".join(parts), highlight=False, markup=False)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        expand=True,
+    )
+
+
+class Stop:
+    """Ctrl-C, once: finish the step that is running, then end. Twice: end at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._at_once = False
+
+    @contextmanager
+    def listening(self) -> Iterator[Self]:
+        if threading.current_thread() is not threading.main_thread():
+            yield self  # only the main thread may hear signals; elsewhere Ctrl-C is not ours
+            return
+        before: Any = signal.signal(signal.SIGINT, self._hear)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """While nothing can be left half done, one Ctrl-C is enough."""
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+    def _hear(self, signum: int, frame: FrameType | None) -> None:
+        if self.asked or self._at_once:
+            self.asked = True
+            raise KeyboardInterrupt
+        self.asked = True

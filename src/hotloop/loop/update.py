@@ -1,0 +1,169 @@
+"""From losses to new weights: backward, accumulation, loss scaling, clipping, the optimizers and their schedules."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from hotloop.errors import BadArgument
+from hotloop.objective import Losses, Objective
+from hotloop.plan import Plan
+
+Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
+Schedulers = LRScheduler | Sequence[LRScheduler] | None
+Every = Literal["step", "epoch"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One objective and the optimizers that follow it; most loops have one turn, a GAN has two."""
+
+    name: str
+    objective: Objective
+    optimizers: tuple[Optimizer, ...]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+
+
+def turns_of(optimizer: Optimizers, objective: Objective | Mapping[str, Objective]) -> tuple[Turn, ...]:
+    """Pair objectives with optimizers: by name where there are several objectives, else all follow the one."""
+    if isinstance(objective, Mapping):
+        if not isinstance(optimizer, Mapping) or set(optimizer) != set(objective):
+            named = sorted(optimizer) if isinstance(optimizer, Mapping) else type(optimizer).__name__
+            raise BadArgument(
+                f"objectives {sorted(objective)} do not pair with optimizers {named}",
+                fix="give both as dicts with the same names; the turns are taken in the order of the objectives",
+            )
+        return tuple(Turn(name, objective[name], (optimizer[name],)) for name in objective)
+    every = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
+    optimizers = (every,) if isinstance(every, Optimizer) else tuple(every)
+    wrong = next((o for o in optimizers if not isinstance(o, Optimizer)), None)
+    if wrong is not None or not optimizers:
+        raise BadArgument(
+            f"the optimizer is a {type(wrong).__name__}" if optimizers else "no optimizer was given",
+            fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
+        )
+    return (Turn("loss", objective, optimizers),)
+
+
+@dataclass
+class _Window:
+    """The batches of one turn since its last update."""
+
+    batches: int = 0
+    first: int | Tensor = 1  # items in its first batch: the unit in which the others count
+    weight: float | Tensor = 0.0  # the sum of the others' weights in that unit
+
+
+@dataclass
+class Update:
+    """Turns losses into updates of the weights.
+
+    Accumulation equals the full batch: each batch weighs as many items as it holds, and the gradient is divided by
+    what was really seen, so an uneven last batch or a short last window is not counted too much or too little.
+    """
+
+    turns: tuple[Turn, ...]
+    plan: Plan
+    averages: bool = True  # losses are means over items, not sums
+    steps: int = 0
+    skipped: int = 0
+    _windows: dict[str, _Window] = field(default_factory=dict)
+    _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        kind = torch.device(self.plan.device).type
+        for turn in self.turns:
+            self._windows[turn.name] = _Window()
+            # A scaler that is not enabled passes everything through, so no other line asks about fp16.
+            self._scalers[turn.name] = torch.amp.GradScaler(kind, enabled=self.plan.precision == "fp16")
+
+    def take(self, turn: Turn, losses: Losses) -> bool | None:
+        """Add the gradient of one batch; at the end of a window, update. Whether it did; None while it waits."""
+        window = self._windows[turn.name]
+        if window.batches == 0:
+            for optimizer in turn.optimizers:
+                optimizer.zero_grad()
+        loss = self._scalers[turn.name].scale(self._weighed(window, losses))
+        # With several turns, a loss must not leave gradients on the weights of another turn.
+        loss.backward(inputs=turn.parameters if len(self.turns) > 1 else None)
+        window.batches += 1
+        return self._apply(turn) if window.batches >= self.plan.accumulate else None
+
+    def flush(self) -> list[Turn]:
+        """Update with windows that the end of the epoch cut short; the turns that were updated."""
+        return [turn for turn in self.turns if self._windows[turn.name].batches and self._apply(turn)]
+
+    def _weighed(self, window: _Window, losses: Losses) -> Tensor:
+        if self.plan.accumulate == 1 or not self.averages:
+            return losses.total
+        if window.batches == 0:
+            window.first = losses.count.clamp_min(1) if isinstance(losses.count, Tensor) else max(losses.count, 1)
+        weight = losses.count / window.first
+        window.weight = window.weight + weight
+        return losses.total * weight
+
+    def _apply(self, turn: Turn) -> bool:
+        window, scaler = self._windows[turn.name], self._scalers[turn.name]
+        self._windows[turn.name] = _Window()
+        gradients = [p.grad for p in turn.parameters if p.grad is not None]
+        if self.plan.accumulate > 1 and self.averages and gradients:
+            torch._foreach_div_(gradients, window.weight)
+        if self.plan.clip_norm is not None:
+            for optimizer in turn.optimizers:
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(turn.parameters, self.plan.clip_norm)
+        before = scaler.get_scale()
+        for optimizer in turn.optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        # The public sign of a skipped step: the scale backs off. (It reads one number; torch has just read another.)
+        stepped = scaler.get_scale() >= before
+        self.steps += stepped
+        self.skipped += not stepped
+        return stepped
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Advances learning-rate schedulers: never for a step that was skipped."""
+
+    schedulers: tuple[LRScheduler, ...]
+    every: Every
+
+    @classmethod
+    def of(cls, scheduler: Schedulers, every: Every) -> "Schedule":
+        if every not in ("step", "epoch"):
+            raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
+        schedulers = (
+            () if scheduler is None else (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
+        )
+        return cls(schedulers, every)
+
+    def after_update(self, turn: Turn) -> None:
+        if self.every == "step":
+            self._advance(s for s in self.schedulers if s.optimizer in turn.optimizers and not _watches_metric(s))
+
+    def after_epoch(self) -> None:
+        if self.every == "epoch":
+            self._advance(s for s in self.schedulers if not _watches_metric(s))
+
+    def after_evaluation(self, value: float) -> None:
+        """For schedulers that watch a metric: the validation loss, or the training loss without one."""
+        for scheduler in self.schedulers:
+            if _watches_metric(scheduler):
+                scheduler.step(value)
+
+    def _advance(self, due: Iterable[LRScheduler]) -> None:
+        for scheduler in due:
+            scheduler.step()
+
+
+def _watches_metric(scheduler: LRScheduler) -> bool:
+    return isinstance(scheduler, ReduceLROnPlateau)

@@ -1,0 +1,146 @@
+"""When a batch does not fit the model or the loss: which layer, which shape, what it expects."""
+
+import linecache
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hotloop.errors import BatchMisfit, DeviceMismatch, HotloopError
+from hotloop.placement import golden_rule, tensors_in
+
+T = TypeVar("T")
+_TORCH = str(Path(torch.__file__).parent)
+# What layers call the size that their input must have, and which size that is.
+_EXPECTATIONS = (
+    ("in_features", "the last size"),
+    ("in_channels", "the size of dimension 1 (channels)"),
+    ("num_features", "the size of dimension 1 (features)"),
+    ("num_channels", "the size of dimension 1 (channels)"),
+    ("input_size", "the last size"),
+    ("embed_dim", "the last size"),
+    ("normalized_shape", "the last sizes"),
+)
+
+
+def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> T:
+    """`call()`, a forward pass of `batch`; what torch refuses there is explained."""
+    try:
+        return call()
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        better = _explain(error, model, batch, where, call)
+        if better is None:
+            raise
+        raise better from error
+
+
+def _explain(
+    error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]
+) -> HotloopError | None:
+    """The error to raise instead of what torch raised, or None where it is not about the batch."""
+    if isinstance(error, HotloopError | torch.OutOfMemoryError):
+        return None
+    if isinstance(error, torch.AcceleratorError):
+        return _assert_on_device(error, where)
+    stack = list(_frames(error.__traceback__))
+    if not stack or _raised_by_hand(*stack[-1]):
+        return None
+    if "device" in str(error):  # torch has no type for it; run once more under the rule, which names the tensors
+        with suppress(Exception), golden_rule(model):
+            try:
+                again()
+            except DeviceMismatch as mismatch:
+                return mismatch
+    owner = _owner(model, [frame for frame, _ in stack])
+    if owner is None:
+        return None
+    what, fix = owner
+    shapes = "; ".join(f"{name} {_shape(t)}" for name, t in tensors_in(batch))
+    return BatchMisfit(f"{where} does not fit: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
+
+
+def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+    while trace is not None:
+        yield trace.tb_frame, trace.tb_lineno
+        trace = trace.tb_next
+
+
+def _raised_by_hand(frame: FrameType, line: int) -> bool:
+    """Whether the person's own code said `raise`: such an error is theirs and stays as it is."""
+    file = frame.f_code.co_filename
+    return not file.startswith(_TORCH) and linecache.getline(file, line).strip().startswith("raise")
+
+
+def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
+    """What was called with what, in words, and what to do: the innermost layer or loss on the stack."""
+    paths = {module: path for path, module in model.named_modules()}
+    for frame in reversed(stack):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and module is not model:
+            return _about_layer(module, paths[module], frame) if module in paths else _about_loss(module, frame)
+        if frame.f_code.co_filename.startswith(_TORCH) and "target" in frame.f_locals:
+            return _about_loss(frame.f_code.co_name, frame)
+    inside = next((f for f in reversed(stack) if f.f_locals.get("self") is model), None)
+    return _about_layer(model, "", inside) if inside else None
+
+
+def _about_layer(module: nn.Module, path: str, frame: FrameType) -> tuple[str, str]:
+    given = " and ".join(f"{name} {_shape(t)}" for name, t in _tensors(frame)) or "these inputs"
+    label = f"layer {path}, {_brief(module)}," if path else f"the model, {type(module).__name__},"
+    dtype = next((p.dtype for p in module.parameters(recurse=False)), None)
+    if dtype and any(t.is_floating_point() and t.dtype != dtype for _, t in _tensors(frame)):
+        short = str(dtype).removeprefix("torch.")
+        return f"{label} was given {given}; its weights are {short}", f"convert the input: x = x.to(torch.{short})"
+    for attribute, which in _EXPECTATIONS:
+        wanted = getattr(module, attribute, None)
+        if wanted is not None:
+            return (
+                f"{label} was given {given}; {which} must be {wanted}",
+                f"give it inputs with {which} {wanted}, or build the layer with {attribute}= what the data has",
+            )
+    if isinstance(module, nn.Embedding):
+        return (
+            f"{label} was given {given}; its indices go from 0 to {module.num_embeddings - 1}",
+            "give it whole numbers in that range, or build it with a larger num_embeddings",
+        )
+    return f"{label} was given {given}", "make the inputs and the layer agree"
+
+
+def _about_loss(loss: nn.Module | str, frame: FrameType) -> tuple[str, str]:
+    tensors = dict(_tensors(frame))
+    given = " and ".join(f"{name} {_shape(t)}" for name, t in tensors.items()) or "these tensors"
+    label = loss if isinstance(loss, str) else type(loss).__name__
+    output, target = tensors.get("input"), tensors.get("target")
+    fix = "make the model's output and the target agree in shape and type, as this loss documents them"
+    if output is not None and target is not None and not target.is_floating_point() and output.dim() > 1:
+        classes = output.shape[1]
+        low, high = int(target.min()), int(target.max())
+        if target.shape[:1] == output.shape[:1] and not 0 <= low <= high < classes:
+            fix = f"the targets go from {low} to {high}, and the output has {classes} classes: 0 to {classes - 1}"
+    return f"the loss {label} was given {given}", fix
+
+
+def _assert_on_device(error: Exception, where: str) -> HotloopError:
+    first = str(error).strip().splitlines()[0]
+    return BatchMisfit(
+        f"the GPU stopped with an assertion at or shortly before {where}: {first}\n"
+        "  the usual cause is an index out of range: a class that the output lacks, a token past the vocabulary",
+        fix="run the same script with HOTLOOP_DEVICE=cpu; there the error names the layer and the values",
+    )
+
+
+def _tensors(frame: FrameType) -> list[tuple[str, Tensor]]:
+    named = [(name, value) for name, value in frame.f_locals.items() if name != "self"]
+    return [pair for name, value in named for pair in tensors_in(value, name)][:4]
+
+
+def _brief(module: nn.Module) -> str:
+    return f"{type(module).__name__}({module.extra_repr()})"
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"

@@ -1,0 +1,118 @@
+"""What is trained: a criterion, an objective function or a model that returns its own loss, all as one callable."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotloop.errors import BadArgument
+from hotloop.placement import tensors_in
+
+Criterion = Callable[[Any, Any], Tensor]
+Predict = Callable[[nn.Module, Any], tuple[Any, Any]]
+# `(model, batch) → loss`, a dict of named losses, or either with the number of items that it is the mean of.
+Objective = Callable[[nn.Module, Any], Any]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """The losses of one batch."""
+
+    parts: dict[str, Tensor]
+    count: int | Tensor  # items that they are the mean of
+
+    @property
+    def total(self) -> Tensor:
+        first, *rest = self.parts.values()
+        return sum(rest, start=first)
+
+
+def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
+    """Call an objective and make what it returns uniform."""
+    returned = objective(model, batch)
+    count: int | Tensor | None = None
+    if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Mapping):
+        returned, count = returned
+    prefix = "" if name == "loss" else f"{name}/"
+    parts = {prefix + key: v for key, v in returned.items()} if isinstance(returned, Mapping) else {name: returned}
+    wrong = {key: value for key, value in parts.items() if not isinstance(value, Tensor) or value.numel() != 1}
+    if wrong or not parts:
+        shown = ", ".join(f"{key}: {_kind(value)}" for key, value in wrong.items()) or "nothing"
+        raise BadArgument(
+            f"the objective must return a loss of one number, and returned {shown}",
+            fix="return loss.mean(), a dict of such losses, or (loss, number of items it is the mean of)",
+        )
+    return Losses(parts, items_in(batch) if count is None else count)
+
+
+def as_objective(loss: Criterion | None, objective: Objective | None) -> Objective:
+    """One objective from what a person hands in: a criterion, an objective, or neither."""
+    if loss is not None and objective is not None:
+        raise BadArgument(
+            "both loss= and objective= were given", fix="give one: loss(output, target) or objective(model, batch)"
+        )
+    if objective is not None:
+        return objective
+    if loss is None:
+        return _own_loss
+
+    def criterion(model: nn.Module, batch: Any) -> Tensor:
+        return loss(*predict(model, batch))
+
+    return criterion
+
+
+def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Output and target of a batch `(input, …, target)`, or of a dict with `labels`.
+
+    >>> output, target = predict(nn.Identity(), (torch.zeros(1), torch.ones(1)))
+    """
+    if isinstance(batch, Mapping) and "labels" in batch:
+        return model(**batch), batch["labels"]
+    if isinstance(batch, list | tuple) and len(batch) >= 2:
+        *inputs, target = batch
+        return model(*inputs), target
+    raise BadArgument(
+        f"a batch of type {_kind(batch)} is not (input, …, target), nor a dict with 'labels'",
+        fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, predict= for metrics",
+    )
+
+
+def items_in(batch: Any) -> int:
+    """Number of items: the first size of the first tensor that has one.
+
+    >>> items_in({"x": torch.zeros(8, 3)})
+    8
+    """
+    return next((int(t.shape[0]) for _, t in tensors_in(batch) if t.dim()), 1)
+
+
+def averages(loss: Criterion | None) -> bool:
+    """Whether a criterion gives the mean over its items; one with `reduction="sum"` gives the sum."""
+    return getattr(loss, "reduction", "mean") != "sum"
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """The context in which a forward pass runs at `precision`; fp32 needs none."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
+
+
+def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+    """For models that compute their loss, as those of Hugging Face do when they are given labels."""
+    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise BadArgument(
+            f"{type(model).__name__} returned {_kind(output)}, which has no .loss",
+            fix="give loss=nn.CrossEntropyLoss() or another criterion, or objective=lambda model, batch: …",
+        )
+    return loss
+
+
+def _kind(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,0 +1,244 @@
+"""`golden_rule`: one operation, one device; a break is explained by tensor, by line and by the line to write."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ContextDecorator
+from dataclasses import dataclass
+from functools import cache
+from types import FrameType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode, get_testing_overrides, resolve_name
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hotloop.errors import DeviceMismatch
+from hotloop.placement.moving import tensors_in
+from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site
+
+_NUMPY = {torch.Tensor.numpy, torch.Tensor.__array__}
+# What copies between devices on purpose; `index*` may take indices from the host.
+_TRANSFERS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "__getitem__"} | {
+    "_has_compatible_shallow_copy_type"  # asked by `Module.to` on the way
+}
+
+
+class golden_rule(ContextDecorator):  # noqa: N801  # reads as a verb: `with golden_rule():`
+    """Explain every operation that mixes devices, and `.numpy()` on a tensor that is not on the host.
+
+    A context manager and a decorator. Inside it such an operation raises `DeviceMismatch`, which names each tensor
+    (argument, shape, dtype, device, and the module path of a parameter), the line of the operation, the line
+    where each tensor was made or moved, and the line to write instead.
+
+    It is an aid for debugging: every operation passes through Python, which costs some 5 to 20 µs each, so small
+    models run several times slower inside it. Nothing remains when it ends.
+
+    >>> with golden_rule():
+    ...     x = torch.zeros(2, 3)
+    ...     w = torch.zeros(3, 4, device="meta")
+    ...     y = x @ w
+    Traceback (most recent call last):
+    hotloop.errors.DeviceMismatch: ...
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
+        self._modes: list[_Watch] = []
+
+    def __enter__(self) -> Self:
+        watch = _Watch(self._model)
+        watch.__enter__()
+        self._modes.append(watch)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._modes.pop().__exit__(*error)
+
+
+@dataclass(frozen=True)
+class _Origin:
+    verb: str  # "made" or "moved"
+    site: Site
+
+
+class _Watch(TorchFunctionMode):
+    """Sees every torch function; remembers where tensors come from; translates what torch refuses."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        super().__init__()
+        self._model = model
+        self._origins = WeakIdKeyDictionary()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        try:
+            if _mixes_meta(func, args, kwargs):
+                raise RuntimeError("tensors without data (meta) were mixed with real ones")
+            result = func(*args, **kwargs)
+        except (RuntimeError, TypeError, NotImplementedError) as error:
+            explained = self._explain(func, args, kwargs)
+            if explained is None:
+                raise
+            raise explained from error
+        self._remember(func, args, result)
+        return result
+
+    def _remember(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        made = [args[0]] if name == "__set__" and args else [t for _, t in tensors_in(result)]
+        if not made or not isinstance(made[0], Tensor):
+            return
+        site = user_site()
+        if site is None:
+            return
+        for tensor in made:
+            given = next((a for a in args if isinstance(a, Tensor)), None)
+            crossed = name == "__set__" or (given is not None and given.device != tensor.device)
+            if crossed or tensor not in self._origins:
+                self._origins[tensor] = _Origin("moved" if crossed else "made", site)
+
+    def _explain(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> DeviceMismatch | None:
+        """The error to raise instead, or None where devices are not what went wrong."""
+        operands = list(_operands(func, args, kwargs))
+        scene = _Scene(user_frames(), _modules(self._model), self._origins)
+        if func in _NUMPY:
+            return None if operands[0][1].device.type == "cpu" else _numpy_error(operands[0][1], scene)
+        devices = sorted({str(t.device) for _, t in operands})
+        if len(devices) < 2:
+            return None
+        target = _where_to_meet(operands)
+        what = f"{_name(func)} was given tensors on {' and '.join(devices)}; one operation needs one device"
+        remedies = [
+            scene.remedy(arg, t, target) for arg, t in operands if t.device != target and not _is_host_scalar(t)
+        ]
+        return DeviceMismatch(scene.tell(what, operands), fix=" ; ".join(dict.fromkeys(remedies)))
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What the stack at the failing line knows about tensors: variables, modules, and where they came from."""
+
+    frames: list[FrameType]  # the person's own, innermost first
+    modules: list[nn.Module]  # outermost first
+    origins: Any
+
+    def tell(self, what: str, operands: Iterable[tuple[str, Tensor]]) -> str:
+        lines = [what, *(f"  {line}" for arg, t in operands for line in self.describe(arg, t))]
+        return "\n".join([*lines, f"  at {site_of(self.frames[0])}"] if self.frames else lines)
+
+    def describe(self, arg: str, tensor: Tensor) -> Iterator[str]:
+        path, kind = self.owner(tensor)
+        variable = self.variable(tensor, self.frames[:1])
+        names = [f"{kind} {path}"] * bool(path) + [f"variable {variable}"] * bool(variable)
+        known = f" ({', '.join(names)})" if names else ""
+        yield f"{arg}{known}: {_shape(tensor)} on {tensor.device}"
+        origin = self.origins.get(tensor)
+        yield (
+            f"    {origin.verb} at {origin.site}" if origin else "    its line was not seen: made outside golden_rule()"
+        )
+
+    def remedy(self, arg: str, tensor: Tensor, target: torch.device) -> str:
+        """The line to write instead."""
+        path, kind = self.owner(tensor)
+        if kind == "attribute":
+            name = path.rsplit(".", 1)[-1]
+            return f'self.register_buffer("{name}", {name})  # in __init__, so that it moves with the model'
+        if path:
+            return f'hotloop.place(model, "{target}")  # moves {path}'
+        if name := self.variable(tensor, self.frames[::-1]):  # outermost first: there the batch is still whole
+            return f'{name} = {name}.to("{target}")'
+        if any(isinstance(f.f_locals.get("self"), Optimizer) for f in frames()):
+            return f'hotloop.place(model, "{target}", optimizer)  # moves the state of the optimizer too'
+        origin = self.origins.get(tensor)
+        if origin and origin.verb == "made":
+            return f'device="{target}" where {arg} is made: {origin.site}'
+        return f'{arg}.to("{target}")'
+
+    def variable(self, tensor: Tensor, among: list[FrameType]) -> str | None:
+        """The local variable that holds the tensor in the first of these frames that has one."""
+        return next((name for f in among for name, value in f.f_locals.items() if value is tensor), None)
+
+    def owner(self, tensor: Tensor) -> tuple[str, str]:
+        """The path of a parameter, buffer or plain attribute in the outermost module that holds it, and which it is."""
+        for module in self.modules:
+            for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+                for path, value in named:
+                    if value is tensor:
+                        return path, kind
+            for prefix, sub in module.named_modules():
+                for name, value in vars(sub).items():
+                    if value is tensor:
+                        return f"{prefix}.{name}".lstrip("."), "attribute"
+        return "", ""
+
+
+def _operands(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor argument with the name that the documentation gives it."""
+    names = _parameter_names(func)
+    for i, arg in enumerate(args):
+        yield from tensors_in(arg, names[i] if i < len(names) else f"argument {i + 1}")
+    for name, arg in kwargs.items():
+        yield from tensors_in(arg, name)
+
+
+@cache
+def _parameter_names(func: Callable[..., Any]) -> tuple[str, ...]:
+    signed = get_testing_overrides().get(func, func)  # torch's own table: most functions are C and have no signature
+    try:
+        return tuple(inspect.signature(signed).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _mixes_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether real and meta tensors meet: torch lets some of these through and computes on nothing."""
+    if getattr(func, "__name__", "") in _TRANSFERS:
+        return False
+    kinds = {t.is_meta for _, t in _operands(func, args, kwargs) if not _is_host_scalar(t)}
+    return len(kinds) == 2
+
+
+def _is_host_scalar(tensor: Tensor) -> bool:
+    """A number in a tensor on the host may meet any device."""
+    return tensor.device.type == "cpu" and tensor.dim() == 0
+
+
+def _where_to_meet(operands: Iterable[tuple[str, Tensor]]) -> torch.device:
+    """The device to bring the others to: the accelerator, and of several the one that holds most tensors."""
+    devices = [t.device for _, t in operands]
+    away = [d for d in devices if d.type != "cpu"]
+    return max(away or devices, key=(away or devices).count)
+
+
+def _modules(model: nn.Module | None) -> list[nn.Module]:
+    """The modules in sight: the one that was given, those whose `forward` is running (outermost first), variables."""
+    stack = list(frames())[::-1]
+    running = [f.f_locals["self"] for f in stack if isinstance(f.f_locals.get("self"), nn.Module)]
+    in_scope = [v for f in user_frames() for v in list(f.f_locals.values()) if isinstance(v, nn.Module)]
+    return list(dict.fromkeys([*([model] if model is not None else []), *running, *in_scope]))
+
+
+def _name(func: Callable[..., Any]) -> str:
+    return resolve_name(func) or str(getattr(func, "__name__", func))
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _numpy_error(tensor: Tensor, scene: _Scene) -> DeviceMismatch:
+    what = f".numpy() was called on a tensor on {tensor.device}; NumPy reads host memory only"
+    name = scene.variable(tensor, scene.frames) or "tensor"
+    return DeviceMismatch(scene.tell(what, [("self", tensor)]), fix=f"hotloop.to_numpy({name})")

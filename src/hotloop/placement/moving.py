@@ -1,0 +1,131 @@
+"""`move` puts a batch of any nesting on a device; `to_numpy` brings a tensor back from any device."""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+T = TypeVar("T")
+
+
+def move(batch: T, device: str | torch.device) -> T:
+    """`batch` with every tensor on `device`; its types are kept and everything else in it is left alone.
+
+    Takes dicts, lists, tuples, namedtuples, dataclasses, and anything with a `.to` method (tensors, packed
+    sequences, Hugging Face encodings), in any nesting. A part in which nothing moves is returned as the same object.
+
+    >>> batch = {"image": torch.zeros(2, 3), "name": ["a", "b"]}
+    >>> move(batch, "cpu") is batch
+    True
+    >>> move(batch, "meta")["image"].device
+    device(type='meta')
+    """
+    target = torch.device(device)
+    moved: T = _rebuild(batch, lambda leaf: _move_leaf(leaf, target))
+    return moved
+
+
+def tensors_in(batch: object, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a nested batch with the expression that reaches it.
+
+    >>> [name for name, _ in tensors_in({"x": torch.zeros(1), "pair": (torch.zeros(1), 2)})]
+    ["batch['x']", "batch['pair'][0]"]
+    """
+    if isinstance(batch, Tensor):
+        yield path, batch
+    elif isinstance(batch, PackedSequence):
+        yield f"{path}.data", batch.data
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from tensors_in(value, f"{path}[{key!r}]")
+    elif _is_namedtuple(batch):
+        for name, value in zip(batch._fields, batch, strict=True):
+            yield from tensors_in(value, f"{path}.{name}")
+    elif isinstance(batch, list | tuple):
+        for i, value in enumerate(batch):
+            yield from tensors_in(value, f"{path}[{i}]")
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for field in dataclasses.fields(batch):
+            yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}")
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
+    """The values of a tensor as a NumPy array, whatever its device, gradient or dtype.
+
+    Types that NumPy does not have (bfloat16, float8, half-precision complex) widen to the next one that holds
+    them exactly.
+
+    >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
+    array([1., 1.], dtype=float32)
+    """
+    values = tensor.detach()
+    if values.is_quantized:
+        values = values.dequantize()
+    if values.layout != torch.strided:
+        values = values.to_dense()
+    values = values.cpu().resolve_conj().resolve_neg()
+    try:
+        return values.numpy()
+    except TypeError:  # NumPy has no such type
+        return values.to(torch.complex64 if values.is_complex() else torch.float32).numpy()
+
+
+def _move_leaf(leaf: Any, device: torch.device) -> Any:
+    """A tensor, or any object that knows how to move itself, on `device`."""
+    data = leaf.data if isinstance(leaf, PackedSequence) else leaf
+    if not isinstance(data, Tensor):
+        return leaf.to(device)
+    # Asynchronous is safe only from pinned memory to CUDA: elsewhere the host may read or reuse the bytes too early.
+    pinned = device.type == "cuda" and data.device.type == "cpu" and data.is_pinned()
+    return leaf.to(device, non_blocking=pinned)
+
+
+def _rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    """`value` with `leaf` applied to everything movable in it, the same object where nothing changed."""
+    if isinstance(value, type):
+        return value
+    if callable(getattr(value, "to", None)):
+        return leaf(value)
+    if isinstance(value, Mapping):
+        return _rebuild_mapping(value, leaf)
+    if isinstance(value, list | tuple):
+        items = [_rebuild(item, leaf) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if _is_namedtuple(value) else type(value)(items)
+    if dataclasses.is_dataclass(value):
+        return _rebuild_fields(value, leaf)
+    return value
+
+
+def _rebuild_mapping(value: Mapping[Any, Any], leaf: Callable[[Any], Any]) -> Mapping[Any, Any]:
+    items = {key: _rebuild(item, leaf) for key, item in value.items()}
+    if all(items[key] is value[key] for key in items):
+        return value
+    if not isinstance(value, MutableMapping):
+        return type(value)(items)  # type: ignore[call-arg]  # an immutable mapping is built from a dict
+    clone = copy.copy(value)
+    for key, item in items.items():
+        clone[key] = item
+    return clone
+
+
+def _rebuild_fields(value: Any, leaf: Callable[[Any], Any]) -> Any:
+    # A copy with fields replaced, not a call of the class: `__init__` may check or compute what must not run twice.
+    old = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
+    new = {name: _rebuild(item, leaf) for name, item in old.items()}
+    if all(new[name] is old[name] for name in old):
+        return value
+    clone = copy.copy(value)
+    for name, item in new.items():
+        object.__setattr__(clone, name, item)
+    return clone
+
+
+def _is_namedtuple(value: object) -> Any:
+    return isinstance(value, tuple) and hasattr(value, "_fields")

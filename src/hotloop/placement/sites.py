@@ -1,0 +1,69 @@
+"""Which line of the person's own code is running: frames of torch and hotloop are stepped over."""
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen", "<string>")
+_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A line of source."""
+
+    file: str
+    line: int
+
+    @property
+    def code(self) -> str:
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        where = f"{_short(self.file)}:{self.line}"
+        return f"{where}: {self.code}" if self.code else where
+
+
+def frames(start: FrameType | None = None) -> Iterator[FrameType]:
+    """The call stack from the inside out."""
+    frame = start or sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]  # None ends the walk
+
+
+def user_frames(start: FrameType | None = None) -> list[FrameType]:
+    """The frames of the person's own code, innermost first; of an installed program, those that are not torch's."""
+    outside = [f for f in frames(start or sys._getframe(1)) if not f.f_code.co_filename.startswith(_OURS)]
+    return [f for f in outside if not f.f_code.co_filename.startswith(_INSTALLED)] or outside
+
+
+def user_site() -> Site | None:
+    """The innermost line of the person's own code."""
+    outside: FrameType | None = None
+    for frame in frames(sys._getframe(1)):  # runs for every operation, so it stops at the first hit
+        file = frame.f_code.co_filename
+        if file.startswith(_OURS):
+            continue
+        if not file.startswith(_INSTALLED):
+            return site_of(frame)
+        outside = outside or frame
+    return site_of(outside) if outside else None
+
+
+def site_of(frame: FrameType) -> Site:
+    return Site(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _short(file: str) -> str:
+    """The path as the person would type it from where they stand."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file
