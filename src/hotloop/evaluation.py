@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -131,7 +132,4 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _device_of(model: nn.Module) -> torch.device:
-    tensor = next(model.parameters(), None)
-    if tensor is None:
-        tensor = next(model.buffers(), None)
-    return tensor.device if tensor is not None else torch.device("cpu")
+    return next((t.device for t in chain(model.parameters(), model.buffers())), torch.device("cpu"))

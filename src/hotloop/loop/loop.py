@@ -109,13 +109,13 @@ class Loop:
         self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
     ) -> dict[str, float]:
         """Metrics and the mean loss over `loader`: inference mode, eval mode and back, one wait at the end."""
-        own = self._criterion is None and not isinstance(self._objective, Mapping)
+        objective = None if self._criterion is not None or isinstance(self._objective, Mapping) else self._objective
         return evaluate(
             self.model,
             loader,
             metrics,
             loss=self._criterion,
-            objective=self._objective if own else None,
+            objective=objective,
             predict=predict,
             device=self.device,
             precision=self.plan.precision,

@@ -1,6 +1,6 @@
 """From losses to new weights: backward, accumulation, loss scaling, clipping, the optimizers and their schedules."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -147,23 +147,20 @@ class Schedule:
         return cls(schedulers, every)
 
     def after_update(self, turn: Turn) -> None:
-        if self.every == "step":
-            self._advance(s for s in self.schedulers if s.optimizer in turn.optimizers and not _watches_metric(s))
+        for scheduler in self._counting("step"):
+            if scheduler.optimizer in turn.optimizers:
+                scheduler.step()
 
     def after_epoch(self) -> None:
-        if self.every == "epoch":
-            self._advance(s for s in self.schedulers if not _watches_metric(s))
+        for scheduler in self._counting("epoch"):
+            scheduler.step()
 
     def after_evaluation(self, value: float) -> None:
         """For schedulers that watch a metric: the validation loss, or the training loss without one."""
         for scheduler in self.schedulers:
-            if _watches_metric(scheduler):
+            if isinstance(scheduler, ReduceLROnPlateau):
                 scheduler.step(value)
 
-    def _advance(self, due: Iterable[LRScheduler]) -> None:
-        for scheduler in due:
-            scheduler.step()
-
-
-def _watches_metric(scheduler: LRScheduler) -> bool:
-    return isinstance(scheduler, ReduceLROnPlateau)
+    def _counting(self, every: Every) -> list[LRScheduler]:
+        """The schedulers that count these; one that watches a metric counts nothing."""
+        return [s for s in self.schedulers if every == self.every and not isinstance(s, ReduceLROnPlateau)]

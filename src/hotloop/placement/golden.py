@@ -2,11 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ContextDecorator
+from contextlib import _GeneratorContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +14,21 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, get_testing_overrides, resolve_name
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hotloop.errors import DeviceMismatch
+from hotloop.errors import BadArgument, DeviceMismatch
 from hotloop.placement.moving import tensors_in
 from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site
 
-_NUMPY = {torch.Tensor.numpy, torch.Tensor.__array__}
+_NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
 # What copies between devices on purpose; `index*` may take indices from the host.
 _TRANSFERS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "__getitem__"} | {
     "_has_compatible_shallow_copy_type"  # asked by `Module.to` on the way
 }
 
 
-class golden_rule(ContextDecorator):  # noqa: N801  # reads as a verb: `with golden_rule():`
+def golden_rule(model: nn.Module | None = None) -> _GeneratorContextManager[None]:
     """Explain every operation that mixes devices, and `.numpy()` on a tensor that is not on the host.
 
-    A context manager and a decorator. Inside it such an operation raises `DeviceMismatch`, which names each tensor
+    A context manager and, with brackets, a decorator. Hand in the model to have its parameters named. Inside it such an operation raises `DeviceMismatch`, which names each tensor
     (argument, shape, dtype, device, and the module path of a parameter), the line of the operation, the line
     where each tensor was made or moved, and the line to write instead.
 
@@ -42,19 +42,15 @@ class golden_rule(ContextDecorator):  # noqa: N801  # reads as a verb: `with gol
     Traceback (most recent call last):
     hotloop.errors.DeviceMismatch: ...
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise BadArgument(f"golden_rule was given {model!r}", fix="as a decorator it has brackets: @golden_rule()")
+    return _watching(model)
 
-    def __init__(self, model: nn.Module | None = None) -> None:
-        self._model = model
-        self._modes: list[_Watch] = []
 
-    def __enter__(self) -> Self:
-        watch = _Watch(self._model)
-        watch.__enter__()
-        self._modes.append(watch)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._modes.pop().__exit__(*error)
+@contextmanager
+def _watching(model: nn.Module | None) -> Iterator[None]:
+    with _Watch(model):
+        yield
 
 
 @dataclass(frozen=True)
@@ -151,8 +147,8 @@ class _Scene:
         """The line to write instead."""
         path, kind = self.owner(tensor)
         if kind == "attribute":
-            name = path.rsplit(".", 1)[-1]
-            return f'self.register_buffer("{name}", {name})  # in __init__, so that it moves with the model'
+            attribute = path.rsplit(".", 1)[-1]
+            return f'self.register_buffer("{attribute}", {attribute})  # in __init__, so that it moves with the model'
         if path:
             return f'hotloop.place(model, "{target}")  # moves {path}'
         if name := self.variable(tensor, self.frames[::-1]):  # outermost first: there the batch is still whole

@@ -43,12 +43,10 @@ def tensors_in(batch: object, path: str = "batch") -> Iterator[tuple[str, Tensor
     elif isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from tensors_in(value, f"{path}[{key!r}]")
-    elif _is_namedtuple(batch):
-        for name, value in zip(batch._fields, batch, strict=True):
-            yield from tensors_in(value, f"{path}.{name}")
     elif isinstance(batch, list | tuple):
+        names = getattr(batch, "_fields", ())  # of a namedtuple
         for i, value in enumerate(batch):
-            yield from tensors_in(value, f"{path}[{i}]")
+            yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]")
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         for field in dataclasses.fields(batch):
             yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}")
@@ -127,5 +125,5 @@ def _rebuild_fields(value: Any, leaf: Callable[[Any], Any]) -> Any:
     return clone
 
 
-def _is_namedtuple(value: object) -> Any:
+def _is_namedtuple(value: object) -> bool:
     return isinstance(value, tuple) and hasattr(value, "_fields")
