@@ -1,7 +1,12 @@
-"""What all tests share: the `gpu` marker, and a torch that does not fight over the cores."""
+"""What all tests share: the `gpu` marker, a torch that does not fight over the cores, and small things to train."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 torch.set_num_threads(1)
 
@@ -13,3 +18,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _no_device_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A small classification task that is the same each time it is asked for."""
+
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+    @property
+    def dataset(self) -> TensorDataset:
+        return TensorDataset(self.inputs, self.targets)
+
+    def loader(self, batch_size: int = 16, *, shuffle: bool = True, **options: object) -> DataLoader:
+        generator = torch.Generator().manual_seed(3)
+        return DataLoader(self.dataset, batch_size, shuffle=shuffle, generator=generator, **options)
+
+    def model(self, *, dropout: float = 0.0) -> nn.Sequential:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 3))
+
+
+@pytest.fixture
+def task() -> Task:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(103, 6, generator=generator)  # a prime, so that every batch size leaves a tail
+    return Task(inputs, inputs[:, :3].argmax(1))
+
+
+@pytest.fixture
+def sgd() -> Callable[[nn.Module], torch.optim.Optimizer]:
+    return lambda model: torch.optim.SGD(model.parameters(), lr=0.1)

@@ -19,21 +19,21 @@ from hotloop.placement.moving import tensors_in
 from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
-# What copies between devices on purpose; `index*` may take indices from the host.
-_TRANSFERS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "__getitem__"} | {
-    "_has_compatible_shallow_copy_type"  # asked by `Module.to` on the way
-}
+# What copies between devices on purpose, and indexing, which may take its indices from the host.
+_TRANSFERS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "__getitem__"}
+_TRANSFERS |= {"_has_compatible_shallow_copy_type"}  # a question that `Module.to` asks on the way
 
 
 def golden_rule(model: nn.Module | None = None) -> _GeneratorContextManager[None]:
     """Explain every operation that mixes devices, and `.numpy()` on a tensor that is not on the host.
 
-    A context manager and, with brackets, a decorator. Hand in the model to have its parameters named. Inside it such an operation raises `DeviceMismatch`, which names each tensor
-    (argument, shape, dtype, device, and the module path of a parameter), the line of the operation, the line
-    where each tensor was made or moved, and the line to write instead.
+    A context manager and, with brackets, a decorator. Inside it such an operation raises `DeviceMismatch`, which names
+    each tensor (argument, shape, dtype, device, and the module path of a parameter), the line of the operation, the
+    line where each tensor was made or moved, and the line to write instead. Modules whose `forward` is running, or
+    that are variables where the operation stands, are found by themselves; hand in a `model` that is neither.
 
-    It is an aid for debugging: every operation passes through Python, which costs some 5 to 20 µs each, so small
-    models run several times slower inside it. Nothing remains when it ends.
+    It is an aid for debugging: every operation passes through Python, some 10 to 30 µs each, so that small models
+    run several times slower inside it. Nothing remains when it ends.
 
     >>> with golden_rule():
     ...     x = torch.zeros(2, 3)

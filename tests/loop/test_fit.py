@@ -1,0 +1,159 @@
+"""`Loop.fit`: epochs, evaluation, the report, and Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hotloop import Loop, Report
+from hotloop.errors import BadArgument, EmptyLoader
+
+
+def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.argmax(1) == target
+
+
+@pytest.fixture
+def loop(task) -> Loop:
+    model = task.model()
+    return Loop(model, torch.optim.Adam(model.parameters(), 0.01), nn.CrossEntropyLoss(), device="cpu")
+
+
+def test_the_report_is_what_happened(task, loop) -> None:
+    report = loop.fit(
+        task.loader(16), epochs=3, validate=task.loader(50), metrics={"accuracy": accuracy}, progress=False
+    )
+    assert [epoch.number for epoch in report.epochs] == [1, 2, 3]
+    assert [epoch.items for epoch in report.epochs] == [103] * 3
+    assert report.steps == 21
+    assert len(report.curve) == 21
+    assert report.epochs[2].loss < report.epochs[0].loss
+    assert set(report.epochs[0].metrics) == {"loss", "accuracy"}
+    assert not report.interrupted
+    assert report.peak_memory is None, "a CPU does not tell, so it is unknown"
+    assert sum(epoch.seconds for epoch in report.epochs) <= report.seconds
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_the_mean_loss_is_over_items(task, loop) -> None:
+    model_before = [p.clone() for p in loop.model.parameters()]
+    for group in loop._update.turns[0].optimizers[0].param_groups:
+        group["lr"] = 0.0
+    report = loop.fit(task.loader(16), progress=False)
+    expected = nn.functional.cross_entropy(loop.model(task.inputs), task.targets).item()
+    assert report.epochs[0].loss == pytest.approx(expected, rel=1e-5)
+    assert all(torch.equal(a, b) for a, b in zip(model_before, loop.model.parameters(), strict=True))
+
+
+def test_fit_goes_on_where_it_ended(task, loop) -> None:
+    first = loop.fit(task.loader(), progress=False)
+    second = loop.fit(task.loader(), progress=False)
+    assert second.epochs[0].loss < first.epochs[0].loss
+    assert (second.steps, loop.steps, loop.epoch) == (first.steps, 2 * first.steps, 2)
+
+
+@pytest.mark.parametrize("epochs", [0, -1])
+def test_counts_that_cannot_be_meant(task, loop, epochs: int) -> None:
+    with pytest.raises(BadArgument, match="at least 1"):
+        loop.fit(task.loader(), epochs=epochs)
+
+
+def test_an_iterator_lasts_one_epoch(task, loop) -> None:
+    with pytest.raises(EmptyLoader, match="used up by an earlier epoch"):
+        loop.fit(iter(list(task.loader())), epochs=2, progress=False)
+
+
+class InterruptAt:
+    """A loss that presses Ctrl-C when it has been asked for a number of times."""
+
+    def __init__(self, call: int) -> None:
+        self.left = call
+
+    def __call__(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGINT)
+        return nn.functional.cross_entropy(output, target)
+
+
+def test_ctrl_c_ends_after_the_step_that_is_running(task) -> None:
+    model = task.model()
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), InterruptAt(17), device="cpu")
+    handler = signal.getsignal(signal.SIGINT)
+    report = loop.fit(task.loader(16), epochs=5, validate=task.loader(), progress=False)
+    assert report.interrupted
+    assert report.steps == 10  # of the 17 calls, 7 were the evaluation's
+    assert [epoch.items for epoch in report.epochs] == [103, 48]
+    assert report.epochs[1].metrics == {}, "no evaluation after Ctrl-C"
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_during_the_evaluation_ends_at_once(task, loop) -> None:
+    def interrupt(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        signal.raise_signal(signal.SIGINT)
+        return accuracy(output, target)
+
+    report = loop.fit(task.loader(), epochs=5, validate=task.loader(), metrics={"a": interrupt}, progress=False)
+    assert report.interrupted
+    assert len(report.epochs) == 1
+    assert loop.model.training, "back from eval mode"
+
+
+def test_fit_works_in_a_thread(task, loop) -> None:
+    reports: list[Report] = []
+    thread = threading.Thread(target=lambda: reports.append(loop.fit(task.loader(), progress=False)))
+    thread.start()
+    thread.join()
+    assert reports[0].steps == 7
+
+
+def test_ctrl_c_with_workers_in_a_real_process(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent("""
+        import torch, hotloop, sys
+        from torch import nn
+        from torch.utils.data import DataLoader, TensorDataset
+
+        def main():
+            model = nn.Linear(4, 1)
+            data = DataLoader(TensorDataset(torch.ones(64, 4), torch.ones(64, 1)), 8, num_workers=2)
+            loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu")
+            report = loop.fit(data, epochs=100000)
+            print("interrupted", report.interrupted, "steps", report.steps)
+
+        if __name__ == "__main__":
+            main()
+        """)
+    )
+    process: Any = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    for line in process.stderr:
+        if line.startswith("epoch 1/"):
+            break
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert out.startswith("interrupted True steps ")
+    assert "Traceback" not in err
+
+
+@pytest.mark.gpu
+def test_the_report_from_a_gpu(task) -> None:
+    model = task.model()
+    loop = Loop(model, torch.optim.Adam(model.parameters(), 0.01), nn.CrossEntropyLoss(), device="cuda")
+    report = loop.fit(task.loader(), epochs=2, validate=task.loader(), metrics={"a": accuracy}, progress=False)
+    assert report.device == "cuda:0"
+    assert report.device_name == torch.cuda.get_device_name()
+    assert report.peak_memory is not None
+    assert report.peak_memory > 0
+    assert report.epochs[1].loss < report.epochs[0].loss

@@ -1,0 +1,289 @@
+"""`Loop`: the same training as the loop written by hand, on any device, with help when something does not fit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hotloop
+from hotloop import DeviceMismatch, Loop
+from hotloop.errors import BadArgument, BatchMisfit, DeviceUnavailable, EmptyLoader
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
+    "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
+    "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1),
+}
+
+
+def by_hand(model, optimizer, loader, *, epochs=2, clip=None, scheduler=None, device="cpu", dtype=None):
+    """The loop that tutorials teach; its losses."""
+    losses = []
+    for _ in range(epochs):
+        for x, y in loader:
+            x, y = x.to(device), y.to(device)  # noqa: PLW2901
+            optimizer.zero_grad()
+            with torch.autocast(torch.device(device).type, dtype=dtype, enabled=dtype is not None):
+                loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+            losses.append(loss.item())
+    return losses
+
+
+def with_loop(loop: Loop, loader, *, epochs=2) -> list[float]:
+    return [loop.step(batch).item() for _ in range(epochs) for batch in loop.batches(loader)]
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_the_same_training_to_the_bit(task, build, clip, dropout) -> None:
+    plain, ours = task.model(dropout=dropout), task.model(dropout=dropout)
+    optimizers = build(plain), build(ours)
+    schedulers = [torch.optim.lr_scheduler.CosineAnnealingLR(o, 14) for o in optimizers]
+    torch.manual_seed(4)
+    expected = by_hand(plain, optimizers[0], task.loader(), clip=clip, scheduler=schedulers[0])
+    torch.manual_seed(4)
+    loop = Loop(ours, optimizers[1], nn.CrossEntropyLoss(), device="cpu", clip_norm=clip, scheduler=schedulers[1])
+    assert with_loop(loop, task.loader()) == expected
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
+    assert loop.steps == len(expected)
+
+
+def test_fit_is_the_same_training_too(task, sgd) -> None:
+    plain, ours = task.model(), task.model()
+    by_hand(plain, sgd(plain), task.loader())
+    Loop(ours, sgd(ours), nn.CrossEntropyLoss(), device="cpu").fit(task.loader(), epochs=2, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), ours.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns(task, precision) -> None:
+    model = task.model()
+    loop = Loop(model, OPTIMIZERS["adam"](model), nn.CrossEntropyLoss(), device="cpu", precision=precision)
+    losses = with_loop(loop, task.loader(), epochs=8)
+    assert sum(losses[-7:]) < 0.7 * sum(losses[:7])
+    assert next(model.parameters()).dtype == torch.float32, "the weights stay in fp32"
+
+
+def test_bf16_is_autocast_as_by_hand(task, sgd) -> None:
+    plain, ours = task.model(), task.model()
+    expected = by_hand(plain, sgd(plain), task.loader(), dtype=torch.bfloat16)
+    loop = Loop(ours, sgd(ours), nn.CrossEntropyLoss(), device="cpu", precision="bf16")
+    assert with_loop(loop, task.loader()) == expected
+
+
+def test_auto_takes_the_precision_that_suits_the_device(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", precision="auto")
+    assert loop.plan.precision == loop.choice.precision == "fp32"
+
+
+def test_a_model_in_eval_mode_is_put_in_training_and_frozen_layers_stay_frozen(task, sgd) -> None:
+    model = task.model().eval()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    for _ in loop.batches(task.loader()):
+        assert model.training
+        break
+    model[2].eval()
+    for batch in loop.batches(task.loader()):
+        loop.step(batch)
+    assert not model[2].training
+
+
+def test_step_takes_batches_that_were_not_moved(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    before = loop.step((task.inputs, task.targets))
+    assert not before.requires_grad
+    assert loop.step((task.inputs, task.targets)) < before
+
+
+def test_evaluate_by_the_loop(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    result = loop.evaluate(task.loader(), {"accuracy": lambda o, t: o.argmax(1) == t})
+    assert set(result) == {"loss", "accuracy"}
+    assert result["loss"] == pytest.approx(F.cross_entropy(model(task.inputs), task.targets).item(), rel=1e-6)
+
+
+def test_a_hugging_face_model_needs_neither_loss_nor_objective() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, num_labels=2
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config)
+    ids = torch.randint(0, 30, (8, 6), generator=torch.Generator().manual_seed(0))
+    batch = transformers.BatchEncoding({"input_ids": ids, "labels": ids[:, 0] % 2})
+    loop = Loop(model, torch.optim.Adam(model.parameters(), 1e-3), device="cpu")
+    losses = [loop.step(batch).item() for _ in range(20)]
+    assert losses[-1] < losses[0]
+    accuracy = {"accuracy": lambda output, labels: output.logits.argmax(1) == labels}
+    assert set(loop.evaluate([batch], accuracy)) == {"loss", "accuracy"}
+
+
+def test_data_parallel_is_accepted(task, sgd) -> None:
+    model = nn.DataParallel(task.model())
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    assert len(with_loop(loop, task.loader())) == 14
+
+
+def test_the_device_of_the_environment(task, sgd, monkeypatch) -> None:
+    monkeypatch.setenv("HOTLOOP_DEVICE", "cuda:99")
+    model = task.model()
+    with pytest.raises(DeviceUnavailable, match="HOTLOOP_DEVICE"):
+        Loop(model, sgd(model), nn.CrossEntropyLoss())
+
+
+BAD_CALLS: dict[str, tuple[dict[str, Any], str]] = {
+    "loss and objective": ({"objective": lambda m, b: b}, "give one"),
+    "precision": ({"precision": "fp8"}, "fp32, bf16, fp16"),
+    "accumulate": ({"accumulate": 0}, "at least 1"),
+    "clip": ({"clip_norm": -1.0}, "above 0"),
+    "schedule": ({"schedule": "batch"}, '"step"'),
+}
+
+
+@pytest.mark.parametrize(("options", "says"), BAD_CALLS.values(), ids=BAD_CALLS)
+def test_arguments_that_cannot_be_meant(task, sgd, options, says) -> None:
+    model = task.model()
+    with pytest.raises(BadArgument, match=says):
+        Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", **options)
+
+
+def test_what_is_no_optimizer_is_refused(task) -> None:
+    for wrong in ([], task.model().parameters(), "adam"):
+        with pytest.raises(BadArgument, match="optimizer"):
+            Loop(task.model(), wrong, nn.CrossEntropyLoss(), device="cpu")  # type: ignore[arg-type]
+
+
+def test_a_batch_that_does_not_fit_is_named(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    good, bad = (torch.zeros(2, 6), torch.zeros(2).long()), (torch.zeros(2, 5), torch.zeros(2).long())
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(BatchMisfit, match=r"batch 2 of epoch 1 does not fit: layer 0, Linear.*must be 6"):
+        with_loop(loop, [good, good, bad])
+    assert loop.steps == 2
+    assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_an_empty_loader_is_told(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    with pytest.raises(EmptyLoader, match="list is empty"):
+        list(loop.batches([]))
+
+
+def test_workers_that_persist_are_kept_between_epochs(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    loader = task.loader(num_workers=1, persistent_workers=True)
+    with_loop(loop, loader, epochs=1)
+    workers = loop._stream._tap.loader._iterator._workers  # type: ignore[union-attr]
+    with_loop(loop, loader, epochs=1)
+    assert loop._stream._tap.loader._iterator._workers is workers  # type: ignore[union-attr]
+
+
+# ---- on a real GPU ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_same_losses_as_by_hand_on_cuda(task, build) -> None:
+    plain, ours = task.model().cuda(), task.model()
+    expected = by_hand(plain, build(plain), task.loader(), device="cuda")
+    loop = Loop(ours, build(ours), nn.CrossEntropyLoss(), device="cuda")
+    torch.testing.assert_close(with_loop(loop, task.loader()), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_cuda_agrees_with_the_cpu(task, sgd) -> None:
+    on_cpu, on_gpu = task.model(), task.model()
+    expected = by_hand(on_cpu, sgd(on_cpu), task.loader())
+    loop = Loop(on_gpu, sgd(on_gpu), nn.CrossEntropyLoss(), device="cuda")
+    torch.testing.assert_close(with_loop(loop, task.loader()), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_learns_on_cuda(task, precision) -> None:
+    losses = {}
+    for kind in ("fp32", precision):
+        model = task.model()
+        loop = Loop(model, OPTIMIZERS["adam"](model), nn.CrossEntropyLoss(), device="cuda", precision=kind)
+        losses[kind] = with_loop(loop, task.loader(), epochs=8)
+    torch.testing.assert_close(losses[precision], losses["fp32"], rtol=0.05, atol=0.02)
+    assert losses[precision][-1] < 0.8 * losses[precision][0]
+
+
+@pytest.mark.gpu
+def test_bf16_is_autocast_as_by_hand_on_cuda(task, sgd) -> None:
+    plain, ours = task.model().cuda(), task.model()
+    expected = by_hand(plain, sgd(plain), task.loader(), device="cuda", dtype=torch.bfloat16)
+    loop = Loop(ours, sgd(ours), nn.CrossEntropyLoss(), device="cuda", precision="bf16")
+    torch.testing.assert_close(with_loop(loop, task.loader()), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.gpu
+def test_an_optimizer_built_before_the_loop_moves_the_model(task) -> None:
+    plain, ours = task.model(), task.model()
+    optimizers = OPTIMIZERS["adam"](plain), OPTIMIZERS["adam"](ours)
+    for model, optimizer in zip((plain, ours), optimizers, strict=True):
+        by_hand(model, optimizer, task.loader(), epochs=1)  # on the CPU: the optimizer now has state there
+    expected = by_hand(plain, optimizers[0], task.loader(), epochs=1)
+    loop = Loop(ours, optimizers[1], nn.CrossEntropyLoss(), device="cuda")
+    torch.testing.assert_close(with_loop(loop, task.loader(), epochs=1), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_nothing_waits_in_a_step(task, precision) -> None:
+    model = task.model(dropout=0.1)
+    optimizer = OPTIMIZERS["adam"](model)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    loop = Loop(
+        model, optimizer, nn.CrossEntropyLoss(), device="cuda", precision=precision, clip_norm=1.0, scheduler=scheduler
+    )
+    batches = [hotloop.move(batch, "cuda") for batch in task.loader()]
+    for batch in batches:
+        loop.step(batch)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(20):
+            for batch in batches:
+                loop.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert loop.steps == 21 * len(batches)
+
+
+@pytest.mark.gpu
+def test_a_mismatch_inside_a_model_is_explained_by_the_loop(sgd) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            noise = torch.ones(3)
+            return self.body(x) + noise
+
+    model = Net()
+    loop = Loop(model, sgd(model), nn.MSELoss(), device="cuda")
+    with pytest.raises(DeviceMismatch) as caught:
+        loop.step((torch.ones(2, 3), torch.ones(2, 3)))
+    text = str(caught.value)
+    assert "noise = torch.ones(3)" in text
+    assert "return self.body(x) + noise" in text
+    assert 'noise = noise.to("cuda:0")' in text

@@ -1,0 +1,106 @@
+"""`Watch`: a loss that is lost stops the run and names the step, the samples and what to do."""
+
+import math
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hotloop import Loop
+from hotloop.errors import LossNotFinite
+from hotloop.loop.watch import MOST_POINTS, Watch
+
+CPU = torch.device("cpu")
+
+
+def poisoned(value: float = math.nan) -> TensorDataset:
+    inputs = torch.ones(40, 3)
+    inputs[17, 1] = value
+    return TensorDataset(inputs, torch.ones(40, 2))
+
+
+def loop_on(device: str, **options) -> Loop:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    return Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device=device, **options)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_the_step_the_samples_and_the_advice(value: float) -> None:
+    loop = loop_on("cpu")
+    with pytest.raises(LossNotFinite) as caught:
+        loop.fit(DataLoader(poisoned(value), 8), progress=False)
+    text = str(caught.value)
+    assert "at step 3 (epoch 1, batch 2)" in text
+    assert "samples of that batch: 16, 17, 18, 19, 20, 21, 22, 23" in text
+    assert "hold NaN or infinity themselves: 17" in text
+    assert "clean or drop those samples" in text
+
+
+def test_on_a_cpu_the_weights_are_not_touched() -> None:
+    loop = loop_on("cpu")
+    batches = list(DataLoader(poisoned(), 8))
+    for batch in batches[:2]:
+        loop.step(batch)
+    before = loop.model.weight.detach().clone()
+    with pytest.raises(LossNotFinite, match="still those of the step before"):
+        loop.step(batches[2])
+    assert torch.equal(loop.model.weight, before)
+
+
+def test_a_run_that_diverges_is_told_to_slow_down() -> None:
+    model = nn.Linear(3, 2)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 1e6), nn.MSELoss(), device="cpu")
+    with pytest.raises(LossNotFinite, match="lower the learning rate; clip the gradient"):
+        loop.fit([(torch.ones(4, 3), torch.ones(4, 2))], epochs=200, progress=False)
+
+
+def test_means_weigh_batches_by_their_items() -> None:
+    watch = Watch(CPU, single=True)
+    watch.begin_epoch()
+    for value, count in ((1.0, 3), (5.0, 1)):
+        watch.see({"loss": torch.tensor(value)}, count, 1, None)
+    assert watch.means() == {"loss": 2.0}
+    assert watch.latest == 5.0
+    assert watch.items == 4
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
+    watch = Watch(CPU, single=True)
+    watch.begin_epoch()
+    for i in range(5 * MOST_POINTS):
+        watch.see({"loss": torch.tensor(float(i))}, 1, 1, None)
+    assert MOST_POINTS / 4 < len(watch.curve) <= MOST_POINTS
+    batches = [batch for batch, _ in watch.curve]
+    assert batches == sorted(set(batches))
+    assert batches[-1] > 0.99 * 5 * MOST_POINTS
+    assert all(loss == batch - 1 for batch, loss in watch.curve)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_same_is_found_a_little_later() -> None:
+    loop = loop_on("cuda")
+    with pytest.raises(LossNotFinite) as caught:
+        loop.fit(DataLoader(poisoned(), 8), epochs=3, progress=False)
+    text = str(caught.value)
+    assert "at step 3 (epoch 1, batch 2)" in text
+    assert "hold NaN or infinity themselves: 17" in text
+    assert "the weights are spoilt" in text
+
+
+@pytest.mark.gpu
+def test_the_loss_is_read_without_waiting() -> None:
+    watch = Watch(torch.device("cuda"), single=True)
+    watch.begin_epoch()
+    value = torch.tensor(2.0, device="cuda")
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        deadline = time.monotonic() + 5
+        while watch.latest is None and time.monotonic() < deadline:
+            watch.see({"loss": value}, 1, 1, None)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert watch.latest == 2.0
+    assert watch.means() == {"loss": 2.0}

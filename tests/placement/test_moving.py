@@ -1,0 +1,190 @@
+"""`move`, `tensors_in` and `to_numpy`: any nesting, kept types, no needless copies."""
+
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence
+
+from hotloop import move, to_numpy
+from hotloop.placement import tensors_in
+
+Pair = namedtuple("Pair", ["image", "label"])
+
+
+@dataclass(frozen=True)
+class Frozen:
+    image: torch.Tensor
+    name: str
+    derived: int = field(init=False, default=7)
+
+
+@dataclass
+class Counting:
+    image: torch.Tensor
+    built: int = 0
+
+    def __post_init__(self) -> None:
+        self.built += 1
+
+
+class Movable:
+    def __init__(self, where: str = "cpu") -> None:
+        self.where = where
+
+    def to(self, device: Any) -> "Movable":
+        return Movable(str(device))
+
+
+def zeros() -> torch.Tensor:
+    return torch.zeros(2, 3)
+
+
+CONTAINERS = {
+    "dict": lambda t: {"a": t, "b": "text"},
+    "ordered": lambda t: OrderedDict(a=t),
+    "default": lambda t: defaultdict(list, a=t),
+    "userdict": lambda t: UserDict(a=t),
+    "list": lambda t: [t, 1],
+    "tuple": lambda t: (t, None),
+    "namedtuple": lambda t: Pair(t, 3),
+    "dataclass": lambda t: Frozen(t, "x"),
+    "nested": lambda t: {"a": [(t, {"b": Pair(t, [Frozen(t, "deep")])})]},
+}
+
+
+@pytest.mark.parametrize("build", CONTAINERS.values(), ids=CONTAINERS)
+def test_every_container_moves_and_keeps_its_type(build: Any) -> None:
+    batch = build(zeros())
+    moved = move(batch, "meta")
+    assert type(moved) is type(batch)
+    assert {t.device.type for _, t in tensors_in(moved)} == {"meta"}
+    assert [name for name, _ in tensors_in(moved)] == [name for name, _ in tensors_in(batch)]
+
+
+@pytest.mark.parametrize("build", CONTAINERS.values(), ids=CONTAINERS)
+def test_where_nothing_moves_the_same_object_comes_back(build: Any) -> None:
+    batch = build(zeros())
+    assert move(batch, "cpu") is batch
+
+
+def test_the_batch_that_was_given_is_left_as_it_was() -> None:
+    batch = {"a": zeros(), "deep": [zeros()]}
+    move(batch, "meta")
+    assert {t.device.type for _, t in tensors_in(batch)} == {"cpu"}
+
+
+def test_a_part_in_which_nothing_moves_is_shared() -> None:
+    names = ["a", "b"]
+    assert move({"x": zeros(), "names": names}, "meta")["names"] is names
+
+
+def test_a_default_dict_keeps_its_factory() -> None:
+    assert move(defaultdict(list, a=zeros()), "meta")["new"] == []
+
+
+def test_a_dataclass_is_copied_not_built_again() -> None:
+    moved = move(Counting(zeros()), "meta")
+    assert (moved.image.device.type, moved.built) == ("meta", 1)
+    assert move(Frozen(zeros(), "x"), "meta").derived == 7
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "text", b"bytes", 2.5, {1, 2}, range(3), torch.float32, torch.Tensor, Frozen]
+)
+def test_everything_else_is_left_alone(value: object) -> None:
+    assert move(value, "meta") is value
+
+
+def test_anything_with_to_moves_itself() -> None:
+    assert move({"x": Movable()}, "meta")["x"].where == "meta"
+
+
+def test_packed_sequences() -> None:
+    packed = pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    assert move(packed, "cpu") is packed
+    moved = move(packed, "meta")
+    assert type(moved) is type(packed)
+    assert moved.data.device.type == "meta"
+    assert [name for name, _ in tensors_in(packed)] == ["batch.data"]
+
+
+def test_hugging_face_encodings() -> None:
+    transformers = pytest.importorskip("transformers")
+    batch = transformers.BatchEncoding({"input_ids": torch.zeros(2, 4, dtype=torch.long), "text": ["a", "b"]})
+    moved = move(batch, "meta")
+    assert type(moved) is transformers.BatchEncoding
+    assert moved["input_ids"].device.type == "meta"
+    assert moved["text"] == ["a", "b"]
+
+
+leaves = st.one_of(st.integers(), st.text(max_size=3), st.none(), st.just(torch.zeros(1)), st.just(torch.ones(2, 2)))
+nestings = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@given(nestings)
+def test_any_nesting_there_and_back(batch: Any) -> None:
+    assert move(batch, "cpu") is batch
+    before = list(tensors_in(batch))
+    after = list(tensors_in(move(batch, "meta")))
+    assert [(n, t.shape) for n, t in after] == [(n, t.shape) for n, t in before]
+    assert all(t.device.type == "meta" for _, t in after)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.float32, np.float32),
+        (torch.float64, np.float64),
+        (torch.float16, np.float16),
+        (torch.bfloat16, np.float32),
+        (torch.float8_e4m3fn, np.float32),
+        (torch.int64, np.int64),
+        (torch.bool, np.bool_),
+        (torch.complex64, np.complex64),
+        (torch.complex32, np.complex64),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_to_numpy_has_every_dtype(dtype: torch.dtype, expected: type) -> None:
+    array = to_numpy(torch.tensor([1, 0, 1]).to(dtype))
+    assert array.dtype == expected
+    assert array.tolist() == [1, 0, 1]
+
+
+def test_to_numpy_from_awkward_tensors() -> None:
+    grown = torch.ones(2, requires_grad=True) * 3
+    assert to_numpy(grown).tolist() == [3, 3]
+    assert to_numpy(torch.eye(2).to_sparse()).tolist() == [[1, 0], [0, 1]]
+    assert to_numpy(torch.tensor([1j]).conj()).tolist() == [-1j]
+    assert to_numpy(torch.tensor(5)).tolist() == 5
+
+
+@pytest.mark.gpu
+def test_pinned_memory_moves_without_waiting_and_the_rest_waits() -> None:
+    pinned, pageable = torch.randn(1 << 20).pin_memory(), torch.randn(1 << 20)
+    moved = move({"a": pinned, "b": pageable}, "cuda")
+    torch.cuda.synchronize()
+    assert torch.equal(moved["a"].cpu(), pinned)
+    assert torch.equal(moved["b"].cpu(), pageable)
+    back = move(moved, "cpu")  # never asynchronous: the values are there when the call returns
+    assert torch.equal(back["a"], pinned)
+
+
+@pytest.mark.gpu
+def test_to_numpy_from_the_gpu() -> None:
+    assert to_numpy(torch.ones(2, device="cuda", dtype=torch.bfloat16, requires_grad=True)).tolist() == [1, 1]

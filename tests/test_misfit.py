@@ -1,0 +1,82 @@
+"""A batch that does not fit: which layer, which shape, what it expects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hotloop import DeviceMismatch
+from hotloop.errors import BatchMisfit
+from hotloop.misfit import attempt
+
+
+def message(model: nn.Module, *inputs: Any, call: Callable[[], object] | None = None) -> str:
+    with pytest.raises(BatchMisfit) as caught:
+        attempt(call or (lambda: model(*inputs)), model, inputs, "batch 3 of epoch 1")
+    return str(caught.value)
+
+
+LAYERS: dict[str, tuple[nn.Module, torch.Tensor, str]] = {
+    "linear": (nn.Linear(3, 2), torch.zeros(5, 7), "the last size must be 3"),
+    "conv": (nn.Conv2d(3, 8, 3), torch.zeros(2, 1, 9, 9), "dimension 1 (channels) must be 3"),
+    "batchnorm": (nn.BatchNorm1d(4), torch.zeros(5, 7), "dimension 1 (features) must be 4"),
+    "layernorm": (nn.LayerNorm(4), torch.zeros(5, 7), "the last sizes must be (4,)"),
+    "lstm": (nn.LSTM(4, 2), torch.zeros(5, 2, 7), "the last size must be 4"),
+    "embedding": (nn.Embedding(10, 2), torch.tensor([10]), "its indices go from 0 to 9"),
+    "dtype": (nn.Linear(3, 2), torch.zeros(5, 3, dtype=torch.float64), "its weights are float32"),
+}
+
+
+@pytest.mark.parametrize(("layer", "batch", "says"), LAYERS.values(), ids=LAYERS)
+def test_the_layer_is_named_with_what_it_expects(layer: nn.Module, batch: torch.Tensor, says: str) -> None:
+    text = message(nn.Sequential(nn.Identity(), layer), batch)
+    assert text.startswith(f"batch 3 of epoch 1 does not fit: layer 1, {type(layer).__name__}(")
+    assert says in text
+    assert f"batch[0] {tuple(batch.shape)}" in text
+    assert "torch says:" in text
+    assert "\n  fix: " in text
+
+
+def test_a_line_of_the_models_own() -> None:
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ torch.ones(3, 3)
+
+    assert "the model, Own, was given x (2, 4) float32" in message(Own(), torch.zeros(2, 4))
+
+
+def test_too_many_inputs() -> None:
+    assert "takes 2 positional arguments but 3 were given" in message(nn.Linear(2, 2), torch.ones(2), torch.ones(2))
+
+
+def test_a_target_that_is_no_class() -> None:
+    loss = nn.CrossEntropyLoss()
+    output, target = torch.zeros(4, 3), torch.tensor([0, 1, 2, 3])
+    text = message(nn.Identity(), output, target, call=lambda: loss(output, target))
+    assert "the targets go from 0 to 3, and the output has 3 classes: 0 to 2" in text
+
+
+def test_output_and_target_of_different_length() -> None:
+    loss = nn.CrossEntropyLoss()
+    text = message(nn.Identity(), call=lambda: loss(torch.zeros(4, 3), torch.zeros(5, dtype=torch.long)))
+    assert "input (4, 3) float32 and target (5,) int64" in text
+
+
+def test_mixed_devices_are_explained_by_the_golden_rule() -> None:
+    model = nn.Linear(3, 2, device="meta")
+    with pytest.raises(DeviceMismatch, match="parameter weight"):
+        attempt(lambda: nn.functional.mse_loss(model.weight, torch.zeros(2, 3)), model, (), "batch 0")
+
+
+def test_errors_that_are_not_about_the_batch_stay_as_they_are() -> None:
+    class Strict(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError("mine")
+
+    model = Strict()
+    with pytest.raises(ValueError, match=r"^mine$"):
+        attempt(lambda: model(torch.ones(1)), model, (), "batch 0")
+    with pytest.raises(RuntimeError, match="shapes cannot"):
+        attempt(lambda: torch.ones(2, 3) @ torch.ones(2, 3), model, (), "batch 0")

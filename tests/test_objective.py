@@ -1,0 +1,75 @@
+"""Objectives: criterion, function or the model's own loss, made uniform."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hotloop.errors import BadArgument
+from hotloop.objective import as_objective, averages, items_in, losses_of, predict
+
+MODEL = nn.Identity()
+BATCH = (torch.ones(4, 2), torch.zeros(4, 2))
+
+
+def test_a_criterion() -> None:
+    losses = losses_of(as_objective(nn.MSELoss(), None), MODEL, BATCH)
+    assert losses.total.item() == 1
+    assert (list(losses.parts), losses.count) == (["loss"], 4)
+
+
+def test_named_losses_are_summed() -> None:
+    losses = losses_of(lambda model, batch: {"a": torch.tensor(1.0), "b": torch.tensor(2.0)}, MODEL, BATCH)
+    assert (losses.total.item(), list(losses.parts)) == (3, ["a", "b"])
+
+
+def test_a_loss_with_its_number_of_items() -> None:
+    assert losses_of(lambda model, batch: (torch.tensor(1.0), 99), MODEL, BATCH).count == 99
+
+
+@pytest.mark.parametrize("output", [SimpleNamespace(loss=torch.tensor(2.0)), {"loss": torch.tensor(2.0)}])
+@pytest.mark.parametrize("batch", [{"x": torch.ones(3)}, torch.ones(3)], ids=["mapping", "tensor"])
+def test_a_model_that_returns_its_loss(output: Any, batch: Any) -> None:
+    class Own(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return output
+
+    assert losses_of(as_objective(None, None), Own(), batch).total.item() == 2
+
+
+@pytest.mark.parametrize("returned", [None, 3.0, torch.ones(2), {}, {"a": "text"}], ids=str)
+def test_what_is_no_loss_is_refused(returned: Any) -> None:
+    with pytest.raises(BadArgument, match="one number"):
+        losses_of(lambda model, batch: returned, MODEL, BATCH)
+
+
+def test_both_and_neither() -> None:
+    with pytest.raises(BadArgument, match="give one"):
+        as_objective(nn.MSELoss(), lambda model, batch: torch.ones(()))
+    with pytest.raises(BadArgument, match=r"no \.loss"):
+        losses_of(as_objective(None, None), MODEL, torch.ones(3))
+
+
+def test_predict_takes_several_inputs() -> None:
+    class Adds(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a + b
+
+    output, target = predict(Adds(), (torch.ones(1), torch.ones(1), torch.zeros(1)))
+    assert (output.item(), target.item()) == (2, 0)
+    with pytest.raises(BadArgument, match="objective="):
+        predict(MODEL, torch.ones(2))
+
+
+def test_items() -> None:
+    assert items_in((torch.ones(7, 2), torch.ones(3))) == 7
+    assert items_in({"n": torch.tensor(1.0), "x": torch.ones(5)}) == 5
+    assert items_in("nothing") == 1
+
+
+def test_sums_are_told_from_means() -> None:
+    assert averages(nn.MSELoss())
+    assert averages(None)
+    assert not averages(nn.MSELoss(reduction="sum"))

@@ -1,0 +1,40 @@
+"""Records go to JSON and come back equal."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.records import Epoch, Report, Timing
+
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+names = st.dictionaries(st.text(max_size=5), numbers, max_size=3)
+epochs = st.builds(
+    Epoch, number=st.integers(1), loss=numbers, items=st.integers(0), seconds=numbers, losses=names, metrics=names
+)
+reports = st.builds(
+    Report,
+    steps=st.integers(0),
+    skipped=st.integers(0),
+    seconds=numbers,
+    parameters=st.integers(0),
+    epochs=st.lists(epochs, max_size=3).map(tuple),
+    curve=st.lists(st.tuples(st.integers(), numbers), max_size=3).map(tuple),
+    peak_memory=st.none() | st.integers(0),
+    versions=st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2),
+)
+
+
+@given(reports)
+def test_a_report_comes_back_equal(report: Report) -> None:
+    assert Report.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+@given(reports)
+def test_fields_of_a_later_version_are_passed_over(report: Report) -> None:
+    assert Report.from_json({**report.to_json(), "invented_later": 1}) == report
+
+
+def test_spread_and_rates_of_nothing_are_nothing() -> None:
+    assert Timing(0.0, 0.0, 0.0, 1, 1, "cpu").spread == 0.0
+    assert Epoch(1, 0.0, 10, 0.0, {}, {}).items_per_second == 0.0
