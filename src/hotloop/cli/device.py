@@ -49,11 +49,12 @@ def device(
             f"--require {printable(require)!r} is not a kind of device",
             fix=f"choose one of: {', '.join(REQUIRABLE)}; one certain GPU is asked for with `--device cuda:1`",
         )
+    from hotloop import __version__
     from hotloop.device import pick, probe
     from hotloop.device.snapshot import snapshot
 
     facts = probe()
-    seen = snapshot(pick(want, facts=facts), facts)
+    seen = snapshot(pick(want, facts=facts), facts, version=__version__)
     if as_json:
         typer.echo(json.dumps(seen.to_json(), indent=2))
     else:

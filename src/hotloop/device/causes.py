@@ -23,6 +23,9 @@ class Cause(Record):
     what: str
     fix: str
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "what", printable(self.what))  # names and errors in it come from drivers
+
     def __str__(self) -> str:
         return f"{self.what} (fix: {self.fix})"
 
@@ -88,7 +91,7 @@ def _cpu_build(facts: Facts, bare: bool) -> Cause:
 
 
 def _no_driver(facts: Facts) -> Cause:
-    seen = f" for {shorten([printable(card.name) for card in facts.hardware])}" if facts.hardware else ""
+    seen = f" for {shorten([card.name for card in facts.hardware])}" if facts.hardware else ""
     what = f"no NVIDIA driver{seen} is loaded"
     if facts.hardware is None:
         what += ", and whether there is an NVIDIA GPU cannot be told from here"
@@ -104,7 +107,7 @@ def _no_driver(facts: Facts) -> Cause:
 
 
 def _driver_mismatch(facts: Facts) -> Cause:
-    loaded = f" ({printable(facts.driver)} is loaded)" if facts.driver else ""
+    loaded = f" ({facts.driver} is loaded)" if facts.driver else ""
     return Cause(
         "driver-mismatch",
         f"the NVIDIA driver was updated, and the old one is still running{loaded}",
@@ -132,7 +135,7 @@ def _old_driver(facts: Facts) -> Cause:
     return Cause(
         "old-driver",
         f"this torch is built for CUDA {facts.torch_cuda}, which needs {needs}; "
-        f"the driver here is {printable(str(facts.driver))}{runs}",
+        f"the driver here is {facts.driver}{runs}",
         f"install {needs} ({DRIVERS}), or a build of torch for {older} ({SELECTOR})",
     )
 
@@ -145,7 +148,7 @@ def _nodes(facts: Facts) -> Iterator[Cause]:
         missing.insert(0, "/dev/nvidia0")
     denied = [node for node, state in facts.nodes if state == "denied"]
     if missing:
-        what = f"the NVIDIA driver {printable(str(facts.driver))} is loaded, but {shorten(missing)}"
+        what = f"the NVIDIA driver {facts.driver} is loaded, but {shorten(missing)}"
         what += " are missing" if len(missing) > 1 else " is missing"
         if facts.in_container:
             yield Cause("no-nodes", f"{what} in this container", f"start the container with {GPU_CONTAINER}")
@@ -174,7 +177,7 @@ def _hidden(facts: Facts) -> Iterator[Cause]:
 def unsupported(facts: Facts, gpu: Gpu) -> Cause:
     """Why this build of torch holds no code for a GPU that it sees."""
     if facts.torch_hip is not None:
-        has, kind = shorten([printable(arch) for arch in facts.arch_list]), printable(gpu.gfx or "unknown")
+        has, kind = shorten(list(facts.arch_list)), gpu.gfx or "unknown"
         fix = f"install a build of torch for it ({SELECTOR})"
         return Cause("unsupported-arch", f"{gpu} is a {kind}, and this torch holds code for {has} only", fix)
     oldest = min((numbers for arch in facts.arch_list if (numbers := _arch(arch))), default=gpu.capability)
@@ -182,8 +185,8 @@ def unsupported(facts: Facts, gpu: Gpu) -> Cause:
     sm = "sm_{}{}".format(*gpu.capability)
     return Cause(
         "unsupported-arch",
-        f"{printable(str(gpu))} has compute capability {_dotted(gpu.capability)}, and this torch "
-        f"({facts.torch_version}) holds code for {shorten([printable(arch) for arch in facts.arch_list], 12)} only",
+        f"{gpu} has compute capability {_dotted(gpu.capability)}, and this torch "
+        f"({facts.torch_version}) holds code for {shorten(list(facts.arch_list), 12)} only",
         f"install {age} build of torch, one that {has} {sm} ({SELECTOR})",
     )
 
@@ -232,7 +235,7 @@ def why_no_xpu(facts: Facts) -> Cause | None:
 
 
 def _said(facts: Facts) -> str:
-    return printable(" ".join((facts.cuda_error or "").split()))
+    return " ".join((facts.cuda_error or "").split())
 
 
 def _numbers(version: str | None) -> tuple[int, ...]:

@@ -32,6 +32,9 @@ class Choice(Record):
     causes: tuple[Cause, ...] = ()  # why not something better
     name: str = ""  # of the GPU or the processor
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", printable(self.reason))  # the names in it come from drivers
+
     def __str__(self) -> str:
         return f"{self.device} in {self.precision}: {self.reason}"
 
@@ -141,9 +144,10 @@ def _best(facts: Facts) -> Choice:
         return _cuda(gpu, why, left_out)
     causes = why_no_cuda(facts)
     if facts.mps_available:
-        return Choice(torch.device("mps", 0), "fp32", "This is the GPU of the Mac.", name=facts.cpu.name or "")
+        reason = "mps is the GPU of this Mac, and torch can use it."
+        return Choice(torch.device("mps", 0), "fp32", reason, name=facts.cpu.name or "")
     if facts.xpus:
-        reason = f"xpu:0 ({printable(facts.xpus[0])}) is an Intel GPU that torch can use."
+        reason = f"xpu:0 ({facts.xpus[0]}) is an Intel GPU that torch can use."
         nearby = causes if facts.hardware else ()  # an NVIDIA GPU beside it is worth a word
         return Choice(torch.device("xpu", 0), "fp32", reason, nearby, facts.xpus[0])
     no_mps = why_no_mps(facts)
@@ -156,13 +160,13 @@ def _best(facts: Facts) -> Choice:
 def _most_free(gpus: tuple[Gpu, ...]) -> tuple[Gpu, str]:
     """The GPU with the most free memory, and the words for it."""
     best = max(gpus, key=lambda gpu: (-1 if gpu.free is None else gpu.free, -gpu.index))
-    name = printable(str(best))
+    name, usable = str(best), plural(len(gpus), "usable GPU")
     if len(gpus) == 1:
         return best, f"{name} is the GPU that torch can use here, with {_memory(best)}."
     if best.free is None:
-        return best, f"{name} is the first of {plural(len(gpus), 'GPU')}; how much memory each has free is unknown."
+        return best, f"{name} is the first of {usable}; how much memory each has free is unknown."
     others = shorten([f"cuda:{gpu.index} has {size(gpu.free)}" for gpu in gpus if gpu != best])
-    return best, f"{name} has the most free memory of {plural(len(gpus), 'GPU')}: {size(best.free)}; {others}."
+    return best, f"{name} has the most free memory of {usable}: {size(best.free)}; {others}."
 
 
 def _memory(gpu: Gpu) -> str:
@@ -201,7 +205,7 @@ def _asked_cuda(request: _Request, facts: Facts) -> Choice:
         if facts.visible is not None:
             why += f" (CUDA_VISIBLE_DEVICES='{printable(facts.visible)}' hides and renumbers GPUs)"
         raise _not_here(request, facts, why)
-    return _cuda(chosen, f"{_capital(str(request))}: {printable(chosen.name)} with {_memory(chosen)}.")
+    return _cuda(chosen, f"{_capital(str(request))}: {chosen.name} with {_memory(chosen)}.")
 
 
 def _asked_mps(request: _Request, facts: Facts) -> Choice:
@@ -221,7 +225,7 @@ def _asked_xpu(request: _Request, facts: Facts) -> Choice:
     if index >= len(facts.xpus):
         raise _not_here(request, facts, f"torch sees {plural(len(facts.xpus), 'Intel GPU')}, counted from 0")
     name = facts.xpus[index]
-    return Choice(torch.device("xpu", index), "fp32", f"{_capital(str(request))}: {printable(name)}.", name=name)
+    return Choice(torch.device("xpu", index), "fp32", f"{_capital(str(request))}: {name}.", name=name)
 
 
 def _capital(text: str) -> str:

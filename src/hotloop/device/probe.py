@@ -71,7 +71,7 @@ def _gpus(told: nvml.Nvml) -> tuple[tuple[Gpu, ...], str | None]:
         try:
             if not torch.cuda.is_available():
                 # raises with the reason, of which `is_available` warns once per process at most
-                torch.cuda.init()  # type: ignore[no-untyped-call]
+                torch.cuda.init()
             gpus = tuple(_gpu(index, told) for index in range(torch.cuda.device_count()))
         except Exception as error:  # noqa: BLE001  # whatever CUDA raises is a fact to keep
             return (), str(error).strip() or type(error).__name__
@@ -99,16 +99,16 @@ def _free(index: int, told: int | None, total: int) -> int | None:
 
 
 def _cudnn() -> str | None:
-    """cuDNN's version; the library gives one number, 90100 or 8902.
-
-    >>> _dotted(90100), _dotted(8902)
-    ('9.1.0', '8.9.2')
-    """
-    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    version = torch.backends.cudnn.version()
     return None if version is None else _dotted(version)
 
 
 def _dotted(version: int) -> str:
+    """cuDNN's version, which the library gives as one number.
+
+    >>> _dotted(90100), _dotted(8902)
+    ('9.1.0', '8.9.2')
+    """
     base = 10_000 if version >= 90_000 else 1_000
     return f"{version // base}.{version % base // 100}.{version % 100}"
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from hotloop import __version__
 from hotloop.device.causes import Cause
 from hotloop.device.choice import Choice
 from hotloop.device.facts import Cpu, Facts, Gpu
@@ -61,8 +60,8 @@ class Snapshot(Record):
     hotloop: str
 
 
-def snapshot(choice: Choice, facts: Facts) -> Snapshot:
-    """Join what was chosen and what is known."""
+def snapshot(choice: Choice, facts: Facts, *, version: str) -> Snapshot:
+    """Join what was chosen and what is known; `version` is hotloop's own, which this layer does not import."""
     gpu = next((gpu for gpu in facts.gpus if choice.device == torch.device("cuda", gpu.index)), None)
     nvidia = gpu if facts.torch_hip is None else None  # AMD numbers its architectures otherwise
     return Snapshot(
@@ -88,7 +87,7 @@ def snapshot(choice: Choice, facts: Facts) -> Snapshot:
         rocm=facts.torch_hip,
         python=platform.python_version(),
         platform=facts.platform,
-        hotloop=__version__,
+        hotloop=version,
     )
 
 

@@ -3,7 +3,6 @@
 import re
 
 from hotloop.device.facts import Card
-from hotloop.text import printable
 
 
 def why_hidden(visible: str, cards: tuple[Card, ...] | None) -> str | None:
@@ -15,11 +14,11 @@ def why_hidden(visible: str, cards: tuple[Card, ...] | None) -> str | None:
     True
     """
     entries = [entry.strip() for entry in visible.split(",")]
-    what = f"CUDA_VISIBLE_DEVICES='{printable(visible)}' hides every GPU"
+    what = f"CUDA_VISIBLE_DEVICES='{visible}' hides every GPU"
     if visible.strip() in ("", "-1"):
         return what
     if not _names_a_gpu(entries[0], cards):
-        return f"{what}, since CUDA reads it up to the first entry that names none, '{printable(entries[0])}'"
+        return f"{what}, since CUDA reads it up to the first entry that names none, '{entries[0]}'"
     valid = _until_invalid(entries, cards)
     if len(set(valid)) < len(valid):
         return f"{what}, since it names one of them twice"

@@ -110,7 +110,7 @@ class Fit:
         on_gpu = loop.device.type == "cuda"
         return Report(
             device=str(loop.device),
-            device_name=torch.cuda.get_device_name(loop.device) if on_gpu else platform.machine(),
+            device_name=loop.choice.name,
             reason=loop.choice.reason,
             precision=loop.plan.precision,
             parameters=sum(p.numel() for p in loop.model.parameters()),

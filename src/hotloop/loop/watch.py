@@ -29,16 +29,18 @@ class Seen:
 
 
 class Watch:
-    """Sums of the losses on the device, read back from time to time by a copy that nothing waits for.
+    """Mean losses of an epoch, the loss of a moment ago, and the curve of a run.
 
-    A loss that is not finite makes the sum not finite, so the sum alone tells that something happened since the last
-    look; the batches since then are kept, and only in that case searched.
+    On an accelerator the sums stay there and are read from time to time by a copy that nothing waits for. A loss that
+    is not finite makes the sum not finite, so the sum alone tells that something happened since the last look; the
+    batches since then are kept, and only in that case searched.
     """
 
     def __init__(self, device: torch.device, *, single: bool, advice: Sequence[str] = ()) -> None:
         self.device = device
         self._advice = list(advice)  # what to try when the loss is lost
-        self._in_time = single and device.type == "cpu"  # a bad loss is seen before any weight has changed
+        self._host = device.type == "cpu"
+        self._in_time = single and self._host  # a bad loss is seen before any weight has changed
         self.names: tuple[str, ...] = ()
         self.batches = 0  # since the start of the run
         self.items: int | Tensor = 0  # in this epoch
@@ -57,28 +59,33 @@ class Watch:
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor, epoch: int, origin: Origin | None) -> None:
         """Note the losses of one batch; on a CPU they are checked at once, before they reach the weights."""
-        values = torch.stack([value.detach().reshape(()).float() for value in parts.values()])
-        if self._sums is None:
-            # float64 keeps a long epoch's mean exact; Metal has none.
-            exact = torch.float32 if self.device.type == "mps" else torch.float64
-            self.names, self._sums = tuple(parts), torch.zeros(len(parts), device=self.device, dtype=exact)
+        values = torch.stack([value.detach().float() for value in parts.values()]).reshape(-1)
+        self.names = tuple(parts)
         self.batches += 1
         self.items = self.items + count
-        self._sums.add_(values * count)
-        self._recent.append(Seen(self.batches, epoch, origin, values))
-        self._look()
+        seen = Seen(self.batches, epoch, origin, values)
+        if self._host:
+            numbers = values.tolist()
+            if not all(map(math.isfinite, numbers)):
+                self._stop(seen, numbers)
+            self._note(self.batches, sum(numbers))
+        else:
+            self._recent.append(seen)
+        # float64 keeps the mean of a long epoch exact; Metal has none.
+        weighed = values.to(torch.float32 if self.device.type == "mps" else torch.float64) * count
+        self._sums = weighed if self._sums is None else self._sums + weighed
+        if not self._host:
+            self._look()
 
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Waits for the device."""
         if self._sums is None:
             return {}
-        self._land(self._take_off(), wait=True)
+        if self._recent:
+            self._land(self._take_off(), wait=True)
         return dict(zip(self.names, (self._sums / self.items).tolist(), strict=True))
 
     def _look(self) -> None:
-        if self.device.type == "cpu":
-            self._land(self._take_off(), wait=True)
-            return
         if self._flight is not None and self._flight.landed():
             self._land(self._flight, wait=False)
         now = time.monotonic()
@@ -94,13 +101,16 @@ class Watch:
     def _land(self, flight: "_Flight", *, wait: bool) -> None:
         numbers = flight.numbers(wait=wait)
         self._flight = None
-        if not all(math.isfinite(x) for x in numbers):
+        if not all(map(math.isfinite, numbers)):
             self._find_the_culprit()
         while self._recent and self._recent[0].batch < flight.batch:
             self._recent.popleft()
-        self.latest = sum(numbers[len(numbers) // 2 :])
-        if flight.batch % self._stride == 0 and (not self.curve or self.curve[-1][0] < flight.batch):
-            self.curve.append((flight.batch, self.latest))
+        self._note(flight.batch, sum(numbers[len(numbers) // 2 :]))
+
+    def _note(self, batch: int, loss: float) -> None:
+        self.latest = loss
+        if batch % self._stride == 0 and (not self.curve or self.curve[-1][0] < batch):
+            self.curve.append((batch, loss))
         if len(self.curve) > MOST_POINTS:
             self.curve = self.curve[::2]
             self._stride *= 2
@@ -108,11 +118,11 @@ class Watch:
     def _find_the_culprit(self) -> None:
         for seen in self._recent:
             numbers = seen.values.tolist()
-            if not all(math.isfinite(x) for x in numbers):
-                self._stop(seen, dict(zip(self.names, numbers, strict=True)))
+            if not all(map(math.isfinite, numbers)):
+                self._stop(seen, numbers)
 
-    def _stop(self, seen: Seen, losses: dict[str, float]) -> NoReturn:
-        said = ", ".join(f"{name} = {value}" for name, value in losses.items())
+    def _stop(self, seen: Seen, losses: list[float]) -> NoReturn:
+        said = ", ".join(f"{name} = {value}" for name, value in zip(self.names, losses, strict=True))
         lines = [f"the loss is not finite at step {seen.batch} (epoch {seen.epoch}{_batch(seen.origin)}): {said}"]
         advice = self._advice
         if seen.origin and seen.origin.indices:

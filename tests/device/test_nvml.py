@@ -1,0 +1,114 @@
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from hotloop.device import nvml
+from hotloop.device.facts import Card
+
+
+class NVMLError(Exception):
+    pass
+
+
+class NVMLError_LibRmVersionMismatch(NVMLError):
+    pass
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine of two GPUs, behind the calls that hotloop makes."""
+    closed: list[bool] = []
+    fake = SimpleNamespace(
+        NVMLError=NVMLError,
+        NVMLError_LibRmVersionMismatch=NVMLError_LibRmVersionMismatch,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: closed.append(True),
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetUUID=lambda handle: f"GPU-{handle}",
+        nvmlDeviceGetName=lambda handle: b"NVIDIA T4" if handle else "NVIDIA H200",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(free=100 + handle),
+        nvmlSystemGetCudaDriverVersion_v2=lambda: 12080,
+        nvmlSystemGetDriverVersion=lambda: "570.86.10",
+        closed=closed,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)  # type: ignore[arg-type]
+    return fake
+
+
+def refuse(*_: object) -> None:
+    raise NVMLError("not supported")
+
+
+def test_all_that_nvml_tells(library: SimpleNamespace) -> None:
+    told = nvml.read()
+    assert told.driver == "570.86.10"
+    assert told.driver_cuda == (12, 8)
+    assert told.cards == (Card("NVIDIA H200", "GPU-0"), Card("NVIDIA T4", "GPU-1"))
+    assert (told.free_of("1"), told.free_of("9"), told.free_of(None)) == (101, None, None)
+    assert library.closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("question", "lost"),
+    [
+        ("nvmlDeviceGetCount", {"cards": None, "free": ()}),
+        ("nvmlDeviceGetHandleByIndex", {"cards": (), "free": ()}),
+        ("nvmlDeviceGetMemoryInfo", {"free": ()}),
+        ("nvmlDeviceGetUUID", {"cards": (Card("NVIDIA H200"), Card("NVIDIA T4")), "free": ()}),
+        ("nvmlSystemGetCudaDriverVersion_v2", {"driver_cuda": None}),
+        ("nvmlSystemGetDriverVersion", {"driver": None}),
+        ("nvmlShutdown", {}),
+    ],
+)
+def test_a_refused_question_loses_that_answer_alone(
+    library: SimpleNamespace, question: str, lost: dict[str, object]
+) -> None:
+    whole = nvml.read()
+    setattr(library, question, refuse)
+    told = nvml.read()
+    for name in ("driver", "driver_cuda", "cards", "free", "mismatch"):
+        assert getattr(told, name) == lost.get(name, getattr(whole, name)), name
+
+
+def test_nvml_is_closed_when_a_reading_breaks(library: SimpleNamespace) -> None:
+    def break_(_: object) -> None:
+        raise ZeroDivisionError
+
+    library.nvmlDeviceGetName = break_
+    with pytest.raises(ZeroDivisionError):
+        nvml.read()
+    assert library.closed == [True]
+
+
+@pytest.mark.parametrize(("error", "mismatch"), [(NVMLError, False), (NVMLError_LibRmVersionMismatch, True)])
+def test_a_library_that_does_not_start(library: SimpleNamespace, error: type[NVMLError], mismatch: bool) -> None:
+    def fail() -> None:
+        raise error
+
+    library.nvmlInit = fail
+    assert nvml.read() == nvml.Nvml(mismatch=mismatch)
+    assert library.closed == []
+
+
+def test_no_binding_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
+    assert nvml.read() == nvml.Nvml()
+
+
+def test_the_real_binding_has_the_names_that_are_asked_for() -> None:
+    pynvml: ModuleType = pytest.importorskip("pynvml")
+    for name in (
+        "nvmlInit",
+        "nvmlShutdown",
+        "nvmlDeviceGetCount",
+        "nvmlDeviceGetHandleByIndex",
+        "nvmlDeviceGetUUID",
+        "nvmlDeviceGetName",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlSystemGetCudaDriverVersion_v2",
+        "nvmlSystemGetDriverVersion",
+        "NVMLError_LibRmVersionMismatch",
+    ):
+        assert hasattr(pynvml, name), name
