@@ -1,6 +1,8 @@
 """What all tests share: the `gpu` marker, a torch that does not fight over the cores, and small things to train."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -23,6 +25,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _no_device_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
+
+
+@contextmanager
+def nothing_waits() -> Iterator[None]:
+    """Any wait for the GPU inside is an error."""
+
+    def debug(mode: str) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode(mode)
+
+    torch.cuda.synchronize()
+    debug("error")
+    try:
+        yield
+    finally:
+        debug("default")
+
+
+@pytest.fixture
+def no_waits() -> Callable[[], AbstractContextManager[None]]:
+    return nothing_waits
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def test_an_optimizer_built_before_the_loop_moves_the_model(task) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_nothing_waits_in_a_step(task, precision) -> None:
+def test_nothing_waits_in_a_step(task, no_waits, precision) -> None:
     model = task.model(dropout=0.1)
     optimizer = OPTIMIZERS["adam"](model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
@@ -257,14 +257,10 @@ def test_nothing_waits_in_a_step(task, precision) -> None:
     batches = [hotloop.move(batch, "cuda") for batch in task.loader()]
     for batch in batches:
         loop.step(batch)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         for _ in range(20):
             for batch in batches:
                 loop.step(batch)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert loop.steps == 21 * len(batches)
 
 

@@ -1,5 +1,6 @@
 """`place`: the model moves once, nothing is left behind unseen, the optimizer's state comes along."""
 
+import copy
 import warnings
 
 import pytest
@@ -115,7 +116,7 @@ def test_an_optimizer_built_and_used_before_the_move_keeps_working(options: dict
     twin = nn.Linear(3, 3)
     twin.load_state_dict(model.state_dict())
     twin_optimizer = torch.optim.AdamW(twin.parameters(), lr=0.1)
-    twin_optimizer.load_state_dict(optimizer.state_dict())
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # it would share the step counts
     for group in twin_optimizer.param_groups:
         group.update({"fused": None, "capturable": False})
     place(model, "cuda", optimizer)

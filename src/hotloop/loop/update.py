@@ -112,9 +112,8 @@ class Update:
     def _apply(self, turn: Turn) -> bool:
         window, scaler = self._windows[turn.name], self._scalers[turn.name]
         self._windows[turn.name] = _Window()
-        gradients = [p.grad for p in turn.parameters if p.grad is not None]
-        if self.plan.accumulate > 1 and self.averages and gradients:
-            torch._foreach_div_(gradients, window.weight)
+        if self.plan.accumulate > 1 and self.averages:
+            _divide([p.grad for p in turn.parameters if p.grad is not None], window.weight)
         if self.plan.clip_norm is not None:
             for optimizer in turn.optimizers:
                 scaler.unscale_(optimizer)
@@ -128,6 +127,11 @@ class Update:
         self.steps += stepped
         self.skipped += not stepped
         return stepped
+
+
+def _divide(gradients: list[Tensor], by: float | Tensor) -> None:
+    if gradients:
+        torch._foreach_div_(gradients, by)
 
 
 @dataclass(frozen=True)

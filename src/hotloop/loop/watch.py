@@ -59,7 +59,7 @@ class Watch:
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor, epoch: int, origin: Origin | None) -> None:
         """Note the losses of one batch; on a CPU they are checked at once, before they reach the weights."""
-        values = torch.stack([value.detach().float() for value in parts.values()]).reshape(-1)
+        values = _one_tensor([value.detach() for value in parts.values()])
         self.names = tuple(parts)
         self.batches += 1
         self.items = self.items + count
@@ -71,9 +71,7 @@ class Watch:
             self._note(self.batches, sum(numbers))
         else:
             self._recent.append(seen)
-        # float64 keeps the mean of a long epoch exact; Metal has none.
-        weighed = values.to(torch.float32 if self.device.type == "mps" else torch.float64) * count
-        self._sums = weighed if self._sums is None else self._sums + weighed
+        self._add(values, count)
         if not self._host:
             self._look()
 
@@ -84,6 +82,16 @@ class Watch:
         if self._recent:
             self._land(self._take_off(), wait=True)
         return dict(zip(self.names, (self._sums / self.items).tolist(), strict=True))
+
+    def _add(self, values: Tensor, count: int | Tensor) -> None:
+        if self._sums is None:
+            # float64 keeps the mean of a long epoch exact; Metal has none.
+            exact = torch.float32 if self.device.type == "mps" else torch.float64
+            self._sums = torch.zeros(len(values), device=self.device, dtype=exact)
+        if isinstance(count, Tensor):
+            self._sums.add_(values * count)
+        else:
+            self._sums.add_(values, alpha=count)  # one kernel
 
     def _look(self) -> None:
         if self._flight is not None and self._flight.landed():
@@ -139,6 +147,11 @@ class Watch:
                 f"the weights are spoilt ({plural(later, 'step')} ran before it was noticed); do not keep them"
             )
         raise LossNotFinite("\n  ".join(lines), fix="; ".join(advice) or None)
+
+
+def _one_tensor(values: list[Tensor]) -> Tensor:
+    """The losses in one row; a single one needs no copy."""
+    return values[0].reshape(1) if len(values) == 1 else torch.stack([value.reshape(()).float() for value in values])
 
 
 class _Flight:
