@@ -35,7 +35,7 @@ def test_count_keeps_the_magnitude(n: float) -> None:
 
 
 def test_plural_and_shorten() -> None:
-    assert [plural(n, "batch") for n in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
+    assert [plural(n, "batch", "batches") for n in (0, 1, 2)] == ["0 batches", "1 batch", "2 batches"]
     assert shorten(["a"]) == "a"
 
 

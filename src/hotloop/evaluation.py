@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from hotloop.data import stream
 from hotloop.errors import BadArgument
@@ -16,7 +15,17 @@ from hotloop.misfit import attempt
 from hotloop.objective import Losses, Objective, Predict, autocast, averages, items_in, losses_of
 from hotloop.objective import predict as predict_by_convention
 
-Metrics = Mapping[str, Metric | Callable[[Any, Any], Any]]
+
+class Metric(Protocol):
+    """What hotloop uses of a metric of torchmetrics, whose import alone takes seconds."""
+
+    def to(self, device: torch.device) -> Self: ...
+    def reset(self) -> None: ...
+    def update(self, output: Any, target: Any) -> None: ...
+    def compute(self) -> Any: ...
+
+
+Metrics = Mapping[str, Any]  # name → a metric of torchmetrics, or `(output, target) → tensor`
 
 
 def evaluate(
@@ -34,6 +43,7 @@ def evaluate(
 
     A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, or their mean. `loss=` or
     `objective=` adds the mean loss. The model is put in eval mode and afterwards back as it was, layer by layer.
+    Batches go where the model is; `device` is for a model that has neither parameters nor buffers.
 
     >>> data = [(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))]
     >>> evaluate(nn.Identity(), data, {"accuracy": lambda output, target: output.argmax(1) == target})
@@ -64,10 +74,10 @@ class _Tally:
     """Sums on the device; nothing is read back before `result`."""
 
     def __init__(self, metrics: Metrics, loss: Callable[[Any, Any], Tensor] | None, device: torch.device) -> None:
-        self._stateful = {name: m.to(device) for name, m in metrics.items() if isinstance(m, Metric)}
+        self._stateful: dict[str, Metric] = {n: m.to(device) for n, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._stateful.values():
             metric.reset()
-        self._means = {name: m for name, m in metrics.items() if not isinstance(m, Metric)}
+        self._means: Metrics = {name: m for name, m in metrics.items() if name not in self._stateful}
         self._loss = loss
         # float64 keeps millions of items exact; Metal has none.
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)

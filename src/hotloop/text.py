@@ -47,15 +47,13 @@ def count(n: float) -> str:
     return f"{n:,.0f}" if abs(n) >= 100 or n == int(n) else f"{n:.3g}"
 
 
-def plural(n: int, noun: str) -> str:
-    """`1 batch`, `2 batches`.
+def plural(n: int, one: str, many: str | None = None) -> str:
+    """A count and its noun.
 
-    >>> plural(1, "GPU"), plural(3, "batch")
+    >>> plural(1, "GPU"), plural(3, "batch", "batches")
     ('1 GPU', '3 batches')
     """
-    if n == 1:
-        return f"{n} {noun}"
-    return f"{n:,} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
+    return f"{n} {one}" if n == 1 else f"{n:,} {many or one + 's'}"
 
 
 def shorten(items: list[str], limit: int = 8) -> str:

@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 
 from hotloop import __version__
 from hotloop.cli import main
-from hotloop.cli.device import wrap
+from hotloop.cli.output import wrap
 from hotloop.device.facts import Card, Cpu, Facts, Gpu
 from hotloop.device.snapshot import Snapshot
 

@@ -58,6 +58,7 @@ def test_fit_goes_on_where_it_ended(task, loop) -> None:
     second = loop.fit(task.loader(), progress=False)
     assert second.epochs[0].loss < first.epochs[0].loss
     assert (second.steps, loop.steps, loop.epoch) == (first.steps, 2 * first.steps, 2)
+    assert [batch for batch, _ in second.curve] == list(range(1, 8)), "the curve is that of this fit"
 
 
 @pytest.mark.parametrize("epochs", [0, -1])

@@ -76,8 +76,8 @@ def test_a_model_that_was_not_moved(other: str) -> None:
     images = torch.zeros(5, 3, device=other)
     with golden_rule():
         text = message_of(lambda: net(images))
-    assert "hotloop.place(model" in text
-    assert "made outside golden_rule()" in text
+    assert "# moves body.0.weight, body.0.bias" in text
+    assert "the line that made it was not seen" in text
 
 
 OPERATIONS = {

@@ -5,7 +5,8 @@ import sys
 
 import typer
 
-from hotloop.cli import demo, device
+from hotloop.cli import demo as demo
+from hotloop.cli import device as device
 from hotloop.errors import HotloopError
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
@@ -50,6 +51,12 @@ def main() -> None:
             raise
         print(f"hotloop: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stdout = None  # so that Python does not flush into the closed pipe
+        sys.exit(141)
+    except OSError as error:
+        print(f"hotloop: {error}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         print("hotloop: stopped", file=sys.stderr)
         sys.exit(130)

@@ -1,13 +1,11 @@
 """`hotloop device`: which device would be used, what it can do, and why it is not a better one."""
 
-import json
-import re
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotloop.cli.output import print_json, say
 from hotloop.errors import BadArgument, DeviceUnavailable
 from hotloop.text import printable, size
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from hotloop.device.snapshot import Snapshot
 
 REQUIRABLE = ("cuda", "mps", "xpu", "cpu")
-COMMAND = re.compile(r"`[^`]+`")
 
 
 def device(
@@ -56,7 +53,7 @@ def device(
     facts = probe()
     seen = snapshot(pick(want, facts=facts), facts, version=__version__)
     if as_json:
-        typer.echo(json.dumps(seen.to_json(), indent=2))
+        print_json(seen.to_json())
     else:
         show(seen)
     if require is not None and seen.device.split(":")[0] != require:
@@ -70,11 +67,11 @@ def show(seen: "Snapshot", console: "Console | None" = None) -> None:
     console = console or Console(highlight=False)
     console.print(_panel(seen))
     first = f": {seen.causes[0]}" if seen.causes else ""
-    _say(console, f"{seen.reason.removesuffix(first)}{'.' if first and seen.reason.endswith(first) else ''}")
+    say(console, f"{seen.reason.removesuffix(first)}{'.' if first and seen.reason.endswith(first) else ''}")
     for cause in seen.causes:
         console.print()
-        _say(console, f"{cause.code}: {cause.what}", style="yellow")
-        _say(console, f"fix: {cause.fix}", indent="  ")
+        say(console, f"{cause.code}: {cause.what}", style="yellow")
+        say(console, f"fix: {cause.fix}", indent="  ")
 
 
 def _panel(seen: "Snapshot") -> "Panel":
@@ -135,31 +132,3 @@ def _free(free: int | None, total: int | None) -> str:
 
 def _yes(flag: bool | None) -> str:
     return "unknown" if flag is None else "yes" if flag else "no"
-
-
-def _say(console: "Console", text: str, indent: str = "", style: str = "") -> None:
-    """A paragraph, wrapped between words but never inside a `command`."""
-    from rich.text import Text
-
-    for line in wrap(printable(text), console.width, indent):
-        said = Text(line, style=style)
-        said.highlight_regex(COMMAND, "bold cyan")
-        console.print(said, soft_wrap=True)
-
-
-def wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of at most `width`, except where one command or address is longer.
-
-    >>> wrap("fix: run `unset CUDA_VISIBLE_DEVICES`", 24)
-    ['fix: run', '`unset CUDA_VISIBLE_DEVICES`']
-    """
-    held = COMMAND.sub(lambda match: match[0].replace(" ", "\0"), text)
-    lines = textwrap.wrap(
-        held,
-        max(width, 20),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\0", " ") for line in lines]

@@ -35,7 +35,7 @@ class Fit:
     def __post_init__(self) -> None:
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
-        self._before = (self.loop.steps, self.loop.skipped)
+        self._before = (self.loop.steps, self.loop.skipped, self.watch.batches)
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
@@ -107,6 +107,7 @@ class Fit:
 
     def _report(self) -> Report:
         loop = self.loop
+        steps, skipped, first = self._before
         on_gpu = loop.device.type == "cuda"
         return Report(
             device=str(loop.device),
@@ -116,11 +117,11 @@ class Fit:
             parameters=sum(p.numel() for p in loop.model.parameters()),
             started=self._started.isoformat(timespec="seconds"),
             seconds=time.perf_counter() - self._clock,
-            steps=loop.steps - self._before[0],
-            skipped=loop.skipped - self._before[1],
+            steps=loop.steps - steps,
+            skipped=loop.skipped - skipped,
             interrupted=self.stop.asked,
             epochs=tuple(self.epochs),
-            curve=tuple(self.watch.curve),
+            curve=tuple((batch - first, loss) for batch, loss in self.watch.curve if batch > first),
             peak_memory=torch.cuda.max_memory_allocated(loop.device) if on_gpu else None,
             versions={"python": platform.python_version(), "torch": torch.__version__},
         )

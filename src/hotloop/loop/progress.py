@@ -66,7 +66,7 @@ class Display:
         if done.metrics:
             parts.append("validation " + ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items()))
         parts += [f"{count(done.items_per_second)} items/s", duration(done.seconds)]
-        self._console.print("  ".join(parts), highlight=False, markup=False)
+        self._console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
 
 
 def _bar(console: Console) -> Progress:

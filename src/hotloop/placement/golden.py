@@ -114,10 +114,8 @@ class _Watch(TorchFunctionMode):
             return None
         target = _where_to_meet(operands)
         what = f"{_name(func)} was given tensors on {' and '.join(devices)}; one operation needs one device"
-        remedies = [
-            scene.remedy(arg, t, target) for arg, t in operands if t.device != target and not _is_host_scalar(t)
-        ]
-        return DeviceMismatch(scene.tell(what, operands), fix=" ; ".join(dict.fromkeys(remedies)))
+        strangers = [(arg, t) for arg, t in operands if t.device != target and not _is_host_scalar(t)]
+        return DeviceMismatch(scene.tell(what, operands), fix=scene.remedies(strangers, target))
 
 
 @dataclass(frozen=True)
@@ -139,18 +137,22 @@ class _Scene:
         known = f" ({', '.join(names)})" if names else ""
         yield f"{arg}{known}: {_shape(tensor)} on {tensor.device}"
         origin = self.origins.get(tensor)
-        yield (
-            f"    {origin.verb} at {origin.site}" if origin else "    its line was not seen: made outside golden_rule()"
-        )
+        yield (f"    {origin.verb} at {origin.site}" if origin else "    the line that made it was not seen")
+
+    def remedies(self, strangers: list[tuple[str, Tensor]], target: torch.device) -> str:
+        """The lines to write instead."""
+        owners = {id(t): self.owner(t) for _, t in strangers}
+        registered = [path for path, kind in owners.values() if kind in ("parameter", "buffer")]
+        lines = [f'hotloop.place(model, "{target}")  # moves {", ".join(registered)}'] if registered else []
+        lines += [self.remedy(arg, t, target) for arg, t in strangers if owners[id(t)][0] not in registered]
+        return "\n       ".join(dict.fromkeys(lines))
 
     def remedy(self, arg: str, tensor: Tensor, target: torch.device) -> str:
-        """The line to write instead."""
+        """The line to write instead, for a tensor that PyTorch does not move with its model."""
         path, kind = self.owner(tensor)
         if kind == "attribute":
             attribute = path.rsplit(".", 1)[-1]
             return f'self.register_buffer("{attribute}", {attribute})  # in __init__, so that it moves with the model'
-        if path:
-            return f'hotloop.place(model, "{target}")  # moves {path}'
         if name := self.variable(tensor, self.frames[::-1]):  # outermost first: there the batch is still whole
             return f'{name} = {name}.to("{target}")'
         if any(isinstance(f.f_locals.get("self"), Optimizer) for f in frames()):

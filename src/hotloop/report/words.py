@@ -1,0 +1,141 @@
+"""What a `Report` says, as labels and values in words: the page and the terminal show the same ones."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import median
+
+from hotloop.records import Epoch, Report
+from hotloop.text import count, duration, plural, size
+
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One labelled value, and what there is to add to it."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def headlines(report: Report) -> list[Fact]:
+    """The numbers that a person looks for first."""
+    scored = last_scored(report)
+    name = chief_metric(report)
+    facts = []
+    if name is not None and scored is not None:
+        facts.append(Fact(f"validation {name}", metric(name, scored.metrics[name]), f"after epoch {scored.number}"))
+    facts += [_loss(report), _speed(report)]
+    done = "1 epoch" if len(report.epochs) == 1 else f"{len(report.epochs)} epochs"
+    facts.append(Fact("time", duration(report.seconds), f"{done}, stopped by Ctrl-C" if report.interrupted else done))
+    facts.append(Fact("device", report.device, report.device_name or UNKNOWN))
+    return facts
+
+
+def timings(report: Report) -> list[Fact]:
+    """Where the time went."""
+    training = sum(epoch.seconds for epoch in report.epochs)
+    rest = max(report.seconds - training, 0.0)
+    per_update = training / report.steps if report.steps else None
+    facts = [
+        Fact("training", duration(training), plural(report.steps, "update") + " of the weights"),
+        Fact("evaluation and the rest", duration(rest), _share(rest, report.seconds)),
+        Fact("per update", duration(per_update), "mean over the whole run, its start included"),
+    ]
+    rates = [epoch.items_per_second for epoch in report.epochs if epoch.seconds > 0]
+    if len(rates) > 1:
+        spread = f"{count(min(rates))} to {count(max(rates))} items/s"
+        facts.append(Fact("slowest to fastest epoch", spread, "the first one also warms up"))
+    return facts
+
+
+def setting(report: Report) -> list[Fact]:
+    """What ran, and on what."""
+    return [
+        Fact("device", report.device, report.device_name),
+        Fact("precision", report.precision),
+        Fact("model", plural(report.parameters, "parameter")),
+        Fact("peak memory on the device", size(report.peak_memory), _why_unknown(report)),
+        Fact("updates skipped by the scaler", count(report.skipped)),
+        Fact("started", when(report.started)),
+    ]
+
+
+def chief_metric(report: Report) -> str | None:
+    """The metric that stands for the run: accuracy where there is one, else the first that is not the loss."""
+    scored = last_scored(report)
+    names = [name for name in (scored.metrics if scored else {}) if name != "loss"]
+    return "accuracy" if "accuracy" in names else next(iter(names), None)
+
+
+def metric_names(report: Report) -> list[str]:
+    """Every metric that any epoch has, in the order in which they appear."""
+    return list(dict.fromkeys(name for epoch in report.epochs for name in epoch.metrics))
+
+
+def last_scored(report: Report) -> Epoch | None:
+    """The last epoch that was evaluated."""
+    return next((epoch for epoch in reversed(report.epochs) if epoch.metrics), None)
+
+
+def metric(name: str, value: float | None) -> str:
+    """A metric's value; an accuracy between 0 and 1 in percent.
+
+    >>> metric("accuracy", 0.9931), metric("error", 0.25), metric("perplexity", 12345.6), metric("accuracy", None)
+    ('99.3%', '0.2500', '1.235e+04', 'unknown')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    if "accuracy" in name.lower() and 0 <= value <= 1:
+        return f"{value:.1%}"
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.4g}"
+
+
+def when(iso: str) -> str:
+    """A time of day as people write it, and the text itself where it is not one.
+
+    >>> when("2026-01-02T03:04:05+00:00"), when("yesterday")
+    ('2026-01-02 03:04:05 UTC', 'yesterday')
+    """
+    try:
+        return datetime.fromisoformat(iso).strftime("%Y-%m-%d %H:%M:%S %Z").strip()
+    except ValueError:
+        return iso
+
+
+def rows(report: Report) -> Iterator[list[str]]:
+    """The table of epochs, its header first."""
+    names = metric_names(report)
+    yield ["epoch", "loss", *(f"validation {name}" for name in names), "items/s", "time"]
+    for epoch in report.epochs:
+        scores = (metric(name, epoch.metrics.get(name)) for name in names)
+        speed = count(epoch.items_per_second) if epoch.seconds > 0 else UNKNOWN
+        yield [str(epoch.number), metric("loss", epoch.loss), *scores, speed, duration(epoch.seconds)]
+
+
+def _loss(report: Report) -> Fact:
+    if not report.epochs:
+        return Fact("loss", UNKNOWN, "no epoch was begun")
+    scored = last_scored(report)
+    if scored is not None and "loss" in scored.metrics:
+        trained = f"training {metric('loss', report.epochs[-1].loss)}"
+        return Fact("validation loss", metric("loss", scored.metrics["loss"]), trained)
+    return Fact("training loss", metric("loss", report.epochs[-1].loss), "mean of the last epoch")
+
+
+def _speed(report: Report) -> Fact:
+    rates = [epoch.items_per_second for epoch in report.epochs if epoch.seconds > 0]
+    if not rates:
+        return Fact("items per second", UNKNOWN)
+    return Fact("items per second", count(median(rates)), "median of the epochs" if len(rates) > 1 else "")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%} of the run" if whole > 0 else ""
+
+
+def _why_unknown(report: Report) -> str:
+    return "" if report.peak_memory is not None else f"{report.device} does not tell"

@@ -1,0 +1,153 @@
+"""`SpriteSet`: sprites as palette indices with their classes, in memory and in one safetensors file."""
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from hotloop.errors import BadArgument, OutputError
+from hotloop.text import printable, shorten
+
+SIDE = 16
+COLOURS = 16
+TRANSPARENT = 0  # index of the pixel that is not there; colours are 1 to 16
+FORMAT = "hotloop-sprites"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class SpriteSet:
+    """Sprites, their classes and their palette.
+
+    `pixels` is uint8 (sprites, 16, 16): 0 is transparent, 1 to 16 are rows of `palette`, which is uint8 (17, 4) RGBA.
+    `labels` is int64 (sprites,): positions in `classes`. `source` says in words where they come from.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    palette: Tensor
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    def __getitem__(self, which: Tensor | slice) -> Self:
+        """The same set with some of the sprites: by a slice, an index tensor or a mask."""
+        return type(self)(self.pixels[which], self.labels[which], self.classes, self.palette, self.source)
+
+    def of(self, name: str) -> Self:
+        """The sprites of one class."""
+        return self[self.labels == self.label(name)]
+
+    def label(self, name: str) -> int:
+        """The number of a class."""
+        return label_of(name, self.classes)
+
+    def dataset(self) -> TensorDataset:
+        """Pairs (pixels, label) for a DataLoader."""
+        return TensorDataset(self.pixels, self.labels)
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file; it appears whole or not at all."""
+        tensors = {
+            "pixels": self.pixels.cpu().contiguous(),
+            "labels": self.labels.cpu().contiguous(),
+            "palette": self.palette.cpu().contiguous(),
+        }
+        about = {"format": FORMAT, "version": VERSION, "classes": list(self.classes), "source": self.source}
+        write_whole(Path(path), save(tensors, metadata={"hotloop": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote; anything else is told apart and explained."""
+        path = Path(path)
+        about, tensors = read_tensors(path, FORMAT, "make one with `hotloop sprites make` or `hotloop sprites import`")
+        loaded = cls(
+            pixels=tensors["pixels"],
+            labels=tensors["labels"],
+            classes=tuple(about["classes"]),
+            palette=tensors["palette"],
+            source=str(about.get("source", "")),
+        )
+        _check(loaded, path)
+        return loaded
+
+
+def label_of(name: str, classes: Sequence[str]) -> int:
+    """The number of a class; an unknown one lists those that there are."""
+    if name not in classes:
+        raise BadArgument(f"unknown class {printable(name)!r}", fix=f"choose one of: {shorten(list(classes), 40)}")
+    return list(classes).index(name)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file through a temporary one beside it, so that it appears whole or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}-")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            umask = os.umask(0)
+            os.umask(umask)
+            Path(temporary).chmod(0o666 & ~umask)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {printable(str(path))}: {error.strerror or error}",
+            fix="choose a place that you may write to, with enough space",
+        ) from error
+
+
+def read_tensors(path: Path, expected: str, advice: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The metadata and tensors of a safetensors file of hotloop's; never pickle. `advice` says how to get one."""
+    name = printable(str(path))
+    if not path.is_file():
+        raise BadArgument(f"there is no file {name}", fix=advice)
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get("hotloop")
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
+        about = json.loads(text) if text is not None else {}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise BadArgument(
+            f"{name} cannot be read: {printable(str(error))}", fix=f"it may be cut short; {advice}"
+        ) from error
+    found = about.get("format") if isinstance(about, dict) else None
+    if found != expected:
+        kind = f"holds {printable(str(found))}" if found else "was not written by hotloop"
+        raise BadArgument(f"{name} {kind}, not {expected}", fix=advice)
+    if about.get("version", 0) > VERSION:
+        raise BadArgument(f"{name} was written by a newer hotloop", fix="pip install --upgrade hotloop")
+    return about, tensors
+
+
+def _check(sprites: SpriteSet, path: Path) -> None:
+    """What a damaged or hand-made file may get wrong."""
+    count = len(sprites.pixels)
+    sound = (
+        sprites.pixels.shape == (count, SIDE, SIDE)
+        and sprites.pixels.dtype == torch.uint8
+        and sprites.labels.shape == (count,)
+        and sprites.labels.dtype == torch.int64
+        and sprites.palette.shape == (COLOURS + 1, 4)
+        and (count == 0 or int(sprites.pixels.max()) <= COLOURS)
+        and (count == 0 or (int(sprites.labels.min()) >= 0 and int(sprites.labels.max()) < len(sprites.classes)))
+    )
+    if not sound:
+        raise BadArgument(f"{printable(str(path))} is damaged: its tensors do not fit together", fix="make it again")

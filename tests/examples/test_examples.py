@@ -1,0 +1,184 @@
+"""Every example runs, and what it prints shows its lesson."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+TIMEOUT = 240  # generous: a busy machine is not a failure
+
+# What the output must hold on any device, as regular expressions.
+LESSONS = {
+    "01_checking_device.py": [
+        r"torch\.cuda\.is_available\(\) -> (True|False)",
+        r"reason: +\S+",
+        r"BadArgument: you asked for 'gpu'.*\n +fix: did you mean 'cuda'",
+        r"DeviceUnavailable: you asked for cuda:42",
+    ],
+    "02_moving_model_to_device.py": [
+        r"after x\.to\(device\) +x is on cpu",
+        r"model\.mean is on cpu",
+        r"momentum is on cpu",
+        r"LeftBehindWarning: .*\n.*\n +fix: self\.register_buffer\(\"mean\"",
+        r"to_numpy\(x\) -> \[0\. 1\. 2\.\]",
+    ],
+    "03_modifying_training_loop_gpu.py": [r"steps: 48 and 48", r"that of the loop by hand: True"],
+    "04_modifying_evaluation_loop_gpu.py": [
+        r"correct / items: +(0\.\d+) +waits: 1[\s\S]*accuracy +\1\n[\s\S]*torchmetrics \1\n",
+        r"back in training mode by itself: True",
+        r"epoch 3: accuracy 0\.[89]",
+    ],
+    "05_device_mismatch.py": [
+        r"forgot_the_batch: RuntimeError: ",
+        r"forgot_the_batch: DeviceMismatch: .*linear was given tensors on cpu and (meta|cuda:0)",
+        r"parameter features\.weight",
+        r"fix: images = images\.to\(",
+        r"fix: hotloop\.to_numpy\(scores\)",
+        r"model\(images\) works: shape \(2, 3\)",
+    ],
+    "06_timing_cpu_vs_gpu.py": [r"a @ a, 1024 x 1024 .*%", r"same picture: True", r"[\d,]+ times faster, on the CPU"],
+    "07_mixed_precision.py": [
+        r"fp32: loss .* loop\.steps 60, loop\.skipped 0, the scheduler moved 60 times",
+        r"bf16: loss .* loop\.steps 60, loop\.skipped 0, the scheduler moved 60 times",
+        r"fp16: loss .* loop\.steps (\d+), loop\.skipped [1-9]\d*, the scheduler moved \1 times",
+    ],
+    "08_memory_tips.py": [
+        r"a batch of   64 +416\.0 KiB",
+        r"a batch of 1024 +6\.5 MiB",
+        r"after `del loss` +0 B",
+        r"total \+= loss, 3x +19\.5 MiB",
+        r"in inference_mode +0 B",
+        r"with checkpoint +3\.5 MiB",
+        r"loss / 3 for each piece: off by \de-0[34]",
+        r"each item counts once: +off by (0e\+00|\de-(0[789]|1\d))",
+    ],
+    "09_profiler.py": [r"(?s)3 steps ---.*aten::convolution_backward.*3 steps ---.*aten::convolution_backward"],
+    "10_data_parallel.py": [
+        r"(?s)(all processes have the same weights: True.*){2}",
+        r"(?s)(same as one process on all 16 items: True.*){2}",
+    ],
+    "gpu_and_cuda_example.py": [r"(?s)epoch 3: accuracy (0\.[89]\d+|1\.0+)\n.*epoch 3: loss 0\.\d+, accuracy \1\n"],
+}
+# What it must hold where there is no GPU.
+ON_CPU = {
+    "01_checking_device.py": [r"reason: +No GPU can be used, so this is the CPU: ", r"\n- .*\n  fix: "],
+    "03_modifying_training_loop_gpu.py": [r"equal to the bit: True"],
+    "05_device_mismatch.py": [r"There is no GPU here, so 'meta' plays its part"],
+    "06_timing_cpu_vs_gpu.py": [r"There is only a CPU column\. No GPU can be used"],
+    "08_memory_tips.py": [r"does not count the memory of a CPU", r"highest memory unknown"],
+}
+# And where there is one: signs that it was really used.
+ON_CUDA = {
+    "01_checking_device.py": [r"device: +cuda:0"],
+    "02_moving_model_to_device.py": [r"model\.layer\.weight is on cuda:0", r"momentum is on cuda:0"],
+    "03_modifying_training_loop_gpu.py": [r"48 steps on cuda:0"],
+    "04_modifying_evaluation_loop_gpu.py": [r"The same from a Loop \(on cuda:0\)"],
+    "05_device_mismatch.py": [r"images\.to\(\"cuda:0\"\)", r"works: shape \(2, 3\) on cuda:0"],
+    "06_timing_cpu_vs_gpu.py": [r"only the queueing", r"work .* cuda:0 .*cpu/gpu", r"a @ a, 1024 .*%.*%.*\dx"],
+    "07_mixed_precision.py": [r"bf16: loss .* on cuda:0"],
+    "08_memory_tips.py": [r"backward pass, on cuda", r"after empty_cache +allocated", r"highest memory \d.*iB"],
+    "09_profiler.py": [r"one step on cuda:0", r"aten::convolution_backward.* \d.* (µs|ms)\n"],
+    "10_data_parallel.py": [r"GPUs here: [1-9]"],
+    "gpu_and_cuda_example.py": [r"the model is on cuda:0", r"highest memory: \d.*iB"],
+}
+
+
+def run(file: Path, cwd: Path, *arguments: str, hide_gpu: bool = True) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if k != "HOTLOOP_DEVICE"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    if hide_gpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(file), *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=TIMEOUT, check=False
+    )
+
+
+def assert_teaches(done: subprocess.CompletedProcess[str], patterns: list[str]) -> None:
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert 0 <= done.stdout.find("--- Plain PyTorch") < done.stdout.find("--- With hotloop"), done.stdout
+    for pattern in patterns:
+        assert re.search(pattern, done.stdout), f"{pattern!r} is not in:\n{done.stdout}"
+
+
+def test_every_example_has_its_lesson_and_a_line_in_the_readme() -> None:
+    found = {file.name for file in EXAMPLES.glob("*.py")} - {"record.py"}
+    assert found == set(LESSONS)
+    readme = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\((\w+\.py)\)", readme)) == found
+
+
+@pytest.mark.parametrize("name", sorted(LESSONS))
+def test_examples_are_short(name: str) -> None:
+    lines = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+    assert 40 <= len(lines) <= 110
+    assert lines[-2:] == ['if __name__ == "__main__":', "    main()"]
+
+
+@pytest.mark.parametrize("name", sorted(LESSONS))
+def test_runs_on_a_cpu_and_teaches(name: str, tmp_path: Path) -> None:
+    done = run(EXAMPLES / name, tmp_path)
+    assert_teaches(done, LESSONS[name] + ON_CPU.get(name, []))
+    assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(LESSONS))
+def test_runs_on_a_gpu_and_uses_it(name: str, tmp_path: Path) -> None:
+    done = run(EXAMPLES / name, tmp_path, hide_gpu=False)
+    assert_teaches(done, LESSONS[name] + ON_CUDA[name])
+
+
+def test_record_writes_one_page(tmp_path: Path) -> None:
+    out = tmp_path / "pages" / "record.md"
+    done = run(EXAMPLES / "record.py", tmp_path, "--only", "05", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    page = out.read_text(encoding="utf-8")
+    assert re.match(
+        r"# The examples on .+ \(cpu\), \d+ CPU cores\n\ntorch \d.*, Python 3\.\d+\.\d+, \d{4}-\d\d-\d\d\.", page
+    )
+    assert "## 05_device_mismatch.py\n\n```text\n" in page
+    assert "made at examples/05_device_mismatch.py:" in page
+    assert str(ROOT) not in page
+    assert [file.name for file in out.parent.iterdir()] == ["record.md"]
+
+
+def a_copy_with(tmp_path: Path, example: str) -> Path:
+    """The recorder beside one example of our own."""
+    folder = tmp_path / "checkout" / "examples"
+    folder.mkdir(parents=True)
+    (folder / "01_mine.py").write_text(example, encoding="utf-8")
+    return Path(shutil.copy(EXAMPLES / "record.py", folder))
+
+
+def test_record_names_an_example_that_fails_and_keeps_the_old_page(tmp_path: Path) -> None:
+    recorder = a_copy_with(tmp_path, "print('half')\nraise SystemExit('the reason')\n")
+    out = tmp_path / "record.md"
+    out.write_text("the old page", encoding="utf-8")
+    done = run(recorder, tmp_path, "--out", str(out))
+    assert done.returncode == 1
+    assert "nothing was written: 01_mine.py ended with status 1:\nthe reason" in done.stderr
+    assert out.read_text(encoding="utf-8") == "the old page"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkout", "record.md"]
+
+
+def test_record_says_what_there_is_when_nothing_matches(tmp_path: Path) -> None:
+    done = run(EXAMPLES / "record.py", tmp_path, "--only", "99")
+    assert done.returncode == 2
+    assert "no example has '99' in its name; there are 01_checking_device.py" in done.stderr
+
+
+def test_record_hides_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "someone"
+    monkeypatch.setenv("HOME", str(home))
+    done = run(a_copy_with(tmp_path, f"print({str(home / 'photos')!r}, __file__)\n"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\n~/photos examples/01_mine.py\n" in done.stdout

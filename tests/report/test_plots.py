@@ -1,0 +1,75 @@
+"""Plots: real image files, for every shape that a report can have."""
+
+from dataclasses import replace
+from io import BytesIO
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from matplotlib import rcParams
+from PIL import Image
+
+from hotloop.records import Epoch, Report
+from hotloop.report.plots import DARK, LIGHT, loss_curve, smoothed
+
+from .reports import made_report
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    with Image.open(BytesIO(png)) as image:
+        image.load()
+        return image.size
+
+
+def test_a_png_is_dense_enough_for_a_sharp_screen() -> None:
+    assert size_of(loss_curve(made_report())) == (1800, 920)
+
+
+def test_an_svg_is_well_formed_and_has_no_date() -> None:
+    svg = loss_curve(made_report(), "svg", DARK, narrow=True)
+    root = ElementTree.fromstring(svg)  # noqa: S314  # our own file
+    assert root.tag.endswith("svg")
+    assert b"<dc:date>" not in svg
+
+
+def test_the_same_report_gives_the_same_picture() -> None:
+    assert loss_curve(made_report()) == loss_curve(made_report())
+
+
+def test_the_theme_is_used() -> None:
+    assert loss_curve(made_report(), theme=LIGHT) != loss_curve(made_report(), theme=DARK)
+
+
+def test_no_global_setting_of_matplotlib_changes() -> None:
+    before = dict(rcParams)
+    loss_curve(made_report(), "svg")
+    assert dict(rcParams) == before
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        replace(made_report(), epochs=(), curve=()),
+        replace(made_report(), curve=()),
+        replace(made_report(), epochs=()),
+        replace(made_report(), curve=((1, 2.5),)),
+        replace(made_report(), curve=((1, 0.0), (2, 0.0))),
+        replace(made_report(), curve=((1, -3.0), (2, 4.0), (3, 1e12))),
+        replace(made_report(), epochs=(Epoch(1, 0.5, 10, 0.1, {}, {}),)),
+        replace(made_report(), epochs=(Epoch(1, 0.5, 10, 0.1, {}, {"BLEU": 31.5}),)),
+        replace(made_report(), epochs=tuple(Epoch(n, 0.5, 10, 0.1, {}, {"accuracy": 0.1}) for n in range(1, 61))),
+    ],
+    ids=["nothing", "no curve", "no epoch", "one point", "zeros", "wild", "no metric", "another metric", "60 epochs"],
+)
+def test_odd_reports_still_give_a_picture(report: Report) -> None:
+    assert size_of(loss_curve(report))[0] == 1800
+
+
+def test_smoothing_keeps_a_line_straight_to_its_ends() -> None:
+    line = np.linspace(3.0, 1.0, 50)
+    assert np.allclose(smoothed(list(line), 9), line)
+
+
+def test_smoothing_keeps_the_number_of_values() -> None:
+    for count in (1, 2, 5):
+        assert len(smoothed([1.0] * count, 40)) == count

@@ -1,0 +1,72 @@
+"""What a report says in words."""
+
+import math
+from dataclasses import replace
+
+from hotloop.records import Epoch, Report
+from hotloop.report import words
+from hotloop.report.words import Fact
+
+from .reports import made_report
+
+
+def value(facts: list[Fact], label: str) -> str:
+    return next(fact.value for fact in facts if fact.label == label)
+
+
+def test_the_headlines_are_those_of_the_last_epoch_that_was_evaluated() -> None:
+    report = made_report()
+    cut = Epoch(number=4, loss=0.4, items=200, seconds=0.1, losses={}, metrics={})
+    facts = words.headlines(replace(report, epochs=(*report.epochs, cut), interrupted=True))
+    accuracy = next(fact for fact in facts if fact.label == "validation accuracy")
+    assert (accuracy.value, accuracy.detail) == ("83.3%", "after epoch 3")
+    assert "stopped by Ctrl-C" in next(fact.detail for fact in facts if fact.label == "time")
+
+
+def test_the_speed_is_the_median_so_that_a_slow_first_epoch_does_not_hide_it() -> None:
+    report = made_report()
+    slow = replace(report.epochs[0], seconds=10.0)
+    facts = words.headlines(replace(report, epochs=(slow, *report.epochs[1:])))
+    assert value(facts, "items per second") == "4,000"
+
+
+def test_a_run_without_any_epoch_says_unknown() -> None:
+    empty = replace(made_report(), epochs=(), curve=(), steps=0, seconds=0.0)
+    facts = words.headlines(empty)
+    assert value(facts, "loss") == "unknown"
+    assert value(facts, "items per second") == "unknown"
+    assert value(words.timings(empty), "per update") == "unknown"
+    assert len(list(words.rows(empty))) == 1
+
+
+def test_memory_that_the_device_does_not_tell_is_unknown_never_zero() -> None:
+    assert value(words.setting(made_report()), "peak memory on the device") == "unknown"
+    assert value(words.setting(replace(made_report(), peak_memory=3 * 2**20)), "peak memory on the device") == "3.0 MiB"
+
+
+def test_a_metric_that_is_not_finite_is_unknown() -> None:
+    assert words.metric("accuracy", math.nan) == "unknown"
+    assert words.metric("loss", math.inf) == "unknown"
+
+
+def test_an_accuracy_above_one_is_no_share() -> None:
+    assert words.metric("accuracy", 97.5) == "97.5000"
+
+
+def test_the_chief_metric_is_accuracy_else_the_first_that_is_not_the_loss() -> None:
+    def with_metrics(metrics: dict[str, float]) -> Report:
+        report = made_report()
+        return replace(report, epochs=tuple(replace(epoch, metrics=metrics) for epoch in report.epochs))
+
+    assert words.chief_metric(with_metrics({"f1": 0.5, "accuracy": 0.5})) == "accuracy"
+    assert words.chief_metric(with_metrics({"loss": 0.5, "f1": 0.5})) == "f1"
+    assert words.chief_metric(with_metrics({"loss": 0.5})) is None
+    assert words.chief_metric(with_metrics({})) is None
+
+
+def test_rows_have_a_cell_for_every_metric_of_any_epoch() -> None:
+    report = made_report()
+    mixed = (replace(report.epochs[0], metrics={}), replace(report.epochs[1], metrics={"f1": 0.5}))
+    header, first, second = words.rows(replace(report, epochs=mixed))
+    assert header == ["epoch", "loss", "validation f1", "items/s", "time"]
+    assert (first[2], second[2]) == ("unknown", "0.5000")
