@@ -28,7 +28,7 @@ gpu-test:                      ## the tests that need a CUDA GPU, with the Pytho
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
 docs: $(VENV)/.docs            ## build the documentation into site/, any warning is an error
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:                         ## remove everything that can be made again
 	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
