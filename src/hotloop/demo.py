@@ -1,233 +1,225 @@
-"""`run_demo`: a first training on made-up data, five spiral arms in the plane, with a report and pictures of it."""
+"""`run_demo`: sprites from nothing to a page. Make them, learn to sort them, learn to draw new ones, judge those."""
 
-import math
 import shlex
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from PIL import Image
+from torch import Tensor
 
-from hotloop.device import Choice
+from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument
-from hotloop.loop import Loop
-from hotloop.placement import move, to_numpy
 from hotloop.records import Report
 from hotloop.report.folder import RunFolder, new_run
-from hotloop.report.page import Picture, page
-from hotloop.report.plane import Points, Stage, disc, strip
-from hotloop.report.plots import loss_curve
-from hotloop.report.words import metric
-from hotloop.text import count, plural
+from hotloop.report.page import Gallery, Picture, Training, page
+from hotloop.report.plots import confusion, loss_curve
+from hotloop.report.words import Fact
+from hotloop.sprites.dataset import SpriteSet
+from hotloop.sprites.judging import Verdict, confusions, drawn_by, judge
+from hotloop.sprites.making import CLASSES, make
+from hotloop.sprites.pictures import sheet_of
+from hotloop.sprites.store import Trained
+from hotloop.sprites.training import Recipe, learn_to_draw, learn_to_sort, recipe_for, sprites_for
+from hotloop.text import count, duration
 
-ARMS = 5
-TURNS = 1.25  # of each arm around the middle
-NOISE = 0.024  # how far points stray from their arm
-BATCH = 256
-PEAK = 6e-3  # the learning rate climbs to this and falls again
-FEWEST_POINTS, MOST_POINTS = 100, 10_000_000
-EDGE = 1.05  # the pictures show the plane from -EDGE to EDGE
-PIXELS = 320  # of the pictures' grid, each way
-SHOWN = 400  # held-out points in a picture
+ON_A_CPU = ("ghost", "sword", "potion", "heart", "tree", "mushroom", "ship", "fish")  # what two minutes can teach it
+HELD_OUT = 1_000_003  # added to the seed for sprites that no network learns from
+INK = (34, 32, 52, 255)
 
-Data = tuple[Tensor, Tensor]
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a person may set."""
+    """What the demo does on a device; `effort` scales how long it trains."""
 
-    epochs: int
-    points: int  # to train on; a quarter as many are held out
+    classes: tuple[str, ...]
+    sprites: int
+    sort: Recipe
+    draw: Recipe
     seed: int
+    shown: int  # sprites of each class in a sheet
+    judged: int
+    temperature: float  # of the drawing: a network that has learned little draws better when it dares less
 
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise BadArgument(f"{self.epochs} epochs", fix="give --epochs a whole number of at least 1")
-        if not FEWEST_POINTS <= self.points <= MOST_POINTS:
-            least, most = count(FEWEST_POINTS), count(MOST_POINTS)
-            raise BadArgument(f"{count(self.points)} points", fix=f"give --points a number from {least} to {most}")
-        if not 0 <= self.seed < 2**63:
-            raise BadArgument(f"seed {self.seed}", fix="give --seed a whole number from 0 to 2**63 - 1")
+    @classmethod
+    def of(cls, device: torch.device, seed: int, effort: float) -> "Settings":
+        if not 0 <= seed < 2**62:
+            raise BadArgument(f"seed {seed}", fix="give --seed a whole number from 0 to 2**62 - 1")
+        if not 0 < effort <= 100:
+            raise BadArgument(f"effort {effort}", fix="give --effort a number above 0, at most 100")
+        on_cpu = device.type == "cpu"
+        sort, draw = recipe_for("classify", device), recipe_for("draw", device)
+        if on_cpu:
+            sort, draw = replace(sort, epochs=1), replace(draw, epochs=2)
+        sprites = round((6144 if on_cpu else sprites_for(device)) * effort)
+        return cls(
+            classes=ON_A_CPU if on_cpu else CLASSES,
+            sprites=max(sprites, 256),
+            sort=replace(sort, seed=seed),
+            draw=replace(draw, seed=seed),
+            seed=seed,
+            shown=12 if effort >= 0.2 else 4,
+            judged=64 if on_cpu else 2048,
+            temperature=0.5 if on_cpu else 0.8,
+        )
 
-    def command(self, device: str) -> str:
-        """The command that does this run again."""
-        parts = ["hotloop", "demo", "--device", device, "--epochs", self.epochs, "--points", self.points]
-        return shlex.join(str(part) for part in [*parts, "--seed", self.seed])
+
+@dataclass
+class Outcome:
+    """What a demo has to show; what Ctrl-C kept from being done is None."""
+
+    settings: Settings
+    choice: Choice
+    folder: Path = Path()
+    sorting: Report | None = None
+    accuracy: float | None = None
+    drawing: Report | None = None
+    verdict: Verdict | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def interrupted(self) -> bool:
+        return any(report.interrupted for report in (self.sorting, self.drawing) if report)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "device": str(self.choice.device),
+            "reason": self.choice.reason,
+            "interrupted": self.interrupted,
+            "classes": list(self.settings.classes),
+            "sprites": self.settings.sprites,
+            "seed": self.settings.seed,
+            "accuracy": self.accuracy,
+            "verdict": self.verdict.to_json() if self.verdict else None,
+            "classifier": self.sorting.to_json() if self.sorting else None,
+            "drawer": self.drawing.to_json() if self.drawing else None,
+        }
 
 
 def run_demo(
     out: Path | None = None,
     *,
-    epochs: int,
-    points: int,
-    seed: int,
     device: str | None = None,
+    seed: int = 0,
+    effort: float = 1.0,
     progress: bool | None = None,
-    tell: Callable[[Choice], None] = lambda choice: None,
-) -> tuple[Report, Path]:
-    """Train on spirals and write a folder with the report, its page and the pictures.
+    tell: Tell = lambda words: None,
+) -> Outcome:
+    """Make sprites, train both networks, judge them, and write a folder with a page, pictures and the networks.
 
-    `tell` hears the device and the reason before the training starts. Ctrl-C ends the training early; the folder then
-    holds what was done up to there.
+    `tell` hears what begins. Ctrl-C ends the training that is running; the folder then holds what was done up to there.
     """
-    demo = _Demo.prepare(Settings(epochs, points, seed), device)
-    tell(demo.loop.choice)
+    choice = pick(device)
+    settings = Settings.of(choice.device, seed, effort)
+    tell(f"{choice.device} in {choice.precision}: {choice.reason}")
     with new_run(out) as folder:
-        report = demo.train(progress)
-        demo.write(report, folder)
-    return report, folder.path
-
-
-def spirals(points: int, generator: torch.Generator) -> Data:
-    """Points along spiral arms, as places [n, 2] and the arm of each.
-
-    >>> places, arms = spirals(10, torch.Generator().manual_seed(0))
-    >>> arms.tolist()
-    [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
-    """
-    arms = torch.arange(points) % ARMS
-    radius = 0.07 + 0.91 * torch.rand(points, generator=generator).sqrt()
-    angle = 2 * math.pi * (arms / ARMS + TURNS * radius)
-    places = torch.stack([radius * angle.cos(), radius * angle.sin()], dim=1)
-    return places + NOISE * torch.randn(points, 2, generator=generator), arms
-
-
-class Waves(nn.Module):
-    """A small network whose neurons are sine waves: spirals are easy for it, and it draws smooth edges."""
-
-    def __init__(self, generator: torch.Generator, width: int = 96, depth: int = 3, pitch: float = 2.5) -> None:
-        super().__init__()
-        self.pitch = pitch  # how fine a pattern the first layer can see from the start
-        sizes = [2, *[width] * depth, ARMS]
-        self.layers = nn.ModuleList(nn.utils.skip_init(nn.Linear, a, b) for a, b in pairwise(sizes))
-        for layer, inputs in zip(self.layers, sizes, strict=False):
-            for weights in layer.parameters():  # as torch starts them, but from a generator of our own
-                nn.init.uniform_(weights, -(inputs**-0.5), inputs**-0.5, generator=generator)
-
-    def forward(self, places: Tensor) -> Tensor:
-        *hidden, last = self.layers
-        values = places * self.pitch
-        for layer in hidden:
-            values = torch.sin(layer(values))
-        result: Tensor = last(values)
-        return result
-
-
-def correct(output: Tensor, target: Tensor) -> Tensor:
-    """Whether each point was put on its own arm; the mean is the accuracy."""
-    return output.argmax(1) == target
-
-
-@dataclass
-class _Album:
-    """The held-out batches; whenever an evaluation goes through them, the model's map of the plane is kept as well."""
-
-    loader: DataLoader[Any]
-    loop: Loop
-    moments: frozenset[int]  # epochs to keep
-    kept: dict[int, Tensor] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[Any]:
-        if self.loop.epoch in self.moments:
-            self.kept[self.loop.epoch] = chances(self.loop.model, self.loop.device)
-        yield from self.loader
-
-
-@torch.inference_mode()
-def chances(model: nn.Module, device: torch.device) -> Tensor:
-    """How likely each arm is at each spot of the plane, as the model sees it: [pixels, pixels, arms]."""
-    line = torch.linspace(-EDGE, EDGE, PIXELS)
-    y, x = torch.meshgrid(line, line, indexing="ij")
-    grid = move(torch.stack([x, y], dim=-1).reshape(-1, 2), device)
-    output: Tensor = model(grid)
-    return output.softmax(-1).reshape(PIXELS, PIXELS, ARMS).cpu()
+        outcome = Outcome(settings, choice, folder.path)
+        _Demo(outcome, folder, progress, tell).run()
+    return outcome
 
 
 @dataclass
 class _Demo:
-    """A run with everything in its place."""
+    outcome: Outcome
+    folder: RunFolder
+    progress: bool | None
+    tell: Tell
+    pictures: list[Gallery] = field(default_factory=list)
 
-    settings: Settings
-    loop: Loop
-    training: DataLoader[Any]
-    held_out: Data
-    album: _Album
+    def run(self) -> None:
+        settings, where = self.outcome.settings, self.outcome.choice.device
+        sprites = make(settings.sprites, seed=settings.seed, classes=settings.classes)
+        held_out = make(1024, seed=settings.seed + HELD_OUT, classes=settings.classes)
+        self._show("sprites.png", "What they learn from", sprites, "drawn by rules, a row for each class")
 
-    @classmethod
-    def prepare(cls, settings: Settings, device: str | None) -> "_Demo":
-        generator = torch.Generator().manual_seed(settings.seed)
-        training = DataLoader(
-            TensorDataset(*spirals(settings.points, generator)), batch_size=BATCH, shuffle=True, generator=generator
+        self.tell(f"Learning to sort {count(len(sprites))} sprites of {len(sprites.classes)} classes")
+        sorter, sorting = learn_to_sort(sprites, held_out, settings.sort, device=str(where), progress=self.progress)
+        self.outcome.sorting = sorting
+        self.folder.write("classifier.safetensors", sorter.to_bytes())
+        table = confusions(sorter, held_out, where)
+        self.outcome.accuracy = table.diagonal().sum().item() / table.sum().item()
+        matrix = confusion(table.tolist(), held_out.classes)
+        self.folder.write("confusion.png", matrix)
+
+        if not sorting.interrupted:
+            self.tell("Learning to draw new ones")
+            drawer, drawing = learn_to_draw(sprites, settings.draw, device=str(where), progress=self.progress)
+            self.outcome.drawing = drawing
+            self.folder.write("drawer.safetensors", drawer.to_bytes())
+            self._judge(drawer, sorter, sprites)
+        self._write(matrix)
+
+    def _judge(self, drawer: Trained, sorter: Trained, sprites: SpriteSet) -> None:
+        settings, where = self.outcome.settings, self.outcome.choice.device
+        self.tell("Drawing, and judging what was drawn")
+        kinds = len(settings.classes)
+        each = max(settings.shown, settings.judged // kinds if settings.shown > 4 else 0)
+        labels = torch.arange(kinds).repeat_interleave(each)
+        drawn = drawn_by(drawer, labels, where, seed=settings.seed, temperature=settings.temperature)
+        self.outcome.verdict = judge(drawn, sorter, sprites, where)
+        first = torch.arange(len(drawn)).view(kinds, each)[:, : settings.shown].flatten()
+        self._show("drawn.png", "What it draws", drawn[first], "drawn by the network: new sprites, none copied")
+
+    def _show(self, name: str, title: str, sprites: SpriteSet, caption: str) -> None:
+        """A contact sheet, as a file and for the page."""
+        shown = self.outcome.settings.shown
+        rows = torch.cat([(sprites.labels == i).nonzero().flatten()[:shown] for i in range(len(sprites.classes))])
+        png = _png(sheet_of(sprites[rows], shown, scale=4, background=INK))
+        self.folder.write(name, png)
+        self.pictures.insert(0, Gallery(title, [Picture(png, caption, ", ".join(sprites.classes), crisp=True)]))
+
+    def _write(self, confused: bytes) -> None:
+        """The page, the data and the curves."""
+        outcome = self.outcome
+        trainings = [Training("sorting sprites", outcome.sorting)] if outcome.sorting else []
+        trainings += [Training("drawing sprites", outcome.drawing)] if outcome.drawing else []
+        for name, training in zip(("loss-sorting.png", "loss-drawing.png"), trainings, strict=False):
+            self.folder.write(name, loss_curve(training.report))
+        names = outcome.settings.classes
+        matrix = Picture(confused, "rows: what it is; columns: what it was taken for", "the confusions as a matrix")
+        lead = (
+            f"Two networks learned from {count(outcome.settings.sprites)} sprites of {len(names)} classes, "
+            "made by rules: one sorts sprites, the other draws new ones. Both were judged on what they had never seen."
         )
-        held_out = spirals(settings.points // 4, generator)
-        model = Waves(generator)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=PEAK)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer, max_lr=PEAK, total_steps=settings.epochs * len(training)
+        html = page(
+            trainings,
+            title="Sprites, sorted and drawn",
+            lead=lead,
+            headlines=headlines(outcome),
+            galleries=[*self.pictures, Gallery("What the classifier confuses", [matrix])],
+            command=command(outcome),
         )
-        loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device=device, scheduler=schedule)
-        judging = DataLoader(TensorDataset(*held_out), batch_size=1000, generator=torch.Generator())
-        album = _Album(judging, loop, _moments(settings.epochs))
-        return cls(settings, loop, training, held_out, album)
-
-    def train(self, progress: bool | None) -> Report:
-        return self.loop.fit(
-            self.training,
-            epochs=self.settings.epochs,
-            validate=self.album,
-            metrics={"accuracy": correct},
-            progress=progress,
-        )
-
-    def write(self, report: Report, folder: RunFolder) -> None:
-        """The report as data and as a page, and the pictures as files of their own."""
-        stages, points = self._stages(report), self._points()
-        command = self.settings.command(report.device)
-        pictures = [
-            Picture(disc(stage, points, EDGE), f"{stage.title}: {stage.detail}", "The plane, coloured by predicted arm")
-            for stage in stages
-        ]
-        folder.write("loss.png", loss_curve(report))
-        folder.write("spirals.png", strip(stages, points, EDGE))
-        folder.write(
-            "report.html",
-            page(report, title="The demo: five spirals", lead=self._lead(), pictures=pictures, command=command),
-        )
-        folder.write_json("report.json", {**report.to_json(), "demo": {**vars(self.settings), "command": command}})
-
-    def _lead(self) -> str:
-        return (
-            f"A small network ({plural(sum(p.numel() for p in self.loop.model.parameters()), 'parameter')}) learned "
-            f"which of {ARMS} spiral arms a point of the plane belongs to, from {count(self.settings.points)} points. "
-            f"It is judged by {count(len(self.held_out[0]))} points that it never saw."
-        )
-
-    def _stages(self, report: Report) -> list[Stage]:
-        """The moments that were kept, and the end."""
-        ends = {epoch.number: epoch for epoch in report.epochs}
-        last = report.epochs[-1].number if report.epochs else 0
-        kept = {**self.album.kept, last: chances(self.loop.model, self.loop.device)}
-        stages = []
-        for number, tensor in sorted(kept.items()):
-            scores = ends[number].metrics if number in ends else {}
-            detail = f"{metric('accuracy', scores['accuracy'])} of held-out points right" if scores else "stopped here"
-            stages.append(Stage(f"epoch {number}" if number else "before training", detail, to_numpy(tensor)))
-        return stages
-
-    def _points(self) -> Points:
-        places, arms = self.held_out
-        return Points(to_numpy(places[:SHOWN]), to_numpy(arms[:SHOWN]))
+        self.folder.write("report.html", html)
+        self.folder.write_json("report.json", outcome.to_json())
 
 
-def _moments(epochs: int) -> frozenset[int]:
-    """The epochs after which to keep the map: the first, one early on while it still learns, the last.
+def headlines(outcome: Outcome) -> list[Fact]:
+    """The numbers that a person looks for first."""
+    facts = []
+    if outcome.verdict:
+        detail = f"of {count(outcome.verdict.drawn)}, in the eyes of the classifier"
+        facts.append(Fact("drawn as the class asked for", f"{outcome.verdict.right:.1%}", detail))
+        copies = outcome.verdict.copies
+        facts.append(Fact("exact copies", "unknown" if copies is None else f"{copies:.1%}", "of training sprites"))
+    if outcome.accuracy is not None:
+        facts.append(Fact("sorted right", f"{outcome.accuracy:.1%}", "of sprites it never saw"))
+    seconds = sum(report.seconds for report in (outcome.sorting, outcome.drawing) if report)
+    facts.append(Fact("training", duration(seconds), "both networks"))
+    facts.append(Fact("device", str(outcome.choice.device), outcome.choice.name or "unknown"))
+    return facts
 
-    >>> sorted(_moments(12)), sorted(_moments(1))
-    ([1, 4, 12], [1])
-    """
-    return frozenset({1, max(1, epochs // 3), epochs})
+
+def command(outcome: Outcome) -> str:
+    """The command that does this run again."""
+    return shlex.join(["hotloop", "demo", "--device", str(outcome.choice.device), "--seed", str(outcome.settings.seed)])
+
+
+def _png(rgba: Tensor) -> bytes:
+    data = BytesIO()
+    Image.fromarray(rgba.numpy()).save(data, "PNG", optimize=True)
+    return data.getvalue()

@@ -1,17 +1,27 @@
 """The page: complete, self-contained, and never fooled by what it is given."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotloop.records import Report
 from hotloop.report import page as module
-from hotloop.report.page import Picture, data_uri, page
+from hotloop.report.page import Gallery, Picture, Training, data_uri
+from hotloop.report.page import page as page_of
 
 from .reports import made_report
+
+
+def page(report: Report, pictures: Sequence[Picture] = (), **words: Any) -> str:
+    """A page of one training with one gallery."""
+    return page_of([Training("", report)], galleries=[Gallery("Pictures", pictures)] if pictures else [], **words)
+
 
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 
@@ -136,3 +146,15 @@ def test_any_text_leaves_the_page_whole(text: str) -> None:
 
 def test_a_data_address_holds_the_bytes() -> None:
     assert data_uri(b"\x00\xff", "image/png") == "data:image/png;base64,AP8="
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_several_trainings_stand_below_one_another() -> None:
+    second = replace(made_report(), precision="bf16", interrupted=True)
+    html = page_of([Training("sorting", made_report()), Training("drawing", second)], title="Two")
+    assert html.index("How it learned: sorting") < html.index("How it learned: drawing")
+    assert "Stopped by Ctrl-C" in html
+
+
+def test_pixel_art_is_enlarged_without_smoothing() -> None:
+    assert 'class="crisp"' in page(made_report(), title="A run", pictures=[Picture(b"png", "", "", crisp=True)])

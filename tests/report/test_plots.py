@@ -10,7 +10,7 @@ from matplotlib import rcParams
 from PIL import Image
 
 from hotloop.records import Epoch, Report
-from hotloop.report.plots import DARK, LIGHT, loss_curve, smoothed
+from hotloop.report.plots import DARK, LIGHT, confusion, loss_curve, smoothed
 
 from .reports import made_report
 
@@ -73,3 +73,9 @@ def test_smoothing_keeps_a_line_straight_to_its_ends() -> None:
 def test_smoothing_keeps_the_number_of_values() -> None:
     for count in (1, 2, 5):
         assert len(smoothed([1.0] * count, 40)) == count
+
+
+def test_a_confusion_matrix_is_a_picture() -> None:
+    png = confusion([[5, 1], [0, 6]], ["sword", "key"])
+    assert png.startswith(b"\x89PNG")
+    assert png != confusion([[6, 0], [0, 6]], ["sword", "key"])

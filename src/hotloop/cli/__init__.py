@@ -7,6 +7,10 @@ import typer
 
 from hotloop.cli import demo as demo
 from hotloop.cli import device as device
+from hotloop.cli import evaluate as evaluate
+from hotloop.cli import generate as generate
+from hotloop.cli import sprites as sprites
+from hotloop.cli import train as train
 from hotloop.errors import HotloopError
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
@@ -40,6 +44,10 @@ def _options(
 
 app.command("device")(device.device)
 app.command("demo")(demo.demo)
+app.add_typer(sprites.app, name="sprites")
+app.add_typer(train.app, name="train")
+app.command("evaluate")(evaluate.evaluate)
+app.command("generate")(generate.generate)
 
 
 def main() -> None:

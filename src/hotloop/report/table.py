@@ -1,4 +1,6 @@
-"""The summary of a `Report` for the terminal."""
+"""Summaries for the terminal."""
+
+from collections.abc import Sequence
 
 from rich.console import Group
 from rich.panel import Panel
@@ -12,8 +14,15 @@ from hotloop.text import printable
 
 def summary(report: Report, title: str = "the run") -> Panel:
     """The headline numbers of a run, in a frame."""
-    lines: list[Table | Text] = [_grid(_facts(report))]
-    if report.interrupted:
+    shown = ("precision", "model", "peak memory on the device")
+    facts = [*headlines(report), *(fact for fact in setting(report) if fact.label in shown)]
+    return panel(facts, title, interrupted=report.interrupted)
+
+
+def panel(facts: Sequence[Fact], title: str, *, interrupted: bool = False) -> Panel:
+    """Facts in a frame, the first one in green."""
+    lines: list[Table | Text] = [_grid(facts)]
+    if interrupted:
         lines.insert(0, Text("Stopped by Ctrl-C: these are the numbers up to there.\n", style="yellow"))
     return Panel(
         Group(*lines),
@@ -25,12 +34,7 @@ def summary(report: Report, title: str = "the run") -> Panel:
     )
 
 
-def _facts(report: Report) -> list[Fact]:
-    shown = ("precision", "model", "peak memory on the device")
-    return [*headlines(report), *(fact for fact in setting(report) if fact.label in shown)]
-
-
-def _grid(facts: list[Fact]) -> Table:
+def _grid(facts: Sequence[Fact]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(justify="left", overflow="fold")

@@ -49,6 +49,15 @@ class SpriteSet:
         """The sprites of one class."""
         return self[self.labels == self.label(name)]
 
+    def only(self, names: Sequence[str]) -> Self:
+        """The sprites of some classes, which become all the classes that there are."""
+        kept = tuple(dict.fromkeys(names))
+        new = torch.full((len(self.classes),), -1)
+        new[[self.label(name) for name in kept]] = torch.arange(len(kept))
+        labels = new.to(self.labels.device)[self.labels]
+        mine = labels >= 0
+        return type(self)(self.pixels[mine], labels[mine], kept, self.palette, self.source)
+
     def label(self, name: str) -> int:
         """The number of a class."""
         return label_of(name, self.classes)
@@ -72,21 +81,26 @@ class SpriteSet:
         """Read what `save` wrote; anything else is told apart and explained."""
         path = Path(path)
         about, tensors = read_tensors(path, FORMAT, "make one with `hotloop sprites make` or `hotloop sprites import`")
+        classes, nothing = about.get("classes"), torch.zeros(0)
         loaded = cls(
-            pixels=tensors["pixels"],
-            labels=tensors["labels"],
-            classes=tuple(about["classes"]),
-            palette=tensors["palette"],
+            pixels=tensors.get("pixels", nothing),
+            labels=tensors.get("labels", nothing),
+            classes=tuple(classes) if isinstance(classes, list) else (),
+            palette=tensors.get("palette", nothing),
             source=str(about.get("source", "")),
         )
-        _check(loaded, path)
+        if not _is_sound(loaded):
+            raise BadArgument(
+                f"{printable(str(path))} is damaged: its tensors do not fit together", fix="make it again"
+            )
         return loaded
 
 
 def label_of(name: str, classes: Sequence[str]) -> int:
     """The number of a class; an unknown one lists those that there are."""
     if name not in classes:
-        raise BadArgument(f"unknown class {printable(name)!r}", fix=f"choose one of: {shorten(list(classes), 40)}")
+        known = shorten([printable(known) for known in classes], 40)
+        raise BadArgument(f"unknown class '{printable(name)}'", fix=f"choose one of: {known}")
     return list(classes).index(name)
 
 
@@ -116,38 +130,51 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def read_tensors(path: Path, expected: str, advice: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The metadata and tensors of a safetensors file of hotloop's; never pickle. `advice` says how to get one."""
+    about, tensors = _read(path, advice, tensors=True)
+    found = about.get("format")
+    name = printable(str(path))
+    if found != expected:
+        kind = f"holds {printable(str(found))}" if found else "was not written by hotloop"
+        raise BadArgument(f"{name} {kind}, not {expected}", fix=advice)
+    version = about.get("version", 0)
+    if not isinstance(version, int) or version > VERSION:
+        raise BadArgument(f"{name} was written by a newer hotloop", fix="pip install --upgrade hotloop")
+    return about, tensors
+
+
+def format_of(path: Path, advice: str) -> str:
+    """What a file says that it holds."""
+    about, _ = _read(path, advice, tensors=False)
+    return str(about.get("format", "something that hotloop did not write"))
+
+
+def _read(path: Path, advice: str, *, tensors: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:
     name = printable(str(path))
     if not path.is_file():
         raise BadArgument(f"there is no file {name}", fix=advice)
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get("hotloop")
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
+            found = {key: file.get_tensor(key) for key in file.keys()} if tensors else {}  # noqa: SIM118  # not a dict
         about = json.loads(text) if text is not None else {}
     except (SafetensorError, OSError, ValueError) as error:
         raise BadArgument(
             f"{name} cannot be read: {printable(str(error))}", fix=f"it may be cut short; {advice}"
         ) from error
-    found = about.get("format") if isinstance(about, dict) else None
-    if found != expected:
-        kind = f"holds {printable(str(found))}" if found else "was not written by hotloop"
-        raise BadArgument(f"{name} {kind}, not {expected}", fix=advice)
-    if about.get("version", 0) > VERSION:
-        raise BadArgument(f"{name} was written by a newer hotloop", fix="pip install --upgrade hotloop")
-    return about, tensors
+    return about if isinstance(about, dict) else {}, found
 
 
-def _check(sprites: SpriteSet, path: Path) -> None:
-    """What a damaged or hand-made file may get wrong."""
-    count = len(sprites.pixels)
-    sound = (
+def _is_sound(sprites: SpriteSet) -> bool:
+    """Whether the parts fit together; in a damaged or hand-made file they may not."""
+    count = sprites.labels.numel()
+    return (
         sprites.pixels.shape == (count, SIDE, SIDE)
         and sprites.pixels.dtype == torch.uint8
         and sprites.labels.shape == (count,)
         and sprites.labels.dtype == torch.int64
         and sprites.palette.shape == (COLOURS + 1, 4)
+        and sprites.palette.dtype == torch.uint8
+        and all(isinstance(name, str) for name in sprites.classes)
         and (count == 0 or int(sprites.pixels.max()) <= COLOURS)
         and (count == 0 or (int(sprites.labels.min()) >= 0 and int(sprites.labels.max()) < len(sprites.classes)))
     )
-    if not sound:
-        raise BadArgument(f"{printable(str(path))} is damaged: its tensors do not fit together", fix="make it again")

@@ -1,0 +1,123 @@
+"""`hotloop evaluate`: what a trained network is worth, on sprites that it never saw."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotloop.cli.output import console, print_json, say
+from hotloop.cli.sprites import load_or_make
+from hotloop.errors import BadArgument
+from hotloop.text import count
+
+if TYPE_CHECKING:
+    import torch
+
+    from hotloop.sprites.store import Trained
+
+NEVER_SEEN = 2_000_003  # a seed that no training uses by itself
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A network that `hotloop train` wrote.")],
+    data: Annotated[Path | None, typer.Argument(metavar="[DATA]", help="A set; without one, fresh sprites.")] = None,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a drawer: the classifier that judges what it draws.")
+    ] = None,
+    number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Sprites to make or to draw.")] = 2048,
+    device: Annotated[str | None, typer.Option("--device", "-d", metavar="NAME", show_default="the best here")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Other sprites.")] = NEVER_SEEN,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Judge a network: a classifier by its confusions, a drawer by a classifier that was trained apart from it.
+
+    [bold]Examples[/bold]
+      hotloop evaluate classifier.safetensors
+      hotloop evaluate classifier.safetensors art.safetensors
+      hotloop evaluate drawer.safetensors --judge classifier.safetensors
+    """
+    from hotloop import pick
+    from hotloop.sprites.store import Trained, kind_of
+
+    if number < 1:
+        raise BadArgument(f"count={number}", fix="give a whole number of at least 1")
+    where = pick(device).device
+    kind = kind_of(model)
+    trained = Trained.load(model, kind, where)
+    if kind == "classifier":
+        told = _classifier(trained, data, number, seed, where)
+    elif judge is None:
+        raise BadArgument(
+            f"{model} draws, and a drawer is judged by a classifier", fix="give --judge classifier.safetensors"
+        )
+    else:
+        told = _drawer(trained, Trained.load(judge, "classifier", where), data, number, seed, where)
+    if as_json:
+        print_json({"model": str(model), "device": str(where), **told})
+    else:
+        _show(told)
+
+
+def _classifier(trained: "Trained", data: Path | None, number: int, seed: int, where: "torch.device") -> dict[str, Any]:
+    from hotloop.sprites.judging import confusions
+    from hotloop.sprites.making import CLASSES
+
+    known = [name for name in trained.classes if name in CLASSES]
+    if data is None and len(known) < len(trained.classes):
+        raise BadArgument(
+            "the model was trained on other classes than hotloop makes", fix="give the set to judge it on"
+        )
+    sprites = load_or_make(data, number, seed, list(trained.classes) if data is None else None)
+    trained.must_know(sprites, str(data))
+    table = confusions(trained, sprites, where)
+    right = table.diagonal().sum().item() / table.sum().item()
+    each = (table.diagonal() / table.sum(1).clamp_min(1)).tolist()
+    wrong = [
+        {"is": trained.classes[i], "taken_for": trained.classes[j], "sprites": int(table[i, j])}
+        for i, j in table.nonzero().tolist()
+        if i != j
+    ]
+    return {
+        "sprites": len(sprites),
+        "accuracy": right,
+        "by_class": dict(zip(trained.classes, each, strict=True)),
+        "confusions": sorted(wrong, key=lambda row: -int(row["sprites"])),
+    }
+
+
+def _drawer(
+    trained: "Trained", judge: "Trained", data: Path | None, number: int, seed: int, where: "torch.device"
+) -> dict[str, Any]:
+    import torch
+
+    from hotloop.sprites.judging import drawn_by
+    from hotloop.sprites.judging import judge as judged
+
+    if trained.classes != judge.classes:
+        raise BadArgument("the judge knows other classes than the drawer", fix="train both on the same set")
+    labels = torch.arange(number) % len(trained.classes)
+    drawn = drawn_by(trained, labels, where, seed=seed)
+    learned_from = load_or_make(data, 1, 0, None) if data is not None else None
+    verdict = judged(drawn, judge, learned_from, where)
+    return {
+        "sprites": verdict.drawn,
+        "accuracy": verdict.right,
+        "by_class": verdict.right_by_class,
+        **verdict.to_json(),
+    }
+
+
+def _show(facts: dict[str, Any]) -> None:
+
+    words = console()
+    say(
+        words, f"{facts['accuracy']:.1%} of {count(facts['sprites'])} sprites are taken for what they are", style="bold"
+    )
+    for name, share in facts["by_class"].items():
+        say(words, f"{name:<12} {share:7.1%}", indent="  ")
+    for row in facts.get("confusions", [])[:5]:
+        say(words, f"{row['sprites']} x {row['is']} taken for {row['taken_for']}", indent="  ", style="dim")
+    if "distinct" in facts:
+        say(words, f"{facts['distinct']:.1%} differ from one another")
+        if facts["copies"] is not None:
+            say(words, f"{facts['copies']:.2%} are exact copies of sprites that it learned from")

@@ -1,0 +1,67 @@
+"""`hotloop generate`: new sprites from a trained drawer."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotloop.cli.output import console, print_json, say
+from hotloop.cli.sprites import INK, Classes
+from hotloop.errors import BadArgument
+from hotloop.text import count, duration
+
+
+def generate(
+    classes: Classes = None,
+    number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many of each class.")] = 64,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The contact sheet, a PNG.")] = Path(
+        "sheet.png"
+    ),
+    model: Annotated[
+        Path, typer.Option("--model", "-m", metavar="FILE", help="A drawer from `hotloop train draw`.")
+    ] = Path("drawer.safetensors"),
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the sprites as a set (safetensors).")
+    ] = None,
+    columns: Annotated[int, typer.Option(metavar="N", help="Sprites in a row of the sheet.")] = 16,
+    scale: Annotated[int, typer.Option(metavar="N", help="How many times larger to show a pixel.")] = 4,
+    steps: Annotated[int, typer.Option(metavar="N", help="More steps, finer details.")] = 16,
+    temperature: Annotated[float, typer.Option(metavar="X", help="Lower is cleaner, higher is more varied.")] = 0.7,
+    device: Annotated[str | None, typer.Option("--device", "-d", metavar="NAME", show_default="the best here")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed, other sprites.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Draw new sprites with a trained drawer and write them as a contact sheet.
+
+    [bold]Examples[/bold]
+      hotloop generate --class potion --count 64 --out sheet.png
+      hotloop generate -c sword -c ship -n 16     [dim]a row of each[/dim]
+      hotloop generate --data new.safetensors     [dim]also as data[/dim]
+    """
+    import time
+
+    import torch
+
+    from hotloop import pick
+    from hotloop.sprites.dataset import label_of
+    from hotloop.sprites.judging import drawn_by
+    from hotloop.sprites.pictures import save_png, sheet_of
+    from hotloop.sprites.store import Trained
+
+    if min(number, columns, scale, steps) < 1:
+        raise BadArgument(
+            f"count={number}, columns={columns}, scale={scale}, steps={steps}", fix="give whole numbers of at least 1"
+        )
+    where = pick(device).device
+    trained = Trained.load(model, "drawer", where)
+    labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])
+    start = time.perf_counter()
+    drawn = drawn_by(trained, labels.repeat_interleave(number), where, seed=seed, steps=steps, temperature=temperature)
+    seconds = time.perf_counter() - start
+    save_png(out, sheet_of(drawn, min(columns, number), scale, background=INK))
+    if data is not None:
+        drawn.save(data)
+    if as_json:
+        print_json({"out": str(out), "sprites": len(drawn), "seconds": seconds, "device": str(where)})
+    else:
+        say(console(), f"{count(len(drawn))} sprites in {duration(seconds)} on {where}: {out}")

@@ -1,0 +1,142 @@
+"""`hotloop train`: teach a network to sort sprites or to draw them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hotloop.cli.output import console, print_json, say
+from hotloop.cli.sprites import Classes, load_or_make
+from hotloop.errors import OutputError
+
+if TYPE_CHECKING:
+    from hotloop.records import Report
+    from hotloop.sprites.dataset import SpriteSet
+    from hotloop.sprites.store import Trained
+    from hotloop.sprites.training import Recipe
+
+app = typer.Typer(
+    help="Teach a network to sort sprites, or to draw new ones.", no_args_is_help=True, rich_markup_mode="rich"
+)
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+Data = Annotated[Path | None, typer.Argument(metavar="[DATA]", help="A set of sprites; without one, sprites are made.")]
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the network.")]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", "-d", metavar="NAME", help="auto, cuda, cuda:1, mps, xpu or cpu.", show_default="the best here"
+    ),
+]
+Setting = Annotated[int | None, typer.Option(metavar="N", show_default="what suits the device")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Another seed, another start.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
+
+
+@app.command()
+def classify(
+    data: Data = None,
+    out: Out = Path("classifier.safetensors"),
+    device: Device = None,
+    epochs: Setting = None,
+    width: Setting = None,
+    batch: Setting = None,
+    classes: Classes = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Learn to tell the classes of sprites apart; judged on sprites that it never saw.
+
+    [bold]Examples[/bold]
+      hotloop train classify                      [dim]on sprites made for it[/dim]
+      hotloop train classify art.safetensors      [dim]on your own; every tenth is held out[/dim]
+      hotloop evaluate classifier.safetensors     [dim]afterwards: accuracy and confusions[/dim]
+    """
+    from hotloop.sprites.training import learn_to_sort
+
+    recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
+    trained, report = learn_to_sort(sprites, held_out, recipe, device=device)
+    _finish(trained, report, out, as_json, f"hotloop evaluate {out}")
+
+
+@app.command()
+def draw(
+    data: Data = None,
+    out: Out = Path("drawer.safetensors"),
+    device: Device = None,
+    epochs: Setting = None,
+    width: Setting = None,
+    batch: Setting = None,
+    classes: Classes = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Learn to draw new sprites of a class. They are made of palette colours, so they are always crisp.
+
+    [bold]Examples[/bold]
+      hotloop train draw                          [dim]on sprites made for it[/dim]
+      hotloop train draw art.safetensors --epochs 200
+      hotloop generate --class potion             [dim]afterwards: a sheet of new potions[/dim]
+    """
+    from hotloop.sprites.training import learn_to_draw
+
+    recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
+    trained, report = learn_to_draw(sprites, recipe, device=device)
+    _finish(trained, report, out, as_json, f"hotloop generate --model {out}")
+
+
+def _prepare(
+    task: Literal["classify", "draw"],
+    data: Path | None,
+    out: Path,
+    device: str | None,
+    settings: tuple[int | None, int | None, int | None],
+    classes: list[str] | None,
+    seed: int,
+    as_json: bool,
+) -> "tuple[Recipe, SpriteSet, SpriteSet]":
+    """The recipe, the sprites to learn from and those held out; what cannot work is told before the work begins."""
+    from dataclasses import replace
+
+    from hotloop import pick
+    from hotloop.sprites.making import make
+    from hotloop.sprites.training import recipe_for, sprites_for
+
+    if not out.parent.is_dir():
+        raise OutputError(f"there is no folder {out.parent}", fix="make it first, or choose another --out")
+    choice = pick(device)
+    chosen = dict(zip(("epochs", "width", "batch"), settings, strict=True))
+    given = {name: value for name, value in chosen.items() if value is not None}
+    recipe = replace(recipe_for(task, choice.device), seed=seed, **given)
+    sprites = load_or_make(data, sprites_for(choice.device), seed, classes)
+    if data is None:
+        held_out = make(4096, seed=seed + 1_000_003, classes=classes)
+    else:
+        sprites, held_out = split(sprites)
+    words = console(stderr=as_json)
+    say(words, f"{choice.device} in {choice.precision}: {choice.reason}")
+    say(words, f"{len(sprites):,} sprites of {len(sprites.classes)} classes to learn from, {recipe.epochs} epochs")
+    return recipe, sprites, held_out
+
+
+def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
+    """Every tenth sprite held out."""
+    import torch
+
+    tenth = torch.arange(len(sprites)) % 10 == 9
+    return sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
+
+
+def _finish(trained: "Trained", report: "Report", out: Path, as_json: bool, then: str) -> None:
+    from hotloop.report.folder import finite
+    from hotloop.report.table import summary
+
+    trained.save(out)
+    if as_json:
+        print_json({"out": str(out), "classes": list(trained.classes), **finite(report.to_json())})
+    else:
+        words = console()
+        words.print(summary(report, f"hotloop train: {trained.kind}"))
+        say(words, f"Written: {out}. Next: `{then}`")
+    if report.interrupted:
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,94 @@
+"""How the drawer learns and draws: hide pixels and guess them; then guess all, keep the surest, and guess again."""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hotloop.errors import BadArgument
+from hotloop.sprites.dataset import SIDE
+from hotloop.sprites.models import MASK, Drawer
+
+PIXELS = SIDE * SIDE
+FORGET = 0.1  # how often the drawer is not told the class, so that it also learns what any sprite looks like
+
+
+def guess_hidden(model: Drawer, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The objective: hide a random share of the pixels and score the guesses for them."""
+    pixels, labels = batch
+    count = len(pixels)
+    share = torch.cos(torch.rand(count, 1, 1, device=pixels.device) * math.pi / 2)
+    hidden = torch.rand(pixels.shape, device=pixels.device) < share.clamp_min(1 / PIXELS)
+    told = torch.where(torch.rand(count, device=pixels.device) < FORGET, model_classes(model), labels)
+    scores = model(pixels.int().masked_fill(hidden, MASK), told)
+    losses = F.cross_entropy(scores.float(), pixels.long(), reduction="none")
+    return (losses * hidden).sum() / hidden.sum().clamp_min(1)
+
+
+def model_classes(model: torch.nn.Module) -> int:
+    """The number that means "any class"."""
+    inner: Any = getattr(model, "module", model)  # inside DataParallel or DistributedDataParallel
+    return int(inner.size.classes)
+
+
+@torch.inference_mode()
+def draw(
+    model: Drawer,
+    labels: Tensor,
+    *,
+    steps: int = 16,
+    guidance: float = 1.0,
+    temperature: float = 0.7,
+    wander: float = 6.0,
+    seed: int | None = None,
+) -> Tensor:
+    """New sprites of these classes, uint8 (n, 16, 16), all at once in a few steps.
+
+    In each step the drawer guesses every pixel that is still open and keeps the surest; `wander` is how much chance has
+    a say in which those are, less with every step. `guidance` pushes away from any sprite, towards the class;
+    a lower `temperature` draws cleaner and less varied sprites.
+    """
+    if steps < 1 or temperature <= 0:
+        raise BadArgument(
+            f"steps={steps}, temperature={temperature}", fix="steps must be at least 1, temperature above 0"
+        )
+    device = labels.device
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    pixels = torch.full((len(labels), PIXELS), MASK, device=device, dtype=torch.long)
+    anything = torch.full_like(labels, model_classes(model))
+    for step in range(1, steps + 1):
+        scores = _scores(model, pixels, labels, anything, guidance) / temperature
+        noise = _gumbel(scores.shape, generator, device)
+        guess = (scores + noise).argmax(-1)
+        sure = scores.log_softmax(-1).gather(-1, guess[..., None]).squeeze(-1)
+        sure = sure + wander * (1 - step / steps) * _gumbel(sure.shape, generator, device)
+        open_ = pixels == MASK
+        pixels = torch.where(open_, guess, pixels)
+        left = math.floor(PIXELS * math.cos(math.pi / 2 * step / steps))
+        if left:
+            unsure = sure.masked_fill(~open_, math.inf).topk(left, largest=False).indices
+            pixels.scatter_(1, unsure, MASK)
+    return pixels.view(-1, SIDE, SIDE).to(torch.uint8)
+
+
+def _scores(model: Drawer, pixels: Tensor, labels: Tensor, anything: Tensor, guidance: float) -> Tensor:
+    """Scores (n, pixels, 17), pushed towards the class."""
+    board = pixels.view(-1, SIDE, SIDE)
+    if not guidance:
+        told = model(board, labels)
+    else:
+        told, untold = model(torch.cat([board, board]), torch.cat([labels, anything])).chunk(2)
+        told = told + guidance * (told - untold)
+    flat: Tensor = told.float().flatten(2).transpose(1, 2)
+    return flat
+
+
+def _gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
+    noise = torch.rand(shape, generator=generator, device=device).clamp_(1e-9, 1 - 1e-7)
+    return -torch.log(-torch.log(noise))

@@ -1,0 +1,85 @@
+"""What trained networks are worth: confusions of a classifier, and how a drawer's sprites are judged."""
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+import hotloop
+from hotloop.records import Record
+from hotloop.sprites.dataset import SpriteSet
+from hotloop.sprites.drawing import draw
+from hotloop.sprites.models import Drawer
+from hotloop.sprites.store import Trained
+from hotloop.sprites.training import batches
+
+CHUNK = 512  # sprites drawn at a time
+
+
+@dataclass(frozen=True)
+class Verdict(Record):
+    """How a drawer's sprites fare before a classifier that was trained apart from it."""
+
+    drawn: int
+    right: float  # share that the classifier takes for the class that was asked for
+    copies: float | None  # share that equals a training sprite to the pixel; None where those are not at hand
+    distinct: float  # share that differ from one another
+    right_by_class: dict[str, float]
+
+
+@torch.inference_mode()
+def sorted_by(classifier: Trained, sprites: SpriteSet, device: str | torch.device) -> Tensor:
+    """The classes that a classifier gives to sprites."""
+    model = classifier.model.to(device).eval()
+    found = [model(pixels).argmax(1) for pixels, _ in hotloop.stream(batches(sprites, CHUNK), device)]
+    return torch.cat(found).cpu()
+
+
+def confusions(classifier: Trained, sprites: SpriteSet, device: str | torch.device) -> Tensor:
+    """How many sprites of each class (rows) were taken for which (columns)."""
+    found = sorted_by(classifier, sprites, device)
+    count = len(sprites.classes)
+    return torch.bincount(sprites.labels.cpu() * count + found, minlength=count * count).view(count, count)
+
+
+def drawn_by(
+    drawer: Trained,
+    labels: Tensor,
+    device: str | torch.device,
+    *,
+    seed: int = 0,
+    steps: int = 16,
+    temperature: float = 0.7,
+) -> SpriteSet:
+    """New sprites of these classes."""
+    model = cast(Drawer, drawer.model.to(device).eval())
+    parts = [
+        draw(model, part.to(device), steps=steps, temperature=temperature, seed=seed + i).cpu()
+        for i, part in enumerate(labels.split(CHUNK))
+    ]
+    return SpriteSet(torch.cat(parts), labels.cpu(), drawer.classes, drawer.palette, "drawn by hotloop")
+
+
+def judge(drawn: SpriteSet, classifier: Trained, learned_from: SpriteSet | None, device: str | torch.device) -> Verdict:
+    """Hold drawn sprites against a classifier and, where they are at hand, the sprites that the drawer learned from."""
+    right = (sorted_by(classifier, drawn, device) == drawn.labels).float()
+    known = set(_each(learned_from)) if learned_from is not None else None
+    new = _each(drawn)
+    by_class = {
+        name: right[drawn.labels == i].mean().item()
+        for i, name in enumerate(drawn.classes)
+        if bool((drawn.labels == i).any())
+    }
+    return Verdict(
+        drawn=len(drawn),
+        right=right.mean().item(),
+        copies=None if known is None else sum(sprite in known for sprite in new) / len(new),
+        distinct=len(set(new)) / len(new),
+        right_by_class=by_class,
+    )
+
+
+def _each(sprites: SpriteSet) -> list[bytes]:
+    """Every sprite as its bytes."""
+    return [row.tobytes() for row in sprites.pixels.cpu().numpy()]

@@ -1,0 +1,124 @@
+"""`hotloop sprites`, `train`, `evaluate` and `generate` as a person runs them, good input and bad."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from hotloop.cli import main
+from hotloop.sprites.dataset import SpriteSet
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """The command line in this process and in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*args: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hotloop", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+def picture(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.copy()
+
+
+def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:
+    code, out, err = run("sprites", "make", "-n", "512", "-c", "sword", "-c", "heart", "--seed", "7")
+    assert code == 0, err
+    assert "512 sprites of 2 classes" in out
+    sprites = SpriteSet.load(tmp_path / "sprites.safetensors")
+    assert sprites.classes == ("sword", "heart")
+
+    code, out, _ = run("sprites", "info", "sprites.safetensors", "--json")
+    assert json.loads(out)["classes"] == {"sword": 256, "heart": 256}
+    code, out, _ = run("sprites", "preview", "sprites.safetensors", "--columns", "5", "--scale", "2")
+    assert code == 0
+    assert picture(tmp_path / "preview.png").width > 5 * 16 * 2
+
+    small = ("--epochs", "1", "--width", "4", "--batch", "32", "--device", "cpu")
+    code, out, err = run("train", "classify", "sprites.safetensors", *small, "--json")
+    assert code == 0, err
+    assert json.loads(out)["classes"] == ["sword", "heart"]
+    assert "You asked for cpu" in err
+    code, out, err = run("train", "draw", "sprites.safetensors", *small)
+    assert code == 0, err
+    assert "hotloop generate --model drawer.safetensors" in out
+
+    code, out, _ = run("evaluate", "classifier.safetensors", "-d", "cpu", "-n", "64", "--json")
+    assert code == 0
+    assert json.loads(out)["sprites"] == 64
+    judge = ("--judge", "classifier.safetensors", "-n", "8", "-d", "cpu")
+    code, out, _ = run("evaluate", "drawer.safetensors", "sprites.safetensors", *judge)
+    assert code == 0
+    assert "exact copies" in out
+    code, out, _ = run("generate", "--class", "heart", "--count", "6", "--out", "new.png", "-d", "cpu", "--steps", "2")
+    assert code == 0
+    assert "6 sprites" in out
+    assert picture(tmp_path / "new.png").mode == "RGBA"
+
+
+def test_real_art_is_imported_with_a_summary(run, tmp_path: Path) -> None:
+    for name in ("hero", "foe"):
+        (tmp_path / "art" / name).mkdir(parents=True)
+        for i in range(3):
+            Image.new("RGBA", (16, 16), (40 * i, 80, 200 if name == "hero" else 10, 255)).save(
+                tmp_path / "art" / name / f"{i}.png"
+            )
+    (tmp_path / "art" / "foe" / "broken.png").write_bytes(b"\x89PNG broken")
+    code, out, err = run("sprites", "import", "art")
+    assert code == 0, err
+    assert "kept 6 sprites in 2 classes" in out
+    assert "broken.png" in out
+    assert SpriteSet.load(tmp_path / "art.safetensors").classes == ("foe", "hero")
+
+
+MISTAKES = {
+    "unknown class": (("sprites", "make", "-c", "sward"), "unknown class 'sward'"),
+    "negative count": (("sprites", "make", "-n", "-5"), "cannot make -5 sprites"),
+    "missing set": (("sprites", "info", "none.safetensors"), "there is no file none.safetensors"),
+    "foreign set": (("sprites", "info", "foreign.safetensors"), "cannot be read"),
+    "another file": (("train", "classify", "picture.png"), "cannot be read"),
+    "folder without images": (("sprites", "import", "empty"), "it holds no images"),
+    "sheet that does not fit": (("sprites", "import", "picture.png", "--tile", "16x16"), "16x16"),
+    "bad tile": (("sprites", "import", "picture.png", "--tile", "16"), "--tile '16'"),
+    "no drawer": (("generate", "--class", "potion"), "there is no file drawer.safetensors"),
+    "no folder": (("train", "draw", "--out", "none/drawer.safetensors"), "there is no folder none"),
+    "unknown device": (("train", "draw", "-d", "gpu"), "did you mean 'cuda'"),
+    "zero epochs": (("train", "draw", "-d", "cpu", "--epochs", "0"), "epochs=0"),
+    "zero scale": (("sprites", "preview", "--scale", "0"), "at least 1"),
+    "zero to evaluate": (("evaluate", "x.safetensors", "-n", "0"), "at least 1"),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(run, tmp_path: Path, args, says: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign.safetensors").write_bytes(b"not tensors at all")
+    Image.new("RGBA", (37, 20), (1, 2, 3, 255)).save(tmp_path / "picture.png")
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run(*args)
+    assert code == 2
+    assert says in err
+    assert "fix:" in err
+    assert out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_trained_on_other_classes_is_refused(run) -> None:
+    run("sprites", "make", "-n", "128", "-c", "sword", "-c", "key", "-o", "a.safetensors")
+    run("sprites", "make", "-n", "128", "-c", "gem", "-c", "tree", "-o", "b.safetensors")
+    run("train", "classify", "a.safetensors", "--epochs", "1", "--width", "4", "--batch", "32", "-d", "cpu")
+    code, _, err = run("evaluate", "classifier.safetensors", "b.safetensors", "-d", "cpu")
+    assert code == 2
+    assert "the model knows other classes (sword, key)" in err
+    assert "hotloop train classify b.safetensors" in err
