@@ -56,7 +56,7 @@ class Settings:
         sort, draw = recipe_for("classify", device), recipe_for("draw", device)
         if on_cpu:
             sort, draw = replace(sort, epochs=1), replace(draw, epochs=2)
-        sprites = round((6144 if on_cpu else sprites_for(device)) * effort)
+        sprites = round((5632 if on_cpu else sprites_for(device)) * effort)
         return cls(
             classes=ON_A_CPU if on_cpu else CLASSES,
             sprites=max(sprites, 256),

@@ -38,8 +38,8 @@ def recipe_for(task: Literal["classify", "draw"], device: torch.device) -> Recip
     """What a minute or two on such a device is enough for."""
     on_gpu = device.type != "cpu"
     if task == "classify":
-        return Recipe(width=48, epochs=8, batch=512) if on_gpu else Recipe(width=16, epochs=3, batch=64, rate=4e-3)
-    return Recipe(width=64, epochs=16, batch=512) if on_gpu else Recipe(width=24, epochs=3, batch=64, rate=3e-3)
+        return Recipe(width=48, epochs=6, batch=512) if on_gpu else Recipe(width=16, epochs=3, batch=64, rate=4e-3)
+    return Recipe(width=64, epochs=12, batch=512) if on_gpu else Recipe(width=24, epochs=3, batch=64, rate=3e-3)
 
 
 def sprites_for(device: torch.device) -> int:
