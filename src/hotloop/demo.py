@@ -129,13 +129,13 @@ class _Demo:
     folder: RunFolder
     progress: bool | None
     tell: Tell
-    pictures: list[Gallery] = field(default_factory=list)
+    sheets: list[Picture] = field(default_factory=list)
 
     def run(self) -> None:
         settings, where = self.outcome.settings, self.outcome.choice.device
         sprites = make(settings.sprites, seed=settings.seed, classes=settings.classes)
         held_out = make(1024, seed=settings.seed + HELD_OUT, classes=settings.classes)
-        self._show("sprites.png", "What they learn from", sprites, "drawn by rules, a row for each class")
+        self._show("sprites.png", sprites, "What they learn from: made by rules, a row for each class")
 
         self.tell(f"Learning to sort {count(len(sprites))} sprites of {len(sprites.classes)} classes")
         sorter, sorting = learn_to_sort(sprites, held_out, settings.sort, device=str(where), progress=self.progress)
@@ -163,15 +163,15 @@ class _Demo:
         drawn = drawn_by(drawer, labels, where, seed=settings.seed, temperature=settings.temperature)
         self.outcome.verdict = judge(drawn, sorter, sprites, where)
         first = torch.arange(len(drawn)).view(kinds, each)[:, : settings.shown].flatten()
-        self._show("drawn.png", "What it draws", drawn[first], "drawn by the network: new sprites, none copied")
+        self._show("drawn.png", drawn[first], "What it draws: sprites that the network made up")
 
-    def _show(self, name: str, title: str, sprites: SpriteSet, caption: str) -> None:
+    def _show(self, name: str, sprites: SpriteSet, caption: str) -> None:
         """A contact sheet, as a file and for the page."""
         shown = self.outcome.settings.shown
         rows = torch.cat([(sprites.labels == i).nonzero().flatten()[:shown] for i in range(len(sprites.classes))])
         png = _png(sheet_of(sprites[rows], shown, scale=4, background=INK))
         self.folder.write(name, png)
-        self.pictures.insert(0, Gallery(title, [Picture(png, caption, ", ".join(sprites.classes), crisp=True)]))
+        self.sheets.insert(0, Picture(png, caption, ", ".join(sprites.classes), crisp=True))
 
     def _write(self, confused: bytes) -> None:
         """The page, the data and the curves."""
@@ -191,7 +191,7 @@ class _Demo:
             title="Sprites, sorted and drawn",
             lead=lead,
             headlines=headlines(outcome),
-            galleries=[*self.pictures, Gallery("What the classifier confuses", [matrix])],
+            galleries=[Gallery("Sprites", self.sheets), Gallery("What the classifier confuses", [matrix])],
             command=command(outcome),
         )
         self.folder.write("report.html", html)
