@@ -4,6 +4,7 @@ import os
 import sys
 
 import typer
+from typer.core import TyperGroup
 
 from hotloop.cli import demo as demo
 from hotloop.cli import device as device
@@ -15,8 +16,18 @@ from hotloop.errors import HotloopError
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
 
+
+class InOrder(TyperGroup):
+    """Lists the verbs in the order in which a person meets them."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        order = ["demo", "device", "sprites", "train", "evaluate", "generate"]
+        return sorted(super().list_commands(ctx), key=order.index)
+
+
 app = typer.Typer(
     name="hotloop",
+    cls=InOrder,
     help="Your PyTorch loop at the speed of your hardware.",
     epilog=EPILOG,
     no_args_is_help=True,

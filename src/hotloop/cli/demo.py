@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotloop.cli.options import INTERRUPTED, Device, Json, Seed
 from hotloop.cli.output import console, print_json, say
 from hotloop.text import printable
 
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from hotloop.demo import Outcome
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
 FILES = {
     "report.html": "the page, for a browser",
     "sprites.png": "what they learned from",
@@ -30,18 +30,13 @@ def demo(
         Path | None,
         typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
     ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", "-d", metavar="NAME", help="auto, cuda, cuda:1, mps, xpu or cpu.", show_default="the best here"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Another seed, other sprites and another start.")] = 0,
+    device: Device = None,
+    seed: Seed = 0,
     effort: Annotated[float, typer.Option(metavar="X", help="Twice the effort, twice as long, better sprites.")] = 1.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")] = False,
+    as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
 ) -> None:
-    """Make pixel-art sprites, teach one network to sort them and one to draw new ones, and show the result.
+    """Make sprites, teach networks to sort and to draw them, and show the result.
 
     Nothing is downloaded. It runs on the best device here and says why that one: about two minutes on two slow CPU
     cores, where it takes half of the classes, and on a GPU with all of them.

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotloop.cli.options import Device, Json
 from hotloop.cli.output import print_json, say
 from hotloop.errors import BadArgument, DeviceUnavailable
 from hotloop.text import printable, size
@@ -19,15 +20,12 @@ REQUIRABLE = ("cuda", "mps", "xpu", "cpu")
 
 
 def device(
-    want: Annotated[
-        str | None,
-        typer.Option("--device", "-d", metavar="NAME", help="Try this one: auto, cuda, cuda:1, mps, xpu or cpu."),
-    ] = None,
+    want: Device = None,
     require: Annotated[
         str | None,
         typer.Option(metavar="KIND", help="End with exit code 3 unless the device is of this kind, such as cuda."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the device that hotloop would train on, and why.
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotloop.cli.options import Data, Device, Json, Seed
 from hotloop.cli.output import console, print_json, say
 from hotloop.cli.sprites import load_or_make
 from hotloop.errors import BadArgument
@@ -20,16 +21,18 @@ NEVER_SEEN = 2_000_003  # a seed that no training uses by itself
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A network that `hotloop train` wrote.")],
-    data: Annotated[Path | None, typer.Argument(metavar="[DATA]", help="A set; without one, fresh sprites.")] = None,
+    data: Data = None,
     judge: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For a drawer: the classifier that judges what it draws.")
     ] = None,
     number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Sprites to make or to draw.")] = 2048,
-    device: Annotated[str | None, typer.Option("--device", "-d", metavar="NAME", show_default="the best here")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Other sprites.")] = NEVER_SEEN,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: Device = None,
+    seed: Seed = NEVER_SEEN,
+    as_json: Json = False,
 ) -> None:
-    """Judge a network: a classifier by its confusions, a drawer by a classifier that was trained apart from it.
+    """Judge a network on sprites that it never saw.
+
+    A classifier by its confusions, a drawer by a classifier that was trained apart from it.
 
     [bold]Examples[/bold]
       hotloop evaluate classifier.safetensors

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
+from hotloop.cli.options import Classes, Device, Json, Scale, Seed
 from hotloop.cli.output import console, print_json, say
-from hotloop.cli.sprites import INK, Classes
+from hotloop.cli.sprites import INK
 from hotloop.errors import BadArgument
 from hotloop.text import count, duration
 
@@ -24,14 +25,14 @@ def generate(
         Path | None, typer.Option(metavar="FILE", help="Also write the sprites as a set (safetensors).")
     ] = None,
     columns: Annotated[int, typer.Option(metavar="N", help="Sprites in a row of the sheet.")] = 16,
-    scale: Annotated[int, typer.Option(metavar="N", help="How many times larger to show a pixel.")] = 4,
+    scale: Scale = 4,
     steps: Annotated[int, typer.Option(metavar="N", help="More steps, finer details.")] = 16,
     temperature: Annotated[float, typer.Option(metavar="X", help="Lower is cleaner, higher is more varied.")] = 0.7,
-    device: Annotated[str | None, typer.Option("--device", "-d", metavar="NAME", show_default="the best here")] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Another seed, other sprites.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: Device = None,
+    seed: Seed = 0,
+    as_json: Json = False,
 ) -> None:
-    """Draw new sprites with a trained drawer and write them as a contact sheet.
+    """Draw new sprites with a trained network, as a contact sheet.
 
     [bold]Examples[/bold]
       hotloop generate --class potion --count 64 --out sheet.png

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotloop.cli.options import Classes, Data, Json, Scale, Seed
 from hotloop.cli.output import console, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import count, duration
@@ -17,11 +18,6 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same sprites, on every machine.")]
-Classes = Annotated[
-    list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")
-]
 INK = (34, 32, 52, 255)  # the background of sheets
 
 
@@ -58,10 +54,10 @@ def make(
 
 @app.command()
 def preview(
-    data: Annotated[Path | None, typer.Argument(metavar="[DATA]", help="A set; without one, sprites are made.")] = None,
+    data: Data = None,
     out: Out = Path("preview.png"),
     columns: Annotated[int, typer.Option(metavar="N", help="Sprites of each class, side by side.")] = 16,
-    scale: Annotated[int, typer.Option(metavar="N", help="How many times larger to show a pixel.")] = 4,
+    scale: Scale = 4,
     classes: Classes = None,
     seed: Seed = 0,
     as_json: Json = False,

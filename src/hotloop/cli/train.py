@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Seed
 from hotloop.cli.output import console, print_json, say
-from hotloop.cli.sprites import Classes, load_or_make
+from hotloop.cli.sprites import load_or_make
 from hotloop.errors import OutputError
 
 if TYPE_CHECKING:
@@ -19,18 +20,16 @@ app = typer.Typer(
     help="Teach a network to sort sprites, or to draw new ones.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
-Data = Annotated[Path | None, typer.Argument(metavar="[DATA]", help="A set of sprites; without one, sprites are made.")]
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the network.")]
-Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device", "-d", metavar="NAME", help="auto, cuda, cuda:1, mps, xpu or cpu.", show_default="the best here"
-    ),
+Epochs = Annotated[
+    int | None, typer.Option(metavar="N", help="Times through the data.", show_default="what suits the device")
 ]
-Setting = Annotated[int | None, typer.Option(metavar="N", show_default="what suits the device")]
-Seed = Annotated[int, typer.Option(metavar="N", help="Another seed, another start.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
+Width = Annotated[
+    int | None, typer.Option(metavar="N", help="Size of the network.", show_default="what suits the device")
+]
+Batch = Annotated[
+    int | None, typer.Option(metavar="N", help="Sprites in a step.", show_default="what suits the device")
+]
 
 
 @app.command()
@@ -38,9 +37,9 @@ def classify(
     data: Data = None,
     out: Out = Path("classifier.safetensors"),
     device: Device = None,
-    epochs: Setting = None,
-    width: Setting = None,
-    batch: Setting = None,
+    epochs: Epochs = None,
+    width: Width = None,
+    batch: Batch = None,
     classes: Classes = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -64,9 +63,9 @@ def draw(
     data: Data = None,
     out: Out = Path("drawer.safetensors"),
     device: Device = None,
-    epochs: Setting = None,
-    width: Setting = None,
-    batch: Setting = None,
+    epochs: Epochs = None,
+    width: Width = None,
+    batch: Batch = None,
     classes: Classes = None,
     seed: Seed = 0,
     as_json: Json = False,

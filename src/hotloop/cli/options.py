@@ -1,0 +1,25 @@
+"""Options that several verbs share, so that they are called and explained the same everywhere."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells report it
+
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device", "-d", metavar="NAME", help="auto, cuda, cuda:1, mps, xpu or cpu.", show_default="the best here"
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same result; another, another.")]
+Classes = Annotated[
+    list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")
+]
+Data = Annotated[
+    Path | None,
+    typer.Argument(metavar="DATA", help="A set of sprites; without one, sprites are made.", show_default=False),
+]
+Scale = Annotated[int, typer.Option(metavar="N", help="How many times larger to show a pixel.")]
