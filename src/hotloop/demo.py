@@ -139,7 +139,7 @@ class _Demo:
 
         self.tell(f"Learning to sort {count(len(sprites))} sprites of {len(sprites.classes)} classes")
         sorter, sorting = learn_to_sort(sprites, held_out, settings.sort, device=str(where), progress=self.progress)
-        self.outcome.sorting = sorting
+        self.outcome.sorting = sorting = replace(sorting, reason=self.outcome.choice.reason)
         self.folder.write("classifier.safetensors", sorter.to_bytes())
         table = confusions(sorter, held_out, where)
         self.outcome.accuracy = table.diagonal().sum().item() / table.sum().item()
@@ -149,7 +149,7 @@ class _Demo:
         if not sorting.interrupted:
             self.tell("Learning to draw new ones")
             drawer, drawing = learn_to_draw(sprites, settings.draw, device=str(where), progress=self.progress)
-            self.outcome.drawing = drawing
+            self.outcome.drawing = replace(drawing, reason=self.outcome.choice.reason)
             self.folder.write("drawer.safetensors", drawer.to_bytes())
             self._judge(drawer, sorter, sprites)
         self._write(matrix)
