@@ -21,14 +21,13 @@ from hotloop.report.words import Fact
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.judging import Verdict, confusions, drawn_by, judge
 from hotloop.sprites.making import CLASSES, make
-from hotloop.sprites.pictures import sheet_of
+from hotloop.sprites.pictures import INK, sheet_of
 from hotloop.sprites.store import Trained
 from hotloop.sprites.training import Recipe, learn_to_draw, learn_to_sort, recipe_for, sprites_for
 from hotloop.text import count, duration
 
 ON_A_CPU = ("ghost", "sword", "potion", "heart", "tree", "mushroom", "ship", "fish")  # what two minutes can teach it
 HELD_OUT = 1_000_003  # added to the seed for sprites that no network learns from
-INK = (34, 32, 52, 255)
 
 Tell = Callable[[str], None]
 

@@ -7,7 +7,6 @@ import typer
 
 from hotloop.cli.options import Classes, Device, Json, Scale, Seed
 from hotloop.cli.output import console, print_json, say
-from hotloop.cli.sprites import INK
 from hotloop.errors import BadArgument
 from hotloop.text import count, duration
 
@@ -46,7 +45,7 @@ def generate(
     from hotloop import pick
     from hotloop.sprites.dataset import label_of
     from hotloop.sprites.judging import drawn_by
-    from hotloop.sprites.pictures import save_png, sheet_of
+    from hotloop.sprites.pictures import INK, save_png, sheet_of
     from hotloop.sprites.store import Trained
 
     if min(number, columns, scale, steps) < 1:

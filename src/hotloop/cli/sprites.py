@@ -18,7 +18,6 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write.")]
-INK = (34, 32, 52, 255)  # the background of sheets
 
 
 @app.command()
@@ -68,7 +67,7 @@ def preview(
       hotloop sprites preview                     [dim]what hotloop draws[/dim]
       hotloop sprites preview art.safetensors -o art.png --scale 6
     """
-    from hotloop.sprites.pictures import save_png, sheet_of
+    from hotloop.sprites.pictures import INK, save_png, sheet_of
 
     if columns < 1 or scale < 1:
         raise BadArgument(f"columns={columns}, scale={scale}", fix="give whole numbers of at least 1")

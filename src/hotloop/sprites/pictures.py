@@ -18,6 +18,7 @@ from hotloop.sprites.dataset import COLOURS, SIDE, SpriteSet, write_whole
 from hotloop.sprites.pixels import OPAQUE, contact_sheet, look_up, nearest_colour, upscale
 from hotloop.text import printable, size
 
+INK = (34, 32, 52, 255)  # a background on which sprites stand out
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 _SIGNATURES = (b"\x89PNG", b"GIF8", b"BM", b"RIFF")
 _FILE_LIMIT = 64 << 20  # bytes; a picture of 4096x4096 without any compression
