@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader
 
 import hotloop
 from hotloop import DeviceMismatch, Loop
@@ -184,14 +185,50 @@ def test_an_empty_loader_is_told(task, sgd) -> None:
         list(loop.batches([]))
 
 
+class Squares(torch.utils.data.Dataset):
+    """Items that are made when they are asked for, so that they cannot live on the device."""
+
+    def __len__(self) -> int:
+        return 23
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((6,), float(i)), torch.tensor(i % 3)
+
+
 def test_workers_that_persist_are_kept_between_epochs(task, sgd) -> None:
     model = task.model()
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
-    loader = task.loader(num_workers=1, persistent_workers=True)
+    loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
     with_loop(loop, loader, epochs=1)
     workers = loop._stream._tap.loader._iterator._workers  # type: ignore[union-attr]
     with_loop(loop, loader, epochs=1)
     assert loop._stream._tap.loader._iterator._workers is workers  # type: ignore[union-attr]
+
+
+def test_a_transform_on_the_device_sees_whole_batches(task, sgd) -> None:
+    shapes = []
+
+    def double(batch):
+        shapes.append(tuple(batch[0].shape))
+        return [batch[0] * 2, batch[1]]
+
+    losses = []
+    for transform, inputs in ((double, task.inputs), (None, task.inputs * 2)):
+        model = task.model()
+        loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+        report = loop.fit(type(task)(inputs, task.targets).loader(), device_transform=transform, progress=False)
+        losses.append(report.curve)
+    assert losses[0] == losses[1]
+    assert shapes[0] == (16, 6)
+
+
+def test_plan_plain_turns_everything_off(task, sgd) -> None:
+    model = task.model()
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    with_loop(loop, task.loader(), epochs=1)
+    assert loop._stream.kind == "direct"
+    with pytest.raises(BadArgument, match="plain"):
+        Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", plan="fast")
 
 
 # ---- on a real GPU ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.clock import synchronize
-from hotloop.data import length_of
 from hotloop.evaluation import Metrics
 from hotloop.loop.progress import Display, Stop
 from hotloop.loop.update import Schedule
@@ -41,16 +40,17 @@ class Fit:
 
     def run(
         self,
-        loader: Iterable[Any],
+        batches: Callable[[], Iterable[Any]],
+        length: int | None,
         epochs: int,
         validate: Iterable[Any] | None,
         metrics: Metrics | None,
         progress: bool | None,
     ) -> Report:
         """Train, evaluate after each epoch, and report what was measured."""
-        with self.stop.listening(), Display(epochs, length_of(loader), progress) as display:
+        with self.stop.listening(), Display(epochs, length, progress) as display:
             for number in range(1, epochs + 1):
-                seconds = self._train(number, loader, display)
+                seconds = self._train(number, batches(), display)
                 means = self.watch.means()
                 if not means:
                     break  # stopped before the first batch
@@ -61,12 +61,12 @@ class Fit:
                     break
         return self._report()
 
-    def _train(self, number: int, loader: Iterable[Any], display: Display) -> float:
+    def _train(self, number: int, batches: Iterable[Any], display: Display) -> float:
         """One epoch; the seconds that it took."""
         start = time.perf_counter()
         items = 0
         try:
-            for batch in self.loop.batches(loader):
+            for batch in batches:
                 self.loop.step(batch)
                 items += items_in(batch)
                 display.batch(number, self.watch.latest, items / (time.perf_counter() - start))

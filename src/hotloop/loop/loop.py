@@ -1,13 +1,14 @@
 """`Loop`: the training loop a person would write by hand, with the device, the precision and the waits looked after."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from hotloop.data import Stream, stream
+from hotloop.data import Stream, length_of, stream
 from hotloop.device import pick
 from hotloop.errors import BadArgument
 from hotloop.evaluation import Metrics, evaluate
@@ -19,7 +20,10 @@ from hotloop.objective import Criterion, Losses, Objective, Predict, as_objectiv
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision
+from hotloop.plan import Stream as Kind
 from hotloop.records import Report
+
+Transform = Callable[[Any], Any]
 
 
 class Loop:
@@ -49,6 +53,7 @@ class Loop:
         clip_norm: float | None = None,
         scheduler: Schedulers = None,
         schedule: Every = "step",
+        plan: Literal["auto", "plain"] = "auto",
     ) -> None:
         self.choice = pick(device)
         self.device = self.choice.device
@@ -57,6 +62,7 @@ class Loop:
             precision=self.choice.precision if precision == "auto" else precision,
             accumulate=accumulate,
             clip_norm=clip_norm,
+            stream=_stream(plan),
         )
         self._criterion = loss
         self._objective = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
@@ -79,14 +85,17 @@ class Loop:
         """Updates that the fp16 scaler skipped because the gradient overflowed."""
         return self._update.skipped
 
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """One epoch of `loader`, each batch already on the device. At its end a short window is updated too."""
+    def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
+        """One epoch of `loader`, each batch already on the device. At its end a short window is updated too.
+
+        `device_transform` changes each batch there, all of it at once: the place to normalise or augment.
+        """
         self._stream = self._stream_of(loader)
         self.epoch += 1
         self._watch.begin_epoch()
         if not self.model.training:
             self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
-        yield from self._stream
+        yield from map(device_transform, self._stream) if device_transform else self._stream
         for turn in self._update.flush():
             self._schedule.after_update(turn)
         self._schedule.after_epoch()
@@ -128,6 +137,7 @@ class Loop:
         epochs: int = 1,
         validate: Iterable[Any] | None = None,
         metrics: Metrics | None = None,
+        device_transform: Transform | None = None,
         progress: bool | None = None,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
@@ -137,7 +147,9 @@ class Loop:
         """
         if epochs < 1:
             raise BadArgument(f"epochs={epochs}", fix="give a whole number of at least 1")
-        return Fit(self, self._watch, self._schedule).run(loader, epochs, validate, metrics, progress)
+        batches = partial(self.batches, loader, device_transform=device_transform)
+        fit = Fit(self, self._watch, self._schedule)
+        return fit.run(batches, length_of(loader), epochs, validate, metrics, progress)
 
     def _forward(self, turn: Turn, batch: Any) -> Losses:
         def forward() -> Losses:
@@ -155,9 +167,15 @@ class Loop:
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
         """One stream per loader, so that workers which persist between epochs do."""
         try:
-            return self._streams.setdefault(loader, stream(loader, self.device))
+            return self._streams.setdefault(loader, stream(loader, self.device, self.plan.stream))
         except TypeError:  # a list or a generator: nothing to keep
-            return stream(loader, self.device)
+            return stream(loader, self.device, self.plan.stream)
+
+
+def _stream(plan: str) -> Kind:
+    if plan not in ("auto", "plain"):
+        raise BadArgument(f"plan={plan!r}", fix='choose "auto", or "plain" to turn everything off')
+    return "auto" if plan == "auto" else "direct"
 
 
 def _advice(plan: Plan) -> list[str]:

@@ -30,6 +30,27 @@ def move(batch: T, device: str | torch.device) -> T:
     return moved
 
 
+def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A nested batch with every tensor changed.
+
+    >>> map_tensors({"x": torch.ones(2), "name": "a"}, lambda tensor: tensor.sum().item())
+    {'x': 2.0, 'name': 'a'}
+    """
+    return _rebuild(batch, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def pin(batch: T) -> T:
+    """`batch` with every host tensor in pinned memory, from where a GPU can copy while both sides go on."""
+
+    def pinned(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
+        return leaf.pin_memory() if callable(getattr(leaf, "pin_memory", None)) else leaf
+
+    result: T = _rebuild(batch, pinned)
+    return result
+
+
 def tensors_in(batch: object, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
     """Every tensor of a nested batch with the expression that reaches it.
 

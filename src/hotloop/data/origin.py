@@ -1,0 +1,119 @@
+"""Where a batch comes from: twins of a DataLoader that tell which samples each batch holds."""
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from hotloop.errors import EmptyLoader
+from hotloop.placement import tensors_in
+
+MOST_SAMPLES_LOOKED_AT = 4096
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a batch comes from."""
+
+    number: int  # of the batch in its epoch, from 0
+    drawn: Any = None  # what the sampler drew: an index or several; None where the loader does not tell
+    dataset: Any = None
+
+    @property
+    def indices(self) -> tuple[int, ...] | None:
+        """The samples of the batch in the dataset; made when asked for, since most batches are never asked."""
+        if self.drawn is None:
+            return None
+        several = isinstance(self.drawn, list | tuple | torch.Tensor)
+        return tuple(int(i) for i in self.drawn) if several else (int(self.drawn),)
+
+    def broken_samples(self) -> list[int]:
+        """Indices of the samples that hold NaN or infinity themselves."""
+        return [i for i in (self.indices or ())[:MOST_SAMPLES_LOOKED_AT] if _is_broken(self.dataset[i])]
+
+
+def is_in_order(loader: object) -> bool:
+    """Whether a loader is a DataLoader whose batches come in the order in which their indices are drawn."""
+    return (
+        type(loader) is DataLoader
+        and hasattr(loader.dataset, "__getitem__")
+        and isinstance(loader.dataset, Sized)
+        and getattr(loader, "in_order", True)
+    )
+
+
+class Tap:
+    """A twin of a DataLoader that also tells what its sampler drew.
+
+    The twin shares everything with the loader it copies, sampler and generator included, so it gives exactly the
+    batches that the loader would have given.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.dataset = loader.dataset
+        name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self._sampler = _Remembering(getattr(loader, name))
+        self.loader = twin(loader, **{name: self._sampler})
+
+    def origin(self, number: int) -> Origin:
+        return Origin(number, self._sampler.drawn.popleft(), self.dataset)
+
+
+def twin(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
+    """A shallow copy of a loader with some attributes changed and workers of its own."""
+    clone = copy.copy(loader)
+    # Past __setattr__, which guards the loader that a person holds; this one is ours.
+    clone.__dict__.update(changed, _iterator=None)
+    return clone
+
+
+class _Remembering:
+    """A sampler that keeps what it drew until the batch arrives."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.drawn: deque[Any] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        self.drawn.clear()
+        for index in self.sampler:
+            self.drawn.append(index)
+            yield index
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sampler, name)
+
+
+def length_of(loader: Iterable[Any]) -> int | None:
+    """Batches per epoch, None where the loader does not tell."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:  # no length, or a DataLoader over a dataset that has none
+        return None
+
+
+def nothing_came(loader: object) -> EmptyLoader:
+    """The error for a loader that gave no batch."""
+    if not isinstance(loader, DataLoader):
+        return EmptyLoader(
+            f"the loader gave no batch: {type(loader).__name__} is empty, or was used up by an earlier epoch",
+            fix="pass a DataLoader or a list, which can be iterated again for every epoch",
+        )
+    why = "its sampler drew nothing"
+    items = len(loader.dataset) if isinstance(loader.dataset, Sized) else None
+    if not items:
+        why = "its dataset is empty"
+    elif loader.drop_last and loader.batch_size and items < loader.batch_size:
+        why = f"its dataset has {items} items, fewer than batch_size={loader.batch_size}, and drop_last is on"
+    return EmptyLoader(f"the loader gave no batch: {why}", fix="check the dataset's length, batch_size and drop_last")
+
+
+def _is_broken(sample: object) -> bool:
+    return any(t.is_floating_point() and not bool(t.isfinite().all()) for _, t in tensors_in(sample))

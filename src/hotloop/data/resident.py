@@ -1,0 +1,149 @@
+"""A dataset that lives on the device: batches are gathered there, in exactly the order of the DataLoader."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate, default_convert
+
+from hotloop.data.origin import Origin, is_in_order, twin
+from hotloop.placement import map_tensors, move, tensors_in
+
+SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
+_kept: WeakKeyDictionary[Any, dict[torch.device, "_Kept"]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """All items of a dataset on a device, and the versions of the tensors they were copied from."""
+
+    items: Any  # nested as a batch is, each tensor with all items
+    versions: tuple[int, ...]
+
+
+def why_not_resident(loader: object, device: torch.device) -> str | None:
+    """Why a loader's data cannot live on the device; None where it can."""
+    if not is_in_order(loader):
+        return "the loader is not a plain DataLoader over a dataset with a length, in order"
+    assert isinstance(loader, DataLoader)
+    if loader.collate_fn not in (default_collate, default_convert):
+        return "the loader has a collate_fn of its own"
+    if not _is_constant(loader.dataset):
+        return "the dataset may give another item each time; set dataset.resident = True if it does not"
+    if not len(loader.dataset):  # type: ignore[arg-type]
+        return "the dataset is empty"
+    if device.type == "cuda" and not _fits(loader.dataset, device):
+        return f"it does not fit into {SHARE:.0%} of the free memory of {device}"
+    return None
+
+
+class Resident:
+    """The batches of a DataLoader, gathered on the device from tensors that stay there."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        self._loader = loader
+        self._device = device
+        # The loader's own machinery over its own sampler and generator; only the fetching is left out.
+        self._indices = twin(
+            loader,
+            dataset=_Indices(len(loader.dataset)),  # type: ignore[arg-type]
+            collate_fn=_as_is,
+            num_workers=0,
+            prefetch_factor=None,
+            persistent_workers=False,
+            pin_memory=False,
+            worker_init_fn=None,
+            timeout=0,
+        )
+        self._begun = False
+
+    def __iter__(self) -> Iterator[tuple[Origin, Any]]:
+        items = _on(self._loader.dataset, self._device)
+        for number, drawn in enumerate(self._drawn()):
+            index = self._index(drawn)
+            yield Origin(number, drawn, self._loader.dataset), map_tensors(items, itemgetter(index))
+
+    def _drawn(self) -> Iterator[Any]:
+        """What the sampler draws, with the random state used as the DataLoader would use it."""
+        generator = self._loader.generator
+        state = torch.get_rng_state() if generator is None else generator.get_state()
+        batches = iter(self._indices)  # draws a seed for workers, from the state that this loader draws it from
+        if self._begun and self._loader.persistent_workers:  # whose workers are seeded once
+            _restore(generator, state)
+        self._begun = True
+        return batches
+
+    def _index(self, drawn: Any) -> Tensor | int:
+        """The draw as an index on the device, copied there without a wait."""
+        if not isinstance(drawn, Sequence | Tensor):
+            return int(drawn)
+        index = torch.as_tensor(drawn)
+        return index.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else index
+
+
+class _Indices:
+    """A dataset whose items are their own indices."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+    def __getitems__(self, indices: Any) -> Any:
+        return indices
+
+
+def _as_is(drawn: Any) -> Any:
+    return drawn
+
+
+def _restore(generator: torch.Generator | None, state: Tensor) -> None:
+    if generator is None:
+        torch.set_rng_state(state)
+    else:
+        generator.set_state(state)
+
+
+def _is_constant(dataset: Any) -> bool:
+    """Whether a dataset gives the same tensors for the same index, always."""
+    if type(dataset) is Subset:
+        return _is_constant(dataset.dataset)
+    return type(dataset) is TensorDataset or getattr(dataset, "resident", False) is True
+
+
+def _all_items(dataset: Any) -> Any:
+    """Every item of a dataset in one batch, on the host; of a TensorDataset that is what it holds."""
+    if type(dataset) is TensorDataset:
+        return list(dataset.tensors)
+    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
+        index = torch.as_tensor(dataset.indices)
+        return [tensor[index] for tensor in dataset.dataset.tensors]
+    return default_collate([dataset[i] for i in range(len(dataset))])
+
+
+def _on(dataset: Any, device: torch.device) -> Any:
+    """All items on the device, copied once, and again when someone has changed them."""
+    base = dataset.dataset if type(dataset) is Subset else dataset
+    versions = tuple(tensor._version for tensor in getattr(base, "tensors", ()))
+    kept = _kept.setdefault(dataset, {})
+    if device not in kept or kept[device].versions != versions:
+        kept[device] = _Kept(move(_all_items(dataset), device), versions)
+    return kept[device].items
+
+
+def _fits(dataset: Any, device: torch.device) -> bool:
+    """Whether the items fit into the memory that the run leaves free; those that are there already cost nothing."""
+    if device in _kept.get(dataset, {}):
+        return True
+    needed = len(dataset) * sum(tensor.nbytes for _, tensor in tensors_in(dataset[0]) if tensor.device != device)
+    free, _ = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return needed <= SHARE * (free + cached)

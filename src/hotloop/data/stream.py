@@ -1,0 +1,127 @@
+"""`Stream`: batches that are already on the device, direct, prefetched or resident."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import DataLoader
+
+from hotloop.data.origin import Origin, Tap, is_in_order, nothing_came
+from hotloop.data.resident import Resident, why_not_resident
+from hotloop.errors import BadArgument
+from hotloop.placement import move, pin, tensors_in
+from hotloop.plan import STREAMS
+from hotloop.plan import Stream as Kind
+
+T = TypeVar("T")
+DEPTH = 2  # batches that are copied ahead
+
+
+class Stream(Generic[T]):
+    """The batches of a loader on a device; iterate it once per epoch.
+
+    `kind` is how they get there: `direct` (each when its turn comes), `prefetched` (copied ahead on a side stream of
+    a CUDA device) or `resident` (the data lives on the device). All give the same batches in the same order.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[T],
+        device: str | torch.device,
+        kind: Kind = "auto",
+        device_transform: Callable[[T], T] | None = None,
+    ) -> None:
+        self.loader = loader
+        self.device = torch.device(device)
+        self.kind, self.reason = _choose(loader, self.device, kind)
+        self.origin: Origin | None = None  # of the batch that was given out last
+        self._transform = device_transform
+        self._resident: Resident | None = None
+        self._tap: Tap | None = None
+        if self.kind == "resident":
+            assert isinstance(loader, DataLoader)
+            self._resident = Resident(loader, self.device)
+        elif is_in_order(loader):
+            assert isinstance(loader, DataLoader)
+            self._tap = Tap(loader)
+
+    def __iter__(self) -> Iterator[T]:
+        batches: Iterable[tuple[Origin, Any]]
+        if self._resident is not None:
+            batches = self._resident
+        else:
+            batches = self._loaded() if self.kind == "direct" else _copied_ahead(self._loaded(), self.device)
+        empty = True
+        for self.origin, batch in batches:
+            empty = False
+            moved = move(batch, self.device)
+            yield moved if self._transform is None else self._transform(moved)
+        if empty:
+            raise nothing_came(self.loader)
+
+    def _loaded(self) -> Iterator[tuple[Origin, Any]]:
+        """Batches as the loader gives them."""
+        for number, batch in enumerate(self._tap.loader if self._tap else self.loader):
+            yield self._tap.origin(number) if self._tap else Origin(number), batch
+
+
+def stream(
+    loader: Iterable[T],
+    device: str | torch.device,
+    kind: Kind = "auto",
+    *,
+    device_transform: Callable[[T], T] | None = None,
+) -> Stream[T]:
+    """The batches of `loader`, each one on `device` when you get it.
+
+    Whatever the `kind`, they are exactly the batches that the loader gives. `auto` keeps the data on the device where
+    every item is always the same tensor (a `TensorDataset`, or a dataset with `resident = True`) and fits, and else
+    copies batches ahead where the device can. `device_transform` runs on each batch there: the place to normalise or
+    augment.
+
+    >>> [batch.sum().item() for batch in stream([torch.ones(2), torch.ones(3)], "cpu")]
+    [2.0, 3.0]
+    """
+    return Stream(loader, device, kind, device_transform)
+
+
+def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str]:
+    """The kind to use, and why it is not a faster one."""
+    if kind not in STREAMS:
+        raise BadArgument(f"unknown kind of stream {kind!r}", fix=f"choose one of: {', '.join(STREAMS)}")
+    if kind == "direct":
+        return "direct", "asked for"
+    obstacle = why_not_resident(loader, device)
+    if kind == "resident" and obstacle is not None:
+        raise BadArgument(f"the data cannot live on {device}: {obstacle}", fix='use kind="auto", or mark the dataset')
+    if kind in ("auto", "resident") and obstacle is None:
+        return "resident", "every item is always the same tensor, and all of them fit"
+    if device.type != "cuda":
+        return "direct", f"{obstacle}; and a {device.type} device copies nothing ahead"
+    return "prefetched", obstacle or "asked for"
+
+
+def _copied_ahead(batches: Iterator[tuple[Origin, Any]], device: torch.device) -> Iterator[tuple[Origin, Any]]:
+    """The same batches, copied to a CUDA device on a side stream while the ones before them compute."""
+    side = torch.cuda.Stream(device)
+    ready: deque[tuple[Origin, Any, torch.cuda.Event]] = deque()
+
+    def begin_copies() -> None:
+        while len(ready) <= DEPTH and (following := next(batches, None)) is not None:
+            origin, batch = following
+            with torch.cuda.stream(side):
+                moved = move(pin(batch), device)
+                copied = torch.cuda.Event()
+                copied.record(side)
+            ready.append((origin, moved, copied))
+
+    begin_copies()
+    while ready:
+        origin, moved, copied = ready.popleft()
+        current = torch.cuda.current_stream(device)
+        current.wait_event(copied)  # the device waits, the host does not
+        for _, tensor in tensors_in(moved):
+            tensor.record_stream(current)  # its memory may be used again only after the work that reads it
+        yield origin, moved
+        begin_copies()

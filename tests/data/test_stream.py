@@ -1,0 +1,258 @@
+"""`Stream`: the loader's own batches, on the device, with their origin."""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from hotloop import stream
+from hotloop.data import length_of
+from hotloop.errors import BadArgument, EmptyLoader
+
+DATA = TensorDataset(torch.arange(23.0))
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(7.0)
+
+
+class Own(Dataset[list[torch.Tensor]]):
+    """Items that are made when asked for."""
+
+    def __len__(self) -> int:
+        return 17
+
+    def __getitem__(self, i: int) -> list[torch.Tensor]:
+        return [torch.tensor([float(i)]), torch.tensor(i)]
+
+
+class Marked(Own):
+    resident = True  # the same item for the same index, always
+
+
+class Named(Marked):
+    def __getitem__(self, i: int) -> dict[str, Any]:  # type: ignore[override]
+        return {"x": torch.tensor(float(i)), "pair": (torch.tensor(i), torch.tensor([i, i]))}
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(5)
+
+
+LOADERS: dict[str, Any] = {
+    "in order": lambda: DataLoader(DATA, 5),
+    "shuffled": lambda: DataLoader(DATA, 5, shuffle=True, generator=seeded()),
+    "shuffled by the global generator": lambda: DataLoader(DATA, 4, shuffle=True),
+    "without the tail": lambda: DataLoader(DATA, 5, shuffle=True, generator=seeded(), drop_last=True),
+    "own sampler": lambda: DataLoader(DATA, 3, sampler=WeightedRandomSampler([1.0] * 23, 11, generator=seeded())),
+    "own batch sampler": lambda: DataLoader(
+        DATA, batch_sampler=BatchSampler(RandomSampler(DATA, generator=seeded()), 6, drop_last=False)
+    ),
+    "one by one": lambda: DataLoader(DATA, batch_size=None, shuffle=True, generator=seeded()),
+    "two workers": lambda: DataLoader(DATA, 4, shuffle=True, generator=seeded(), num_workers=2),
+    "workers that stay": lambda: DataLoader(
+        DATA, 4, shuffle=True, generator=seeded(), num_workers=1, persistent_workers=True
+    ),
+    "a part": lambda: DataLoader(Subset(DATA, list(range(20, 2, -1))), 4, shuffle=True, generator=seeded()),
+    "own items": lambda: DataLoader(Own(), 4, shuffle=True, generator=seeded()),
+    "own items, marked": lambda: DataLoader(Marked(), 4, shuffle=True, generator=seeded()),
+    "iterable": lambda: DataLoader(Endless(), 3),
+}
+
+
+def values(batch: Any) -> list[float]:
+    tensor = batch[0] if isinstance(batch, list | tuple) else batch
+    return tensor.reshape(-1).tolist()
+
+
+def epochs_of(batches: Any) -> tuple[list[list[Any]], torch.Tensor]:
+    """Three epochs and the random state after them; a draw between batches, as dropout would make it."""
+    seen = []
+    for _ in range(3):
+        seen.append([])
+        for batch in batches:
+            seen[-1].append((type(batch), values(batch), torch.rand(1).item() if isinstance(batch, list) else 0))
+    return seen, torch.get_rng_state()
+
+
+@pytest.mark.parametrize("kind", ["auto", "direct"])
+@pytest.mark.parametrize("build", LOADERS.values(), ids=LOADERS)
+def test_exactly_the_batches_that_the_loader_would_have_given(build: Any, kind: Any) -> None:
+    torch.manual_seed(11)
+    plain, state = epochs_of(build())
+    torch.manual_seed(11)
+    streamed, state_after = epochs_of(stream(build(), "cpu", kind))
+    assert streamed == plain
+    assert torch.equal(state, state_after), "the random state is used as the loader uses it"
+
+
+@pytest.mark.parametrize("name", [name for name in LOADERS if name != "iterable"])
+def test_the_origin_names_the_samples_of_each_batch(name: str) -> None:
+    streamed = stream(LOADERS[name](), "cpu")
+    for _ in range(2):
+        for number, batch in enumerate(streamed):
+            assert streamed.origin is not None
+            assert streamed.origin.number == number
+            expected = [streamed.origin.dataset[i] for i in streamed.origin.indices or ()]
+            assert [float(torch.as_tensor(item[0])) for item in expected] == values(batch)
+
+
+def test_an_iterable_dataset_has_no_indices() -> None:
+    streamed = stream(LOADERS["iterable"](), "cpu")
+    next(iter(streamed))
+    assert streamed.origin is not None
+    assert streamed.origin.indices is None
+
+
+def test_the_loader_that_was_given_stays_as_it_was() -> None:
+    loader = LOADERS["shuffled"]()
+    before = dict(loader.__dict__)
+    list(stream(loader, "cpu"))
+    assert loader.__dict__ == before
+
+
+KINDS = {
+    "in order": "resident",
+    "two workers": "resident",
+    "a part": "resident",
+    "own items, marked": "resident",
+    "own items": "direct",
+    "iterable": "direct",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS.items(), ids=KINDS)
+def test_only_what_is_always_the_same_lives_on_the_device(name: str, kind: str) -> None:
+    assert stream(LOADERS[name](), "cpu").kind == kind
+
+
+def test_a_loader_with_a_collate_of_its_own_is_left_to_it() -> None:
+    streamed = stream(DataLoader(DATA, 4, collate_fn=len), "cpu")
+    assert streamed.kind == "direct"
+    assert "collate_fn" in streamed.reason
+    assert list(streamed) == [4, 4, 4, 4, 4, 3]
+
+
+def test_asking_for_what_cannot_be_says_why() -> None:
+    with pytest.raises(BadArgument, match=r"set dataset\.resident = True"):
+        stream(LOADERS["own items"](), "cpu", "resident")
+    with pytest.raises(BadArgument, match="direct, prefetched, resident"):
+        stream([], "cpu", "sideways")  # type: ignore[arg-type]
+
+
+def test_nested_items_stay_nested() -> None:
+    loader = DataLoader(Named(), 4)
+    for ours, plain in zip(stream(loader, "cpu"), loader, strict=True):
+        assert type(ours["pair"]) is type(plain["pair"])
+        assert torch.equal(ours["x"], plain["x"])
+        assert all(torch.equal(a, b) for a, b in zip(ours["pair"], plain["pair"], strict=True))
+
+
+def test_data_that_someone_changed_is_seen() -> None:
+    data = TensorDataset(torch.zeros(4))
+    streamed = stream(DataLoader(data, 4), "cpu")
+    assert values(next(iter(streamed))) == [0, 0, 0, 0]
+    data.tensors[0].add_(1)
+    assert values(next(iter(streamed))) == [1, 1, 1, 1]
+
+
+def test_a_transform_changes_batches_on_the_device() -> None:
+    streamed = stream(LOADERS["in order"](), "meta", device_transform=lambda batch: [batch[0] * 2])
+    assert next(iter(streamed))[0].device.type == "meta"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["direct", "prefetched", "resident"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_same_batches_on_cuda(kind: Any, workers: int) -> None:
+    data = TensorDataset(torch.randn(5000, 64), torch.arange(5000))
+    plain = DataLoader(data, 64, shuffle=True, generator=seeded(), num_workers=workers)
+    ours = stream(DataLoader(data, 64, shuffle=True, generator=seeded(), num_workers=workers), "cuda", kind)
+    assert ours.kind == kind
+    for _ in range(2):
+        for batch, expected in zip(ours, plain, strict=True):
+            torch.cuda._sleep(200_000)  # the device lags behind the host, so that a buffer used too early would show
+            assert batch[0].is_cuda
+            assert torch.equal((batch[0] * 1).cpu(), expected[0])
+            assert torch.equal(batch[1].cpu(), expected[1])
+
+
+@pytest.mark.gpu
+def test_no_buffer_is_used_again_early() -> None:
+    batches = [torch.full((1 << 20,), float(i)) for i in range(40)]
+    sums = []
+    for batch in stream(batches, "cuda", "prefetched"):
+        torch.cuda._sleep(2_000_000)
+        sums.append(batch.double().sum())
+        del batch
+    assert [s.item() for s in sums] == [float(i) * (1 << 20) for i in range(40)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["prefetched", "resident"])
+def test_batches_come_without_a_wait(kind: Any, no_waits: Any) -> None:
+    data = TensorDataset(torch.randn(1024, 8), torch.arange(1024))
+    streamed = stream(DataLoader(data, 64), "cuda", kind)
+    list(streamed)
+    with no_waits():
+        count = sum(1 for _ in streamed)
+    assert count == 16
+
+
+@pytest.mark.gpu
+def test_data_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hotloop.data import resident
+
+    monkeypatch.setattr(resident, "SHARE", 0.0)
+    streamed = stream(DataLoader(TensorDataset(torch.ones(4, 2)), 2), "cuda")
+    assert streamed.kind == "prefetched"
+    assert "does not fit" in streamed.reason
+
+
+def test_batches_arrive_on_the_device() -> None:
+    assert next(iter(stream([{"x": torch.ones(2)}], "meta")))["x"].device.type == "meta"
+
+
+EMPTY: dict[str, tuple[Any, str]] = {
+    "list": (list, "list is empty"),
+    "generator": (lambda: iter(()), "used up"),
+    "dataset": (lambda: DataLoader(TensorDataset(torch.zeros(0))), "its dataset is empty"),
+    "drop_last": (lambda: DataLoader(DATA, 50, drop_last=True), "fewer than batch_size=50"),
+    "sampler": (lambda: DataLoader(DATA, sampler=[]), "sampler drew nothing"),
+}
+
+
+@pytest.mark.parametrize(("build", "says"), EMPTY.values(), ids=EMPTY)
+def test_an_empty_loader_says_why(build: Any, says: str) -> None:
+    with pytest.raises(EmptyLoader, match=says):
+        list(stream(build(), "cpu"))
+
+
+def test_broken_samples_are_found() -> None:
+    data = torch.zeros(8, 2)
+    data[3, 1], data[6, 0] = float("nan"), float("inf")
+    streamed = stream(DataLoader(TensorDataset(data), 8), "cpu")
+    list(streamed)
+    assert streamed.origin is not None
+    assert streamed.origin.broken_samples() == [3, 6]
+
+
+def test_length() -> None:
+    assert length_of(DataLoader(DATA, 5)) == 5
+    assert length_of(iter([])) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert length_of(DataLoader(Endless())) is None
