@@ -27,12 +27,12 @@ _EXPECTATIONS = (
 )
 
 
-def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> T:
-    """`call()`, a forward pass of `batch`; what torch refuses there is explained."""
+def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: Callable[[], str]) -> T:
+    """`call()`, a forward pass of `batch`; what torch refuses there is explained. `where` names the batch."""
     try:
         return call()
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        better = _explain(error, model, batch, where, call)
+        better = _explain(error, model, batch, where(), call)
         if better is None:
             raise
         raise better from error

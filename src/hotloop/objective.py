@@ -17,7 +17,7 @@ Predict = Callable[[nn.Module, Any], tuple[Any, Any]]
 Objective = Callable[[nn.Module, Any], Any]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: one is made in every step, and freezing costs as much as an operation
 class Losses:
     """The losses of one batch."""
 
@@ -27,7 +27,7 @@ class Losses:
     @property
     def total(self) -> Tensor:
         first, *rest = self.parts.values()
-        return sum(rest, start=first)
+        return sum(rest, start=first) if rest else first
 
 
 def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
@@ -87,7 +87,10 @@ def items_in(batch: Any) -> int:
     >>> items_in({"x": torch.zeros(8, 3)})
     8
     """
-    return next((int(t.shape[0]) for _, t in tensors_in(batch) if t.dim()), 1)
+    first = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if isinstance(first, Tensor) and first.dim():  # most batches; the search below costs more
+        return len(first)
+    return next((len(t) for _, t in tensors_in(batch) if t.dim()), 1)
 
 
 def averages(loss: Criterion | None) -> bool:

@@ -70,9 +70,11 @@ class Loop:
         self.model = place(model, self.device, *(o for turn in turns for o in turn.optimizers))
         self._update = Update(turns, self.plan, averages(loss))
         self._schedule = Schedule.of(scheduler, schedule)
+        self._autocast = autocast(self.device, self.plan.precision)
         self._watch = Watch(self.device, single=len(turns) == 1, advice=_advice(self.plan))
         self._streams: WeakKeyDictionary[Any, Stream[Any]] = WeakKeyDictionary()
         self._stream: Stream[Any] | None = None
+        self._given: Any = None  # the batch that `batches` gave out last
         self.epoch = 0  # of the data, from 1 once it has begun
 
     @property
@@ -95,20 +97,26 @@ class Loop:
         self._watch.begin_epoch()
         if not self.model.training:
             self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
-        yield from map(device_transform, self._stream) if device_transform else self._stream
+        for batch in map(device_transform, self._stream) if device_transform else self._stream:
+            self._given = batch
+            yield batch
+        self._given = None
         for turn in self._update.flush():
             self._schedule.after_update(turn)
         self._schedule.after_epoch()
 
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing waits."""
-        batch = move(batch, self.device)
+        if batch is not self._given:  # what `batches` gave out is there already
+            batch = move(batch, self.device)
         parts: dict[str, Tensor] = {}
-        *_, last = turns = self._update.turns
+        turns = self._update.turns
         for turn in turns:
             losses = self._forward(turn, batch)
             parts |= losses.parts
-            if turn is last:  # a loss that is not finite is seen here, where it can be, before it reaches the weights
+            if (
+                turn is turns[-1]
+            ):  # a loss that is not finite is seen here, where it can be, before it reaches the weights
                 self._watch.see(parts, losses.count, self.epoch, self._stream.origin if self._stream else None)
             if self._update.take(turn, losses):
                 self._schedule.after_update(turn)
@@ -153,10 +161,10 @@ class Loop:
 
     def _forward(self, turn: Turn, batch: Any) -> Losses:
         def forward() -> Losses:
-            with autocast(self.device, self.plan.precision):
+            with self._autocast:
                 return losses_of(turn.objective, self.model, batch, turn.name)
 
-        return attempt(forward, self.model, batch, self._where())
+        return attempt(forward, self.model, batch, self._where)
 
     def _where(self) -> str:
         origin = self._stream.origin if self._stream else None

@@ -151,6 +151,8 @@ class Schedule:
         return cls(schedulers, every)
 
     def after_update(self, turn: Turn) -> None:
+        if not self.schedulers:
+            return
         for scheduler in self._counting("step"):
             if scheduler.optimizer in turn.optimizers:
                 scheduler.step()

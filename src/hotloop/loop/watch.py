@@ -18,7 +18,7 @@ READ_EVERY = 0.1  # seconds between two looks at a loss on an accelerator
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Seen:
     """One batch as it went by."""
 
@@ -47,36 +47,41 @@ class Watch:
         self.latest: float | None = None  # total loss of a batch a moment ago
         self.curve: list[tuple[int, float]] = []
         self._stride = 1
-        self._sums: Tensor | None = None
+        self._totals: list[float] = []  # sums of the losses, on a CPU
+        self._sums: Tensor | None = None  # the same on an accelerator
         self._recent: deque[Seen] = deque()
         self._flight: _Flight | None = None
         self._last_look = 0.0
 
     def begin_epoch(self) -> None:
-        self.items, self._sums = 0, None
+        self.items, self._sums, self._totals = 0, None, []
         self._recent.clear()
         self._flight = None
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor, epoch: int, origin: Origin | None) -> None:
         """Note the losses of one batch; on a CPU they are checked at once, before they reach the weights."""
-        values = _one_tensor([value.detach() for value in parts.values()])
         self.names = tuple(parts)
         self.batches += 1
         self.items = self.items + count
-        seen = Seen(self.batches, epoch, origin, values)
         if self._host:
-            numbers = values.tolist()
-            if not all(map(math.isfinite, numbers)):
-                self._stop(seen, numbers)
-            self._note(self.batches, sum(numbers))
-        else:
-            self._recent.append(seen)
+            self._see_now([value.item() for value in parts.values()], float(count), epoch, origin)
+            return
+        values = _one_tensor([value.detach() for value in parts.values()])
+        self._recent.append(Seen(self.batches, epoch, origin, values))
         self._add(values, count)
-        if not self._host:
-            self._look()
+        self._look()
+
+    def _see_now(self, numbers: list[float], count: float, epoch: int, origin: Origin | None) -> None:
+        if not all(map(math.isfinite, numbers)):
+            self._stop(Seen(self.batches, epoch, origin, torch.tensor(numbers)), numbers)
+        before = self._totals or [0.0] * len(numbers)
+        self._totals = [total + number * count for total, number in zip(before, numbers, strict=True)]
+        self._note(self.batches, sum(numbers))
 
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Waits for the device."""
+        if self._totals:
+            return {name: total / float(self.items) for name, total in zip(self.names, self._totals, strict=True)}
         if self._sums is None:
             return {}
         if self._recent:
