@@ -153,6 +153,12 @@ def test_asking_for_what_cannot_be_says_why() -> None:
         stream([], "cpu", "sideways")  # type: ignore[arg-type]
 
 
+def test_a_cpu_copies_nothing_ahead() -> None:
+    streamed = stream(LOADERS["own items"](), "cpu", "prefetched")
+    assert (streamed.kind, streamed.reason) == ("direct", "a cpu device copies nothing ahead")
+    assert len(list(streamed)) == 5
+
+
 def test_nested_items_stay_nested() -> None:
     loader = DataLoader(Named(), 4)
     for ours, plain in zip(stream(loader, "cpu"), loader, strict=True):
@@ -218,7 +224,7 @@ def test_data_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(resident, "SHARE", 0.0)
     streamed = stream(DataLoader(TensorDataset(torch.ones(4, 2)), 2), "cuda")
-    assert streamed.kind == "prefetched"
+    assert streamed.kind == "direct"
     assert "does not fit" in streamed.reason
 
 

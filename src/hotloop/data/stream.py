@@ -77,8 +77,7 @@ def stream(
 
     Whatever the `kind`, they are exactly the batches that the loader gives. `auto` keeps the data on the device where
     every item is always the same tensor (a `TensorDataset`, or a dataset with `resident = True`) and fits, and else
-    copies batches ahead where the device can. `device_transform` runs on each batch there: the place to normalise or
-    augment.
+    moves each batch when its turn comes. `device_transform` runs on each batch there, to normalise or augment it.
 
     >>> [batch.sum().item() for batch in stream([torch.ones(2), torch.ones(3)], "cpu")]
     [2.0, 3.0]
@@ -87,19 +86,21 @@ def stream(
 
 
 def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str]:
-    """The kind to use, and why it is not a faster one."""
+    """The kind to use, and why it is not another one."""
     if kind not in STREAMS:
         raise BadArgument(f"unknown kind of stream {kind!r}", fix=f"choose one of: {', '.join(STREAMS)}")
     if kind == "direct":
         return "direct", "asked for"
+    if kind == "prefetched":
+        able = device.type == "cuda"
+        return ("prefetched", "asked for") if able else ("direct", f"a {device.type} device copies nothing ahead")
     obstacle = why_not_resident(loader, device)
-    if kind == "resident" and obstacle is not None:
-        raise BadArgument(f"the data cannot live on {device}: {obstacle}", fix='use kind="auto", or mark the dataset')
-    if kind in ("auto", "resident") and obstacle is None:
+    if obstacle is None:
         return "resident", "every item is always the same tensor, and all of them fit"
-    if device.type != "cuda":
-        return "direct", f"{obstacle}; and a {device.type} device copies nothing ahead"
-    return "prefetched", obstacle or "asked for"
+    if kind == "resident":
+        raise BadArgument(f"the data cannot live on {device}: {obstacle}", fix='use kind="auto", or mark the dataset')
+    # Not copied ahead unasked: where the loader is what a step waits for, pinning costs more than it hides.
+    return "direct", obstacle
 
 
 def _copied_ahead(batches: Iterator[tuple[Origin, Any]], device: torch.device) -> Iterator[tuple[Origin, Any]]:
