@@ -91,6 +91,24 @@ def test_modes_come_back_after_a_failure_too(task) -> None:
     assert model.training
 
 
+class Made(torch.utils.data.Dataset):
+    """Items that are made when they are asked for."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((6,), float(i)), torch.tensor(0)
+
+
+def test_workers_that_persist_serve_every_evaluation(task) -> None:
+    loader = torch.utils.data.DataLoader(Made(), 4, num_workers=1, persistent_workers=True)
+    evaluate(task.model(), loader, {"a": accuracy})
+    workers = loader._iterator._workers
+    evaluate(task.model(), loader, {"a": accuracy})
+    assert loader._iterator._workers is workers
+
+
 def test_bad_calls(task) -> None:
     with pytest.raises(BadArgument, match="nothing to evaluate"):
         evaluate(task.model(), task.loader())

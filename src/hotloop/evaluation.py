@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from hotloop.data import stream
+from hotloop.data import Stream
 from hotloop.errors import BadArgument
 from hotloop.misfit import attempt
 from hotloop.objective import Losses, Objective, Predict, autocast, averages, items_in, losses_of
@@ -55,7 +55,7 @@ def evaluate(
         )
     target_device = torch.device(device) if device is not None else _device_of(model)
     tally = _Tally(metrics or {}, loss, target_device)
-    batches = stream(loader, target_device)
+    batches = Stream(loader, target_device, origins=False)  # the person's own loader, with its own workers
     with _eval_mode(model), torch.inference_mode(), autocast(target_device, precision):
         for number, batch in enumerate(batches):
             score = partial(_score, model, batch, tally, objective, predict)

@@ -31,6 +31,8 @@ class Stream(Generic[T]):
         device: str | torch.device,
         kind: Kind = "auto",
         device_transform: Callable[[T], T] | None = None,
+        *,
+        origins: bool = True,  # whether to find out which samples a batch holds; costs a twin of the loader
     ) -> None:
         self.loader = loader
         self.device = torch.device(device)
@@ -42,7 +44,7 @@ class Stream(Generic[T]):
         if self.kind == "resident":
             assert isinstance(loader, DataLoader)
             self._resident = Resident(loader, self.device)
-        elif is_in_order(loader):
+        elif origins and is_in_order(loader):
             assert isinstance(loader, DataLoader)
             self._tap = Tap(loader)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +71,6 @@ class Loop:
         self._schedule = Schedule.of(scheduler, schedule)
         self._autocast = autocast(self.device, self.plan.precision)
         self._watch = Watch(self.device, single=len(turns) == 1, advice=_advice(self.plan))
-        self._streams: WeakKeyDictionary[Any, Stream[Any]] = WeakKeyDictionary()
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
         self.epoch = 0  # of the data, from 1 once it has begun
@@ -114,9 +112,7 @@ class Loop:
         for turn in turns:
             losses = self._forward(turn, batch)
             parts |= losses.parts
-            if (
-                turn is turns[-1]
-            ):  # a loss that is not finite is seen here, where it can be, before it reaches the weights
+            if turn is turns[-1]:  # before the update: on a CPU a loss that is lost never reaches the weights
                 self._watch.see(parts, losses.count, self.epoch, self._stream.origin if self._stream else None)
             if self._update.take(turn, losses):
                 self._schedule.after_update(turn)
@@ -168,16 +164,15 @@ class Loop:
 
     def _where(self) -> str:
         origin = self._stream.origin if self._stream else None
-        return (
-            f"batch {origin.number} of epoch {self.epoch}" if origin else f"the batch of step {self._watch.batches + 1}"
-        )
+        if origin is None:
+            return f"the batch of step {self._watch.batches + 1}"
+        return f"batch {origin.number} of epoch {self.epoch}"
 
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
-        """One stream per loader, so that workers which persist between epochs do."""
-        try:
-            return self._streams.setdefault(loader, stream(loader, self.device, self.plan.stream))
-        except TypeError:  # a list or a generator: nothing to keep
+        """The same stream for the same loader, so that workers which persist between epochs do."""
+        if self._stream is None or self._stream.loader is not loader:
             return stream(loader, self.device, self.plan.stream)
+        return self._stream
 
 
 def _stream(plan: str) -> Kind:
