@@ -142,6 +142,26 @@ def test_other_errors_stay_what_they_are() -> None:
     assert not isinstance(caught.value, DeviceMismatch)
 
 
+@pytest.mark.parametrize("other", OTHER)
+def test_what_crosses_devices_on_purpose_fails_for_its_own_reason(other: str) -> None:
+    far = torch.zeros(3, 3, device=other)
+    with golden_rule():
+        with pytest.raises(RuntimeError) as caught:
+            far.copy_(torch.ones(2, 2))
+        assert not isinstance(caught.value, DeviceMismatch)
+        with pytest.raises(RuntimeError) as caught:
+            torch.lerp(far, far[:2], torch.tensor(0.5))  # a number from the host is fine, the shapes are not
+        assert not isinstance(caught.value, DeviceMismatch)
+
+
+@pytest.mark.gpu
+def test_a_host_tensor_cannot_be_indexed_from_the_gpu() -> None:
+    with golden_rule():
+        table, index = torch.zeros(3, 3), torch.tensor([0, 1], device="cuda")
+        text = message_of(lambda: table[index])
+    assert "on cuda:0" in text
+
+
 def test_as_a_decorator() -> None:
     @golden_rule()
     def step(x: torch.Tensor) -> torch.Tensor:

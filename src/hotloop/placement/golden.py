@@ -19,9 +19,9 @@ from hotloop.placement.moving import tensors_in
 from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
-# What copies between devices on purpose, and indexing, which may take its indices from the host.
-_TRANSFERS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "__getitem__"}
-_TRANSFERS |= {"_has_compatible_shallow_copy_type"}  # a question that `Module.to` asks on the way
+# What crosses devices on purpose; the last is a question that `Module.to` asks on the way.
+_CROSSINGS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "_has_compatible_shallow_copy_type"}
+_INDEXING = {"__getitem__", "__setitem__"}  # may take its indices from the host
 
 
 def golden_rule(model: nn.Module | None = None) -> _GeneratorContextManager[None]:
@@ -80,7 +80,7 @@ class _Watch(TorchFunctionMode):
                 raise RuntimeError("tensors without data (meta) were mixed with real ones")
             result = func(*args, **kwargs)
         except (RuntimeError, TypeError, NotImplementedError) as error:
-            explained = self._explain(func, args, kwargs)
+            explained = self._explain(error, func, args, kwargs)
             if explained is None:
                 raise
             raise explained from error
@@ -102,7 +102,7 @@ class _Watch(TorchFunctionMode):
                 self._origins[tensor] = _Origin("moved" if crossed else "made", site)
 
     def _explain(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DeviceMismatch | None:
         """The error to raise instead, or None where devices are not what went wrong."""
         operands = list(_operands(func, args, kwargs))
@@ -110,11 +110,14 @@ class _Watch(TorchFunctionMode):
         if func in _NUMPY:
             return None if operands[0][1].device.type == "cpu" else _numpy_error(operands[0][1], scene)
         devices = sorted({str(t.device) for _, t in operands})
-        if len(devices) < 2:
+        if len(devices) < 2 or getattr(func, "__name__", "") in _CROSSINGS:
             return None
+        welcome = len({t.device for _, t in operands if not _is_host_scalar(t)}) < 2
+        if welcome and "device" not in str(error):
+            return None  # only a number from the host is elsewhere, and torch does not complain of it
         target = _where_to_meet(operands)
         what = f"{_name(func)} was given tensors on {' and '.join(devices)}; one operation needs one device"
-        strangers = [(arg, t) for arg, t in operands if t.device != target and not _is_host_scalar(t)]
+        strangers = [(arg, t) for arg, t in operands if t.device != target and (welcome or not _is_host_scalar(t))]
         return DeviceMismatch(scene.tell(what, operands), fix=scene.remedies(strangers, target))
 
 
@@ -202,7 +205,7 @@ def _parameter_names(func: Callable[..., Any]) -> tuple[str, ...]:
 
 def _mixes_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether real and meta tensors meet: torch lets some of these through and computes on nothing."""
-    if getattr(func, "__name__", "") in _TRANSFERS:
+    if getattr(func, "__name__", "") in _CROSSINGS | _INDEXING:
         return False
     kinds = {t.is_meta for _, t in _operands(func, args, kwargs) if not _is_host_scalar(t)}
     return len(kinds) == 2
