@@ -14,7 +14,7 @@ from hotloop.misfit import attempt
 
 def message(model: nn.Module, *inputs: Any, call: Callable[[], object] | None = None) -> str:
     with pytest.raises(BatchMisfit) as caught:
-        attempt(call or (lambda: model(*inputs)), model, inputs, lambda: "batch 3 of epoch 1")
+        attempt(call or (lambda: model(*inputs)), model, inputs, "batch 3 of epoch 1")
     return str(caught.value)
 
 
@@ -67,7 +67,7 @@ def test_output_and_target_of_different_length() -> None:
 def test_mixed_devices_are_explained_by_the_golden_rule() -> None:
     model = nn.Linear(3, 2, device="meta")
     with pytest.raises(DeviceMismatch, match="parameter weight"):
-        attempt(lambda: nn.functional.mse_loss(model.weight, torch.zeros(2, 3)), model, (), lambda: "batch 0")
+        attempt(lambda: nn.functional.mse_loss(model.weight, torch.zeros(2, 3)), model, (), "batch 0")
 
 
 def test_errors_that_are_not_about_the_batch_stay_as_they_are() -> None:
@@ -77,6 +77,6 @@ def test_errors_that_are_not_about_the_batch_stay_as_they_are() -> None:
 
     model = Strict()
     with pytest.raises(ValueError, match=r"^mine$"):
-        attempt(lambda: model(torch.ones(1)), model, (), lambda: "batch 0")
+        attempt(lambda: model(torch.ones(1)), model, (), "batch 0")
     with pytest.raises(RuntimeError, match="shapes cannot"):
-        attempt(lambda: torch.ones(2, 3) @ torch.ones(2, 3), model, (), lambda: "batch 0")
+        attempt(lambda: torch.ones(2, 3) @ torch.ones(2, 3), model, (), "batch 0")

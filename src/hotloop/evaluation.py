@@ -59,7 +59,7 @@ def evaluate(
     with _eval_mode(model), torch.inference_mode(), autocast(target_device, precision):
         for number, batch in enumerate(batches):
             score = partial(_score, model, batch, tally, objective, predict)
-            attempt(score, model, batch, partial("evaluation batch {}".format, number))
+            attempt(score, model, batch, f"evaluation batch {number}")
         return tally.result()
 
 

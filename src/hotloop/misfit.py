@@ -27,21 +27,28 @@ _EXPECTATIONS = (
 )
 
 
-def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: Callable[[], str]) -> T:
-    """`call()`, a forward pass of `batch`; what torch refuses there is explained. `where` names the batch."""
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)  # what torch raises where a batch does not fit
+
+
+def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> T:
+    """`call()`, a forward pass of `batch`, which `where` names; what torch refuses there is explained."""
     try:
         return call()
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        better = _explain(error, model, batch, where(), call)
-        if better is None:
-            raise
-        raise better from error
+    except REFUSALS as error:
+        raise explained(error, model, batch, where, call) from error
+
+
+def explained(error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]) -> Exception:
+    """The error to raise for what torch raised: one that explains it, or the same where it is not about the batch.
+
+    `again` repeats the forward pass: where devices were mixed it runs once more, under the golden rule.
+    """
+    return _explain(error, model, batch, where, again) or error
 
 
 def _explain(
     error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]
 ) -> HotloopError | None:
-    """The error to raise instead of what torch raised, or None where it is not about the batch."""
     if isinstance(error, HotloopError | torch.OutOfMemoryError):
         return None
     if isinstance(error, torch.AcceleratorError):

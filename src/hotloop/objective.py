@@ -33,6 +33,8 @@ class Losses:
 def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
     """Call an objective and make what it returns uniform."""
     returned = objective(model, batch)
+    if isinstance(returned, Tensor) and returned.dim() == 0:  # most objectives
+        return Losses({name: returned}, items_in(batch))
     count: int | Tensor | None = None
     if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Mapping):
         returned, count = returned

@@ -14,7 +14,7 @@ from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.fit import Fit
 from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, Update, turns_of
 from hotloop.loop.watch import Watch
-from hotloop.misfit import attempt
+from hotloop.misfit import REFUSALS, explained
 from hotloop.objective import Criterion, Losses, Objective, Predict, as_objective, autocast, averages, losses_of
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
@@ -107,16 +107,17 @@ class Loop:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing waits."""
         if batch is not self._given:  # what `batches` gave out is there already
             batch = move(batch, self.device)
-        parts: dict[str, Tensor] = {}
+        parts: dict[str, Tensor] = {}  # detached: what is watched and given back must not keep the graph
         turns = self._update.turns
         for turn in turns:
             losses = self._forward(turn, batch)
-            parts |= losses.parts
+            for name, value in losses.parts.items():
+                parts[name] = value.detach()
             if turn is turns[-1]:  # before the update: on a CPU a loss that is lost never reaches the weights
                 self._watch.see(parts, losses.count, self.epoch, self._stream.origin if self._stream else None)
             if self._update.take(turn, losses):
                 self._schedule.after_update(turn)
-        return Losses(parts, 1).total.detach()
+        return Losses(parts, 1).total
 
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
@@ -156,11 +157,12 @@ class Loop:
         return fit.run(batches, length_of(loader), epochs, validate, metrics, progress)
 
     def _forward(self, turn: Turn, batch: Any) -> Losses:
-        def forward() -> Losses:
+        try:
             with self._autocast:
                 return losses_of(turn.objective, self.model, batch, turn.name)
-
-        return attempt(forward, self.model, batch, self._where)
+        except REFUSALS as error:
+            again = partial(turn.objective, self.model, batch)
+            raise explained(error, self.model, batch, self._where(), again) from error
 
     def _where(self) -> str:
         origin = self._stream.origin if self._stream else None

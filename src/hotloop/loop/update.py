@@ -52,7 +52,7 @@ def turns_of(optimizer: Optimizers, objective: Objective | Mapping[str, Objectiv
     return (Turn("loss", objective, optimizers),)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Window:
     """The batches of one turn since its last update."""
 
@@ -75,14 +75,13 @@ class Update:
     steps: int = 0
     skipped: int = 0
     _windows: dict[str, _Window] = field(default_factory=dict)
-    _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)
+    _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # for fp16 only
 
     def __post_init__(self) -> None:
-        kind = torch.device(self.plan.device).type
-        for turn in self.turns:
-            self._windows[turn.name] = _Window()
-            # A scaler that is not enabled passes everything through, so no other line asks about fp16.
-            self._scalers[turn.name] = torch.amp.GradScaler(kind, enabled=self.plan.precision == "fp16")
+        self._windows = {turn.name: _Window() for turn in self.turns}
+        if self.plan.precision == "fp16":
+            kind = torch.device(self.plan.device).type
+            self._scalers = {turn.name: torch.amp.GradScaler(kind) for turn in self.turns}
 
     def take(self, turn: Turn, losses: Losses) -> bool | None:
         """Add the gradient of one batch; at the end of a window, update. Whether it did; None while it waits."""
@@ -90,7 +89,9 @@ class Update:
         if window.batches == 0:
             for optimizer in turn.optimizers:
                 optimizer.zero_grad()
-        loss = self._scalers[turn.name].scale(self._weighed(window, losses))
+        loss = self._weighed(window, losses)
+        if self._scalers:
+            loss = self._scalers[turn.name].scale(loss)
         # With several turns, a loss must not leave gradients on the weights of another turn.
         loss.backward(inputs=turn.parameters if len(self.turns) > 1 else None)
         window.batches += 1
@@ -110,23 +111,35 @@ class Update:
         return losses.total * weight
 
     def _apply(self, turn: Turn) -> bool:
-        window, scaler = self._windows[turn.name], self._scalers[turn.name]
-        self._windows[turn.name] = _Window()
+        window, self._windows[turn.name] = self._windows[turn.name], _Window()
         if self.plan.accumulate > 1 and self.averages:
             _divide([p.grad for p in turn.parameters if p.grad is not None], window.weight)
+        scaler = self._scalers.get(turn.name)
         if self.plan.clip_norm is not None:
-            for optimizer in turn.optimizers:
-                scaler.unscale_(optimizer)
+            if scaler is not None:
+                for optimizer in turn.optimizers:
+                    scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(turn.parameters, self.plan.clip_norm)
-        before = scaler.get_scale()
-        for optimizer in turn.optimizers:
-            scaler.step(optimizer)
-        scaler.update()
-        # The public sign of a skipped step: the scale backs off. (It reads one number; torch has just read another.)
-        stepped = scaler.get_scale() >= before
+        stepped = _step(turn.optimizers) if scaler is None else _scaled_step(turn.optimizers, scaler)
         self.steps += stepped
         self.skipped += not stepped
         return stepped
+
+
+def _step(optimizers: tuple[Optimizer, ...]) -> bool:
+    for optimizer in optimizers:
+        optimizer.step()
+    return True
+
+
+def _scaled_step(optimizers: tuple[Optimizer, ...], scaler: torch.amp.GradScaler) -> bool:
+    """A step that the scaler leaves out when the gradient overflowed; whether it was made."""
+    before = scaler.get_scale()
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    # The public sign of a skipped step: the scale backs off. (It reads one number; torch has just read another.)
+    return scaler.get_scale() >= before
 
 
 def _divide(gradients: list[Tensor], by: float | Tensor) -> None:
