@@ -27,6 +27,10 @@ format: $(VENV)/.dev           ## let ruff fix and format what it can
 gpu-test:                      ## the tests that need a CUDA GPU, with the Python and torch at hand
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
+bench: $(VENV)/.core           ## time the pixel operations and the streams on this machine
+	$(BIN)/python benchmarks/pixel_ops.py
+	$(BIN)/python benchmarks/streams.py
+
 docs: $(VENV)/.docs            ## build the documentation into site/, any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
@@ -50,4 +54,4 @@ $(VENV)/.docs: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo test lint format gpu-test docs clean
+.PHONY: help demo test lint format gpu-test bench docs clean
