@@ -8,7 +8,7 @@ WORKERS ?= auto
 help:            ## list the targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: $(VENV)/.core            ## set up, then train a first small model and show the result
+demo: $(VENV)/.core            ## set up, then train networks that sort and draw sprites
 	$(BIN)/hotloop demo
 
 test: $(VENV)/.dev             ## set up, then run every test that needs no GPU

@@ -93,6 +93,8 @@ MISTAKES = {
     "bad tile": (("sprites", "import", "picture.png", "--tile", "16"), "--tile '16'"),
     "no drawer": (("generate", "--class", "potion"), "there is no file drawer.safetensors"),
     "no folder": (("train", "draw", "--out", "none/drawer.safetensors"), "there is no folder none"),
+    "out is a folder": (("train", "classify", "--out", "empty"), "empty is a folder"),
+    "nowhere to draw": (("generate", "--out", "none/sheet.png"), "there is no folder none"),
     "unknown device": (("train", "draw", "-d", "gpu"), "did you mean 'cuda'"),
     "zero epochs": (("train", "draw", "-d", "cpu", "--epochs", "0"), "epochs=0"),
     "zero scale": (("sprites", "preview", "--scale", "0"), "at least 1"),

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from hotloop.cli.options import Classes, Device, Json, Scale, Seed
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.output import console, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import count, duration
 
@@ -52,6 +52,7 @@ def generate(
         raise BadArgument(
             f"count={number}, columns={columns}, scale={scale}, steps={steps}", fix="give whole numbers of at least 1"
         )
+    must_be_writable(out)
     where = pick(device).device
     trained = Trained.load(model, "drawer", where)
     labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])

@@ -1,12 +1,15 @@
 """What the verbs print: words for people, or one JSON object for programs."""
 
 import json
+import os
 import re
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from hotloop.errors import OutputError
 from hotloop.text import printable
 
 if TYPE_CHECKING:
@@ -30,6 +33,18 @@ def say(where: "Console", words: str, *, indent: str = "", style: str = "") -> N
         said = Text(line, style=style)
         said.highlight_regex(COMMAND, "bold cyan")
         where.print(said, soft_wrap=True)
+
+
+def must_be_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before the work that would fill it."""
+    if not path.parent.is_dir():
+        raise OutputError(
+            f"there is no folder {printable(str(path.parent))}", fix="make it first, or choose another --out"
+        )
+    if path.is_dir():
+        raise OutputError(f"{printable(str(path))} is a folder", fix="choose the name of a file for --out")
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{printable(str(path.parent))} may not be written to", fix="choose another place for --out")
 
 
 def print_json(data: dict[str, Any]) -> None:

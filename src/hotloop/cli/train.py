@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Seed
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.output import console, must_be_writable, print_json, say
 from hotloop.cli.sprites import load_or_make
-from hotloop.errors import OutputError
 
 if TYPE_CHECKING:
     from hotloop.records import Report
@@ -101,8 +100,7 @@ def _prepare(
     from hotloop.sprites.making import make
     from hotloop.sprites.training import recipe_for, sprites_for
 
-    if not out.parent.is_dir():
-        raise OutputError(f"there is no folder {out.parent}", fix="make it first, or choose another --out")
+    must_be_writable(out)
     choice = pick(device)
     chosen = dict(zip(("epochs", "width", "batch"), settings, strict=True))
     given = {name: value for name, value in chosen.items() if value is not None}
