@@ -37,14 +37,13 @@ def say(where: "Console", words: str, *, indent: str = "", style: str = "") -> N
 
 def must_be_writable(path: Path) -> None:
     """Refuse a file that could not be written, before the work that would fill it."""
+    folder = printable(str(path.parent))
     if not path.parent.is_dir():
-        raise OutputError(
-            f"there is no folder {printable(str(path.parent))}", fix="make it first, or choose another --out"
-        )
+        raise OutputError(f"there is no folder {folder}", fix="make it first, or choose another --out")
     if path.is_dir():
         raise OutputError(f"{printable(str(path))} is a folder", fix="choose the name of a file for --out")
     if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"{printable(str(path.parent))} may not be written to", fix="choose another place for --out")
+        raise OutputError(f"{folder} may not be written to", fix="choose another place for --out")
 
 
 def print_json(data: dict[str, Any]) -> None:
