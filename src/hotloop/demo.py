@@ -53,8 +53,8 @@ class Settings:
             raise BadArgument(f"effort {effort}", fix="give --effort a number above 0, at most 100")
         on_cpu = device.type == "cpu"
         sort, draw = recipe_for("classify", device), recipe_for("draw", device)
-        if on_cpu:
-            sort, draw = replace(sort, epochs=1), replace(draw, epochs=2)
+        if on_cpu:  # sorting is cheap: of few sprites it can see each one more often
+            sort, draw = replace(sort, epochs=max(1, min(4, round(1 / effort)))), replace(draw, epochs=2)
         sprites = round((5632 if on_cpu else sprites_for(device)) * effort)
         return cls(
             classes=ON_A_CPU if on_cpu else CLASSES,

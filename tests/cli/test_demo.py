@@ -57,8 +57,8 @@ def test_it_says_the_device_and_why_then_the_result_then_where_the_files_are(tmp
     places = [done.stdout.index(words) for words in [*order, "hotloop generate"]]
     assert places == sorted(places)
     assert f"runs/{folder.name}/report.html" in done.stdout
-    assert "epoch 1/1" in done.stderr
-    assert "epoch 1/1" not in done.stdout
+    assert "epoch 1/4" in done.stderr
+    assert "epoch 1/4" not in done.stdout
 
 
 def test_json_is_one_object_and_nothing_else_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_json_is_one_object_and_nothing_else_is_on_stdout(tmp_path: Path, capsys
     assert data["folder"] == "a [bold]run"
     assert data["verdict"]["drawn"] > 0
     assert "You asked for cpu" in done.error
-    assert "epoch 1/1" in done.error
+    assert "epoch 1/4" in done.error
     assert (tmp_path / "a [bold]run/report.html").exists()
 
 
