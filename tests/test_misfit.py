@@ -73,10 +73,12 @@ def test_mixed_devices_are_explained_by_the_golden_rule() -> None:
 def test_errors_that_are_not_about_the_batch_stay_as_they_are() -> None:
     class Strict(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise ValueError("mine")
+            if x.sum() > 0: raise ValueError("mine")  # noqa: E701  # fmt: skip
+            return x
 
     model = Strict()
-    with pytest.raises(ValueError, match=r"^mine$"):
+    with pytest.raises(ValueError, match=r"^mine$") as caught:
         attempt(lambda: model(torch.ones(1)), model, (), "batch 0")
+    assert caught.value.__cause__ is None
     with pytest.raises(RuntimeError, match="shapes cannot"):
         attempt(lambda: torch.ones(2, 3) @ torch.ones(2, 3), model, (), "batch 0")

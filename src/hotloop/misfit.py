@@ -1,6 +1,6 @@
 """When a batch does not fit the model or the loss: which layer, which shape, what it expects."""
 
-import linecache
+import dis
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -35,26 +35,25 @@ def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> 
     try:
         return call()
     except REFUSALS as error:
-        raise explained(error, model, batch, where, call) from error
+        better = explanation(error, model, batch, where, call)
+        if better is None:
+            raise
+        raise better from error
 
 
-def explained(error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]) -> Exception:
-    """The error to raise for what torch raised: one that explains it, or the same where it is not about the batch.
+def explanation(
+    error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]
+) -> HotloopError | None:
+    """The error to raise instead of what torch raised, or None where that is not about the batch.
 
     `again` repeats the forward pass: where devices were mixed it runs once more, under the golden rule.
     """
-    return _explain(error, model, batch, where, again) or error
-
-
-def _explain(
-    error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]
-) -> HotloopError | None:
     if isinstance(error, HotloopError | torch.OutOfMemoryError):
         return None
     if isinstance(error, torch.AcceleratorError):
         return _assert_on_device(error, where)
     stack = list(_frames(error.__traceback__))
-    if not stack or _raised_by_hand(*stack[-1]):
+    if not stack or _raised_by_hand(error.__traceback__):
         return None
     if "device" in str(error):  # torch has no type for it; run once more under the rule, which names the tensors
         with suppress(Exception), golden_rule(model):
@@ -62,7 +61,7 @@ def _explain(
                 again()
             except DeviceMismatch as mismatch:
                 return mismatch
-    owner = _owner(model, [frame for frame, _ in stack])
+    owner = _owner(model, stack)
     if owner is None:
         return None
     what, fix = owner
@@ -70,16 +69,19 @@ def _explain(
     return BatchMisfit(f"{where} does not fit: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
 
 
-def _frames(trace: TracebackType | None) -> Iterator[tuple[FrameType, int]]:
+def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
     while trace is not None:
-        yield trace.tb_frame, trace.tb_lineno
+        yield trace.tb_frame
         trace = trace.tb_next
 
 
-def _raised_by_hand(frame: FrameType, line: int) -> bool:
+def _raised_by_hand(trace: TracebackType | None) -> bool:
     """Whether the person's own code said `raise`: such an error is theirs and stays as it is."""
-    file = frame.f_code.co_filename
-    return not file.startswith(_TORCH) and linecache.getline(file, line).strip().startswith("raise")
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_frame.f_code.co_filename.startswith(_TORCH):
+        return False
+    return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
 def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:

@@ -65,6 +65,9 @@ def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:
     assert code == 0
     assert "6 sprites" in out
     assert picture(tmp_path / "new.png").mode == "RGBA"
+    code, _, err = run("generate", "--count", "1000000", "-d", "cpu")
+    assert code == 2
+    assert "a sheet of 2,000,000 sprites at scale 4 is too large" in err, "told before they are drawn"
 
 
 def test_real_art_is_imported_with_a_summary(run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -173,6 +174,96 @@ def test_data_that_someone_changed_is_seen() -> None:
     assert values(next(iter(streamed))) == [0, 0, 0, 0]
     data.tensors[0].add_(1)
     assert values(next(iter(streamed))) == [1, 1, 1, 1]
+
+
+CHANGES = {
+    "written": lambda data: data.tensors[0].add_(1),
+    "replaced": lambda data: setattr(data, "tensors", (torch.ones(4),)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 2]), lambda d: Subset(Subset(d, [3, 0]), [1])])
+def test_whatever_was_changed_is_seen_in_the_next_epoch(change: Any, wrap: Any) -> None:
+    data = TensorDataset(torch.zeros(4))
+    streamed = stream(DataLoader(wrap(data), 4), "cpu")
+    assert streamed.kind == "resident"
+    assert set(values(next(iter(streamed)))) == {0}
+    change(data)
+    assert set(values(next(iter(streamed)))) == {1}
+
+
+def test_a_part_that_was_chosen_anew_is_seen() -> None:
+    part = Subset(DATA, [1, 2])
+    streamed = stream(DataLoader(part, 4), "cpu")
+    assert values(next(iter(streamed))) == [1, 2]
+    part.indices = [5, 6]
+    assert values(next(iter(streamed))) == [5, 6]
+
+
+def test_tensors_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        data = TensorDataset(torch.zeros(4))
+    streamed = stream(DataLoader(Subset(data, [0, 1]), 2), "cpu")
+    assert values(next(iter(streamed))) == [0, 0]
+    with torch.inference_mode():
+        data.tensors[0].add_(1)
+    assert values(next(iter(streamed))) == [1, 1], "such tensors do not count their writes, so they are read again"
+
+
+def test_an_evaluation_first_and_then_a_training() -> None:
+    streamed = stream(DataLoader(Subset(TensorDataset(torch.ones(4, 2)), [2, 1]), batch_size=None), "cpu")
+    with torch.inference_mode():
+        list(streamed)
+    (batch,) = next(iter(streamed))
+    assert not batch.is_inference()
+    weight = torch.ones(2, requires_grad=True)
+    (weight * batch).sum().backward()
+    assert weight.grad is not None
+
+
+class Labelled(Marked):
+    def __getitem__(self, i: int) -> dict[str, Any]:  # type: ignore[override]
+        return {"x": torch.tensor(float(i)), "name": str(i)}
+
+
+def test_items_with_words_are_not_kept_even_if_marked() -> None:
+    loader = DataLoader(Labelled(), 2)
+    streamed = stream(loader, "cpu")
+    assert "more than tensors" in streamed.reason
+    assert [batch["name"] for batch in streamed] == [batch["name"] for batch in loader]
+
+
+DRAWS: dict[str, list[Any]] = {
+    "slices": [slice(0, 2), slice(2, 7, 3)],
+    "arrays": [np.array([0, 2]), np.array([5])],
+    "lists": [[0, 2], [5]],
+    "tensors": [torch.tensor([3, 1])],
+    "numbers": [4, np.int64(2)],
+}
+
+
+@pytest.mark.parametrize("draws", DRAWS.values(), ids=DRAWS)
+def test_whatever_a_sampler_draws(draws: list[Any]) -> None:
+    loader = DataLoader(DATA, batch_size=None, sampler=draws)
+    streamed = stream(loader, "cpu")
+    assert streamed.kind == "resident"
+    assert [values(batch) for batch in streamed] == [values(batch) for batch in loader]
+
+
+class Keyed(Own):
+    def __getitem__(self, key: Any) -> list[torch.Tensor]:
+        if key == "b":
+            raise OSError("gone")
+        return [torch.tensor([float("nan")]), torch.tensor(0)]
+
+
+def test_an_origin_never_fails() -> None:
+    streamed = stream(DataLoader(Keyed(), 1, sampler=["a"]), "cpu")
+    list(streamed)
+    assert streamed.origin is not None
+    assert streamed.origin.indices is None
+    assert streamed.origin.broken_samples() == []
 
 
 def test_a_transform_changes_batches_on_the_device() -> None:

@@ -45,7 +45,7 @@ def generate(
     from hotloop import pick
     from hotloop.sprites.dataset import label_of
     from hotloop.sprites.judging import drawn_by
-    from hotloop.sprites.pictures import INK, save_png, sheet_of
+    from hotloop.sprites.pictures import INK, must_fit_a_sheet, save_png, sheet_of
     from hotloop.sprites.store import Trained
 
     if min(number, columns, scale, steps) < 1:
@@ -56,6 +56,7 @@ def generate(
     where = pick(device).device
     trained = Trained.load(model, "drawer", where)
     labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])
+    must_fit_a_sheet(number * len(labels), scale)
     start = time.perf_counter()
     drawn = drawn_by(trained, labels.repeat_interleave(number), where, seed=seed, steps=steps, temperature=temperature)
     seconds = time.perf_counter() - start

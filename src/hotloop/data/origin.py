@@ -3,10 +3,11 @@
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from hotloop.errors import EmptyLoader
@@ -25,15 +26,21 @@ class Origin:
 
     @property
     def indices(self) -> tuple[int, ...] | None:
-        """The samples of the batch in the dataset; made when asked for, since most batches are never asked."""
-        if self.drawn is None:
+        """The samples of the batch in the dataset, where the sampler draws numbers; made only when asked for."""
+        try:
+            several = self.drawn if isinstance(self.drawn, Iterable) else [self.drawn]
+            return tuple(index(i) for i in several)
+        except TypeError:  # keys, slices, or nothing
             return None
-        several = isinstance(self.drawn, list | tuple | torch.Tensor)
-        return tuple(int(i) for i in self.drawn) if several else (int(self.drawn),)
 
     def broken_samples(self) -> list[int]:
-        """Indices of the samples that hold NaN or infinity themselves."""
-        return [i for i in (self.indices or ())[:MOST_SAMPLES_LOOKED_AT] if _is_broken(self.dataset[i])]
+        """Indices of the samples that hold NaN or infinity themselves; what cannot be looked at is left out."""
+        broken = []
+        for i in (self.indices or ())[:MOST_SAMPLES_LOOKED_AT]:
+            with suppress(Exception):  # a dataset may fail in any way, and the loss is what matters here
+                if _is_broken(self.dataset[i]):
+                    broken.append(i)
+        return broken
 
 
 def is_in_order(loader: object) -> bool:
@@ -80,9 +87,9 @@ class _Remembering:
 
     def __iter__(self) -> Iterator[Any]:
         self.drawn.clear()
-        for index in self.sampler:
-            self.drawn.append(index)
-            yield index
+        for drawn in self.sampler:
+            self.drawn.append(drawn)
+            yield drawn
 
     def __len__(self) -> int:
         return len(self.sampler)

@@ -1,6 +1,6 @@
 """A dataset that lives on the device: batches are gathered there, in exactly the order of the DataLoader."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -19,10 +19,10 @@ _kept: WeakKeyDictionary[Any, dict[torch.device, "_Kept"]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class _Kept:
-    """All items of a dataset on a device, and the versions of the tensors they were copied from."""
+    """All items of a dataset on a device, and the state of the dataset that they were copied from."""
 
     items: Any  # nested as a batch is, each tensor with all items
-    versions: tuple[int, ...]
+    source: list[Any]
 
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
@@ -30,13 +30,18 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
     if not is_in_order(loader):
         return "the loader is not a plain DataLoader over a dataset with a length, in order"
     assert isinstance(loader, DataLoader)
+    dataset = loader.dataset
     if loader.collate_fn not in (default_collate, default_convert):
         return "the loader has a collate_fn of its own"
-    if not _is_constant(loader.dataset):
-        return "the dataset may give another item each time; set dataset.resident = True if it does not"
-    if not len(loader.dataset):  # type: ignore[arg-type]
+    if loader.collate_fn is default_convert and _tensors_of(dataset) is None:
+        return "the loader does not batch, and what the dataset gives for several indices is its own affair"
+    if not len(dataset):  # type: ignore[arg-type]
         return "the dataset is empty"
-    if device.type == "cuda" and not _fits(loader.dataset, device):
+    if not _is_constant(dataset):
+        return "the dataset may give another item each time; set dataset.resident = True if it does not"
+    if _tensors_of(dataset) is None and not _all_tensors(default_collate([dataset[0]])):
+        return "its items hold more than tensors and numbers"
+    if device.type == "cuda" and not _fits(dataset, device):
         return f"it does not fit into {SHARE:.0%} of the free memory of {device}"
     return None
 
@@ -77,10 +82,10 @@ class Resident:
         self._begun = True
         return batches
 
-    def _index(self, drawn: Any) -> Tensor | int:
+    def _index(self, drawn: Any) -> Any:
         """The draw as an index on the device, copied there without a wait."""
-        if not isinstance(drawn, Sequence | Tensor):
-            return int(drawn)
+        if isinstance(drawn, int | slice):
+            return drawn
         index = torch.as_tensor(drawn)
         return index.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else index
 
@@ -119,23 +124,64 @@ def _is_constant(dataset: Any) -> bool:
     return type(dataset) is TensorDataset or getattr(dataset, "resident", False) is True
 
 
+def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
+    """The tensors below a TensorDataset, or a subset of one; None for any other dataset."""
+    if type(dataset) is Subset:
+        return _tensors_of(dataset.dataset)
+    return dataset.tensors if type(dataset) is TensorDataset else None
+
+
+def _all_tensors(batch: Any) -> bool:
+    if isinstance(batch, Mapping):
+        return all(map(_all_tensors, batch.values()))
+    if isinstance(batch, list | tuple):
+        return all(map(_all_tensors, batch))
+    return isinstance(batch, Tensor)
+
+
 def _all_items(dataset: Any) -> Any:
     """Every item of a dataset in one batch, on the host; of a TensorDataset that is what it holds."""
     if type(dataset) is TensorDataset:
         return list(dataset.tensors)
-    if type(dataset) is Subset and type(dataset.dataset) is TensorDataset:
+    if type(dataset) is Subset and _tensors_of(dataset) is not None:
         index = torch.as_tensor(dataset.indices)
-        return [tensor[index] for tensor in dataset.dataset.tensors]
+        return [tensor[index] for tensor in _all_items(dataset.dataset)]
     return default_collate([dataset[i] for i in range(len(dataset))])
+
+
+def _state(dataset: Any) -> list[Any]:
+    """What changes when someone changes a dataset: which tensors it holds, how often each was written, which part."""
+    if type(dataset) is Subset:
+        return [*dataset.indices, *_state(dataset.dataset)]
+    tensors = _tensors_of(dataset) or ()
+    return [part for t in tensors for part in (_Same(t), _writes(t))]
+
+
+def _writes(tensor: Tensor) -> object:
+    """How often a tensor was written; an inference tensor does not count, so it always seems to have changed."""
+    return object() if tensor.is_inference() else tensor._version
+
+
+class _Same:
+    """A tensor that equals only itself; it is held, so that no other can take its place in memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._tensor is other._tensor
+
+    def __hash__(self) -> int:
+        return id(self._tensor)
 
 
 def _on(dataset: Any, device: torch.device) -> Any:
     """All items on the device, copied once, and again when someone has changed them."""
-    base = dataset.dataset if type(dataset) is Subset else dataset
-    versions = tuple(tensor._version for tensor in getattr(base, "tensors", ()))
+    state = _state(dataset)
     kept = _kept.setdefault(dataset, {})
-    if device not in kept or kept[device].versions != versions:
-        kept[device] = _Kept(move(_all_items(dataset), device), versions)
+    if device not in kept or kept[device].source != state:
+        with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
+            kept[device] = _Kept(move(_all_items(dataset), device), state)
     return kept[device].items
 
 

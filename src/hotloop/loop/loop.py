@@ -14,7 +14,7 @@ from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.fit import Fit
 from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, Update, turns_of
 from hotloop.loop.watch import Watch
-from hotloop.misfit import REFUSALS, explained
+from hotloop.misfit import REFUSALS, explanation
 from hotloop.objective import Criterion, Losses, Objective, Predict, as_objective, autocast, averages, losses_of
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
@@ -162,7 +162,10 @@ class Loop:
                 return losses_of(turn.objective, self.model, batch, turn.name)
         except REFUSALS as error:
             again = partial(turn.objective, self.model, batch)
-            raise explained(error, self.model, batch, self._where(), again) from error
+            better = explanation(error, self.model, batch, self._where(), again)
+            if better is None:
+                raise
+            raise better from error
 
     def _where(self) -> str:
         origin = self._stream.origin if self._stream else None

@@ -79,7 +79,7 @@ class _Watch(TorchFunctionMode):
             if _mixes_meta(func, args, kwargs):
                 raise RuntimeError("tensors without data (meta) were mixed with real ones")
             result = func(*args, **kwargs)
-        except (RuntimeError, TypeError, NotImplementedError) as error:
+        except (RuntimeError, TypeError) as error:
             explained = self._explain(error, func, args, kwargs)
             if explained is None:
                 raise

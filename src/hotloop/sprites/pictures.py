@@ -62,14 +62,18 @@ def sheet_of(
     """
     if scale < 1 or len(background) != 4 or not all(0 <= level <= 255 for level in background):
         raise BadArgument(f"scale={scale}, background={background}", fix="scale from 1; R, G, B, A from 0 to 255")
-    if len(sprites) * (SIDE * scale + gap) ** 2 > _SHEET_LIMIT:
-        raise BadArgument(
-            f"a sheet of {len(sprites):,} sprites at scale {scale} is too large",
-            fix="show fewer, or at a smaller scale",
-        )
+    must_fit_a_sheet(len(sprites), scale, gap)
     palette = sprites.palette.clone()
     palette[0] = torch.tensor(background, dtype=torch.uint8)
     return contact_sheet(look_up(upscale(sprites.pixels, scale), palette), columns, gap, background)
+
+
+def must_fit_a_sheet(count: int, scale: int, gap: int = 4) -> None:
+    """Refuse a sheet that no viewer would open; to be asked before the sprites for it are drawn."""
+    if count * (SIDE * scale + gap) ** 2 > _SHEET_LIMIT:
+        raise BadArgument(
+            f"a sheet of {count:,} sprites at scale {scale} is too large", fix="show fewer, or at a smaller scale"
+        )
 
 
 def read_picture(path: Path, limit: int) -> Tensor | Flaw:
