@@ -27,9 +27,10 @@ format: $(VENV)/.dev           ## let ruff fix and format what it can
 gpu-test:                      ## the tests that need a CUDA GPU, with the Python and torch at hand
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
-bench: $(VENV)/.core           ## time the pixel operations and the streams on this machine
+bench: $(VENV)/.core           ## time pixel operations, streams and overheads on this machine
 	$(BIN)/python benchmarks/pixel_ops.py
 	$(BIN)/python benchmarks/streams.py
+	$(BIN)/python benchmarks/overheads.py
 
 docs: $(VENV)/.docs            ## build the documentation into site/, any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
