@@ -112,6 +112,8 @@ def test_workers_that_persist_serve_every_evaluation(task) -> None:
 def test_bad_calls(task) -> None:
     with pytest.raises(BadArgument, match="nothing to evaluate"):
         evaluate(task.model(), task.loader())
+    with pytest.raises(BadArgument, match="metric 'a' cannot be called"):
+        evaluate(task.model(), task.loader(), {"a": 3})
     with pytest.raises(EmptyLoader):
         evaluate(task.model(), [], {"a": accuracy})
 

@@ -77,6 +77,11 @@ class _Tally:
         self._stateful: dict[str, Metric] = {n: m.to(device) for n, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._stateful.values():
             metric.reset()
+        wrong = [name for name, m in metrics.items() if name not in self._stateful and not callable(m)]
+        if wrong:
+            raise BadArgument(
+                f"metric {wrong[0]!r} cannot be called", fix="give (output, target) → tensor, or a torchmetric"
+            )
         self._means: Metrics = {name: m for name, m in metrics.items() if name not in self._stateful}
         self._loss = loss
         # float64 keeps millions of items exact; Metal has none.

@@ -258,6 +258,13 @@ class Keyed(Own):
         return [torch.tensor([float("nan")]), torch.tensor(0)]
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_within_an_epoch(workers: int) -> None:
+    streamed = stream(DataLoader(Own(), 5, num_workers=workers), "cpu")
+    inner = [[values(b) for b in streamed] for _ in streamed]
+    assert inner == [[values(b) for b in streamed]] * 4
+
+
 def test_an_origin_never_fails() -> None:
     streamed = stream(DataLoader(Keyed(), 1, sampler=["a"]), "cpu")
     list(streamed)

@@ -167,6 +167,16 @@ def test_what_is_no_optimizer_is_refused(task) -> None:
             Loop(task.model(), wrong, nn.CrossEntropyLoss(), device="cpu")  # type: ignore[arg-type]
 
 
+def test_a_run_that_would_change_nothing_is_refused(task, sgd) -> None:
+    with pytest.raises(BadArgument, match="none of the model's parameters"):
+        Loop(task.model(), sgd(task.model()), nn.CrossEntropyLoss(), device="cpu")
+    frozen = task.model().requires_grad_(False)
+    with pytest.raises(BadArgument, match="frozen"):
+        Loop(frozen, sgd(frozen), nn.CrossEntropyLoss(), device="cpu")
+    with pytest.raises(BadArgument, match="the model is a NoneType"):
+        Loop(None, sgd(task.model()), nn.CrossEntropyLoss(), device="cpu")  # type: ignore[arg-type]
+
+
 def test_a_batch_that_does_not_fit_is_named(task, sgd) -> None:
     model = task.model()
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")

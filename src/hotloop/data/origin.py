@@ -66,8 +66,11 @@ class Tap:
         self._sampler = _Remembering(getattr(loader, name))
         self.loader = twin(loader, **{name: self._sampler})
 
-    def origin(self, number: int) -> Origin:
-        return Origin(number, self._sampler.drawn.popleft(), self.dataset)
+    def __iter__(self) -> Iterator[tuple[Origin, Any]]:
+        batches = iter(self.loader)
+        drawn = self._sampler.drawn  # of this epoch: another one may begin before it ends
+        for number, batch in enumerate(batches):
+            yield Origin(number, drawn.popleft(), self.dataset), batch
 
 
 def twin(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
@@ -86,9 +89,12 @@ class _Remembering:
         self.drawn: deque[Any] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        self.drawn.clear()
+        self.drawn = deque()
+        return self._remember(self.drawn)
+
+    def _remember(self, memory: deque[Any]) -> Iterator[Any]:
         for drawn in self.sampler:
-            self.drawn.append(drawn)
+            memory.append(drawn)
             yield drawn
 
     def __len__(self) -> int:

@@ -64,8 +64,10 @@ class Stream(Generic[T]):
 
     def _loaded(self) -> Iterator[tuple[Origin, Any]]:
         """Batches as the loader gives them."""
-        for number, batch in enumerate(self._tap.loader if self._tap else self.loader):
-            yield self._tap.origin(number) if self._tap else Origin(number), batch
+        if self._tap is not None:
+            yield from self._tap
+        else:
+            yield from ((Origin(number), batch) for number, batch in enumerate(self.loader))
 
 
 def stream(

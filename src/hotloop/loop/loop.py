@@ -67,6 +67,7 @@ class Loop:
         self._objective = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
         turns = turns_of(optimizer, self._objective)
         self.model = place(model, self.device, *(o for turn in turns for o in turn.optimizers))
+        _check_that_it_can_learn(self.model, turns)
         self._update = Update(turns, self.plan, averages(loss))
         self._schedule = Schedule.of(scheduler, schedule)
         self._autocast = autocast(self.device, self.plan.precision)
@@ -178,6 +179,18 @@ class Loop:
         if self._stream is None or self._stream.loader is not loader:
             return stream(loader, self.device, self.plan.stream)
         return self._stream
+
+
+def _check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:
+    """Refuse a run that would change nothing: an optimizer of another model, or weights that are all frozen."""
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for turn in turns for parameter in turn.parameters if id(parameter) in own]
+    if not held:
+        raise BadArgument("the optimizer holds none of the model's parameters", fix="build it from model.parameters()")
+    if not any(parameter.requires_grad for parameter in held):
+        raise BadArgument(
+            "every parameter that the optimizer holds is frozen", fix="set requires_grad_() on what is to learn"
+        )
 
 
 def _stream(plan: str) -> Kind:

@@ -101,7 +101,7 @@ class Stop:
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: not set by Python
 
     @contextmanager
     def at_once(self) -> Iterator[None]:

@@ -26,6 +26,8 @@ def place(model: M, device: str | torch.device, *optimizers: Optimizer, strict: 
     >>> place(nn.Linear(2, 2), "cpu").weight.device
     device(type='cpu')
     """
+    if not isinstance(model, nn.Module):
+        raise BadArgument(f"the model is a {type(model).__name__}", fix="give a torch.nn.Module")
     target = resolve(device)
     unmade = [name for name, tensor in _registered(model) if tensor.is_meta]
     if unmade and target.type != "meta":
