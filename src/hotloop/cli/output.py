@@ -4,6 +4,8 @@ import json
 import os
 import re
 import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,16 @@ def say(where: "Console", words: str, *, indent: str = "", style: str = "") -> N
         said = Text(line, style=style)
         said.highlight_regex(COMMAND, "bold cyan")
         where.print(said, soft_wrap=True)
+
+
+@contextmanager
+def counting(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr for work that reports `(done, total)`; only a terminal shows it."""
+    from rich.progress import Progress
+
+    with Progress(console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def must_be_writable(path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotloop.cli.options import Classes, Data, Json, Scale, Seed
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.output import console, counting, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import count, duration
 
@@ -101,7 +101,8 @@ def import_(
 
     size = tile_of(tile)
     if source.is_dir():
-        result = import_folder(source, tile=size, margin=margin, spacing=spacing)
+        with counting("reading") as progress:
+            result = import_folder(source, tile=size, margin=margin, spacing=spacing, progress=progress)
     else:
         result = import_sheet(source, size or (16, 16), margin, spacing)
     result.sprites.save(out)
