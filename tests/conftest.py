@@ -23,8 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_device_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @contextmanager

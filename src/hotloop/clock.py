@@ -40,6 +40,32 @@ def measure(
     )
 
 
+class Clock:
+    """A clock that measures work on a device without waiting for it: `lap` marks a moment, `seconds` reads it later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = self.lap()
+
+    def lap(self) -> Any:
+        """The moment when the device has done what was queued so far; a CPU has done it."""
+        if self._device.type != "cuda":
+            synchronize(self._device)
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, lap: Any = None) -> float:
+        """Seconds from the making of the clock to a moment, or to now. Waits until the device has got there."""
+        end = self.lap() if lap is None else lap
+        if self._device.type != "cuda":
+            taken: float = end - self._start
+            return taken
+        end.synchronize()
+        return float(self._start.elapsed_time(end)) / 1e3
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until everything queued on `device` is done; a CPU has nothing queued."""
     if device.type not in ("cpu", "meta"):

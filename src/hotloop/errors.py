@@ -53,3 +53,7 @@ class EmptyLoader(HotloopError, ValueError):
 
 class LossNotFinite(HotloopError, ArithmeticError):
     """The loss became NaN or infinite; training was stopped."""
+
+
+class PlanWarning(UserWarning):
+    """A part of a plan that could not be carried out; training goes on without it."""

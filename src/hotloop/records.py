@@ -84,3 +84,53 @@ class Report(Record):
     curve: tuple[tuple[int, float], ...]  # (batch, loss), thinned
     peak_memory: int | None  # bytes on the device; None where the device does not tell
     versions: dict[str, str]
+    levers: tuple[str, ...] = ()  # that the plan had pulled
+    tuning: float = 0.0  # seconds of the run in which plans were tried
+
+
+@dataclass(frozen=True)
+class Score(Record):
+    """One contestant of a benchmark on one workload and device."""
+
+    workload: str
+    contestant: str
+    device: str
+    unit: str  # what is counted: rows, images, sprites, tokens
+    rate: float  # units per second once it runs, the median
+    low: float  # the slowest repeat
+    high: float  # the fastest
+    repeats: int
+    steps: int  # updates of the weights in a repeat
+    start: float  # seconds until it runs: set-up, warm-up, tuning, compilation
+    whole: float  # units per second of everything, the start included
+    peak_memory: int | None  # bytes on the device
+    flops: float | None  # of one unit, forward and backward; counted, None where that is not possible
+    traffic: float | None  # bytes that the operations of one unit read and write in plain PyTorch; counted
+    note: str  # such as the plan that was chosen
+
+
+@dataclass(frozen=True)
+class Curves(Record):
+    """The losses of the tutorial's loop and of the hot one, from the same weights and batches."""
+
+    workload: str
+    device: str
+    steps: tuple[int, ...]
+    tutorial: tuple[float, ...]
+    hotloop: tuple[float, ...]
+    again: tuple[float, ...]  # the tutorial's loop a second time with another random state: what is noise
+
+
+@dataclass(frozen=True)
+class Benchmark(Record):
+    """A whole benchmark, as it was measured."""
+
+    hardware: str
+    command: str
+    date: str  # ISO 8601, UTC
+    commit: str | None
+    versions: dict[str, str]
+    scores: tuple[Score, ...]
+    curves: tuple[Curves, ...]
+    ceilings: dict[str, dict[str, float]]  # device → flops in each precision and bytes per second, as measured
+    failures: tuple[str, ...]  # contestants that could not run, and why

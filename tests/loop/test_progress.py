@@ -16,9 +16,9 @@ def shown(*, terminal: bool, show: bool | None = None) -> str:
     console = Console(file=file, force_terminal=terminal, width=120)
     with Display(2, 10, show, console) as display:
         for _ in range(10):
-            display.batch(1, 0.75, 1234.0)
+            display.stretch(1, 1, 0.75, 1234.0)
         time.sleep(0.15)
-        display.batch(1, 0.5, 1234.0)
+        display.stretch(1, 1, 0.5, 1234.0)
         display.epoch(DONE)
     return file.getvalue()
 

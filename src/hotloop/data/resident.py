@@ -8,12 +8,25 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate, default_convert
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+    default_collate,
+    default_convert,
+)
 
+from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import Origin, is_in_order, twin
 from hotloop.placement import map_tensors, move, tensors_in
 
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
+_KNOWN = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _kept: WeakKeyDictionary[Any, dict[torch.device, "_Kept"]] = WeakKeyDictionary()
 
 
@@ -67,20 +80,35 @@ class Resident:
         self._begun = False
 
     def __iter__(self) -> Iterator[tuple[Origin, Any]]:
-        items = _on(self._loader.dataset, self._device)
-        for number, drawn in enumerate(self._drawn()):
-            index = self._index(drawn)
-            yield Origin(number, drawn, self._loader.dataset), map_tensors(items, itemgetter(index))
+        items = self.items()
+        for number, drawn in enumerate(self.draws()):
+            yield Origin(number, drawn, self._loader.dataset), self.gather(items, drawn)
 
-    def _drawn(self) -> Iterator[Any]:
+    def items(self) -> Any:
+        """All items on the device, nested as a batch is; copied there when they are not there yet."""
+        return _on(self._loader.dataset, self._device)
+
+    def gather(self, items: Any, drawn: Any) -> Any:
+        """The batch of the items that the sampler drew."""
+        return map_tensors(items, itemgetter(self._index(drawn)))
+
+    def origin(self, number: int, drawn: Any) -> Origin:
+        return Origin(number, drawn, self._loader.dataset)
+
+    def draws(self) -> Iterator[Any]:
         """What the sampler draws, with the random state used as the DataLoader would use it."""
+        if can_draw_at_once(self._loader):
+            persists = self._begun and self._loader.persistent_workers  # whose workers are seeded once
+            self._begun = True
+            return draws_at_once(self._loader, seeds_workers=not persists)
         generator = self._loader.generator
         state = torch.get_rng_state() if generator is None else generator.get_state()
         batches = iter(self._indices)  # draws a seed for workers, from the state that this loader draws it from
         if self._begun and self._loader.persistent_workers:  # whose workers are seeded once
             _restore(generator, state)
         self._begun = True
-        return batches
+        # These samplers draw nothing before they are asked, so they may be asked directly: the loader costs more.
+        return iter(_index_sampler(self._loader)) if has_known_sampler(self._loader) else batches
 
     def _index(self, drawn: Any) -> Any:
         """The draw as an index on the device, copied there without a wait."""
@@ -88,6 +116,30 @@ class Resident:
             return drawn
         index = torch.as_tensor(drawn)
         return index.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else index
+
+
+def _index_sampler(loader: DataLoader[Any]) -> Any:
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def has_known_sampler(loader: object) -> bool:
+    """Whether a loader's order comes from samplers of PyTorch whose only state is that of their generators."""
+    return type(loader) is DataLoader and all(type(sampler) in _KNOWN for sampler in _samplers(loader))
+
+
+def generators_of(loader: object) -> list[torch.Generator]:
+    """The generators that a loader and its samplers draw from, besides the global one."""
+    if not isinstance(loader, DataLoader):
+        return []
+    held = [loader, *_samplers(loader)]
+    return [g for each in held if isinstance(g := getattr(each, "generator", None), torch.Generator)]
+
+
+def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
+    sampler = _index_sampler(loader)
+    while sampler is not None:
+        yield sampler
+        sampler = sampler.sampler if type(sampler) is BatchSampler else None
 
 
 class _Indices:

@@ -2,16 +2,15 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_args
 
 import torch
 from torch.utils.data import DataLoader
 
-from hotloop.data.origin import Origin, Tap, is_in_order, nothing_came
+from hotloop.data.origin import Origin, Tap, is_in_order, nothing_came, twin
 from hotloop.data.resident import Resident, why_not_resident
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
-from hotloop.plan import STREAMS
 from hotloop.plan import Stream as Kind
 
 T = TypeVar("T")
@@ -32,26 +31,30 @@ class Stream(Generic[T]):
         kind: Kind = "auto",
         device_transform: Callable[[T], T] | None = None,
         *,
+        pinned: bool = False,
+        workers: int | None = None,
         origins: bool = True,  # whether to find out which samples a batch holds; costs a twin of the loader
     ) -> None:
         self.loader = loader
         self.device = torch.device(device)
+        self.asked = (kind, pinned, workers)
         self.kind, self.reason = _choose(loader, self.device, kind)
+        self._source = _source(loader, pinned, workers)
         self.origin: Origin | None = None  # of the batch that was given out last
         self._transform = device_transform
-        self._resident: Resident | None = None
+        self.resident: Resident | None = None
         self._tap: Tap | None = None
         if self.kind == "resident":
             assert isinstance(loader, DataLoader)
-            self._resident = Resident(loader, self.device)
-        elif origins and is_in_order(loader):
-            assert isinstance(loader, DataLoader)
-            self._tap = Tap(loader)
+            self.resident = Resident(loader, self.device)
+        elif origins and is_in_order(self._source):
+            assert isinstance(self._source, DataLoader)
+            self._tap = Tap(self._source)
 
     def __iter__(self) -> Iterator[T]:
         batches: Iterable[tuple[Origin, Any]]
-        if self._resident is not None:
-            batches = self._resident
+        if self.resident is not None:
+            batches = self.resident
         else:
             batches = self._loaded() if self.kind == "direct" else _copied_ahead(self._loaded(), self.device)
         empty = True
@@ -67,7 +70,7 @@ class Stream(Generic[T]):
         if self._tap is not None:
             yield from self._tap
         else:
-            yield from ((Origin(number), batch) for number, batch in enumerate(self.loader))
+            yield from ((Origin(number), batch) for number, batch in enumerate(self._source))
 
 
 def stream(
@@ -89,10 +92,21 @@ def stream(
     return Stream(loader, device, kind, device_transform)
 
 
+def _source(loader: Iterable[T], pinned: bool, workers: int | None) -> Iterable[T]:
+    """The loader, or a twin of it that pins its batches or loads them in other processes."""
+    if type(loader) is not DataLoader or not (pinned or workers is not None):
+        return loader
+    changes: dict[str, Any] = {"pin_memory": True} if pinned else {}
+    if workers is not None and workers != loader.num_workers:
+        changes |= {"num_workers": workers, "prefetch_factor": 2 if workers else None}
+        changes |= {"persistent_workers": loader.persistent_workers and workers > 0}
+    return twin(loader, **changes)
+
+
 def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str]:
     """The kind to use, and why it is not another one."""
-    if kind not in STREAMS:
-        raise BadArgument(f"unknown kind of stream {kind!r}", fix=f"choose one of: {', '.join(STREAMS)}")
+    if kind not in get_args(Kind):
+        raise BadArgument(f"unknown kind of stream {kind!r}", fix=f"choose one of: {', '.join(get_args(Kind))}")
     if kind == "direct":
         return "direct", "asked for"
     if kind == "prefetched":

@@ -2,6 +2,7 @@
 
 import platform
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -9,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.clock import synchronize
+from hotloop.clock import Clock
 from hotloop.evaluation import Metrics
+from hotloop.levers import levers_of
 from hotloop.loop.progress import Display, Stop
 from hotloop.loop.update import Schedule
-from hotloop.loop.watch import Watch
-from hotloop.objective import items_in
+from hotloop.loop.watch import Ending, Watch
 from hotloop.records import Epoch, Report
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ class Fit:
     watch: Watch
     schedule: Schedule
     stop: Stop = field(default_factory=Stop)
+    tuned: float = 0.0  # seconds in which plans were tried
     epochs: list[Epoch] = field(default_factory=list)
+    display: Display = field(init=False)
+    _pending: "deque[tuple[int, Ending, Clock, Any]]" = field(
+        default_factory=deque
+    )  # epochs whose losses are under way
 
     def __post_init__(self) -> None:
         self._started = datetime.now(UTC)
@@ -40,49 +46,58 @@ class Fit:
 
     def run(
         self,
-        batches: Callable[[], Iterable[Any]],
+        epoch: Callable[[], Iterable[tuple[int, int]]],
         length: int | None,
         epochs: int,
         validate: Iterable[Any] | None,
         metrics: Metrics | None,
         progress: bool | None,
     ) -> Report:
-        """Train, evaluate after each epoch, and report what was measured."""
+        """Train, evaluate after each epoch, and report what was measured; `epoch` gives batches and items."""
+        wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
         with self.stop.listening(), Display(epochs, length, progress) as display:
+            self.display = display
             for number in range(1, epochs + 1):
-                seconds = self._train(number, batches(), display)
-                means = self.watch.means()
-                if not means:
+                clock = Clock(self.loop.device)
+                self._train(number, epoch())
+                if not self.watch.items_seen:
                     break  # stopped before the first batch
-                done = self._evaluated(number, means, seconds, validate, metrics)
-                self.epochs.append(done)
-                display.epoch(done)
+                self._pending.append((number, self.watch.end_epoch(), clock, clock.lap()))
+                self._finish(validate, metrics, wait=wait)
                 if self.stop.asked:
                     break
+            self._finish(validate, metrics, wait=True)
         return self._report()
 
-    def _train(self, number: int, batches: Iterable[Any], display: Display) -> float:
-        """One epoch; the seconds that it took."""
+    def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> None:
+        """One epoch."""
         start = time.perf_counter()
-        items = 0
+        done = 0
         try:
-            for batch in batches:
-                self.loop.step(batch)
-                items += items_in(batch)
-                display.batch(number, self.watch.latest, items / (time.perf_counter() - start))
+            for batches, items in stretches:
+                done += items
+                self.display.stretch(batches, number, self.watch.latest, done / (time.perf_counter() - start))
                 if self.stop.asked:
                     break
         except (KeyboardInterrupt, RuntimeError):
             if not self.stop.asked:  # Ctrl-C also reaches the loader's workers, and the loader then complains of them
                 raise
-        synchronize(self.loop.device)
-        return time.perf_counter() - start
+
+    def _finish(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, wait: bool) -> None:
+        """Note the epochs whose losses have come from the device; short epochs go on meanwhile."""
+        while self._pending and (wait or self._pending[0][1].landed()):
+            number, ending, clock, end = self._pending.popleft()
+            means = ending.means()
+            done = self._evaluated(number, means, clock.seconds(end), int(ending.items), validate, metrics)
+            self.epochs.append(done)
+            self.display.epoch(done)
 
     def _evaluated(
         self,
         number: int,
         means: dict[str, float],
         seconds: float,
+        items: int,
         validate: Iterable[Any] | None,
         metrics: Metrics | None,
     ) -> Epoch:
@@ -99,7 +114,7 @@ class Fit:
         return Epoch(
             number=number,
             loss=loss,
-            items=int(self.watch.items),
+            items=items,
             seconds=seconds,
             losses=means if len(means) > 1 else {},
             metrics=scores,
@@ -124,4 +139,6 @@ class Fit:
             curve=tuple((batch - first, loss) for batch, loss in self.watch.curve if batch > first),
             peak_memory=torch.cuda.max_memory_allocated(loop.device) if on_gpu else None,
             versions={"python": platform.python_version(), "torch": torch.__version__},
+            levers=tuple(levers_of(loop.plan)),
+            tuning=self.tuned,
         )

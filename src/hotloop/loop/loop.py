@@ -1,28 +1,39 @@
 """`Loop`: the training loop a person would write by hand, with the device, the precision and the waits looked after."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from hotloop.data import Stream, length_of, stream
+from hotloop.data import Stream, length_of
+from hotloop.data.resident import Resident
 from hotloop.device import pick
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
+from hotloop.loop.burst import Burst, stretches
 from hotloop.loop.fit import Fit
-from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, Update, turns_of
+from hotloop.loop.graph import CannotCapture
+from hotloop.loop.progress import telling
+from hotloop.loop.step import Parts, Step, total
+from hotloop.loop.tuning import MOST, Cache, Pace, Subject, budget_for, material_of, plan_of, tune
+from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, turns_of
 from hotloop.loop.watch import Watch
 from hotloop.misfit import REFUSALS, explanation
-from hotloop.objective import Criterion, Losses, Objective, Predict, as_objective, autocast, averages, losses_of
+from hotloop.objective import Criterion, Objective, Predict, as_objective, averages, items_in
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
-from hotloop.plan import Plan, Precision
-from hotloop.plan import Stream as Kind
+from hotloop.plan import Plan, Precision, Tuning
 from hotloop.records import Report
+from hotloop.state import State
 
 Transform = Callable[[Any], Any]
+WORTH_A_LOOK = 1.0  # seconds that a run must still take before a plan is thought of
 
 
 class Loop:
@@ -47,60 +58,86 @@ class Loop:
         *,
         objective: Objective | Mapping[str, Objective] | None = None,
         device: str | torch.device | None = None,
-        precision: Precision | Literal["auto"] = "fp32",
+        precision: Precision | Literal["auto"] = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
         scheduler: Schedulers = None,
         schedule: Every = "step",
-        plan: Literal["auto", "plain"] = "auto",
+        plan: Plan | Path | str = "auto",
     ) -> None:
         self.choice = pick(device)
         self.device = self.choice.device
-        self.plan = Plan(
-            device=str(self.device),
-            precision=self.choice.precision if precision == "auto" else precision,
-            accumulate=accumulate,
-            clip_norm=clip_norm,
-            stream=_stream(plan),
-        )
         self._criterion = loss
         self._objective = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
-        turns = turns_of(optimizer, self._objective)
-        self.model = place(model, self.device, *(o for turn in turns for o in turn.optimizers))
-        _check_that_it_can_learn(self.model, turns)
-        self._update = Update(turns, self.plan, averages(loss))
+        self._turns = turns_of(optimizer, self._objective)
+        self.model = place(model, self.device, *self._optimizers)
+        _check_that_it_can_learn(self.model, self._turns)
+        asked = {"precision": precision, "accumulate": accumulate, "clip_norm": clip_norm}
+        self._subject = Subject(
+            self.model,
+            [self.model, *([loss] if isinstance(loss, nn.Module) else [])],
+            self._turns,
+            averages(loss),
+            Plan(str(self.device), accumulate=accumulate, clip_norm=clip_norm, stream="direct")
+            if precision == "auto"
+            else Plan(str(self.device), precision, accumulate, clip_norm, stream="direct"),
+            precision != "auto",
+            self.choice.name or str(self.device),
+        )
+        self._auto = plan == "auto"  # and not tuned yet
+        self.tuning: Tuning | None = None  # how the plan was found
         self._schedule = Schedule.of(scheduler, schedule)
-        self._autocast = autocast(self.device, self.plan.precision)
-        self._watch = Watch(self.device, single=len(turns) == 1, advice=_advice(self.plan))
+        begin = plan_of(plan, self._subject, asked)
+        self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
+        self._burst: Burst | None = None
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
+        self._pace = Pace(self.device)
+        self._expected: int | None = None  # batches of the run, where `fit` knows them
+        self._tell: Callable[[str], None] = _quiet
         self.epoch = 0  # of the data, from 1 once it has begun
+        self._step = self._step_for(begin)
+        self._step.rig.engage()
+
+    @property
+    def plan(self) -> Plan:
+        """What is carried out now."""
+        return self._step.plan
 
     @property
     def steps(self) -> int:
         """Updates of the weights so far."""
-        return self._update.steps
+        return self._step.update.steps
 
     @property
     def skipped(self) -> int:
         """Updates that the fp16 scaler skipped because the gradient overflowed."""
-        return self._update.skipped
+        return self._step.update.skipped
 
     def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device. At its end a short window is updated too.
 
         `device_transform` changes each batch there, all of it at once: the place to normalise or augment.
         """
+        self._begin_epoch(loader)
+        assert self._stream is not None
+        for batch in map(device_transform, self._stream) if device_transform else self._stream:
+            if self._auto:
+                self._consider(loader, device_transform, batch)
+            self._given = batch
+            yield batch
+        self._end_epoch()
+
+    def _begin_epoch(self, loader: Iterable[Any]) -> None:
         self._stream = self._stream_of(loader)
         self.epoch += 1
         self._watch.begin_epoch()
         if not self.model.training:
             self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
-        for batch in map(device_transform, self._stream) if device_transform else self._stream:
-            self._given = batch
-            yield batch
+
+    def _end_epoch(self) -> None:
         self._given = None
-        for turn in self._update.flush():
+        for turn in self._step.update.flush():
             self._schedule.after_update(turn)
         self._schedule.after_epoch()
 
@@ -108,17 +145,41 @@ class Loop:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing waits."""
         if batch is not self._given:  # what `batches` gave out is there already
             batch = move(batch, self.device)
-        parts: dict[str, Tensor] = {}  # detached: what is watched and given back must not keep the graph
-        turns = self._update.turns
-        for turn in turns:
-            losses = self._forward(turn, batch)
-            for name, value in losses.parts.items():
-                parts[name] = value.detach()
-            if turn is turns[-1]:  # before the update: on a CPU a loss that is lost never reaches the weights
-                self._watch.see(parts, losses.count, self.epoch, self._stream.origin if self._stream else None)
-            if self._update.take(turn, losses):
-                self._schedule.after_update(turn)
-        return Losses(parts, 1).total
+        try:
+            parts = self._step(batch)
+        except REFUSALS as error:
+            better = explanation(error, self.model, batch, self._where(), partial(self._forward, batch))
+            if better is None:
+                raise
+            raise better from error
+        if self._step.obstacle is not None:
+            self._told_of(self._step)
+        return total(parts)
+
+    def tune(
+        self,
+        loader: Iterable[Any],
+        *,
+        steps: int | None = None,
+        seconds: float | None = None,
+        device_transform: Transform | None = None,
+        progress: bool | None = None,
+    ) -> Tuning:
+        """Find the plan for a run of so many `steps`, or of so many `seconds` in plain PyTorch, and carry it out.
+
+        The levers are tried on copies of the weights, on batches of `loader`, each against the best plan so far; one is
+        kept where it is faster by more than the noise, pays back what it costs within the run, and the loss stays
+        that of fp32. Model, optimizers, random state and data order are left as they were. `fit` and `batches` do
+        this by themselves in a run that is long enough for it.
+        """
+        if steps is None and seconds is None:
+            steps = None if (length := length_of(loader)) is None else length
+        material = material_of(loader, self.device, device_transform)
+        with telling("tuning", progress) as tell:
+            found = tune(self._subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
+        self._adopt(found.tuning, found.step)
+        Cache().put(self._subject.key(material.batches[0], loader), found.tuning)
+        return found.tuning
 
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
@@ -153,20 +214,135 @@ class Loop:
         """
         if epochs < 1:
             raise BadArgument(f"epochs={epochs}", fix="give a whole number of at least 1")
-        batches = partial(self.batches, loader, device_transform=device_transform)
         fit = Fit(self, self._watch, self._schedule)
-        return fit.run(batches, length_of(loader), epochs, validate, metrics, progress)
-
-    def _forward(self, turn: Turn, batch: Any) -> Losses:
+        length = length_of(loader)
+        self._expected = None if length is None else self._watch.batches + epochs * length
         try:
-            with self._autocast:
-                return losses_of(turn.objective, self.model, batch, turn.name)
-        except REFUSALS as error:
-            again = partial(turn.objective, self.model, batch)
-            better = explanation(error, self.model, batch, self._where(), again)
-            if better is None:
-                raise
-            raise better from error
+            return fit.run(partial(self._epoch, loader, device_transform), length, epochs, validate, metrics, progress)
+        finally:
+            self._expected = None
+            self._tell = _quiet
+
+    def _epoch(self, loader: Iterable[Any], device_transform: Transform | None) -> Iterator[tuple[int, int]]:
+        """One epoch of training; after each stretch of it, the batches and the items that it held."""
+        stream = self._stream = self._stream_of(loader)
+        if stream.resident is None:
+            for batch in self.batches(loader, device_transform=device_transform):
+                self.step(batch)
+                yield 1, items_in(batch)
+            return
+        self._begin_epoch(loader)
+        for number, drawn in stretches(stream.resident.draws(), partial(self._burst_size, loader)):
+            burst = self._burst_for(stream.resident, drawn, device_transform)
+            origins = [stream.resident.origin(number + i, each) for i, each in enumerate(drawn)]
+            if burst is not None:
+                losses = burst.run(drawn, self._after_updates)
+                self._watch.names = burst.names
+                self._watch.see_burst([losses], burst.batch, self.epoch, origins)
+                yield len(drawn), len(drawn) * burst.batch
+                continue
+            for stream.origin, each in zip(origins, drawn, strict=True):
+                batch = stream.resident.gather(stream.resident.items(), each)
+                if device_transform is not None:
+                    batch = device_transform(batch)
+                if self._auto:
+                    self._consider(loader, device_transform, batch)
+                self._given = batch
+                self.step(batch)
+                yield 1, items_in(batch)
+        self._end_epoch()
+
+    def _burst_size(self, loader: Any) -> int:
+        """Batches to train on in one CUDA graph."""
+        if self.plan.graph < 2 or not self._step.ready or not self._step.update.phase[0]:
+            return 1
+        full = len(loader) if loader.drop_last or len(loader) < 2 else len(loader) - 1
+        size = min(self.plan.graph, full)
+        return max(1, size - size % self.plan.accumulate)
+
+    def _burst_for(self, resident: Resident, drawn: Sequence[Any], transform: Transform | None) -> Burst | None:
+        """The recording for these batches; None where they are to be run one by one."""
+        lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
+        if len(drawn) < 2 or len(lengths) > 1:
+            return None
+        items, known = resident.items(), self._burst
+        if known is None or not known.fits(self._step, items, transform, len(drawn), lengths):
+            try:
+                known = self._burst = Burst(self._step, items, lengths.pop(), len(drawn), transform)
+            except CannotCapture:
+                self._step.plan = replace(self.plan, graph=1)  # batch by batch it can be recorded
+                return None
+        if name := known.changed():
+            self._step.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
+            return None
+        return known
+
+    def _after_updates(self) -> None:
+        for turn in self._turns:
+            self._schedule.after_update(turn)
+
+    def _consider(self, loader: Iterable[Any], transform: Transform | None, batch: Any) -> None:
+        """Before a step: tune, as soon as the pace is known, where the run is long enough for it to pay."""
+        pace = self._pace.tick()
+        if pace is None or not self._step.update.phase[0]:
+            return
+        left = self._left(loader)
+        if left is None or left * pace < WORTH_A_LOOK:
+            return
+        key = self._subject.key(batch, loader)
+        known = Cache().get(key)
+        if known is not None and (known.steps is None or left < 3 * known.steps):
+            self._adopt(known, None)
+            return
+        budget = budget_for(left * pace, pace)
+        if not budget:
+            return
+        material = material_of(loader, self.device, transform, batch)
+        found = tune(self._subject, loader, material, steps=left, seconds=None, budget=budget, tell=self._tell)
+        self._adopt(found.tuning, found.step)
+        Cache().put(key, found.tuning)
+
+    def _left(self, loader: Iterable[Any]) -> int | None:
+        """Batches still to run: of this fit, or an epoch for each one so far."""
+        if self._expected is not None:
+            return self._expected - self._watch.batches
+        length = length_of(loader)
+        return None if length is None else length * self.epoch
+
+    def _adopt(self, tuning: Tuning, tried: Step | None) -> None:
+        """Carry out a plan that was found."""
+        self._auto = False
+        self.tuning = tuning
+        old, new = self._step, self._step_for(tuning.plan, tried)
+        old.rig.release()
+        new.update.steps, new.update.skipped = old.update.steps, old.update.skipped
+        if tuning.plan.channels_last:
+            State.of(self._subject.modules, self._optimizers).channels_last().put()
+        new.rig.engage()
+        self._step, self._burst = new, None
+
+    def _step_for(self, plan: Plan, tried: Step | None = None) -> Step:
+        return Step(
+            self.model,
+            self._turns,
+            plan,
+            averages=self._subject.averages,
+            see=self._saw,
+            after_update=self._schedule.after_update,
+            compiled=None if tried is None else tried.compiled,
+        )
+
+    @property
+    def _optimizers(self) -> list[Optimizer]:
+        return [optimizer for turn in self._turns for optimizer in turn.optimizers]
+
+    def _saw(self, parts: Parts, count: int | Tensor) -> None:
+        self._watch.see(parts, count, self.epoch, self._stream.origin if self._stream else None)
+
+    def _forward(self, batch: Any) -> None:
+        """The forward passes alone, to find out what went wrong in one."""
+        for turn in self._turns:
+            turn.objective(self.model, batch)
 
     def _where(self) -> str:
         origin = self._stream.origin if self._stream else None
@@ -176,9 +352,19 @@ class Loop:
 
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
         """The same stream for the same loader, so that workers which persist between epochs do."""
-        if self._stream is None or self._stream.loader is not loader:
-            return stream(loader, self.device, self.plan.stream)
-        return self._stream
+        plan, now = self.plan, self._stream
+        if now is None or now.loader is not loader or now.asked != (plan.stream, plan.pinned, plan.workers):
+            return Stream(loader, self.device, plan.stream, pinned=plan.pinned, workers=plan.workers)
+        return now
+
+    def _told_of(self, step: Step) -> None:
+        """Say once that a part of the plan could not be carried out."""
+        why, step.obstacle = step.obstacle, None
+        warnings.warn(f"the step is not recorded as a CUDA graph: {why}", PlanWarning, stacklevel=3)
+
+
+def _quiet(words: str) -> None:
+    pass
 
 
 def _check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:
@@ -191,12 +377,6 @@ def _check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:
         raise BadArgument(
             "every parameter that the optimizer holds is frozen", fix="set requires_grad_() on what is to learn"
         )
-
-
-def _stream(plan: str) -> Kind:
-    if plan not in ("auto", "plain"):
-        raise BadArgument(f"plan={plan!r}", fix='choose "auto", or "plain" to turn everything off')
-    return "auto" if plan == "auto" else "direct"
 
 
 def _advice(plan: Plan) -> list[str]:

@@ -3,18 +3,27 @@
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from hotloop.records import Epoch
 from hotloop.text import count, duration
 
 REFRESH = 0.1  # seconds
+MANY = 20  # lines of epochs, from which on they are shown only now and then
 
 
 class Display:
@@ -30,7 +39,8 @@ class Display:
             total = epochs * batches_per_epoch if batches_per_epoch is not None else None
             self._task = self._bar.add_task("starting", total=total, loss="", rate="")
         self._done = 0
-        self._last = 0.0
+        self._last = self._last_line = 0.0
+        self._lines = 0
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -43,8 +53,20 @@ class Display:
         if self._bar:
             self._bar.stop()
 
-    def batch(self, epoch: int, loss: float | None, rate: float) -> None:
-        self._done += 1
+    def tell(self, words: str) -> None:
+        """Say what goes on beside the training."""
+        if self._bar:
+            self._bar.update(self._task, description=words)
+            self._bar.refresh()
+
+    def say(self, words: str) -> None:
+        """A line that stays."""
+        if not self._silent:
+            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+
+    def stretch(self, batches: int, epoch: int, loss: float | None, rate: float) -> None:
+        """Batches that were trained on."""
+        self._done += batches
         now = time.monotonic()
         if self._bar is None or now - self._last < REFRESH:
             return
@@ -60,13 +82,29 @@ class Display:
     def epoch(self, done: Epoch) -> None:
         if self._bar:
             self._bar.update(self._task, completed=self._done)
-        if self._silent:
-            return
+        now = time.monotonic()
+        self._lines += 1
+        if self._silent or (self._lines > MANY and now - self._last_line < REFRESH and done.number < self._epochs):
+            return  # epochs of a few milliseconds would scroll past unread, and the printing would be most of the work
+        self._last_line = now
         parts = [f"epoch {done.number}/{self._epochs}", f"loss {done.loss:.4g}"]
         if done.metrics:
             parts.append("validation " + ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items()))
         parts += [f"{count(done.items_per_second)} items/s", duration(done.seconds)]
-        self._console.print("  ".join(parts), highlight=False, markup=False, soft_wrap=True)
+        self.say("  ".join(parts))
+
+
+@contextmanager
+def telling(what: str, show: bool | None, console: Console | None = None) -> Iterator[Callable[[str], None]]:
+    """A line that says what is being tried just now and for how long; only a terminal shows it."""
+    where = console or Console(stderr=True)
+    if show is False or not where.is_terminal:
+        yield lambda words: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=where, transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda words: bar.update(task, description=f"{what}: {words}")
 
 
 def _bar(console: Console) -> Progress:

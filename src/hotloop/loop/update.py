@@ -1,7 +1,8 @@
 """From losses to new weights: backward, accumulation, loss scaling, clipping, the optimizers and their schedules."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -74,6 +75,7 @@ class Update:
     averages: bool = True  # losses are means over items, not sums
     steps: int = 0
     skipped: int = 0
+    keep_gradients: bool = False  # zero them where they are: a CUDA graph has their addresses
     _windows: dict[str, _Window] = field(default_factory=dict)
     _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # for fp16 only
 
@@ -88,7 +90,7 @@ class Update:
         window = self._windows[turn.name]
         if window.batches == 0:
             for optimizer in turn.optimizers:
-                optimizer.zero_grad()
+                optimizer.zero_grad(set_to_none=not self.keep_gradients)
         loss = self._weighed(window, losses)
         if self._scalers:
             loss = self._scalers[turn.name].scale(loss)
@@ -96,6 +98,41 @@ class Update:
         loss.backward(inputs=turn.parameters if len(self.turns) > 1 else None)
         window.batches += 1
         return self._apply(turn) if window.batches >= self.plan.accumulate else None
+
+    @property
+    def phase(self) -> tuple[bool, bool]:
+        """Whether the next batch is the first of its window, and whether it is the last."""
+        batches = self._windows[self.turns[0].name].batches
+        return batches == 0, batches + 1 >= self.plan.accumulate
+
+    def is_even(self, items: int | Tensor) -> bool:
+        """Whether the window so far holds only batches of so many items."""
+        window = self._windows[self.turns[0].name]
+        if isinstance(window.first, Tensor) or isinstance(window.weight, Tensor):
+            return False
+        return window.batches == 0 or (window.first == items and window.weight == window.batches)
+
+    def count(self, items: int | Tensor, batches: int = 1) -> None:
+        """Note batches that a CUDA graph has taken, each of so many items."""
+        for turn in self.turns:
+            window = self._windows[turn.name]
+            for _ in range(batches if self.plan.accumulate > 1 else 0):
+                window.first = items if window.batches == 0 else window.first
+                window.weight = window.weight + items / window.first
+                window.batches += 1
+                if window.batches >= self.plan.accumulate:
+                    self._windows[turn.name] = window = _Window()
+                    self.steps += 1
+            self.steps += batches if self.plan.accumulate == 1 else 0
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """For calls that are recorded and not run: afterwards nothing has been counted."""
+        before = self.steps, self.skipped, {name: replace(window) for name, window in self._windows.items()}
+        try:
+            yield
+        finally:
+            self.steps, self.skipped, self._windows = before
 
     def flush(self) -> list[Turn]:
         """Update with windows that the end of the epoch cut short; the turns that were updated."""
@@ -162,6 +199,10 @@ class Schedule:
             () if scheduler is None else (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
         )
         return cls(schedulers, every)
+
+    @property
+    def watches_a_metric(self) -> bool:
+        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
 
     def after_update(self, turn: Turn) -> None:
         if not self.schedulers:

@@ -3,9 +3,10 @@
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from itertools import groupby
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,25 +16,31 @@ from hotloop.errors import LossNotFinite
 from hotloop.text import plural, shorten
 
 READ_EVERY = 0.1  # seconds between two looks at a loss on an accelerator
+MOST_FRESH = 256  # losses that wait to be added up
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
 @dataclass(slots=True)
 class Seen:
-    """One batch as it went by."""
+    """Batches as they went by: one, or those of a burst."""
 
-    batch: int  # since the start of the run, from 1
+    batch: int  # the last of them since the start of the run, from 1
     epoch: int
-    origin: Origin | None
-    values: Tensor  # its losses, on the device
+    origins: Sequence[Origin | None]
+    losses: Sequence[Tensor]  # of each batch, its named losses, on the device
+    count: int | Tensor  # items in each batch
+
+    def rows(self, names: int) -> Tensor:
+        """The losses, one row for each batch."""
+        return _stacked(self.losses).view(-1, names)
 
 
 class Watch:
     """Mean losses of an epoch, the loss of a moment ago, and the curve of a run.
 
-    On an accelerator the sums stay there and are read from time to time by a copy that nothing waits for. A loss that
-    is not finite makes the sum not finite, so the sum alone tells that something happened since the last look; the
-    batches since then are kept, and only in that case searched.
+    On an accelerator the losses stay there: they are added up and read from time to time, by a copy that nothing
+    waits for. A loss that is not finite makes the sum not finite, so the sum alone tells that something happened since
+    the last look; the losses since then are kept, and only in that case searched.
     """
 
     def __init__(self, device: torch.device, *, single: bool, advice: Sequence[str] = ()) -> None:
@@ -49,54 +56,75 @@ class Watch:
         self._stride = 1
         self._totals: list[float] = []  # sums of the losses, on a CPU
         self._sums: Tensor | None = None  # the same on an accelerator
-        self._recent: deque[Seen] = deque()
+        self._fresh: list[Seen] = []  # not in the sums yet
+        self._recent: deque[Seen] = deque()  # not known to be finite yet
         self._flight: _Flight | None = None
         self._last_look = 0.0
 
+    @property
+    def items_seen(self) -> bool:
+        """Whether the epoch has had a batch."""
+        return bool(self._totals) or self._sums is not None or bool(self._fresh)
+
     def begin_epoch(self) -> None:
         self.items, self._sums, self._totals = 0, None, []
-        self._recent.clear()
+        self._fresh, self._recent = [], deque()
         self._flight = None
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor, epoch: int, origin: Origin | None) -> None:
-        """Note the losses of one batch; on a CPU they are checked at once, before they reach the weights."""
+        """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
         self.names = tuple(parts)
-        self.batches += 1
-        self.items = self.items + count
         if self._host:
+            self.batches += 1
+            self.items = self.items + count
             self._see_now([value.item() for value in parts.values()], float(count), epoch, origin)
-            return
-        values = _one_tensor([value.detach() for value in parts.values()])
-        self._recent.append(Seen(self.batches, epoch, origin, values))
-        self._add(values, count)
+        else:
+            self.see_burst(list(parts.values()), count, epoch, (origin,))
+
+    def see_burst(self, losses: Sequence[Tensor], count: int | Tensor, epoch: int, origins: Sequence[Any]) -> None:
+        """Note the losses of several batches on an accelerator, each of `count` items; `names` must be known."""
+        self.batches += len(origins)
+        self.items = self.items + count * len(origins)
+        seen = Seen(self.batches, epoch, origins, losses, count)
+        self._recent.append(seen)
+        self._fresh.append(seen)
         self._look()
 
     def _see_now(self, numbers: list[float], count: float, epoch: int, origin: Origin | None) -> None:
         if not all(map(math.isfinite, numbers)):
-            self._stop(Seen(self.batches, epoch, origin, torch.tensor(numbers)), numbers)
+            self._stop(self.batches, epoch, origin, numbers)
         before = self._totals or [0.0] * len(numbers)
         self._totals = [total + number * count for total, number in zip(before, numbers, strict=True)]
         self._note(self.batches, sum(numbers))
 
+    def end_epoch(self) -> "Ending":
+        """The mean losses of the epoch, which may still be on their way from the device."""
+        if self._sums is None and not self._fresh:
+            means = {n: total / float(self.items) for n, total in zip(self.names, self._totals, strict=False)}
+            return Ending(self, None, self.names, self.items, means)
+        return Ending(self, self._take_off(), self.names, self.items, {})
+
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Waits for the device."""
-        if self._totals:
-            return {name: total / float(self.items) for name, total in zip(self.names, self._totals, strict=True)}
-        if self._sums is None:
-            return {}
-        if self._recent:
-            self._land(self._take_off(), wait=True)
-        return dict(zip(self.names, (self._sums / self.items).tolist(), strict=True))
+        return self.end_epoch().means()
 
-    def _add(self, values: Tensor, count: int | Tensor) -> None:
+    def _add_fresh(self) -> Tensor:
         if self._sums is None:
             # float64 keeps the mean of a long epoch exact; Metal has none.
             exact = torch.float32 if self.device.type == "mps" else torch.float64
-            self._sums = torch.zeros(len(values), device=self.device, dtype=exact)
-        if isinstance(count, Tensor):
-            self._sums.add_(values * count)
-        else:
-            self._sums.add_(values, alpha=count)  # one kernel
+            self._sums = torch.zeros(len(self.names), device=self.device, dtype=exact)
+        # Counts on the device are not compared: that would wait for it.
+        for _, alike in groupby(self._fresh, key=lambda s: s.count if isinstance(s.count, int) else -id(s)):
+            group = list(alike)
+            count = group[0].count
+            rows = _stacked([loss for seen in group for loss in seen.losses]).view(-1, len(self.names))
+            total = rows.sum(0, dtype=self._sums.dtype)
+            if isinstance(count, Tensor):
+                self._sums.add_(total * count)
+            else:
+                self._sums.add_(total, alpha=count)
+        self._fresh = []
+        return self._sums
 
     def _look(self) -> None:
         if self._flight is not None and self._flight.landed():
@@ -105,20 +133,26 @@ class Watch:
         if self._flight is None and now - self._last_look > READ_EVERY:
             self._last_look = now
             self._flight = self._take_off()
+        elif len(self._fresh) >= MOST_FRESH:
+            self._add_fresh()
 
     def _take_off(self) -> "_Flight":
-        assert self._sums is not None
-        last = self._recent[-1]
-        return _Flight(torch.cat([self._sums, last.values.to(self._sums.dtype)]), last.batch)
+        sums = self._add_fresh()
+        last = self._recent[-1].rows(len(self.names))[-1]
+        return _Flight(torch.cat([sums, last.to(sums.dtype)]), self._recent)
 
-    def _land(self, flight: "_Flight", *, wait: bool) -> None:
+    def _land(self, flight: "_Flight", *, wait: bool) -> list[float]:
+        """The sums that a flight brings, after a look at whether they are finite."""
         numbers = flight.numbers(wait=wait)
-        self._flight = None
+        if self._flight is flight:
+            self._flight = None
         if not all(map(math.isfinite, numbers)):
-            self._find_the_culprit()
-        while self._recent and self._recent[0].batch < flight.batch:
-            self._recent.popleft()
-        self._note(flight.batch, sum(numbers[len(numbers) // 2 :]))
+            self._find_the_culprit(flight.recent)
+        while flight.recent and flight.recent[0].batch < flight.batch:
+            flight.recent.popleft()
+        half = len(numbers) // 2
+        self._note(flight.batch, sum(numbers[half:]))
+        return numbers[:half]
 
     def _note(self, batch: int, loss: float) -> None:
         self.latest = loss
@@ -128,23 +162,24 @@ class Watch:
             self.curve = self.curve[::2]
             self._stride *= 2
 
-    def _find_the_culprit(self) -> None:
-        for seen in self._recent:
-            numbers = seen.values.tolist()
-            if not all(map(math.isfinite, numbers)):
-                self._stop(seen, numbers)
+    def _find_the_culprit(self, recent: Iterable[Seen]) -> None:
+        for seen in recent:
+            rows = seen.rows(len(self.names)).tolist()
+            for row, (numbers, origin) in enumerate(zip(rows, seen.origins, strict=True)):
+                if not all(map(math.isfinite, numbers)):
+                    self._stop(seen.batch - len(rows) + 1 + row, seen.epoch, origin, numbers)
 
-    def _stop(self, seen: Seen, losses: list[float]) -> NoReturn:
+    def _stop(self, batch: int, epoch: int, origin: Origin | None, losses: list[float]) -> NoReturn:
         said = ", ".join(f"{name} = {value}" for name, value in zip(self.names, losses, strict=True))
-        lines = [f"the loss is not finite at step {seen.batch} (epoch {seen.epoch}{_batch(seen.origin)}): {said}"]
+        lines = [f"the loss is not finite at step {batch} (epoch {epoch}{_batch(origin)}): {said}"]
         advice = self._advice
-        if seen.origin and seen.origin.indices:
-            lines.append(f"samples of that batch: {shorten([str(i) for i in seen.origin.indices], 16)}")
-            broken = seen.origin.broken_samples()
+        if origin and origin.indices:
+            lines.append(f"samples of that batch: {shorten([str(i) for i in origin.indices], 16)}")
+            broken = origin.broken_samples()
             if broken:
                 lines.append(f"samples that hold NaN or infinity themselves: {shorten([str(i) for i in broken], 16)}")
                 advice = ["clean or drop those samples"]
-        later = self.batches - seen.batch
+        later = self.batches - batch
         if self._in_time:
             lines.append("the weights are still those of the step before")
         else:
@@ -154,16 +189,42 @@ class Watch:
         raise LossNotFinite("\n  ".join(lines), fix="; ".join(advice) or None)
 
 
-def _one_tensor(values: list[Tensor]) -> Tensor:
-    """The losses in one row; a single one needs no copy."""
-    return values[0].reshape(1) if len(values) == 1 else torch.stack([value.reshape(()).float() for value in values])
+@dataclass(frozen=True)
+class Ending:
+    """The end of an epoch: its mean losses, there already or on their way."""
+
+    watch: Watch
+    flight: "_Flight | None"
+    names: tuple[str, ...]
+    items: int | Tensor
+    known: dict[str, float]
+
+    def landed(self) -> bool:
+        return self.flight is None or self.flight.landed()
+
+    def means(self) -> dict[str, float]:
+        """Mean losses per item; waits for the device where they are not there yet."""
+        if self.flight is None:
+            return self.known
+        sums = self.watch._land(self.flight, wait=True)
+        return {name: total / float(self.items) for name, total in zip(self.names, sums, strict=True)}
+
+
+def _stacked(losses: Sequence[Tensor]) -> Tensor:
+    """Losses of any shape in one row."""
+    if len(losses) == 1:
+        return losses[0].reshape(-1)
+    if any(loss.dim() for loss in losses):
+        return torch.cat([loss.reshape(-1) for loss in losses])
+    return torch.stack(list(losses))
 
 
 class _Flight:
     """Numbers on their way from the device to the host."""
 
-    def __init__(self, values: Tensor, batch: int) -> None:
-        self.batch = batch
+    def __init__(self, values: Tensor, recent: "deque[Seen]") -> None:
+        self.recent = recent  # what the numbers will say something about
+        self.batch = recent[-1].batch
         self._values = values
         self._event: torch.cuda.Event | None = None
         if values.is_cuda:

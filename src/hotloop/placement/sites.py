@@ -57,6 +57,11 @@ def user_site() -> Site | None:
     return site_of(outside) if outside else None
 
 
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is the person's own code."""
+    return not frame.f_code.co_filename.startswith((*_OURS, *_INSTALLED))
+
+
 def site_of(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno)
 

@@ -1,0 +1,11 @@
+"""The small CNN by hand: see images.py. A graph can hold Adam's steps only where their count lives on the GPU."""
+
+import torch
+from images import train_images
+from steps import Run
+
+from hotloop.bench.workloads import Parts
+
+
+def expert(parts: Parts, device: torch.device) -> Run:
+    return train_images(parts, device, capturable=device.type == "cuda")

@@ -1,0 +1,11 @@
+"""ResNet-18 by hand: what is best for the small CNN is best for it too."""
+
+import torch
+from images import train_images
+from steps import Run
+
+from hotloop.bench.workloads import Parts
+
+
+def expert(parts: Parts, device: torch.device) -> Run:
+    return train_images(parts, device)

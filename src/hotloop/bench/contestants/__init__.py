@@ -1,0 +1,45 @@
+"""The contestants: each takes the same parts and trains them in its own way."""
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from hotloop.bench.contestants.by_hand import expert, tutorial
+from hotloop.bench.contestants.frameworks import accelerate, fabric, lightning, warm_up
+from hotloop.bench.contestants.hot import hot
+from hotloop.bench.contestants.protocol import Run as Run
+from hotloop.bench.contestants.protocol import Start as Start
+from hotloop.bench.contestants.protocol import Started as Started
+from hotloop.bench.contestants.protocol import timed as timed
+from hotloop.errors import BadArgument
+
+NAMES = ("tutorial", "accelerate", "fabric", "lightning", "hotloop", "expert")
+
+
+def contestants(
+    names: Iterable[str] | None = None, *, experts: Path | None = None, plan_for: float = 3600
+) -> dict[str, Start]:
+    """The contestants of these names, by default all; the expert only where there is a folder of its loops.
+
+    >>> list(contestants(["tutorial", "hotloop"]))
+    ['tutorial', 'hotloop']
+    """
+    if not plan_for > 0:
+        raise BadArgument(f"plan for {plan_for} seconds", fix="give the length of a training, above 0")
+    known: dict[str, Start] = {
+        "tutorial": tutorial,
+        "accelerate": accelerate,
+        "fabric": fabric,
+        "lightning": lightning,
+        "hotloop": partial(hot, plan_for=plan_for),
+    }
+    if experts is not None:
+        known["expert"] = partial(expert, folder=experts)
+    chosen = list(known if names is None else names)
+    for name in chosen:
+        if name == "expert" and experts is None:
+            raise BadArgument("the expert's loops are in files", fix="name their folder: --expert benchmarks/expert")
+        if name not in known:
+            raise BadArgument(f"there is no contestant {name!r}", fix=f"choose of: {', '.join(NAMES)}")
+    warm_up(chosen)
+    return {name: known[name] for name in chosen}

@@ -1,0 +1,75 @@
+"""The losses of the tutorial's loop and of hotloop from the same weights over the same batches."""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+import hotloop
+from hotloop.bench.contestants.by_hand import to
+from hotloop.bench.contestants.hot import loop_of
+from hotloop.bench.workloads import Parts, Workload
+from hotloop.plan import Plan
+from hotloop.records import Curves
+
+
+def curves(
+    workload: Workload,
+    device: torch.device,
+    steps: int,
+    *,
+    plan: Plan | Literal["plain"] | None = None,
+    plan_for: float = 3600,
+) -> Curves:
+    """The loss of each step: the tutorial's, hotloop's, and the tutorial's again with another random state.
+
+    Without a `plan`, the loop is tuned first.
+    """
+
+    def hot(parts: Parts) -> Iterator[Tensor]:
+        loop = loop_of(parts, device, plan or "auto")
+        if plan is None:
+            loop.tune(parts.loader, seconds=plan_for, progress=False)
+        return _hot(loop, parts)
+
+    def tutorial(parts: Parts) -> Iterator[Tensor]:
+        return _tutorial(parts, device)
+
+    return Curves(
+        workload=workload.name,
+        device=str(device),
+        steps=tuple(range(1, steps + 1)),
+        tutorial=_losses(workload, tutorial, steps, workload.seed),
+        hotloop=_losses(workload, hot, steps, workload.seed),
+        again=_losses(workload, tutorial, steps, workload.seed + 1),
+    )
+
+
+def _losses(workload: Workload, start: Callable[[Parts], Iterator[Tensor]], steps: int, seed: int) -> tuple[float, ...]:
+    parts = workload.parts()
+    losses = start(parts)
+    # Getting ready may have drawn numbers; the training itself begins with the same ones for each loop.
+    torch.manual_seed(seed)
+    assert parts.loader.generator is not None
+    parts.loader.generator.manual_seed(workload.seed)
+    taken = [loss.detach().clone() for loss in islice(losses, steps)]  # a graph writes the next loss to the same place
+    return tuple(torch.stack(taken).float().tolist())
+
+
+def _tutorial(parts: Parts, device: torch.device) -> Iterator[Tensor]:
+    model = parts.model.to(device).train()
+    while True:
+        for batch in parts.loader:
+            parts.optimizer.zero_grad()
+            loss = parts.compute(model, to(batch, device))
+            loss.backward()
+            parts.optimizer.step()
+            yield loss
+
+
+def _hot(loop: hotloop.Loop, parts: Parts) -> Iterator[Tensor]:
+    while True:
+        for batch in loop.batches(parts.loader):
+            yield loop.step(batch)

@@ -1,0 +1,91 @@
+"""`Burst`: several steps in one CUDA graph, over data that lives on the device."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotloop.loop.graph import CannotCapture, Rates
+from hotloop.loop.step import Step
+from hotloop.placement import map_tensors
+
+Transform = Callable[[Any], Any]
+
+
+class Burst:
+    """A number of steps, each on a batch that is gathered on the device by the indices that the sampler drew."""
+
+    def __init__(self, step: Step, items: Any, batch: int, steps: int, transform: Transform | None) -> None:
+        self.step = step
+        self.steps = steps
+        self.items = items
+        self.batch = batch  # items in each
+        self.names: tuple[str, ...] = ()
+        self._transform = transform
+        self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.device)
+        self._rates = Rates(step.optimizers, self.steps, step.device)
+        self._rates.send([self._rates.now()] * self.steps)
+        self._recording = step.recording_of(self._work, afresh=True)
+
+    def run(self, drawn: Sequence[Any], after_step: Callable[[], None]) -> Tensor:
+        """Train on these batches; the losses of each, one row per batch.
+
+        `after_step` advances what counts updates on the host, such as a schedule of learning rates.
+        """
+        rates = []
+        for number in range(1, self.steps + 1):
+            rates.append(self._rates.now())
+            if number % self.step.plan.accumulate == 0:
+                after_step()
+        self._rates.send(rates)
+        self._index.copy_(_indices(drawn), non_blocking=True)
+        self.step.replay(self._recording)
+        self.step.update.count(self.batch, self.steps)
+        losses: Tensor = self._recording.result
+        return losses.clone()  # the next replay writes over them
+
+    def fits(self, step: Step, items: Any, transform: Transform | None, steps: int, batches: set[int]) -> bool:
+        """Whether it was recorded for these."""
+        mine = (self.step, self.steps, self._transform, {self.batch})
+        return self.items is items and mine == (step, steps, transform, batches)
+
+    def changed(self) -> str | None:
+        """The name of a setting of the optimizer that the recording froze and that has changed."""
+        return self._rates.changed()
+
+    def _work(self) -> Tensor:
+        rows: list[Tensor] = []
+        for number in range(self.steps):
+            gather = partial(torch.index_select, dim=0, index=self._index[number])
+            batch = map_tensors(self.items, gather)
+            if self._transform is not None:
+                batch = self._transform(batch)
+            with self._rates.of_step(number):
+                parts, count = self.step.compute_unwatched(self.step.rig.inputs(batch))
+            if isinstance(count, Tensor):
+                raise CannotCapture("the objective counts its items on the device")
+            self.names = tuple(parts)
+            rows += [value.reshape(()) for value in parts.values()]
+        return torch.stack(rows).view(self.steps, -1)
+
+
+def _indices(drawn: Sequence[Any]) -> Tensor:
+    """What the sampler drew for several batches, in pinned memory, from where it is copied without a wait."""
+    if all(isinstance(each, list) for each in drawn):
+        return torch.tensor(drawn, dtype=torch.int64, pin_memory=True)
+    return torch.stack([torch.as_tensor(each) for each in drawn]).to(torch.int64).pin_memory()
+
+
+def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:
+    """What a sampler draws, in stretches of a size that is asked for each time, and the number of the first of each.
+
+    >>> list(stretches(iter("abcde"), lambda: 2))
+    [(0, ['a', 'b']), (2, ['c', 'd']), (4, ['e'])]
+    """
+    number = 0
+    while stretch := list(islice(draws, size())):
+        yield number, stretch
+        number += len(stretch)

@@ -1,0 +1,108 @@
+"""Whether a step does the same work each time: what a recording of it would freeze, and by which line."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hotloop.placement import tensors_in
+from hotloop.placement.sites import Site, user_site
+from hotloop.state import Randomness
+from hotloop.waits import Waits, waits
+
+FEW = 16  # values of a host tensor that are looked at
+
+
+@dataclass
+class Inspection:
+    """What was seen of one forward pass."""
+
+    work: list[tuple[Hashable, Site | None]] = field(default_factory=list)
+    waits: Waits = field(default_factory=Waits)
+    drew: bool = False  # random numbers on the host
+
+
+@contextmanager
+def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
+    """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
+    before = Randomness(device)
+    with waits(device) as waited, _Recorder(seen.work):
+        yield
+    seen.waits.sites.update(waited.sites)
+    seen.drew = seen.drew or not before.same_on_host(Randomness(device))
+
+
+def objection(first: Inspection, second: Inspection) -> str | None:
+    """Why a step cannot be recorded once and replayed, from two forward passes; None where it can."""
+    for seen in (first, second):
+        if len(seen.waits):
+            return f"the host waits for the device: {seen.waits}"
+        if seen.drew:
+            return "it draws random numbers on the host, which a recording would freeze"
+    for (a, site), (b, _) in zip(first.work, second.work, strict=False):
+        if a != b:
+            return f"it does other work in each step, which a recording would freeze: {site or 'outside your own code'}"
+    if len(first.work) != len(second.work):
+        return "it does more work in one step than in another, which a recording would freeze"
+    return None
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each operation with its shapes, its numbers and the line that asked for it."""
+
+    def __init__(self, work: list[tuple[Hashable, Site | None]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._work = work
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = (str(func), tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in (kwargs or {}).items()))
+        self._work.append((given, user_site()))
+        return func(*args, **(kwargs or {}))
+
+
+def _trait(value: Any) -> Hashable:
+    """What a recording would keep of an argument: the shape of a tensor, the value of a number."""
+    if isinstance(value, Tensor):
+        known = tuple(value.flatten().tolist()) if value.device.type == "cpu" and value.numel() <= FEW else None
+        return tuple(value.shape), value.dtype, str(value.device), known
+    if isinstance(value, list | tuple):
+        return tuple(map(_trait, value))
+    return value if isinstance(value, int | float | complex | str | bool | torch.dtype | None) else str(type(value))
+
+
+def signature(batch: Any) -> Hashable | None:
+    """What a recording needs to be the same in every batch: the shapes of tensors, the values of everything else.
+
+    None where the batch holds something that cannot be compared.
+
+    >>> signature((torch.zeros(2, 3), 1)) == signature((torch.ones(2, 3), 1))
+    True
+    >>> signature((torch.zeros(2, 3), 1)) == signature((torch.zeros(2, 3), 2))
+    False
+    """
+    try:
+        traits = _form(batch)
+        hash(traits)
+    except TypeError:
+        return None
+    return traits
+
+
+def _form(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.stride()
+    if isinstance(value, list | tuple):
+        return (type(value), *map(_form, value))
+    if isinstance(value, Mapping) and not hasattr(value, "to"):
+        return (type(value), *((key, _form(item)) for key, item in value.items()))
+    inner = tuple((name, _form(tensor)) for name, tensor in tensors_in(value))
+    if inner or hasattr(value, "__dict__"):
+        raise TypeError(type(value).__name__)
+    hash(value)
+    return value  # type: ignore[no-any-return]

@@ -1,0 +1,125 @@
+"""`Rig`: what a plan changes in a model, its optimizers and PyTorch's settings, and how each change is undone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from hotloop.levers import repeated_blocks
+from hotloop.placement import map_tensors
+from hotloop.plan import Plan
+
+
+class Rig:
+    """The changes of one plan; `engage` makes them, `release` undoes them, `around` holds PyTorch's own switches."""
+
+    def __init__(self, plan: Plan, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.plan = plan
+        self._model = model
+        self._optimizers = optimizers
+        self._undo: list[Callable[[], object]] = []
+        self._switches = [switch for wanted, switch in ((plan.tf32, _tf32), (plan.cudnn_benchmark, _cudnn)) if wanted]
+
+    def engage(self) -> None:
+        """Set the optimizers' flags and wrap the blocks that are computed twice."""
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                self._flag(optimizer, group)
+            _settle_steps(optimizer)
+        if self.plan.checkpointing:
+            for block in repeated_blocks(self._model):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+                self._undo.append(partial(block.__dict__.pop, "forward", None))
+
+    def release(self) -> None:
+        """Undo what `engage` did."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        for optimizer in self._optimizers:
+            _settle_steps(optimizer)
+
+    def around(self) -> AbstractContextManager[Any]:
+        """The context in which a step runs; nothing is left switched when it ends."""
+        if not self._switches:
+            return nullcontext()
+        return _switched(self._switches)
+
+    def inputs(self, batch: Any) -> Any:
+        """A batch in the layout of the plan."""
+        return map_tensors(batch, _channels_last) if self.plan.channels_last else batch
+
+    def _flag(self, optimizer: Optimizer, group: dict[str, Any]) -> None:
+        wanted: dict[str, Any] = {}
+        if self.plan.graph and "capturable" in group:
+            wanted |= {"capturable": True}
+        # SGD has no `capturable`: only its fused kernel reads a learning rate that lies on the device.
+        if "fused" in group and (self.plan.fused or (self.plan.graph and not wanted)):
+            wanted |= {"fused": True, "foreach": False}
+        before = {key: group[key] for key in wanted}
+        group.update(wanted)
+        self._undo.append(partial(group.update, before))
+        if "capturable" in wanted:  # the tail of an epoch runs outside the graph on purpose: no warning is due
+            self._undo.append(_attribute(optimizer, "_warned_capturable_if_run_uncaptured", True))
+        if "fused" in wanted:
+            self._undo.append(_attribute(optimizer, "_step_supports_amp_scaling", True))
+
+
+def _attribute(target: object, name: str, value: object) -> Callable[[], object]:
+    """Set an attribute; the call that undoes it."""
+    there = name in vars(target)
+    before = getattr(target, name, None)
+    setattr(target, name, value)
+    return partial(setattr, target, name, before) if there else partial(vars(target).pop, name, None)
+
+
+def _settle_steps(optimizer: Optimizer) -> None:
+    """Adam and its kin count steps on the host, unless a kernel on the device reads the count."""
+    for group in optimizer.param_groups:
+        there = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            count = state.get("step") if isinstance(state, dict) else None
+            if isinstance(count, Tensor):
+                state["step"] = count.to(parameter.device if there else "cpu", torch.float32)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 4 and tensor.is_floating_point():
+        return tensor.contiguous(memory_format=torch.channels_last)
+    return tensor
+
+
+@contextmanager
+def _switched(switches: Sequence[Callable[[], AbstractContextManager[Any]]]) -> Iterator[None]:
+    if len(switches) == 1:
+        with switches[0]():
+            yield
+        return
+    with switches[0](), _switched(switches[1:]):
+        yield
+
+
+@contextmanager
+def _tf32() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _cudnn() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before

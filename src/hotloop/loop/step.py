@@ -1,0 +1,251 @@
+"""`Step`: forward, backward and update of one batch, as a plan says: plainly, compiled, or as a CUDA graph."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
+from hotloop.loop.inspection import Inspection, inspected, objection, signature
+from hotloop.loop.rig import Rig
+from hotloop.loop.update import Turn, Update
+from hotloop.objective import Losses, Objective, autocast, losses_of
+from hotloop.placement import map_tensors, tensors_in
+from hotloop.plan import Plan
+from hotloop.waits import waits
+
+Parts = dict[str, Tensor]
+Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
+See = Callable[[Parts, int | Tensor], None]
+MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are recorded here, of whole steps
+
+
+class Step:
+    """One step of training; `see` is told the losses of a batch before they reach the weights.
+
+    Compiled and recorded are only batches of one form, that of the first one; others, such as the tail of an epoch,
+    run as plain PyTorch does. A step is recorded after a few real ones, which are its warm-up, so nothing has to be
+    rewound; it is not recorded where a recording would change what the step does, and `obstacle` says why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        turns: tuple[Turn, ...],
+        plan: Plan,
+        *,
+        averages: bool = True,
+        see: See | None = None,
+        after_update: Callable[[Turn], None] | None = None,
+        compiled: dict[str, Objective] | None = None,
+    ) -> None:
+        self.model = model
+        self.turns = turns
+        self.plan = plan
+        self.device = torch.device(plan.device)
+        self.update = Update(turns, plan, averages)
+        self.rig = Rig(plan, model, self.optimizers)
+        self.obstacle: str | None = None  # why there is no graph, where the plan has one
+        self._see, self._after_update = see, after_update
+        self._autocast = autocast(self.device, plan.precision)
+        self._plain = plan.compile == "off" and not plan.graph
+        self.compiled: dict[str, Objective] = compiled or {}
+        if plan.compile != "off" and not compiled:
+            mode = MODES[plan.compile]
+            self.compiled = {t.name: torch.compile(t.objective, mode=mode, dynamic=False) for t in turns}
+        self._form: Any = None  # of the batches that are compiled and recorded
+        self.forget()
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        return [optimizer for turn in self.turns for optimizer in turn.optimizers]
+
+    def forget(self) -> None:
+        """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
+        self._warmed = 0
+        self._inspections: list[Inspection] = []
+        self._recordings: dict[tuple[bool, bool], Recording] = {}
+        self._static: Any = None  # the batch that the recordings read
+        self._gradients: Gradients = []  # that the recordings of single batches write
+        self._pointed: Gradients = []  # that the parameters show
+        self._items: int | Tensor = 0
+        self._side = Side(torch.cuda.Stream(self.device)) if self.plan.graph else None
+        self.update.keep_gradients = False
+
+    def __call__(self, batch: Any) -> Parts:
+        """Train on one batch; its losses, detached."""
+        if self._plain:
+            return self.run(self.rig.inputs(batch))
+        batch = self.rig.inputs(batch)
+        form = signature(batch)
+        if self._form is None:
+            self._form = form
+        if form is None or form != self._form:
+            if self._recordings:  # it may be part of a window that a recording has begun
+                self._point(self._gradients)
+            return self.run(batch)
+        if not self.plan.graph:
+            return self.run(batch, self.compiled)
+        return self._recorded(batch) if self.ready else self._warm_up(batch)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the step can be recorded: it has run a few times and was seen to do the same work."""
+        return self._warmed > WARM and self.plan.graph > 0
+
+    def run(self, batch: Any, objectives: dict[str, Objective] | None = None) -> Parts:
+        """The step as plain PyTorch does it, with the forward pass of these objectives where there are some."""
+        with self.rig.around():
+            return self._compute(batch, objectives or {}, self._see)[0]
+
+    def _compute(self, batch: Any, objectives: dict[str, Objective], see: See | None) -> tuple[Parts, int | Tensor]:
+        parts: Parts = {}  # detached: what is watched and given back must not keep the graph
+        for turn in self.turns:
+            with self._autocast:
+                losses = losses_of(objectives.get(turn.name, turn.objective), self.model, batch, turn.name)
+            for name, value in losses.parts.items():
+                parts[name] = value.detach()
+            if see is not None and turn is self.turns[-1]:  # on a CPU a loss that is lost never reaches the weights
+                see(parts, losses.count)
+            if self.update.take(turn, losses) and self._after_update is not None:
+                self._after_update(turn)
+        return parts, losses.count
+
+    def _warm_up(self, batch: Any) -> Parts:
+        """A real step on the side, where recordings are made; two of them are looked at."""
+        assert self._side is not None
+        self._warmed += 1
+        with self._side.running():
+            looked_at = self._warmed in (WARM - 1, WARM)
+            parts = self._inspected(batch) if looked_at else self._rehearsed(batch)
+        if self._warmed == WARM and (why := objection(*self._inspections)):
+            self.give_up(why)
+        return parts
+
+    def _rehearsed(self, batch: Any) -> Parts:
+        """The whole step as it will be recorded, with rates on the device; a wait in it would spoil the recording."""
+        rates = Rates(self.optimizers, 1, self.device)
+        rates.send([rates.now()])
+        with waits(self.device) as seen, rates.of_step(0):
+            parts = self.run(batch, self.compiled)
+        if self._warmed > WARM and len(seen):
+            self.give_up(f"the host waits for the device: {seen}")
+        return parts
+
+    def _inspected(self, batch: Any) -> Parts:
+        seen = Inspection()
+        self._inspections.append(seen)
+
+        def inspect(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with inspected(self.device, seen):
+                return objective(model, batch)
+
+        return self.run(batch, {turn.name: partial(inspect, turn.objective) for turn in self.turns})
+
+    def _recorded(self, batch: Any) -> Parts:
+        phase = self.update.phase
+        if not self._can_join(phase):
+            self._point(self._gradients)
+            return self.run(batch, self.compiled)
+        try:
+            recording = self._recordings.get(phase) or self._record(batch, phase)
+        except CannotCapture as error:
+            self.give_up(str(error))
+            return self.run(batch, self.compiled)
+        if name := self.rates.changed():
+            self.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
+            return self.run(batch, self.compiled)
+        torch._foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])
+        self.rates.send([self.rates.now()])
+        self.replay(recording)
+        static, count = recording.result
+        parts = {name: value.clone() for name, value in static.items()}  # the next replay writes over these
+        if isinstance(count, Tensor):
+            count = count.clone()
+        if self._see is not None:
+            self._see(parts, count)
+        self.update.count(count)
+        if phase[1] and self._after_update is not None:
+            for turn in self.turns:
+                self._after_update(turn)
+        return parts
+
+    def _can_join(self, phase: tuple[bool, bool]) -> bool:
+        """Whether a recording may take the next batch: its window must hold only batches like it, from the first."""
+        if not self._recordings:
+            return phase[0]
+        return self.update.is_even(self._items)
+
+    def _point(self, gradients: Gradients) -> None:
+        """Let the parameters show the gradients that a recording writes."""
+        if self._pointed is not gradients:
+            self._pointed = gradients
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+    def _record(self, batch: Any, phase: tuple[bool, bool]) -> Recording:
+        if self._static is None:
+            self._static = map_tensors(batch, torch.clone)
+            self._buffers = [tensor for _, tensor in tensors_in(self._static)]
+            self.rates = Rates(self.optimizers, 1, self.device)
+            self.rates.send([self.rates.now()])
+
+        def work() -> tuple[Parts, int | Tensor]:
+            with self.rates.of_step(0):
+                return self.compute_unwatched(self._static)
+
+        recording = self.recording_of(work, afresh=phase[0])
+        _, self._items = recording.result
+        if self.plan.accumulate > 1 and isinstance(self._items, Tensor):
+            raise CannotCapture("the objective counts its items on the device, and gradients accumulate")
+        if phase[0]:
+            self._gradients = recording.gradients
+        self._recordings[phase] = recording
+        return recording
+
+    def recording_of(self, work: Callable[[], Any], *, afresh: bool) -> Recording:
+        """Work that calls `compute_unwatched`, recorded; nothing is counted, since nothing has run.
+
+        `afresh`: it begins with new gradients; else it goes on with those that are there.
+        """
+        assert self._side is not None
+        self.update.keep_gradients = not afresh
+        try:
+            with self.update.uncounted(), self.rig.around():
+                recording = Recording(work, self._side.stream)
+        finally:
+            self.update.keep_gradients = True
+        shown = [(p, p.grad) for turn in self.turns for p in turn.parameters] if afresh else self._gradients
+        recording.gradients = self._pointed = shown
+        return recording
+
+    def replay(self, recording: Recording) -> None:
+        recording.replay()
+        self._point(recording.gradients)
+
+    def compute_unwatched(self, batch: Any) -> tuple[Parts, int | Tensor]:
+        """The step for a recording: what the host does beside it happens at each replay."""
+        after, self._after_update = self._after_update, None
+        try:
+            return self._compute(batch, self.compiled, None)
+        finally:
+            self._after_update = after
+
+    def give_up(self, why: str) -> None:
+        """Go on without a graph."""
+        self.obstacle = why
+        self.rig.release()
+        self.plan = replace(self.plan, graph=0)
+        self.rig = Rig(self.plan, self.model, self.optimizers)
+        self.rig.engage()
+        self._plain = self.plan.compile == "off"
+        self.forget()
+
+
+def total(parts: Parts) -> Tensor:
+    """The loss of a batch from its parts."""
+    return Losses(parts, 1).total

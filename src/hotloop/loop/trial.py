@@ -1,0 +1,321 @@
+"""Plans timed on the person's own loop: contestants train copies of the weights, in turns, on the same batches."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotloop.clock import Clock, synchronize
+from hotloop.data import Stream
+from hotloop.data.resident import Resident
+from hotloop.levers import Lever
+from hotloop.loop.burst import Burst
+from hotloop.loop.graph import WARM, CannotCapture
+from hotloop.loop.step import Step
+from hotloop.loop.update import Turn
+from hotloop.plan import Plan
+from hotloop.state import CannotCopy, Randomness, State
+from hotloop.tune import Comparison, Drift, Refused
+
+BLOCK = 0.03  # seconds that a block of steps should take at least
+ROUNDS = 5
+FEWER_ROUNDS = 3  # where a step is slow
+SLOW = 0.05  # seconds of such a step
+HOPELESS = 0.9  # a plan that is this much slower in its first round gets no second one
+CLEAR = 1.1  # one that is this much faster in the first two needs no third
+STREAMED = 0.3  # seconds for which a loader is read to time it
+MOST_STREAMED = 64  # batches of it, and at least 3
+
+
+@dataclass(frozen=True)
+class Material:
+    """What the contestants train on."""
+
+    batches: Sequence[Any]  # on the device
+    loader: Any = None  # where it can be read again without changing anything
+    resident: Resident | None = None
+    drawn: Sequence[Any] = ()  # what the sampler drew for full batches, where the data can live on the device
+    transform: Callable[[Any], Any] | None = None  # of batches on the device
+
+    def batch(self, number: int, resident: bool) -> Any:
+        """A batch on the device: one that was read before, or gathered anew from data that lives there."""
+        if not resident or self.resident is None:
+            return self.batches[number % len(self.batches)]
+        batch = self.resident.gather(self.resident.items(), self.drawn[number % len(self.drawn)])
+        return batch if self.transform is None else self.transform(batch)
+
+
+class Trials:
+    """A contest of plans; the weights, the optimizers and all random states are as before when it ends."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        modules: Sequence[nn.Module],
+        turns: tuple[Turn, ...],
+        averages: bool,
+        material: Material,
+    ) -> None:
+        self._model, self._modules, self._turns, self._averages = model, modules, turns, averages
+        self._material = material
+        self._optimizers = [optimizer for turn in turns for optimizer in turn.optimizers]
+        self._entered: dict[Plan, _Contestant] = {}
+        self._reference: _Contestant | None = None
+        self._noise = (0.0, 0.0)
+        self.alone: float | None = None  # seconds of a plain step without the loader's part
+        self.compiled: dict[str, float] = {}  # seconds of the compilations so far
+
+    @contextmanager
+    def running(self, device: torch.device, generators: Sequence[torch.Generator]) -> Iterator[None]:
+        """Copy everything aside; put it back at the end, whatever happens."""
+        self._device = device
+        self._origin = State.of(self._modules, self._optimizers)
+        self._random = Randomness(device, generators)
+        try:
+            self._start = self._origin.copy()
+        except CannotCopy as error:
+            raise Refused(f"the model holds what cannot be copied aside: {error}") from error
+        try:
+            yield
+        finally:
+            self._origin.put()
+            self._random.put()
+            self._entered.clear()
+            self._reference = None
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def time(self, plan: Plan) -> float:
+        """Seconds of a step of the plain plan; its losses are what the others are held to."""
+        self._reference = reference = self._enter(plan)
+        steps = _steps_for(reference.pace)
+        self.alone = statistics.median(reference.block(steps) for _ in range(FEWER_ROUNDS))
+        if reference.is_random:
+            self._noise = self._noise_of(plan, len(reference.losses))
+        return self._streamed(plan) if self._material.loader is not None else self.alone
+
+    def compare(self, plan: Plan, other: Plan) -> Comparison:
+        """Time two plans in turns."""
+        if (plan.stream, plan.pinned, plan.workers) != (other.stream, other.pinned, other.workers):
+            return self._compare_streams(plan, other)
+        a = self._enter(plan)
+        start = time.perf_counter()
+        b = self._enter(other)
+        cost = time.perf_counter() - start
+        if other.compile != plan.compile:
+            self.compiled[other.compile] = cost
+        steps = _steps_for(min(a.pace, b.pace))
+        before: list[float] = []
+        after: list[float] = []
+        for _ in range(ROUNDS if a.pace < SLOW else FEWER_ROUNDS):
+            before.append(a.block(steps))
+            after.append(b.block(steps))
+            ratios = [x / y for x, y in zip(before, after, strict=True)]
+            if max(ratios) < HOPELESS or (len(ratios) > 1 and min(ratios) > CLEAR):
+                break
+        drift = b.drift(self._reference, self._noise) if self._reference else None
+        comparison = Comparison(tuple(before), tuple(after), cost, drift)
+        loser = other if not comparison.is_above_noise() or (drift and drift.excess()) else plan
+        if self._entered.get(loser) is not self._reference:
+            self._entered.pop(loser, None)
+        return comparison
+
+    def compile_estimate(self, lever: Lever) -> float:
+        """Seconds that a compilation will take: as long as the last one, or by the size of the model."""
+        layers = sum(1 for module in self._model.modules() if not any(True for _ in module.children()))
+        guess = self.compiled.get("default", 10 + 0.25 * layers)
+        return guess if lever.cost == "a compilation" else 4 * guess
+
+    def step_of(self, plan: Plan) -> Step | None:
+        """The step that was tried for a plan, with what it compiled; what it recorded is thrown away."""
+        return self._entered[plan].step if plan in self._entered else None
+
+    def _enter(self, plan: Plan) -> "_Contestant":
+        if plan not in self._entered:
+            try:
+                state = self._start.copy()
+                if plan.channels_last:
+                    state = state.channels_last()
+                step = Step(self._model, self._turns, plan, averages=self._averages)
+                contestant = _Contestant(step, state, self._random, self._material, self._stage)
+                contestant.warm_up()
+            except torch.OutOfMemoryError as error:
+                raise Refused("out of memory while it was tried beside the plan so far") from error
+            except CannotCapture as error:
+                raise Refused(f"it cannot be recorded: {error}") from error
+            except Exception as error:
+                if plan.compile == "off":
+                    raise
+                first = (str(error).strip().splitlines() or [""])[0]
+                raise Refused(f"the compiler failed: {type(error).__name__}: {first}") from error
+            if step.obstacle:
+                raise Refused(step.obstacle)
+            self._entered[plan] = contestant
+        return self._entered[plan]
+
+    def _stage(self) -> State:
+        return State.of(self._modules, self._optimizers)
+
+    def _noise_of(self, plan: Plan, steps: int) -> tuple[float, float]:
+        """How far two plain runs go from each other when only their random numbers differ."""
+        step = Step(self._model, self._turns, plan, averages=self._averages)
+        other = _Contestant(step, self._start.copy(), self._random, self._material, self._stage, seed=1)
+        other.block(steps)
+        assert self._reference is not None
+        drift = other.drift(self._reference, (0.0, 0.0))
+        return drift.loss, drift.direction
+
+    def _compare_streams(self, plan: Plan, other: Plan) -> Comparison:
+        if self._material.loader is None:
+            raise Refused("the loader cannot be read twice without changing what it gives")
+        pairs = [(self._streamed(plan), self._streamed(other)) for _ in range(FEWER_ROUNDS)]
+        before, after = zip(*pairs, strict=True)
+        return Comparison(before, after, 0.0)
+
+    def _streamed(self, plan: Plan) -> float:
+        """Seconds of a step with the loader's part in it, the start of an epoch included where it is short."""
+        assert self._reference is not None
+        loader = self._material.loader
+        most = max(3, min(MOST_STREAMED, round(STREAMED / self._reference.pace)))
+        transform = self._material.transform
+        stream = Stream(loader, self._device, plan.stream, transform, pinned=plan.pinned, workers=plan.workers)
+        slow = self._reference.pace > SLOW  # then the loader's part is timed apart: training would take too long
+        with self._reference.on_stage():
+            synchronize(self._device)
+            start, done = time.perf_counter(), 0
+            for batch in stream:
+                if not slow:
+                    self._reference.step(batch)
+                done += 1
+                if done >= most:
+                    break
+                if done == 1 and len(loader) > most:  # of a long epoch the start is a small part
+                    synchronize(self._device)
+                    start, done, most = time.perf_counter(), 0, most - 1
+            synchronize(self._device)
+            taken = time.perf_counter() - start
+        self._random.put()
+        if not slow or self.alone is None:
+            return taken / done
+        # A GPU computes while the host loads; a CPU does one after the other.
+        return max(self.alone, taken / done) if self._device.type == "cuda" else self.alone + taken / done
+
+
+class _Contestant:
+    """A plan with weights of its own; it is on stage only while it trains."""
+
+    def __init__(
+        self,
+        step: Step,
+        state: State,
+        random: Randomness,
+        material: Material,
+        now: Callable[[], State],
+        seed: int | None = None,
+    ) -> None:
+        self.step = step
+        self.losses: list[Tensor] = []
+        self.gradient: list[Tensor] = []  # of the first step
+        self._state = state
+        self._random = random
+        self._material = material
+        self._now = now
+        self._seed = seed
+        self._at = 0
+        self._burst: Burst | None = None
+        self.pace = 0.0  # seconds of a step, roughly
+        self._device = step.device
+        self._began = random
+
+    @property
+    def is_random(self) -> bool:
+        """Whether its steps drew random numbers."""
+        return not (self._random.same_on_device(self._began) and self._random.same_on_host(self._began))
+
+    @contextmanager
+    def on_stage(self) -> Iterator[None]:
+        self._state.put()
+        self._random.put()
+        self.step.rig.engage()
+        if self._seed is not None:
+            torch.manual_seed(self._seed)
+            self._seed = None
+        try:
+            yield
+        finally:
+            self._state = self._now()
+            self._random = Randomness(self._device)
+            self.step.rig.release()
+
+    def warm_up(self) -> None:
+        """Run until it is as fast as it will be: compiled, recorded, its algorithms chosen."""
+        plan = self.step.plan
+        for _ in range(WARM + 2 if plan.graph else 1):
+            self.pace = self.block(1)
+            if self.step.obstacle:
+                return
+        if not plan.graph and self.pace < SLOW:
+            self.pace = self.block(1)
+        if plan.graph > 1 and self._material.resident is not None:
+            drawn = self._material.drawn
+            with self.on_stage():
+                steps = min(plan.graph, len(drawn))
+                items, transform = self._material.resident.items(), self._material.transform
+                self._burst = Burst(self.step, items, len(drawn[0]), steps, transform)
+            self.pace = self.block(1)
+
+    def block(self, steps: int) -> float:
+        """Train a number of steps; seconds of each."""
+        with self.on_stage():
+            synchronize(self._device)
+            clock = Clock(self._device)
+            done = self._train(steps)
+            return clock.seconds() / done
+
+    def _train(self, steps: int) -> int:
+        if self._burst is not None:
+            bursts = max(1, steps // self._burst.steps)
+            for _ in range(bursts):
+                self._burst.run(self._material.drawn[: self._burst.steps], lambda: None)
+            return bursts * self._burst.steps
+        for _ in range(steps):
+            self.losses.append(_total(self.step(self._next())))
+            if len(self.losses) == 1:
+                self.gradient = [p.grad.clone() for t in self.step.turns for p in t.parameters if p.grad is not None]
+        return steps
+
+    def _next(self) -> Any:
+        self._at += 1
+        return self._material.batch(self._at, self.step.plan.stream == "resident")
+
+    def drift(self, reference: "_Contestant", noise: tuple[float, float]) -> Drift:
+        """How far it went from another one, over the steps that both have made."""
+        pairs = min(len(self.losses), len(reference.losses))
+        mine, theirs = (torch.stack(c.losses[:pairs]).double() for c in (self, reference))
+        loss = (mine - theirs).abs().mean() / theirs.abs().mean().clamp_min(1e-12)
+        direction = 1 - _cosine(self.gradient, reference.gradient)
+        return Drift(float(loss), direction, *noise)
+
+
+def _steps_for(seconds: float) -> int:
+    return max(1, min(200, round(BLOCK / max(seconds, 1e-6))))
+
+
+def _total(parts: dict[str, Tensor]) -> Tensor:
+    return torch.stack([value.reshape(()).float() for value in parts.values()]).sum()
+
+
+def _cosine(a: list[Tensor], b: list[Tensor]) -> float:
+    if len(a) != len(b):
+        return 0.0
+    dot = sum((x.double().flatten() @ y.double().flatten()) for x, y in zip(a, b, strict=True))
+    norms = [sum(x.double().square().sum() for x in each) for each in (a, b)]
+    product = torch.as_tensor(norms[0]).sqrt() * torch.as_tensor(norms[1]).sqrt()
+    return float(dot / product.clamp_min(1e-30)) if float(product) else 1.0

@@ -1,0 +1,319 @@
+"""When to tune a loop, with what, and what is remembered of it: the tuner's way from a loader to a plan."""
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import hotloop
+from hotloop.clock import synchronize
+from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
+from hotloop.errors import BadArgument, PlanWarning
+from hotloop.levers import LEVERS, MOST_STEPS, Lever, Scene, products_in_fp32
+from hotloop.loop.inspection import signature
+from hotloop.loop.step import Step
+from hotloop.loop.trial import Material, Trials
+from hotloop.loop.update import Turn
+from hotloop.placement import move
+from hotloop.plan import Plan, Trial, Tuning
+from hotloop.records import Record
+from hotloop.state import Randomness, State
+from hotloop.tune import Refused, Search
+
+SHARE = 0.05  # of the expected run, for the trials
+MOST = 10.0  # seconds of trials, compilations apart
+LEAST = 0.25  # seconds; with less there is nothing to learn
+LEAST_STEPS = 12  # of the plain loop that the trials must have time for
+BATCHES = 8  # that the trials train on
+FIRST, LAST = 3, 6  # steps of a run between which its pace is taken
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is tuned."""
+
+    model: nn.Module
+    modules: Sequence[nn.Module]  # the model, and what else a step may change
+    turns: tuple[Turn, ...]
+    averages: bool
+    plan: Plan  # to begin with
+    pinned_precision: bool
+    device_name: str
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.plan.device)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [optimizer for turn in self.turns for optimizer in turn.optimizers]
+
+    def scene(self, loader: object) -> Scene:
+        return Scene(
+            self.device,
+            self.model,
+            self.optimizers,
+            self.pinned_precision,
+            why_not_resident(loader, self.device),
+            isinstance(loader, DataLoader) and loader.pin_memory,
+            "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
+        )
+
+    def key(self, batch: Any, loader: object) -> str:
+        """What a plan depends on, as one word."""
+        weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in self.model.named_parameters()]
+        traits = [
+            [f"{name}:{type(module).__qualname__}" for name, module in self.model.named_modules()],
+            weights,
+            repr(signature(batch)),
+            [(type(o).__qualname__, _flags(o)) for o in self.optimizers],
+            [self.plan.to_json(), self.pinned_precision, why_not_resident(loader, self.device) is None],
+            [self.device_name, torch.__version__, hotloop.__version__, products_in_fp32()],
+        ]
+        return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]
+
+
+@dataclass
+class Pace:
+    """The speed of the first steps of a run, read once: it says how long the run will take."""
+
+    device: torch.device
+    seen: int = 0
+    _start: float = 0.0
+
+    def tick(self) -> float | None:
+        """Before each step; the seconds of a step as soon as they are known, once."""
+        self.seen += 1
+        if self.seen == FIRST:
+            synchronize(self.device)
+            self._start = time.perf_counter()
+        elif self.seen == LAST:
+            synchronize(self.device)
+            return (time.perf_counter() - self._start) / (LAST - FIRST)
+        return None
+
+
+def _flags(optimizer: Any) -> list[str]:
+    return [
+        str({k: group.get(k) for k in ("fused", "foreach", "amsgrad", "nesterov")}) for group in optimizer.param_groups
+    ]
+
+
+def budget_for(seconds: float, step: float) -> float:
+    """Seconds that trials may take in a run that is expected to take so many; 0 where nothing could be learnt."""
+    budget = min(SHARE * seconds, MOST)
+    return budget if budget >= max(LEAST, LEAST_STEPS * step) else 0.0
+
+
+def material_of(loader: Any, device: torch.device, transform: Any = None, given: Any = None) -> Material:
+    """What to train on in trials: `given`, a batch that was read already, or what can be read without a trace."""
+    if why_not_resident(loader, device) is None and has_known_sampler(loader):
+        resident = Resident(loader, device)
+        before = Randomness(torch.device("cpu"), generators_of(loader))
+        drawn = list(islice(resident.draws(), MOST_STEPS))
+        before.put()
+        full = [each for each in drawn if _length(each) == _length(drawn[0])]
+        material = Material([], loader, resident, full, transform)
+        return replace(material, batches=[material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))])
+    if given is not None:
+        return Material([given])
+    before = Randomness(device, generators_of(loader))
+    batches = iter(loader)
+    if batches is loader:
+        raise BadArgument(
+            f"a {type(loader).__name__} can be read only once, so that nothing would be left to train on",
+            fix="tune with a DataLoader or a list",
+        )
+    first = next(batches, None)
+    before.put()
+    if first is None:
+        raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
+    batch = move(first, device)
+    return Material([batch if transform is None else transform(batch)])
+
+
+def _length(drawn: Any) -> int:
+    return len(drawn) if hasattr(drawn, "__len__") else 1
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, how it was found, and the step that was tried for it."""
+
+    tuning: Tuning
+    step: Step | None
+
+
+def tune(
+    subject: Subject,
+    loader: Any,
+    material: Material,
+    *,
+    steps: int | None,
+    seconds: float | None,
+    budget: float,
+    levers: Iterable[Lever] = LEVERS,
+    tell: Callable[[str], None] = lambda words: None,
+) -> Found:
+    """Try the levers on a loop; it is left exactly as it was. `seconds` says how long the plain loop would run."""
+    started = datetime.now(UTC)
+    device = subject.device
+    trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material)
+    plain = subject.plan
+    search = Search(trials, subject.scene(loader), plain, steps, budget, tell)
+    if device.type == "cuda" and not _has_room(subject, device):
+        refused = [Trial(x.name, x.tier, "not tried", "there is no memory for copies of the weights") for x in LEVERS]
+        return Found(_tuning(subject, plain, refused, None, None, steps, started), None)
+    plain_step: float | None = None
+    step = None
+    try:
+        with trials.running(device, generators_of(loader)):
+            plain_step = trials.time(plain)
+            if steps is None and seconds is not None:
+                search.steps = max(1, round(seconds / plain_step))
+            search.step = plain_step
+            best = search.run(levers)
+            if best.stream != "resident":
+                plain_step = trials.alone or plain_step
+            step = trials.step_of(best)
+    except Refused as refusal:
+        best = plain
+        search.trials = [Trial(x.name, x.tier, "not tried", str(refusal)) for x in LEVERS]
+    return Found(_tuning(subject, best, search.trials, plain_step, search.step, search.steps, started), step)
+
+
+def _has_room(subject: Subject, device: torch.device) -> bool:
+    """Whether copies of the weights and their optimizer's state fit several times into the free memory."""
+    needed = 8 * State.of(subject.modules, subject.optimizers).nbytes
+    free, _ = torch.cuda.mem_get_info(device)
+    return needed < free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def _tuning(
+    subject: Subject,
+    plan: Plan,
+    trials: Sequence[Trial],
+    plain_step: float | None,
+    step: float | None,
+    steps: int | None,
+    started: datetime,
+) -> Tuning:
+    return Tuning(
+        plan=plan,
+        trials=tuple(trials),
+        plain_step=plain_step,
+        step=step,
+        steps=steps,
+        seconds=(datetime.now(UTC) - started).total_seconds(),
+        device_name=subject.device_name,
+        model=type(subject.model).__name__,
+        made=started.isoformat(timespec="seconds"),
+        versions={"python": platform.python_version(), "torch": torch.__version__, "hotloop": hotloop.__version__},
+    )
+
+
+class Cache:
+    """Plans that were found before, one file for each; what cannot be read or written is as if it were not there."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        self._folder = folder or Path(os.environ.get("HOTLOOP_CACHE") or Path(home, "hotloop")).expanduser() / "plans"
+
+    def get(self, key: str) -> Tuning | None:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            return Tuning.from_json(json.loads((self._folder / f"{key}.json").read_text()))
+        return None
+
+    def put(self, key: str, tuning: Tuning) -> None:
+        with suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_json(self._folder / f"{key}.json", tuning)
+
+
+def write_json(path: Path, record: Record) -> None:
+    """Write a record so that the file is either the old one or the whole new one."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".json")
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(record.to_json(), file, indent=1)
+            file.write("\n")
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:
+    """The plan to begin with, from what a person hands in: a word, a plan, or the file of one."""
+    if isinstance(plan, str) and plan in ("auto", "plain"):
+        return replace(subject.plan, stream="auto" if plan == "auto" else "direct")
+    if not isinstance(plan, Plan | Path | str):
+        raise BadArgument(f"plan={plan!r}", fix=_PLANS)
+    from_file = not isinstance(plan, Plan)
+    chosen = replace(plan if isinstance(plan, Plan) else read_plan(plan), device=subject.plan.device)
+    unset = {"precision": "auto", "accumulate": 1, "clip_norm": None}
+    for name, value in asked.items():
+        if value != unset[name] and value != getattr(chosen, name):
+            raise BadArgument(
+                f"{name}={value!r} and a plan with {name}={getattr(chosen, name)!r}", fix="give one of them"
+            )
+    scene = replace(subject.scene(None), why_not_resident=None)
+    for lever in LEVERS:
+        if lever.pull(chosen) == chosen and (why := _impossible(lever, scene, chosen)):
+            if not from_file:
+                raise BadArgument(f"the plan has {lever.name}: {why}", fix="leave it out of the plan")
+            warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
+            chosen = replace(chosen, **_OFF[lever.name])
+    return chosen
+
+
+_OFF: dict[str, dict[str, Any]] = {
+    "prefetch": {"stream": "auto"},
+    "pinned memory": {"pinned": False},
+    "cudnn benchmark": {"cudnn_benchmark": False},
+    "channels last": {"channels_last": False},
+    "fused": {"fused": False},
+    "tf32": {"tf32": False},
+    "graph": {"graph": 0},
+    "several steps": {"graph": 0},
+    "compile": {"compile": "off"},
+    "max-autotune": {"compile": "off"},
+}
+
+
+def _impossible(lever: Lever, scene: Scene, plan: Plan) -> str | None:
+    """Why a lever that a plan has pulled cannot work here at all; that it brings nothing is the person's affair."""
+    needs_cuda = lever.name in ("graph", "several steps", "tf32", "prefetch", "cudnn benchmark", "max-autotune")
+    if needs_cuda and scene.device.type != "cuda":
+        return f"it needs a CUDA device, and this is {scene.device.type}"
+    if lever.name in ("graph", "fused"):
+        return lever.obstacle(scene, plan)
+    return None
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file that the tuner wrote, or in one that holds a plan alone."""
+    try:
+        data = json.loads(Path(path).read_text())
+        return Plan.from_json(data.get("plan", data))
+    except OSError as error:
+        raise BadArgument(f"plan={str(path)!r} cannot be read: {error.strerror}", fix=_PLANS) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise BadArgument(f"{path} holds no plan: {error}", fix="write it with `hotloop tune --out`") from error
+
+
+_PLANS = 'choose "auto", "plain", a Plan, or the file of one'

@@ -1,0 +1,195 @@
+"""`State`: everything that a training step changes, copied aside and put back to the bit."""
+
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+
+
+class CannotCopy(Exception):
+    """A tensor that cannot be copied aside: it has no plain memory of its own."""
+
+
+@dataclass
+class _Held:
+    """A tensor that the model holds, and the memory that it shall have."""
+
+    owner: Tensor
+    data: Tensor
+    grad: Tensor | None
+
+
+class State:
+    """The values of modules and optimizers at one moment.
+
+    Several states can exist side by side; `put` makes one of them the values of the modules. Only pointers change
+    hands then, so the state that was there before stays exactly as it was. Tensors that share memory (tied weights,
+    the flat weights of an RNN) share it in a copy too.
+    """
+
+    def __init__(
+        self,
+        held: list[_Held],
+        modules: list[tuple[nn.Module, dict[str, Any]]],
+        optimizers: list[tuple[Optimizer, dict[Any, Any], list[dict[str, Any]]]],
+    ) -> None:
+        self._held = held
+        self._modules = modules
+        self._optimizers = optimizers
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> "State":
+        """The present values themselves, not a copy of them."""
+        inner = list(dict.fromkeys(m for module in modules for m in module.modules()))
+        owned = {id(t): t for m in inner for t in [*m._parameters.values(), *m._buffers.values()] if t is not None}
+        owned |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+        return cls(
+            [_Held(t, t.data, t.grad if t.is_leaf else None) for t in owned.values()],
+            [(module, _own_values(module)) for module in inner],
+            [(o, _shallow(o.state), [_settings(group) for group in o.param_groups]) for o in optimizers],
+        )
+
+    def copy(self) -> "State":
+        """The same values in memory of their own."""
+        memory: dict[int, torch.UntypedStorage] = {}
+        return State(
+            [_Held(h.owner, _copy(h.data, memory), _copy_any(h.grad, memory)) for h in self._held],
+            [(module, _copy_any(values, memory)) for module, values in self._modules],
+            [(o, _copy_any(state, memory), _copy_any(groups, memory)) for o, state, groups in self._optimizers],
+        )
+
+    def channels_last(self) -> "State":
+        """The same values with the channels of four-dimensional tensors together."""
+        return State(
+            [_Held(h.owner, _relaid(h.data), None if h.grad is None else _relaid(h.grad)) for h in self._held],
+            self._modules,
+            [(o, _relaid_all(state), groups) for o, state, groups in self._optimizers],
+        )
+
+    def put(self) -> None:
+        """Make these the values of the modules and optimizers."""
+        for held in self._held:
+            held.owner.data = held.data
+            held.owner.grad = held.grad
+        for module, values in self._modules:
+            module.__dict__.update(values)
+        for optimizer, state, groups in self._optimizers:
+            optimizer.state.clear()
+            optimizer.state.update(_shallow(state))
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors that a copy would need."""
+        optimizers = (t for _, state, _ in self._optimizers for t in _tensors(state))
+        return sum(t.nbytes for t in [*(h.data for h in self._held), *optimizers])
+
+
+class Randomness:
+    """The states of all generators of random numbers: PyTorch's on the host and the device, Python's and NumPy's."""
+
+    def __init__(self, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._host = torch.get_rng_state()
+        self._there = torch.cuda.get_rng_state(device) if self._device else None
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()  # the state that people's datasets use
+        self._others = [(generator, generator.get_state()) for generator in generators]
+
+    def put(self) -> None:
+        torch.set_rng_state(self._host)
+        if self._device is not None and self._there is not None:
+            torch.cuda.set_rng_state(self._there, self._device)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        for generator, state in self._others:
+            generator.set_state(state)
+
+    def same_on_host(self, other: "Randomness") -> bool:
+        """Whether nothing was drawn on the host between the two."""
+        a, b = self._numpy, other._numpy
+        assert isinstance(a, tuple)
+        assert isinstance(b, tuple)
+        return (
+            torch.equal(self._host, other._host)
+            and self._python == other._python
+            and bool(np.array_equal(a[1], b[1]))
+            and a[2:] == b[2:]
+        )
+
+    def same_on_device(self, other: "Randomness") -> bool:
+        """Whether nothing was drawn on the device between the two."""
+        if self._there is None or other._there is None:
+            return True
+        return torch.equal(self._there, other._there)
+
+
+def _own_values(module: nn.Module) -> dict[str, Any]:
+    """Plain numbers, words and tensors that a module holds as attributes and may change while it runs."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, _PLAIN) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter))
+    }
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _shallow(state: Any) -> dict[Any, Any]:
+    """An optimizer's state with dicts of its own, so that what a step adds does not reach the other."""
+    return {key: dict(value) if isinstance(value, dict) else value for key, value in state.items()}
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _copy_any(value: Any, memory: dict[int, torch.UntypedStorage]) -> Any:
+    if isinstance(value, Tensor):
+        return _copy(value, memory)
+    if isinstance(value, dict):
+        return {key: _copy_any(item, memory) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copy_any(item, memory) for item in value]
+    return value
+
+
+def _copy(tensor: Tensor, memory: dict[int, torch.UntypedStorage]) -> Tensor:
+    """A tensor of the same values, sizes and strides; what shares memory with it shares its copy."""
+    data = tensor.detach()
+    if data.layout != torch.strided or type(data) not in (Tensor, nn.Parameter, nn.Buffer) or data.is_meta:
+        raise CannotCopy(f"a {type(tensor).__name__} of layout {tensor.layout} on {tensor.device}")
+    storage = data.untyped_storage()
+    if storage._cdata not in memory:
+        memory[storage._cdata] = storage.clone()
+    empty = torch.empty(0, dtype=data.dtype, device=data.device)
+    return empty.set_(memory[storage._cdata], data.storage_offset(), data.size(), data.stride())
+
+
+def _relaid(tensor: Tensor) -> Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
+
+
+def _relaid_all(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _relaid(value)
+    if isinstance(value, dict):
+        return {key: _relaid_all(item) for key, item in value.items()}
+    return value

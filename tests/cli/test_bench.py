@@ -1,0 +1,91 @@
+"""`hotloop bench` as a person runs it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from hotloop.cli.bench import bench
+from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, OutputError
+from hotloop.records import Benchmark
+
+QUICK = ("mlp", "--quick", "--devices", "cpu", "--contestants", "tutorial,hotloop", "--plan-for", "1", "--repeats", "1")
+
+
+def run(*args: str) -> Result:
+    app = typer.Typer(rich_markup_mode="rich", pretty_exceptions_enable=False)
+    app.callback()(lambda: None)
+    app.command("bench")(bench)
+    return CliRunner().invoke(app, ["bench", *args], env={"COLUMNS": "100", "TERM": "dumb"})
+
+
+def test_the_figures_and_the_pictures_are_written(tmp_path: Path) -> None:
+    done = run(*QUICK, "--out", str(tmp_path / "new"))
+    assert done.exit_code == 0, done.output
+    (folder,) = (tmp_path / "new").iterdir()
+    (figures,) = folder.glob("*.json")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {figures.name, "bars.png", "roofline-cpu.png", "curves-mlp.png"}
+    for picture in folder.glob("*.png"):
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    benchmark = Benchmark.from_json(json.loads(figures.read_text()))
+    assert [score.contestant for score in benchmark.scores] == ["tutorial", "hotloop"]
+    assert "mlp" in done.stdout
+    assert "bars.png" in done.stdout
+    assert "rows per second" in done.stderr
+
+
+def test_json_is_one_object_and_nothing_else_is_on_stdout(tmp_path: Path) -> None:
+    done = run(*QUICK, "--out", str(tmp_path), "--json", "--no-curves")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert {score["contestant"] for score in data["scores"]} == {"tutorial", "hotloop"}
+    assert data["curves"] == []
+    assert all(Path(file).exists() for file in data["files"])
+    assert "rows per second" in done.stderr
+
+
+def test_where_nobody_could_run_the_exit_code_says_so(tmp_path: Path) -> None:
+    (tmp_path / "experts").mkdir()
+    args = ("--contestants", "expert", "--expert", str(tmp_path / "experts"), "--out", str(tmp_path / "out"))
+    done = run("mlp", "--quick", "--devices", "cpu", *args)
+    assert done.exit_code == 1
+    assert "no loop of an expert" in done.stdout
+    (folder,) = (tmp_path / "out").iterdir()
+    (figures,) = folder.iterdir()
+    assert json.loads(figures.read_text())["failures"]
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "words"),
+    [
+        (("vgg",), BadArgument, "resnet18"),
+        (("mlp", "--contestants", "fastai"), BadArgument, "lightning"),
+        (("mlp", "--contestants", ","), BadArgument, "--contestants is empty"),
+        (("mlp", "--contestants", "expert"), BadArgument, "--expert"),
+        (("mlp", "--expert", "nowhere"), BadArgument, "nowhere"),
+        (("mlp", "--devices", "warp"), BadArgument, "warp"),
+        (("mlp", "--repeats", "0"), BadArgument, "repeats=0"),
+        (("mlp", "--plan-for", "-1"), BadArgument, "-1"),
+        (("mlp", "--out", "file"), OutputError, "is a file"),
+    ],
+)
+def test_a_mistake_is_told_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], error: type[HotloopError], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    done = run("--quick", *(() if "--devices" in args else ("--devices", "cpu")), *args)
+    assert isinstance(done.exception, error | DeviceUnavailable)
+    assert words in str(done.exception)
+    assert "fix:" in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_the_help_teaches_by_examples() -> None:
+    done = run("--help")
+    assert done.exit_code == 0
+    for words in ("Examples", "hotloop bench mlp --quick", "--plan-for", "expert", "median"):
+        assert words in done.stdout

@@ -1,0 +1,228 @@
+"""The tuner on a real loop: it leaves everything as it was, and what it keeps is faster."""
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+from hotloop.errors import PlanWarning
+from hotloop.loop.tuning import Cache, budget_for
+from hotloop.plan import Plan, Tuning
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Odd(nn.Module):
+    """A model with everything that a step may change: weights that are shared, buffers, plain numbers, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.rnn = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.head.weight
+        self.drop = nn.Dropout(0.1)
+        self.calls = 0
+        self.ema = torch.zeros(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        features = self.norm(self.conv(x)).flatten(2).transpose(1, 2)
+        out, _ = self.rnn(features)
+        self.ema = self.ema.to(x.device) * 0.9 + out.detach().mean((0, 1)) * 0.1
+        return self.tied(self.drop(self.head(out.mean(1))))
+
+
+def odd_loop(device: str, **options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
+    torch.manual_seed(0)
+    x = torch.randn(96, 3, 8, 8)
+    loader = DataLoader(TensorDataset(x, x.mean((1, 2, 3)).sign().long() + 1), 16, shuffle=True)
+    with pytest.warns(hotloop.errors.LeftBehindWarning) if device == "cuda" else _nothing():
+        model = Odd()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device=device, **options)
+    return loop, loader
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def everything(loop: hotloop.Loop) -> dict[str, Any]:
+    """All that a tuning may not change."""
+    optimizer = loop._optimizers[0]
+    return {
+        "weights": {name: value.clone() for name, value in loop.model.state_dict().items()},
+        "gradients": [None if p.grad is None else p.grad.clone() for p in loop.model.parameters()],
+        "optimizer": copy.deepcopy(optimizer.state_dict()["state"]),
+        "calls": loop.model.calls,
+        "ema": loop.model.ema.clone(),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if loop.device.type == "cuda" else None,
+        "python": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),
+        "training": loop.model.training,
+    }
+
+
+def assert_same(a: Any, b: Any) -> None:
+    if isinstance(a, Tensor):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=0)
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list):
+        for x, y in zip(a, b, strict=True):
+            assert_same(x, y)
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("trained", [False, True])
+def test_everything_is_as_it_was_before(device: str, trained: bool) -> None:
+    loop, loader = odd_loop(device)
+    if trained:
+        loop.fit(loader, epochs=1, progress=False)
+    before = everything(loop)
+    tied = loop.model.tied.weight is loop.model.head.weight
+    tuning = loop.tune(loader, steps=50, progress=False)
+    assert tied
+    assert {trial.verdict for trial in tuning.trials} >= {"not tried"}
+    assert_same(before, everything(loop))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_training_after_it_is_the_training_without_it(device: str) -> None:
+    """Same batches in the same order, same random numbers; only what the plan rounds may differ."""
+    plain, loader = odd_loop(device, plan="plain")
+    generator = torch.get_rng_state()
+    seen = [batch[0].sum().item() for batch in plain.batches(loader)]
+    tuned, loader = odd_loop(device)
+    torch.set_rng_state(generator)
+    tuned.tune(loader, steps=100, progress=False)
+    assert seen == [batch[0].sum().item() for batch in tuned.batches(loader)]
+
+
+def test_a_random_augmentation_is_not_disturbed() -> None:
+    class Augmented(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return tuple(t + torch.rand(()) for t in super().__getitem__(index))
+
+    def batches(tune: bool) -> list[float]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1))
+        loader = DataLoader(Augmented(torch.zeros(32, 4), torch.zeros(32, 1)), 8, shuffle=True)
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu")
+        if tune:
+            loop.tune(loader, steps=10, progress=False)
+            loop._adopt(loop.tuning.__class__.from_json({**loop.tuning.to_json(), "plan": Plan("cpu").to_json()}), None)
+        return [float(loop.step(batch)) for batch in loop.batches(loader)]
+
+    assert batches(True) == batches(False)
+
+
+def test_a_generator_is_refused() -> None:
+    loop, loader = odd_loop("cpu")
+    with pytest.raises(hotloop.HotloopError, match="read only once"):
+        loop.tune(iter(loader), steps=10)
+
+
+def test_a_plan_goes_to_a_file_and_back(tmp_path: Path) -> None:
+    loop, loader = odd_loop("cpu")
+    tuning = loop.tune(loader, steps=20, progress=False)
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(tuning.to_json()))
+    assert Tuning.from_json(json.loads(file.read_text())) == tuning
+    again, _ = odd_loop("cpu", plan=str(file))
+    assert again.plan == tuning.plan
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "holds no plan"), ('{"plan": {"device": "cpu", "graph": -1}}', "graph=-1"), ("[]", "no plan")],
+)
+def test_a_file_that_is_no_plan(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(text)
+    with pytest.raises(hotloop.HotloopError, match=words):
+        odd_loop("cpu", plan=str(file))
+    with pytest.raises(hotloop.HotloopError, match="cannot be read"):
+        odd_loop("cpu", plan=str(tmp_path / "absent.json"))
+
+
+def test_a_plan_from_a_gpu_runs_on_a_cpu_without_what_it_cannot_do(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(Plan("cuda:0", graph=4, tf32=True, channels_last=True).to_json()))
+    with pytest.warns(PlanWarning, match="needs a CUDA device"):
+        loop, loader = odd_loop("cpu", plan=str(file))
+    assert loop.plan == Plan("cpu", channels_last=True)
+    loop.fit(loader, progress=False)
+
+
+def test_settings_that_contradict_the_plan_are_refused() -> None:
+    with pytest.raises(hotloop.HotloopError, match="accumulate=2 and a plan with accumulate=1"):
+        odd_loop("cpu", plan=Plan("cpu"), accumulate=2)
+
+
+def test_a_short_run_is_not_tuned() -> None:
+    loop, loader = odd_loop("cpu")
+    report = loop.fit(loader, epochs=2, progress=False)
+    assert loop.tuning is None
+    assert report.tuning == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "expected"), [(1, 0.001, 0), (20, 0.001, 1.0), (1e6, 0.1, 10), (60, 1.0, 0)]
+)
+def test_the_budget(seconds: float, step: float, expected: float) -> None:
+    assert budget_for(seconds, step) == expected
+
+
+def test_the_cache_survives_what_lies_in_it(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "plans")
+    assert cache.get("absent") is None
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "broken.json").write_text("{")
+    assert cache.get("broken") is None
+
+
+def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
+    """A loop that is long enough to be tuned by itself, in a few seconds."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    x = torch.randn(2048, 16)
+    loader = DataLoader(TensorDataset(x, x[:, :1]), 16, shuffle=True)
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", **options)
+    return loop, loader
+
+
+def test_fit_tunes_by_itself_once_and_remembers_it() -> None:
+    loop, loader = slow_loop()
+    loop._pace.device = loop.device
+    total = 1_000_000
+    loop._expected = total
+    for number, batch in enumerate(loop.batches(loader)):
+        loop.step(batch)
+        if number == 12:
+            break
+    assert loop.tuning is not None
+    again, loader = slow_loop()
+    again._expected = total
+    for number, batch in enumerate(again.batches(loader)):
+        again.step(batch)
+        if number == 12:
+            break
+    assert again.tuning == loop.tuning  # from the cache
