@@ -27,7 +27,8 @@ format: $(VENV)/.dev           ## let ruff fix and format what it can
 gpu-test:                      ## the tests that need a CUDA GPU, with the Python and torch at hand
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
-bench: $(VENV)/.core           ## time pixel operations, streams and overheads on this machine
+bench: $(VENV)/.bench          ## time training loops, pixel operations, streams and overheads on this machine
+	$(BIN)/hotloop bench --expert benchmarks/expert --out benchmarks/results
 	$(BIN)/python benchmarks/pixel_ops.py
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/overheads.py
@@ -49,6 +50,10 @@ $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core

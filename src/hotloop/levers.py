@@ -69,6 +69,7 @@ def repeated_blocks(model: nn.Module) -> list[nn.Module]:
             inner = [child for child in holder if any(True for _ in child.children())]
             if len(inner) > 1 and len({type(child) for child in inner}) == 1:
                 blocks += inner
+    blocks = list(dict.fromkeys(blocks))
     held = {id(m) for block in blocks for m in block.modules() if m is not block}
     return [block for block in blocks if id(block) not in held]  # a block inside a block is recomputed with it
 
@@ -109,14 +110,15 @@ def _fused(scene: Scene, plan: Plan) -> str | None:
     for optimizer in scene.optimizers:
         if all(group.get("fused") for group in optimizer.param_groups):
             return f"{type(optimizer).__name__} is fused already"
-        if why := _without_fused_kernel(optimizer):
+        if why := without_fused_kernel(optimizer):
             return why
     if scene.device.type not in ("cuda", "cpu", "mps", "xpu"):
         return f"there is no fused kernel for {scene.device.type}"
     return None
 
 
-def _without_fused_kernel(optimizer: Optimizer) -> str | None:
+def without_fused_kernel(optimizer: Optimizer) -> str | None:
+    """Why an optimizer cannot update all its weights in one kernel; None where it can."""
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
         if "fused" not in group:
@@ -200,7 +202,7 @@ def _graph(scene: Scene, plan: Plan) -> str | None:
         capturable = all("capturable" in group for group in optimizer.param_groups)
         if not capturable and type(optimizer) is not SGD:
             return f"{type(optimizer).__name__} cannot be recorded (it has no `capturable`)"
-        if not capturable and (why := _without_fused_kernel(optimizer)):
+        if not capturable and (why := without_fused_kernel(optimizer)):
             return f"only its fused kernel can be recorded, and {why}"
         if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
             return f"{type(optimizer).__name__} has hooks, which a recording would leave out"
@@ -213,7 +215,7 @@ def _hooks(scene: Scene, what: str) -> str | None:
         for name, module in scene.model.named_modules()
         if any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
     ]
-    hooked += [name for name, p in scene.model.named_parameters() if p._backward_hooks]
+    hooked += [n for n, p in scene.model.named_parameters() if p._backward_hooks or p._post_accumulate_grad_hooks]
     return f"{shorten(hooked, 3)} has hooks, which {what}" if hooked else None
 
 
@@ -266,6 +268,11 @@ LEVERS: tuple[Lever, ...] = (
         "the recording is thrown away", lambda plan: replace(plan, graph=max(plan.graph, 1)), _graph,
     ),
     Lever(
+        "several steps", "A", f"up to {MOST_STEPS} steps in one recording, inside `fit`", "a moment",
+        "the recording is thrown away", lambda plan: replace(plan, graph=plan.graph if plan.graph > 1 else MOST_STEPS),
+        _several,
+    ),
+    Lever(
         "bf16", "B", "the forward and backward pass compute in bfloat16 where that is safe", "nothing",
         "autocast is left off", _with(precision="bf16"), _bf16,
     ),
@@ -278,7 +285,8 @@ LEVERS: tuple[Lever, ...] = (
         "the switch is set back after each step", _with(tf32=True), _tf32,
     ),
     Lever(
-        "channels last", "B", "the channels of a pixel lie together", "a moment", "the weights are laid out as before",
+        "channels last", "B", "the channels of a pixel lie together", "a moment",
+        "the weights are laid out as before",
         _with(channels_last=True), _channels_last,
     ),
     Lever(
@@ -291,11 +299,6 @@ LEVERS: tuple[Lever, ...] = (
         lambda plan: replace(plan, compile="default" if plan.compile == "off" else plan.compile), _compile,
     ),
     Lever(
-        "several steps", "A", f"up to {MOST_STEPS} steps in one recording, inside `fit`", "a moment",
-        "the recording is thrown away", lambda plan: replace(plan, graph=plan.graph if plan.graph > 1 else MOST_STEPS),
-        _several,
-    ),
-    Lever(
         "max-autotune", "B", "a compilation that also tries kernels for the matrix products", "a long compilation",
         "the compiled function is dropped", _with(compile="max-autotune"), _autotune,
     ),
@@ -304,6 +307,9 @@ LEVERS: tuple[Lever, ...] = (
         _with(checkpointing=True), _checkpointing,
     ),
 )  # fmt: skip
+
+
+COMPILE = next(lever for lever in LEVERS if lever.name == "compile")
 
 
 def levers_of(plan: Plan) -> list[str]:

@@ -26,8 +26,17 @@ class Losses:
 
     @property
     def total(self) -> Tensor:
+        if len(self.parts) == 1:
+            return next(iter(self.parts.values()))
         first, *rest = self.parts.values()
-        return sum(rest, start=first) if rest else first
+        return sum(rest, start=first)
+
+    def let_go(self) -> None:
+        """After the backward pass: the values stay, what they were computed from need not."""
+        for name, value in self.parts.items():
+            if value.requires_grad:
+                # In place, which costs less than a new tensor; not where that is refused, or would freeze a weight.
+                self.parts[name] = value.detach() if value.is_leaf or value._is_view() else value.detach_()
 
 
 def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
@@ -62,6 +71,8 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
         return _own_loss
 
     def criterion(model: nn.Module, batch: Any) -> Tensor:
+        if type(batch) in (list, tuple) and len(batch) == 2:  # most batches; asking what else it may be takes longer
+            return loss(model(batch[0]), batch[1])
         return loss(*predict(model, batch))
 
     return criterion
@@ -89,9 +100,9 @@ def items_in(batch: Any) -> int:
     >>> items_in({"x": torch.zeros(8, 3)})
     8
     """
-    first = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    first = batch[0] if type(batch) in (list, tuple) and batch else batch
     if isinstance(first, Tensor) and first.dim():  # most batches; the search below costs more
-        return len(first)
+        return first.size(0)
     return next((len(t) for _, t in tensors_in(batch) if t.dim()), 1)
 
 

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
@@ -15,6 +16,28 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 class CannotCopy(Exception):
     """A tensor that cannot be copied aside: it has no plain memory of its own."""
+
+
+@dataclass(frozen=True)
+class _Attributes:
+    """What a module holds besides its weights."""
+
+    module: nn.Module
+    values: dict[str, Any]  # plain numbers, words and tensors
+    buffers: dict[str, Tensor | None]  # which tensors are registered, not their values
+    names: frozenset[str]  # of everything
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "_Attributes":
+        return cls(module, _own_values(module), dict(module._buffers), frozenset(vars(module)))
+
+    def put(self) -> None:
+        attributes = vars(self.module)
+        for added in attributes.keys() - self.names:
+            del attributes[added]
+        attributes.update(self.values)
+        self.module._buffers.clear()
+        self.module._buffers.update(self.buffers)
 
 
 @dataclass
@@ -37,7 +60,7 @@ class State:
     def __init__(
         self,
         held: list[_Held],
-        modules: list[tuple[nn.Module, dict[str, Any]]],
+        modules: list[_Attributes],
         optimizers: list[tuple[Optimizer, dict[Any, Any], list[dict[str, Any]]]],
     ) -> None:
         self._held = held
@@ -52,25 +75,27 @@ class State:
         owned |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
         return cls(
             [_Held(t, t.data, t.grad if t.is_leaf else None) for t in owned.values()],
-            [(module, _own_values(module)) for module in inner],
+            [_Attributes.of(module) for module in inner],
             [(o, _shallow(o.state), [_settings(group) for group in o.param_groups]) for o in optimizers],
         )
 
     def copy(self) -> "State":
         """The same values in memory of their own."""
+        if any(is_lazy(held.owner) for held in self._held):
+            raise CannotCopy("a weight whose shape the first batch decides")
         memory: dict[int, torch.UntypedStorage] = {}
         return State(
             [_Held(h.owner, _copy(h.data, memory), _copy_any(h.grad, memory)) for h in self._held],
-            [(module, _copy_any(values, memory)) for module, values in self._modules],
+            [replace(held, values=_copy_any(held.values, memory)) for held in self._modules],
             [(o, _copy_any(state, memory), _copy_any(groups, memory)) for o, state, groups in self._optimizers],
         )
 
-    def channels_last(self) -> "State":
-        """The same values with the channels of four-dimensional tensors together."""
+    def laid_out(self, form: torch.memory_format) -> "State":
+        """The same values with four-dimensional tensors in a memory format, such as channels_last."""
         return State(
-            [_Held(h.owner, _relaid(h.data), None if h.grad is None else _relaid(h.grad)) for h in self._held],
+            [_Held(h.owner, _relaid(h.data, form), _relaid(h.grad, form)) for h in self._held],
             self._modules,
-            [(o, _relaid_all(state), groups) for o, state, groups in self._optimizers],
+            [(o, _relaid(state, form), groups) for o, state, groups in self._optimizers],
         )
 
     def put(self) -> None:
@@ -78,8 +103,8 @@ class State:
         for held in self._held:
             held.owner.data = held.data
             held.owner.grad = held.grad
-        for module, values in self._modules:
-            module.__dict__.update(values)
+        for attributes in self._modules:
+            attributes.put()
         for optimizer, state, groups in self._optimizers:
             optimizer.state.clear()
             optimizer.state.update(_shallow(state))
@@ -183,13 +208,9 @@ def _copy(tensor: Tensor, memory: dict[int, torch.UntypedStorage]) -> Tensor:
     return empty.set_(memory[storage._cdata], data.storage_offset(), data.size(), data.stride())
 
 
-def _relaid(tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor
-
-
-def _relaid_all(value: Any) -> Any:
+def _relaid(value: Any, form: torch.memory_format) -> Any:
     if isinstance(value, Tensor):
-        return _relaid(value)
+        return value.contiguous(memory_format=form) if value.dim() == 4 else value
     if isinstance(value, dict):
-        return {key: _relaid_all(item) for key, item in value.items()}
+        return {key: _relaid(item, form) for key, item in value.items()}
     return value

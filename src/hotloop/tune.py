@@ -35,10 +35,12 @@ class Drift:
         """What was outside the tolerance, in words; None where nothing was."""
         loss, direction = max(LOSS_TOLERANCE, 2 * self.loss_noise), DIRECTION_TOLERANCE + 2 * self.direction_noise
         if not self.loss <= loss:
-            return f"the loss went {self.loss:.1%} from the run in fp32; {loss:.1%} is allowed"
+            return f"the loss went {self.loss:.1%} from the plain run; {loss:.1%} is allowed"
         if not self.direction <= direction:
             cosine, least = 1 - self.direction, 1 - direction
-            return f"the gradient turned from that in fp32: cosine {cosine:.3f}, at least {least:.3f} is allowed"
+            return (
+                f"the gradient turned from that of the plain run: cosine {cosine:.3f}, at least {least:.3f} is allowed"
+            )
         return None
 
 
@@ -171,7 +173,7 @@ class Search:
             return "the length of the run is not known, so that a compilation may not pay back"
         cost = self.contest.compile_estimate(lever)
         run = self.steps * self.step
-        hoped = WORTH if lever.cost == "a compilation" else 1.1
+        hoped = WORTH if lever.cost == "a compilation" else 1.05
         if run * (1 - 1 / hoped) < cost:
             return f"a compilation of about {duration(cost)} would not pay back in a run of {duration(run)}"
         return None

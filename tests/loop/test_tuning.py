@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,7 @@ def test_a_random_augmentation_is_not_disturbed() -> None:
         loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu")
         if tune:
             loop.tune(loader, steps=10, progress=False)
-            loop._adopt(loop.tuning.__class__.from_json({**loop.tuning.to_json(), "plan": Plan("cpu").to_json()}), None)
+            loop._adopt(replace(loop.tuning, plan=Plan("cpu")), None)
         return [float(loop.step(batch)) for batch in loop.batches(loader)]
 
     assert batches(True) == batches(False)
@@ -211,7 +212,6 @@ def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
 
 def test_fit_tunes_by_itself_once_and_remembers_it() -> None:
     loop, loader = slow_loop()
-    loop._pace.device = loop.device
     total = 1_000_000
     loop._expected = total
     for number, batch in enumerate(loop.batches(loader)):
@@ -226,3 +226,50 @@ def test_fit_tunes_by_itself_once_and_remembers_it() -> None:
         if number == 12:
             break
     assert again.tuning == loop.tuning  # from the cache
+
+
+class Viewing(nn.Module):
+    """A tutorial's network: its `view` does not work on activations whose channels lie together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.linear = nn.Linear(8 * 64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(torch.relu(self.conv(x)).view(x.size(0), -1))
+
+
+def image_loop(model: nn.Module) -> tuple[hotloop.Loop, DataLoader[Any]]:
+    x = torch.randn(64, 3, 8, 8)
+    loader = DataLoader(TensorDataset(x, torch.randint(0, 3, (64,))), 16, shuffle=True)
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss(), device="cpu")
+    return loop, loader
+
+
+def test_a_lever_that_the_model_does_not_bear_is_dropped_with_the_reason() -> None:
+    loop, loader = image_loop(Viewing())
+    tuning = loop.tune(loader, steps=10, progress=False)
+    (trial,) = [trial for trial in tuning.trials if trial.lever == "channels last"]
+    assert trial.verdict == "dropped"
+    assert "view" in trial.why
+    loop.fit(loader, progress=False)
+
+
+def test_a_second_tuning_begins_at_the_plain_loop_again() -> None:
+    loop, loader = image_loop(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)))
+    loop._adopt(
+        replace(loop.tune(loader, steps=10, progress=False), plan=Plan("cpu", fused=True, channels_last=True)), None
+    )
+    again = loop.tune(loader, steps=10, progress=False)
+    verdicts = {trial.lever: trial for trial in again.trials}
+    assert "already" not in verdicts["fused"].why
+    assert "already" not in verdicts["channels last"].why
+
+
+def test_weights_whose_shape_is_not_known_yet() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
+    model(torch.zeros(1, 3, 8, 8))
+    loop, loader = image_loop(model)
+    loop.tune(loader, steps=10, progress=False)
+    loop.fit(loader, progress=False)

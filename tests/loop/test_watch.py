@@ -61,7 +61,7 @@ def test_means_weigh_batches_by_their_items() -> None:
     watch = Watch(CPU, single=True)
     watch.begin_epoch()
     for value, count in ((1.0, 3), (5.0, 1)):
-        watch.see({"loss": torch.tensor(value)}, count, 1, None)
+        watch.see({"loss": torch.tensor(value)}, count)
     assert watch.means() == {"loss": 2.0}
     assert watch.latest == 5.0
     assert watch.items == 4
@@ -71,7 +71,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
     watch = Watch(CPU, single=True)
     watch.begin_epoch()
     for i in range(5 * MOST_POINTS):
-        watch.see({"loss": torch.tensor(float(i))}, 1, 1, None)
+        watch.see({"loss": torch.tensor(float(i))}, 1)
     assert MOST_POINTS / 4 < len(watch.curve) <= MOST_POINTS
     batches = [batch for batch, _ in watch.curve]
     assert batches == sorted(set(batches))
@@ -98,6 +98,6 @@ def test_the_loss_is_read_without_waiting(no_waits) -> None:
     deadline = time.monotonic() + 5
     with no_waits():
         while watch.latest is None and time.monotonic() < deadline:
-            watch.see({"loss": value}, 1, 1, None)
+            watch.see({"loss": value}, 1)
     assert watch.latest == 2.0
     assert watch.means() == {"loss": 2.0}

@@ -6,12 +6,14 @@ import sys
 import typer
 from typer.core import TyperGroup
 
+from hotloop.cli import bench as bench
 from hotloop.cli import demo as demo
 from hotloop.cli import device as device
 from hotloop.cli import evaluate as evaluate
 from hotloop.cli import generate as generate
 from hotloop.cli import sprites as sprites
 from hotloop.cli import train as train
+from hotloop.cli import tune as tune
 from hotloop.errors import HotloopError
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
@@ -21,7 +23,7 @@ class InOrder(TyperGroup):
     """Lists the verbs in the order in which a person meets them."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        order = ["demo", "device", "sprites", "train", "evaluate", "generate"]
+        order = ["demo", "device", "sprites", "train", "evaluate", "generate", "tune", "bench"]
         return sorted(super().list_commands(ctx), key=order.index)
 
 
@@ -59,6 +61,8 @@ app.add_typer(sprites.app, name="sprites")
 app.add_typer(train.app, name="train")
 app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
+app.command("tune")(tune.tune)
+app.command("bench")(bench.bench)
 
 
 def main() -> None:

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from hotloop.loop.graph import CannotCapture, Rates
+from hotloop.loop.inspection import Inspection, inspected, objection
 from hotloop.loop.step import Step
-from hotloop.placement import map_tensors
+from hotloop.placement import map_tensors, tensors_in
+from hotloop.state import Randomness
 
 Transform = Callable[[Any], Any]
+AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together
 
 
 class Burst:
@@ -58,18 +61,25 @@ class Burst:
 
     def _work(self) -> Tensor:
         rows: list[Tensor] = []
-        for number in range(self.steps):
-            gather = partial(torch.index_select, dim=0, index=self._index[number])
-            batch = map_tensors(self.items, gather)
-            if self._transform is not None:
-                batch = self._transform(batch)
+        for number, batch in enumerate(self._batches()):
+            changed = batch if self._transform is None else self._transform(batch)
             with self._rates.of_step(number):
-                parts, count = self.step.compute_unwatched(self.step.rig.inputs(batch))
+                parts, count = self.step.compute_unwatched(self.step.rig.inputs(changed))
             if isinstance(count, Tensor):
                 raise CannotCapture("the objective counts its items on the device")
             self.names = tuple(parts)
             rows += [value.reshape(()) for value in parts.values()]
         return torch.stack(rows).view(self.steps, -1)
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches, gathered by their indices: all at once where that takes little memory, so in fewer kernels."""
+        needed = sum(t[:1].nbytes for _, t in tensors_in(self.items)) * self._index.numel()
+        if needed > AT_ONCE:
+            yield from (map_tensors(self.items, partial(torch.index_select, dim=0, index=row)) for row in self._index)
+            return
+        gathered = map_tensors(self.items, partial(torch.index_select, dim=0, index=self._index.flatten()))
+        for number in range(self.steps):
+            yield map_tensors(gathered, partial(torch.narrow, dim=0, start=number * self.batch, length=self.batch))
 
 
 def _indices(drawn: Sequence[Any]) -> Tensor:
@@ -77,6 +87,17 @@ def _indices(drawn: Sequence[Any]) -> Tensor:
     if all(isinstance(each, list) for each in drawn):
         return torch.tensor(drawn, dtype=torch.int64, pin_memory=True)
     return torch.stack([torch.as_tensor(each) for each in drawn]).to(torch.int64).pin_memory()
+
+
+def why_not_recorded(transform: Transform, batch: Any, device: torch.device) -> str | None:
+    """Why a transform of batches would not be itself in a recording; None where it would. The look leaves no trace."""
+    before = Randomness(device)
+    looks = [Inspection(), Inspection()]
+    for look in looks:
+        with inspected(device, look):
+            transform(batch)
+    before.put()
+    return objection(*looks)
 
 
 def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:

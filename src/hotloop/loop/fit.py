@@ -14,6 +14,7 @@ from hotloop.clock import Clock
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
 from hotloop.loop.progress import Display, Stop
+from hotloop.loop.tuner import Tuner
 from hotloop.loop.update import Schedule
 from hotloop.loop.watch import Ending, Watch
 from hotloop.records import Epoch, Report
@@ -29,8 +30,8 @@ class Fit:
     loop: "Loop"
     watch: Watch
     schedule: Schedule
+    tuner: Tuner
     stop: Stop = field(default_factory=Stop)
-    tuned: float = 0.0  # seconds in which plans were tried
     epochs: list[Epoch] = field(default_factory=list)
     display: Display = field(init=False)
     _pending: "deque[tuple[int, Ending, Clock, Any]]" = field(
@@ -40,6 +41,7 @@ class Fit:
     def __post_init__(self) -> None:
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
+        self._tuned_before = self.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.watch.batches)
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
@@ -56,7 +58,7 @@ class Fit:
         """Train, evaluate after each epoch, and report what was measured; `epoch` gives batches and items."""
         wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
         with self.stop.listening(), Display(epochs, length, progress) as display:
-            self.display = display
+            self.display = self.tuner.display = display
             for number in range(1, epochs + 1):
                 clock = Clock(self.loop.device)
                 self._train(number, epoch())
@@ -67,6 +69,7 @@ class Fit:
                 if self.stop.asked:
                     break
             self._finish(validate, metrics, wait=True)
+        self.tuner.display = None
         return self._report()
 
     def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> None:
@@ -140,5 +143,5 @@ class Fit:
             peak_memory=torch.cuda.max_memory_allocated(loop.device) if on_gpu else None,
             versions={"python": platform.python_version(), "torch": torch.__version__},
             levers=tuple(levers_of(loop.plan)),
-            tuning=self.tuned,
+            tuning=self.tuner.seconds - self._tuned_before,
         )

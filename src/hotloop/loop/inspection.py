@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotloop.placement import tensors_in
@@ -69,11 +70,14 @@ class _Recorder(TorchDispatchMode):
 def _trait(value: Any) -> Hashable:
     """What a recording would keep of an argument: the shape of a tensor, the value of a number."""
     if isinstance(value, Tensor):
-        known = tuple(value.flatten().tolist()) if value.device.type == "cpu" and value.numel() <= FEW else None
+        plain = value.device.type == "cpu" and value.layout == torch.strided and value.numel() <= FEW
+        known = str(value.flatten().tolist()) if plain else None  # as words, in which NaN equals itself
         return tuple(value.shape), value.dtype, str(value.device), known
     if isinstance(value, list | tuple):
         return tuple(map(_trait, value))
-    return value if isinstance(value, int | float | complex | str | bool | torch.dtype | None) else str(type(value))
+    if isinstance(value, float | complex):
+        return str(value)
+    return value if isinstance(value, int | str | bool | torch.dtype | None) else str(type(value))
 
 
 def signature(batch: Any) -> Hashable | None:
@@ -89,7 +93,7 @@ def signature(batch: Any) -> Hashable | None:
     try:
         traits = _form(batch)
         hash(traits)
-    except TypeError:
+    except (TypeError, RuntimeError):  # a nested tensor has no strides to tell
         return None
     return traits
 
@@ -97,7 +101,7 @@ def signature(batch: Any) -> Hashable | None:
 def _form(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype, value.stride()
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
         return (type(value), *map(_form, value))
     if isinstance(value, Mapping) and not hasattr(value, "to"):
         return (type(value), *((key, _form(item)) for key, item in value.items()))

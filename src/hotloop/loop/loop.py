@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,12 +16,13 @@ from hotloop.data.resident import Resident
 from hotloop.device import pick
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
-from hotloop.loop.burst import Burst, stretches
+from hotloop.loop.burst import Burst, stretches, why_not_recorded
 from hotloop.loop.fit import Fit
 from hotloop.loop.graph import CannotCapture
 from hotloop.loop.progress import telling
-from hotloop.loop.step import Parts, Step, total
-from hotloop.loop.tuning import MOST, Cache, Pace, Subject, budget_for, material_of, plan_of, tune
+from hotloop.loop.step import Step, total
+from hotloop.loop.tuner import Tuner
+from hotloop.loop.tuning import Subject, plan_of
 from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, turns_of
 from hotloop.loop.watch import Watch
 from hotloop.misfit import REFUSALS, explanation
@@ -33,7 +34,6 @@ from hotloop.records import Report
 from hotloop.state import State
 
 Transform = Callable[[Any], Any]
-WORTH_A_LOOK = 1.0  # seconds that a run must still take before a plan is thought of
 
 
 class Loop:
@@ -84,20 +84,17 @@ class Loop:
             precision != "auto",
             self.choice.name or str(self.device),
         )
-        self._auto = plan == "auto"  # and not tuned yet
-        self.tuning: Tuning | None = None  # how the plan was found
+        self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
         self._schedule = Schedule.of(scheduler, schedule)
         begin = plan_of(plan, self._subject, asked)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
         self._burst: Burst | None = None
+        self._bursts_refused: Step | None = None  # the step of which several cannot be recorded together
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
-        self._pace = Pace(self.device)
         self._expected: int | None = None  # batches of the run, where `fit` knows them
-        self._tell: Callable[[str], None] = _quiet
         self.epoch = 0  # of the data, from 1 once it has begun
-        self._step = self._step_for(begin)
-        self._step.rig.engage()
+        self._step = self._carry_out(self._step_for(begin))
 
     @property
     def plan(self) -> Plan:
@@ -122,8 +119,8 @@ class Loop:
         self._begin_epoch(loader)
         assert self._stream is not None
         for batch in map(device_transform, self._stream) if device_transform else self._stream:
-            if self._auto:
-                self._consider(loader, device_transform, batch)
+            if self._tuner.is_busy:
+                self._before_step(loader, device_transform, batch)
             self._given = batch
             yield batch
         self._end_epoch()
@@ -131,9 +128,12 @@ class Loop:
     def _begin_epoch(self, loader: Iterable[Any]) -> None:
         self._stream = self._stream_of(loader)
         self.epoch += 1
-        self._watch.begin_epoch()
+        self._watch.begin_epoch(self.epoch, self._stream)
+        if self._expected is None:  # else `fit` knows the whole
+            self._tuner.begin()
         if not self.model.training:
             self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
+        self._step.check()
 
     def _end_epoch(self) -> None:
         self._given = None
@@ -173,13 +173,14 @@ class Loop:
         this by themselves in a run that is long enough for it.
         """
         if steps is None and seconds is None:
-            steps = None if (length := length_of(loader)) is None else length
-        material = material_of(loader, self.device, device_transform)
+            steps = length_of(loader)
         with telling("tuning", progress) as tell:
-            found = tune(self._subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
-        self._adopt(found.tuning, found.step)
-        Cache().put(self._subject.key(material.batches[0], loader), found.tuning)
-        return found.tuning
+            return self._tuner.tune(loader, device_transform, steps=steps, seconds=seconds, tell=tell)
+
+    @property
+    def tuning(self) -> Tuning | None:
+        """How the plan was found; None where none was looked for."""
+        return self._tuner.tuning
 
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
@@ -214,14 +215,14 @@ class Loop:
         """
         if epochs < 1:
             raise BadArgument(f"epochs={epochs}", fix="give a whole number of at least 1")
-        fit = Fit(self, self._watch, self._schedule)
+        fit = Fit(self, self._watch, self._schedule, self._tuner)
+        self._tuner.begin()
         length = length_of(loader)
         self._expected = None if length is None else self._watch.batches + epochs * length
         try:
             return fit.run(partial(self._epoch, loader, device_transform), length, epochs, validate, metrics, progress)
         finally:
             self._expected = None
-            self._tell = _quiet
 
     def _epoch(self, loader: Iterable[Any], device_transform: Transform | None) -> Iterator[tuple[int, int]]:
         """One epoch of training; after each stretch of it, the batches and the items that it held."""
@@ -233,20 +234,21 @@ class Loop:
             return
         self._begin_epoch(loader)
         for number, drawn in stretches(stream.resident.draws(), partial(self._burst_size, loader)):
-            burst = self._burst_for(stream.resident, drawn, device_transform)
+            if self._tuner.is_busy and len(drawn) > 1:
+                self._before_step(loader, device_transform, None)
+            burst = self._burst_for(stream.resident, drawn, self._burst_size(loader), device_transform)
             origins = [stream.resident.origin(number + i, each) for i, each in enumerate(drawn)]
             if burst is not None:
                 losses = burst.run(drawn, self._after_updates)
-                self._watch.names = burst.names
-                self._watch.see_burst([losses], burst.batch, self.epoch, origins)
+                self._watch.see_burst(burst.names, (losses,), burst.batch, origins)
                 yield len(drawn), len(drawn) * burst.batch
                 continue
             for stream.origin, each in zip(origins, drawn, strict=True):
                 batch = stream.resident.gather(stream.resident.items(), each)
                 if device_transform is not None:
                     batch = device_transform(batch)
-                if self._auto:
-                    self._consider(loader, device_transform, batch)
+                if self._tuner.is_busy:
+                    self._before_step(loader, device_transform, batch)
                 self._given = batch
                 self.step(batch)
                 yield 1, items_in(batch)
@@ -254,23 +256,32 @@ class Loop:
 
     def _burst_size(self, loader: Any) -> int:
         """Batches to train on in one CUDA graph."""
-        if self.plan.graph < 2 or not self._step.ready or not self._step.update.phase[0]:
+        if (
+            self.plan.graph < 2
+            or self._bursts_refused is self._step
+            or not self._step.ready
+            or not self._step.update.phase[0]
+        ):
             return 1
         full = len(loader) if loader.drop_last or len(loader) < 2 else len(loader) - 1
         size = min(self.plan.graph, full)
         return max(1, size - size % self.plan.accumulate)
 
-    def _burst_for(self, resident: Resident, drawn: Sequence[Any], transform: Transform | None) -> Burst | None:
+    def _burst_for(
+        self, resident: Resident, drawn: Sequence[Any], size: int, transform: Transform | None
+    ) -> Burst | None:
         """The recording for these batches; None where they are to be run one by one."""
         lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
-        if len(drawn) < 2 or len(lengths) > 1:
+        if len(drawn) < max(2, size) or len(lengths) > 1 or self._bursts_refused is self._step:
             return None
         items, known = resident.items(), self._burst
         if known is None or not known.fits(self._step, items, transform, len(drawn), lengths):
             try:
+                if transform and (why := why_not_recorded(transform, resident.gather(items, drawn[0]), self.device)):
+                    raise CannotCapture(why)
                 known = self._burst = Burst(self._step, items, lengths.pop(), len(drawn), transform)
             except CannotCapture:
-                self._step.plan = replace(self.plan, graph=1)  # batch by batch it can be recorded
+                self._bursts_refused = self._step  # batch by batch it can be recorded
                 return None
         if name := known.changed():
             self._step.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
@@ -281,26 +292,10 @@ class Loop:
         for turn in self._turns:
             self._schedule.after_update(turn)
 
-    def _consider(self, loader: Iterable[Any], transform: Transform | None, batch: Any) -> None:
-        """Before a step: tune, as soon as the pace is known, where the run is long enough for it to pay."""
-        pace = self._pace.tick()
-        if pace is None or not self._step.update.phase[0]:
-            return
-        left = self._left(loader)
-        if left is None or left * pace < WORTH_A_LOOK:
-            return
-        key = self._subject.key(batch, loader)
-        known = Cache().get(key)
-        if known is not None and (known.steps is None or left < 3 * known.steps):
-            self._adopt(known, None)
-            return
-        budget = budget_for(left * pace, pace)
-        if not budget:
-            return
-        material = material_of(loader, self.device, transform, batch)
-        found = tune(self._subject, loader, material, steps=left, seconds=None, budget=budget, tell=self._tell)
-        self._adopt(found.tuning, found.step)
-        Cache().put(key, found.tuning)
+    def _before_step(self, loader: Iterable[Any], transform: Transform | None, batch: Any) -> None:
+        self._tuner.tick()
+        if self._step.update.phase[0]:
+            self._tuner.look(loader, transform, batch, self._left(loader))
 
     def _left(self, loader: Iterable[Any]) -> int | None:
         """Batches still to run: of this fit, or an epoch for each one so far."""
@@ -311,15 +306,34 @@ class Loop:
 
     def _adopt(self, tuning: Tuning, tried: Step | None) -> None:
         """Carry out a plan that was found."""
-        self._auto = False
-        self.tuning = tuning
         old, new = self._step, self._step_for(tuning.plan, tried)
         old.rig.release()
         new.update.steps, new.update.skipped = old.update.steps, old.update.skipped
-        if tuning.plan.channels_last:
-            State.of(self._subject.modules, self._optimizers).channels_last().put()
-        new.rig.engage()
-        self._step, self._burst = new, None
+        self._step, self._burst = self._carry_out(new), None
+
+    def _carry_out(self, step: Step) -> Step:
+        """Give the model and the optimizers the form of a step's plan."""
+        if step.plan.channels_last:
+            self._lay_out(torch.channels_last)
+        step.rig.engage()
+        return step
+
+    @contextmanager
+    def _plain_for_a_while(self) -> Iterator[None]:
+        """The model and the optimizers without what the plan has changed in them, for trials."""
+        step = self._step
+        step.rig.release()
+        if step.plan.channels_last:
+            self._lay_out(torch.contiguous_format)
+        try:
+            yield
+        finally:
+            step.forget()
+            self._burst = None
+            self._carry_out(step)
+
+    def _lay_out(self, form: torch.memory_format) -> None:
+        State.of(self._subject.modules, self._optimizers).laid_out(form).put()
 
     def _step_for(self, plan: Plan, tried: Step | None = None) -> Step:
         return Step(
@@ -327,17 +341,14 @@ class Loop:
             self._turns,
             plan,
             averages=self._subject.averages,
-            see=self._saw,
-            after_update=self._schedule.after_update,
+            see=self._watch.see,
+            after_update=self._schedule.after_update if self._schedule.schedulers else None,
             compiled=None if tried is None else tried.compiled,
         )
 
     @property
     def _optimizers(self) -> list[Optimizer]:
         return [optimizer for turn in self._turns for optimizer in turn.optimizers]
-
-    def _saw(self, parts: Parts, count: int | Tensor) -> None:
-        self._watch.see(parts, count, self.epoch, self._stream.origin if self._stream else None)
 
     def _forward(self, batch: Any) -> None:
         """The forward passes alone, to find out what went wrong in one."""
@@ -353,18 +364,16 @@ class Loop:
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
         """The same stream for the same loader, so that workers which persist between epochs do."""
         plan, now = self.plan, self._stream
-        if now is None or now.loader is not loader or now.asked != (plan.stream, plan.pinned, plan.workers):
-            return Stream(loader, self.device, plan.stream, pinned=plan.pinned, workers=plan.workers)
+        # The tuner found that data may live on the device; another loader's may not.
+        kind = "auto" if plan.stream == "resident" and self.tuning is not None else plan.stream
+        if now is None or now.loader is not loader or now.asked != (kind, plan.pinned, plan.workers):
+            return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
         return now
 
     def _told_of(self, step: Step) -> None:
         """Say once that a part of the plan could not be carried out."""
         why, step.obstacle = step.obstacle, None
         warnings.warn(f"the step is not recorded as a CUDA graph: {why}", PlanWarning, stacklevel=3)
-
-
-def _quiet(words: str) -> None:
-    pass
 
 
 def _check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:

@@ -23,7 +23,7 @@ class Rig:
         self._model = model
         self._optimizers = optimizers
         self._undo: list[Callable[[], object]] = []
-        self._switches = [switch for wanted, switch in ((plan.tf32, _tf32), (plan.cudnn_benchmark, _cudnn)) if wanted]
+        self.switches = [switch for wanted, switch in ((plan.tf32, _tf32), (plan.cudnn_benchmark, _cudnn)) if wanted]
 
     def engage(self) -> None:
         """Set the optimizers' flags and wrap the blocks that are computed twice."""
@@ -33,8 +33,9 @@ class Rig:
             _settle_steps(optimizer)
         if self.plan.checkpointing:
             for block in repeated_blocks(self._model):
-                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-                self._undo.append(partial(block.__dict__.pop, "forward", None))
+                contexts = partial(_contexts, block)
+                again = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+                self._undo.append(_attribute(block, "forward", again))
 
     def release(self) -> None:
         """Undo what `engage` did."""
@@ -46,9 +47,9 @@ class Rig:
 
     def around(self) -> AbstractContextManager[Any]:
         """The context in which a step runs; nothing is left switched when it ends."""
-        if not self._switches:
+        if not self.switches:
             return nullcontext()
-        return _switched(self._switches)
+        return _switched(self.switches)
 
     def inputs(self, batch: Any) -> Any:
         """A batch in the layout of the plan."""
@@ -70,6 +71,22 @@ class Rig:
             self._undo.append(_attribute(optimizer, "_step_supports_amp_scaling", True))
 
 
+def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """For the forward pass nothing; for its repetition, buffers that stay as they are, such as running means."""
+    return nullcontext(), _with_buffers_kept(block)
+
+
+@contextmanager
+def _with_buffers_kept(block: nn.Module) -> Iterator[None]:
+    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before:
+                buffer.copy_(values)
+
+
 def _attribute(target: object, name: str, value: object) -> Callable[[], object]:
     """Set an attribute; the call that undoes it."""
     there = name in vars(target)
@@ -86,7 +103,8 @@ def _settle_steps(optimizer: Optimizer) -> None:
             state = optimizer.state.get(parameter, {})
             count = state.get("step") if isinstance(state, dict) else None
             if isinstance(count, Tensor):
-                state["step"] = count.to(parameter.device if there else "cpu", torch.float32)
+                # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
+                state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
@@ -108,11 +126,15 @@ def _switched(switches: Sequence[Callable[[], AbstractContextManager[Any]]]) -> 
 @contextmanager
 def _tf32() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
+    libraries = [getattr(torch.backends, name).matmul for name in ("cuda", "mkldnn")]
+    each = [library.fp32_precision for library in libraries]
     torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        for library, precision in zip(libraries, each, strict=True):
+            library.fp32_precision = precision
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """`Step`: forward, backward and update of one batch, as a plan says: plainly, compiled, or as a CUDA graph."""
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -51,21 +53,33 @@ class Step:
         self.rig = Rig(plan, model, self.optimizers)
         self.obstacle: str | None = None  # why there is no graph, where the plan has one
         self._see, self._after_update = see, after_update
-        self._autocast = autocast(self.device, plan.precision)
+        self._on_host = self.device.type == "cpu"
+        self._autocast = None if plan.precision == "fp32" else autocast(self.device, plan.precision)
         self._plain = plan.compile == "off" and not plan.graph
-        self.compiled: dict[str, Objective] = compiled or {}
-        if plan.compile != "off" and not compiled:
-            mode = MODES[plan.compile]
-            self.compiled = {t.name: torch.compile(t.objective, mode=mode, dynamic=False) for t in turns}
+        self.compiled = compiled or compiled_objectives(turns, plan)
         self._form: Any = None  # of the batches that are compiled and recorded
+        self._ran = False  # what is compiled
         self.forget()
 
     @property
     def optimizers(self) -> Sequence[Optimizer]:
         return [optimizer for turn in self.turns for optimizer in turn.optimizers]
 
+    def check(self) -> None:
+        """Throw the recordings away where the person has changed what they froze: modes, what learns, whole tensors."""
+        if self._recorded_any and self._stance() != self._stood:
+            self.forget()
+
+    def _stance(self) -> list[Any]:
+        modules = [module.training for module in self.model.modules()]
+        weights = [(p.data_ptr(), p.requires_grad) for p in self.model.parameters()]
+        states = [id(value) for o in self.optimizers for state in o.state.values() for value in state.values()]
+        return [modules, weights, states]
+
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
+        self._recorded_any = False
+        self._stood: list[Any] = []
         self._warmed = 0
         self._inspections: list[Inspection] = []
         self._recordings: dict[tuple[bool, bool], Recording] = {}
@@ -78,9 +92,10 @@ class Step:
 
     def __call__(self, batch: Any) -> Parts:
         """Train on one batch; its losses, detached."""
+        if self.plan.channels_last:
+            batch = self.rig.inputs(batch)
         if self._plain:
-            return self.run(self.rig.inputs(batch))
-        batch = self.rig.inputs(batch)
+            return self.run(batch) if self.rig.switches else self._compute(batch, None, self._see)[0]
         form = signature(batch)
         if self._form is None:
             self._form = form
@@ -99,19 +114,30 @@ class Step:
 
     def run(self, batch: Any, objectives: dict[str, Objective] | None = None) -> Parts:
         """The step as plain PyTorch does it, with the forward pass of these objectives where there are some."""
-        with self.rig.around():
-            return self._compute(batch, objectives or {}, self._see)[0]
+        with self.rig.around(), hushed() if objectives is self.compiled and not self._ran else nullcontext():
+            self._ran = True
+            return self._compute(batch, objectives, self._see)[0]
 
-    def _compute(self, batch: Any, objectives: dict[str, Objective], see: See | None) -> tuple[Parts, int | Tensor]:
-        parts: Parts = {}  # detached: what is watched and given back must not keep the graph
+    def _compute(
+        self, batch: Any, objectives: dict[str, Objective] | None, see: See | None
+    ) -> tuple[Parts, int | Tensor]:
+        parts: Parts = {}
         for turn in self.turns:
-            with self._autocast:
-                losses = losses_of(objectives.get(turn.name, turn.objective), self.model, batch, turn.name)
-            for name, value in losses.parts.items():
-                parts[name] = value.detach()
-            if see is not None and turn is self.turns[-1]:  # on a CPU a loss that is lost never reaches the weights
+            objective = objectives.get(turn.name, turn.objective) if objectives else turn.objective
+            self.update.begin(turn)
+            if self._autocast is None:
+                losses = losses_of(objective, self.model, batch, turn.name)
+            else:
+                with self._autocast:
+                    losses = losses_of(objective, self.model, batch, turn.name)
+            last = turn is self.turns[-1]
+            if last and self._on_host and see is not None:  # a loss that is lost never reaches the weights
+                see({**parts, **losses.parts}, losses.count)
+            updated = self.update.take(turn, losses)
+            parts = {**parts, **losses.parts} if parts else losses.parts
+            if last and not self._on_host and see is not None:
                 see(parts, losses.count)
-            if self.update.take(turn, losses) and self._after_update is not None:
+            if updated and self._after_update is not None:
                 self._after_update(turn)
         return parts, losses.count
 
@@ -130,8 +156,14 @@ class Step:
         """The whole step as it will be recorded, with rates on the device; a wait in it would spoil the recording."""
         rates = Rates(self.optimizers, 1, self.device)
         rates.send([rates.now()])
+        updates = self.update.phase[1]
+        after, self._after_update = self._after_update, None  # a schedule must not write to what is put back below
         with waits(self.device) as seen, rates.of_step(0):
             parts = self.run(batch, self.compiled)
+        self._after_update = after
+        if updates and after is not None:
+            for turn in self.turns:
+                after(turn)
         if self._warmed > WARM and len(seen):
             self.give_up(f"the host waits for the device: {seen}")
         return parts
@@ -221,6 +253,7 @@ class Step:
             self.update.keep_gradients = True
         shown = [(p, p.grad) for turn in self.turns for p in turn.parameters] if afresh else self._gradients
         recording.gradients = self._pointed = shown
+        self._recorded_any, self._stood = True, self._stance()
         return recording
 
     def replay(self, recording: Recording) -> None:
@@ -246,6 +279,22 @@ class Step:
         self.forget()
 
 
+def compiled_objectives(turns: tuple[Turn, ...], plan: Plan) -> dict[str, Objective]:
+    """Each objective as the compiler makes it, when it is first called; none where the plan does not compile."""
+    if plan.compile == "off":
+        return {}
+    mode = MODES[plan.compile]
+    return {turn.name: torch.compile(turn.objective, mode=mode, dynamic=False) for turn in turns}
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """A compilation without the compiler's advice, which is about what the levers try."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\._inductor")
+        yield
+
+
 def total(parts: Parts) -> Tensor:
     """The loss of a batch from its parts."""
-    return Losses(parts, 1).total
+    return next(iter(parts.values())) if len(parts) == 1 else Losses(parts, 1).total

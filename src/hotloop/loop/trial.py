@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from hotloop.loop.burst import Burst
 from hotloop.loop.graph import WARM, CannotCapture
 from hotloop.loop.step import Step
 from hotloop.loop.update import Turn
+from hotloop.objective import Objective
 from hotloop.plan import Plan
 from hotloop.state import CannotCopy, Randomness, State
 from hotloop.tune import Comparison, Drift, Refused
@@ -30,6 +31,7 @@ SLOW = 0.05  # seconds of such a step
 HOPELESS = 0.9  # a plan that is this much slower in its first round gets no second one
 CLEAR = 1.1  # one that is this much faster in the first two needs no third
 STREAMED = 0.3  # seconds for which a loader is read to time it
+GATE_STEPS = 10  # whose losses are compared: later ones differ by what rounding has grown to
 MOST_STREAMED = 64  # batches of it, and at least 3
 
 
@@ -61,7 +63,9 @@ class Trials:
         turns: tuple[Turn, ...],
         averages: bool,
         material: Material,
+        prepared: Mapping[str, dict[str, Objective]] | None = None,  # what was compiled before, by the way
     ) -> None:
+        self._prepared = prepared or {}
         self._model, self._modules, self._turns, self._averages = model, modules, turns, averages
         self._material = material
         self._optimizers = [optimizer for turn in turns for optimizer in turn.optimizers]
@@ -131,19 +135,29 @@ class Trials:
         """Seconds that a compilation will take: as long as the last one, or by the size of the model."""
         layers = sum(1 for module in self._model.modules() if not any(True for _ in module.children()))
         guess = self.compiled.get("default", 10 + 0.25 * layers)
-        return guess if lever.cost == "a compilation" else 4 * guess
+        return guess if lever.cost == "a compilation" else 8 * guess
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a plain step draws random numbers."""
+        return self._reference is not None and self._reference.is_random
 
     def step_of(self, plan: Plan) -> Step | None:
         """The step that was tried for a plan, with what it compiled; what it recorded is thrown away."""
         return self._entered[plan].step if plan in self._entered else None
+
+    def pace(self, plan: Plan) -> float:
+        """Seconds of a step of a plan, roughly."""
+        return self._enter(plan).pace
 
     def _enter(self, plan: Plan) -> "_Contestant":
         if plan not in self._entered:
             try:
                 state = self._start.copy()
                 if plan.channels_last:
-                    state = state.channels_last()
-                step = Step(self._model, self._turns, plan, averages=self._averages)
+                    state = state.laid_out(torch.channels_last)
+                ready = self._prepared.get(plan.compile)
+                step = Step(self._model, self._turns, plan, averages=self._averages, compiled=ready)
                 contestant = _Contestant(step, state, self._random, self._material, self._stage)
                 contestant.warm_up()
             except torch.OutOfMemoryError as error:
@@ -151,10 +165,11 @@ class Trials:
             except CannotCapture as error:
                 raise Refused(f"it cannot be recorded: {error}") from error
             except Exception as error:
-                if plan.compile == "off":
+                if self._reference is None:  # the plain loop itself fails
                     raise
                 first = (str(error).strip().splitlines() or [""])[0]
-                raise Refused(f"the compiler failed: {type(error).__name__}: {first}") from error
+                what = "the step fails with it" if plan.compile == "off" else "the compiler failed"
+                raise Refused(f"{what}: {type(error).__name__}: {first}") from error
             if step.obstacle:
                 raise Refused(step.obstacle)
             self._entered[plan] = contestant
@@ -281,10 +296,13 @@ class _Contestant:
 
     def _train(self, steps: int) -> int:
         if self._burst is not None:
-            bursts = max(1, steps // self._burst.steps)
+            length, drawn = self._burst.steps, self._material.drawn
+            bursts = max(1, steps // length)
             for _ in range(bursts):
-                self._burst.run(self._material.drawn[: self._burst.steps], lambda: None)
-            return bursts * self._burst.steps
+                chunk = [drawn[(self._at + i) % len(drawn)] for i in range(1, length + 1)]
+                self._at += length
+                self.losses += self._burst.run(chunk, lambda: None).float().sum(1).unbind()
+            return bursts * length
         for _ in range(steps):
             self.losses.append(_total(self.step(self._next())))
             if len(self.losses) == 1:
@@ -297,7 +315,7 @@ class _Contestant:
 
     def drift(self, reference: "_Contestant", noise: tuple[float, float]) -> Drift:
         """How far it went from another one, over the steps that both have made."""
-        pairs = min(len(self.losses), len(reference.losses))
+        pairs = min(len(self.losses), len(reference.losses), GATE_STEPS)
         mine, theirs = (torch.stack(c.losses[:pairs]).double() for c in (self, reference))
         loss = (mine - theirs).abs().mean() / theirs.abs().mean().clamp_min(1e-12)
         direction = 1 - _cosine(self.gradient, reference.gradient)

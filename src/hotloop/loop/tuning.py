@@ -7,7 +7,7 @@ import platform
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -21,13 +21,24 @@ from torch.utils.data import DataLoader
 
 import hotloop
 from hotloop.clock import synchronize
+from hotloop.data.origin import is_in_order
 from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS, Lever, Scene, products_in_fp32
+from hotloop.levers import (
+    COMPILE,
+    LEVERS,
+    MOST_STEPS,
+    Lever,
+    Scene,
+    products_in_fp32,
+    repeated_blocks,
+    without_fused_kernel,
+)
 from hotloop.loop.inspection import signature
 from hotloop.loop.step import Step
 from hotloop.loop.trial import Material, Trials
 from hotloop.loop.update import Turn
+from hotloop.objective import Objective
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.records import Record
@@ -39,6 +50,7 @@ MOST = 10.0  # seconds of trials, compilations apart
 LEAST = 0.25  # seconds; with less there is nothing to learn
 LEAST_STEPS = 12  # of the plain loop that the trials must have time for
 BATCHES = 8  # that the trials train on
+CACHED_SHARE = 0.3  # of a compilation's time that it takes again with the compiler's own cache
 FIRST, LAST = 3, 6  # steps of a run between which its pace is taken
 
 
@@ -92,19 +104,21 @@ class Pace:
     """The speed of the first steps of a run, read once: it says how long the run will take."""
 
     device: torch.device
-    seen: int = 0
+    seconds: float | None = None  # of a step, once it is known
+    _seen: int = 0
     _start: float = 0.0
 
-    def tick(self) -> float | None:
-        """Before each step; the seconds of a step as soon as they are known, once."""
-        self.seen += 1
-        if self.seen == FIRST:
+    def tick(self) -> None:
+        """Before each step."""
+        if self.seconds is not None:
+            return
+        self._seen += 1
+        if self._seen == FIRST:
             synchronize(self.device)
             self._start = time.perf_counter()
-        elif self.seen == LAST:
+        elif self._seen == LAST:
             synchronize(self.device)
-            return (time.perf_counter() - self._start) / (LAST - FIRST)
-        return None
+            self.seconds = (time.perf_counter() - self._start) / (LAST - FIRST)
 
 
 def _flags(optimizer: Any) -> list[str]:
@@ -131,6 +145,7 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
         return replace(material, batches=[material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))])
     if given is not None:
         return Material([given])
+    again = loader if is_in_order(loader) and has_known_sampler(loader) else None
     before = Randomness(device, generators_of(loader))
     batches = iter(loader)
     if batches is loader:
@@ -143,7 +158,7 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
     if first is None:
         raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
     batch = move(first, device)
-    return Material([batch if transform is None else transform(batch)])
+    return Material([batch if transform is None else transform(batch)], again, transform=transform)
 
 
 def _length(drawn: Any) -> int:
@@ -156,6 +171,8 @@ class Found:
 
     tuning: Tuning
     step: Step | None
+    is_random: bool = False  # whether a plain step draws random numbers
+    compile_estimate: float = 0.0  # seconds
 
 
 def tune(
@@ -168,32 +185,42 @@ def tune(
     budget: float,
     levers: Iterable[Lever] = LEVERS,
     tell: Callable[[str], None] = lambda words: None,
+    begin: Plan | None = None,
+    prepared: Mapping[str, dict[str, Objective]] | None = None,
 ) -> Found:
-    """Try the levers on a loop; it is left exactly as it was. `seconds` says how long the plain loop would run."""
+    """Try the levers on a loop; it is left exactly as it was. `seconds` says how long the plain loop would run.
+
+    `begin` is the plan to improve, where that is no longer the plain one; `prepared` is what was compiled already.
+    """
     started = datetime.now(UTC)
     device = subject.device
-    trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material)
+    trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material, prepared)
     plain = subject.plan
-    search = Search(trials, subject.scene(loader), plain, steps, budget, tell)
+    search = Search(trials, subject.scene(loader), begin or plain, steps, budget, tell)
     if device.type == "cuda" and not _has_room(subject, device):
         refused = [Trial(x.name, x.tier, "not tried", "there is no memory for copies of the weights") for x in LEVERS]
         return Found(_tuning(subject, plain, refused, None, None, steps, started), None)
     plain_step: float | None = None
     step = None
+    is_random = False
     try:
         with trials.running(device, generators_of(loader)):
             plain_step = trials.time(plain)
             if steps is None and seconds is not None:
                 search.steps = max(1, round(seconds / plain_step))
-            search.step = plain_step
+            search.step = plain_step if begin is None else trials.pace(begin)
             best = search.run(levers)
-            if best.stream != "resident":
-                plain_step = trials.alone or plain_step
+            is_random = trials.is_random
             step = trials.step_of(best)
+            if best.stream not in ("resident", "prefetched") and not best.pinned:
+                plain_step = trials.alone or plain_step
     except Refused as refusal:
-        best = plain
+        best = begin or plain
         search.trials = [Trial(x.name, x.tier, "not tried", str(refusal)) for x in LEVERS]
-    return Found(_tuning(subject, best, search.trials, plain_step, search.step, search.steps, started), step)
+    if best.stream == "direct" and not any(t.lever == "resident" and t.gain is not None for t in search.trials):
+        best = replace(best, stream="auto")  # which was not compared: the rule decides, as without tuning
+    tuning = _tuning(subject, best, search.trials, plain_step, search.step, search.steps, started)
+    return Found(tuning, step, is_random, trials.compile_estimate(COMPILE))
 
 
 def _has_room(subject: Subject, device: torch.device) -> bool:
@@ -224,6 +251,14 @@ def _tuning(
         made=started.isoformat(timespec="seconds"),
         versions={"python": platform.python_version(), "torch": torch.__version__, "hotloop": hotloop.__version__},
     )
+
+
+def for_a_run_of(tuning: Tuning, seconds: float) -> Tuning:
+    """A plan from the cache for a run that may be shorter: without a compilation that would not pay back in it."""
+    trial = next((t for t in tuning.trials if t.lever in ("max-autotune", "compile") and t.verdict == "kept"), None)
+    if trial is None or trial.gain is None or seconds * (1 - 1 / trial.gain) >= CACHED_SHARE * (trial.cost or 0.0):
+        return tuning
+    return replace(tuning, plan=replace(tuning.plan, compile="off"))
 
 
 class Cache:
@@ -281,6 +316,15 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
     return chosen
 
 
+_CUDA_ONLY = (
+    "graph",
+    "several steps",
+    "tf32",
+    "prefetch",
+    "pinned memory",
+    "cudnn benchmark",
+    "max-autotune",
+)
 _OFF: dict[str, dict[str, Any]] = {
     "prefetch": {"stream": "auto"},
     "pinned memory": {"pinned": False},
@@ -292,16 +336,21 @@ _OFF: dict[str, dict[str, Any]] = {
     "several steps": {"graph": 0},
     "compile": {"compile": "off"},
     "max-autotune": {"compile": "off"},
+    "checkpointing": {"checkpointing": False},
 }
 
 
 def _impossible(lever: Lever, scene: Scene, plan: Plan) -> str | None:
     """Why a lever that a plan has pulled cannot work here at all; that it brings nothing is the person's affair."""
-    needs_cuda = lever.name in ("graph", "several steps", "tf32", "prefetch", "cudnn benchmark", "max-autotune")
+    needs_cuda = lever.name in _CUDA_ONLY
     if needs_cuda and scene.device.type != "cuda":
         return f"it needs a CUDA device, and this is {scene.device.type}"
-    if lever.name in ("graph", "fused"):
+    if lever.name == "graph":
         return lever.obstacle(scene, plan)
+    if lever.name == "fused":
+        return next(filter(None, map(without_fused_kernel, scene.optimizers)), None)
+    if lever.name == "checkpointing" and not repeated_blocks(scene.model):
+        return "the model repeats no block whose activations could be computed again"
     return None
 
 

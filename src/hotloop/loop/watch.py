@@ -3,15 +3,15 @@
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
-from hotloop.data import Origin
+from hotloop.data import Origin, Stream
 from hotloop.errors import LossNotFinite
 from hotloop.text import plural, shorten
 
@@ -20,19 +20,18 @@ MOST_FRESH = 256  # losses that wait to be added up
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(NamedTuple):
     """Batches as they went by: one, or those of a burst."""
 
     batch: int  # the last of them since the start of the run, from 1
     epoch: int
     origins: Sequence[Origin | None]
-    losses: Sequence[Tensor]  # of each batch, its named losses, on the device
-    count: int | Tensor  # items in each batch
+    losses: Collection[Tensor]  # of each batch, its named losses, on the device
+    items: int | Tensor  # in each batch
 
     def rows(self, names: int) -> Tensor:
         """The losses, one row for each batch."""
-        return _stacked(self.losses).view(-1, names)
+        return _stacked([*self.losses]).view(-1, names)
 
 
 class Watch:
@@ -48,7 +47,7 @@ class Watch:
         self._advice = list(advice)  # what to try when the loss is lost
         self._host = device.type == "cpu"
         self._in_time = single and self._host  # a bad loss is seen before any weight has changed
-        self.names: tuple[str, ...] = ()
+        self.names: Collection[str] = ()  # of the losses
         self.batches = 0  # since the start of the run
         self.items: int | Tensor = 0  # in this epoch
         self.latest: float | None = None  # total loss of a batch a moment ago
@@ -60,39 +59,51 @@ class Watch:
         self._recent: deque[Seen] = deque()  # not known to be finite yet
         self._flight: _Flight | None = None
         self._last_look = 0.0
+        self._epoch = 0
+        self._stream: Stream[Any] | None = None
 
     @property
     def items_seen(self) -> bool:
         """Whether the epoch has had a batch."""
         return bool(self._totals) or self._sums is not None or bool(self._fresh)
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, epoch: int = 1, stream: Stream[Any] | None = None) -> None:
+        """Begin to add up anew; `stream` tells where the batches come from."""
+        self._epoch, self._stream = epoch, stream
         self.items, self._sums, self._totals = 0, None, []
         self._fresh, self._recent = [], deque()
         self._flight = None
 
-    def see(self, parts: dict[str, Tensor], count: int | Tensor, epoch: int, origin: Origin | None) -> None:
+    def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
-        self.names = tuple(parts)
         if self._host:
+            self.names = parts.keys()
             self.batches += 1
             self.items = self.items + count
-            self._see_now([value.item() for value in parts.values()], float(count), epoch, origin)
+            self._see_now([value.item() for value in parts.values()], float(count))
         else:
-            self.see_burst(list(parts.values()), count, epoch, (origin,))
+            self.see_burst(parts.keys(), parts.values(), count, (self._stream.origin if self._stream else None,))
 
-    def see_burst(self, losses: Sequence[Tensor], count: int | Tensor, epoch: int, origins: Sequence[Any]) -> None:
-        """Note the losses of several batches on an accelerator, each of `count` items; `names` must be known."""
+    def see_burst(
+        self,
+        names: Collection[str],
+        losses: Collection[Tensor],
+        count: int | Tensor,
+        origins: Sequence[Origin | None],
+    ) -> None:
+        """Note the named losses of several batches on an accelerator, each of `count` items."""
+        self.names = names
         self.batches += len(origins)
         self.items = self.items + count * len(origins)
-        seen = Seen(self.batches, epoch, origins, losses, count)
-        self._recent.append(seen)
-        self._fresh.append(seen)
-        self._look()
+        self._fresh.append(Seen(self.batches, self._epoch, origins, losses, count))
+        now = time.monotonic()
+        if self._flight is not None or now - self._last_look > READ_EVERY or len(self._fresh) >= MOST_FRESH:
+            self._look(now)
 
-    def _see_now(self, numbers: list[float], count: float, epoch: int, origin: Origin | None) -> None:
+    def _see_now(self, numbers: list[float], count: float) -> None:
         if not all(map(math.isfinite, numbers)):
-            self._stop(self.batches, epoch, origin, numbers)
+            origin = self._stream.origin if self._stream else None
+            self._stop(self.batches, self._epoch, origin, numbers)
         before = self._totals or [0.0] * len(numbers)
         self._totals = [total + number * count for total, number in zip(before, numbers, strict=True)]
         self._note(self.batches, sum(numbers))
@@ -101,8 +112,8 @@ class Watch:
         """The mean losses of the epoch, which may still be on their way from the device."""
         if self._sums is None and not self._fresh:
             means = {n: total / float(self.items) for n, total in zip(self.names, self._totals, strict=False)}
-            return Ending(self, None, self.names, self.items, means)
-        return Ending(self, self._take_off(), self.names, self.items, {})
+            return Ending(self, None, tuple(self.names), self.items, means)
+        return Ending(self, self._take_off(), tuple(self.names), self.items, {})
 
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Waits for the device."""
@@ -114,22 +125,22 @@ class Watch:
             exact = torch.float32 if self.device.type == "mps" else torch.float64
             self._sums = torch.zeros(len(self.names), device=self.device, dtype=exact)
         # Counts on the device are not compared: that would wait for it.
-        for _, alike in groupby(self._fresh, key=lambda s: s.count if isinstance(s.count, int) else -id(s)):
+        for _, alike in groupby(self._fresh, key=lambda s: s.items if type(s.items) is int else -id(s)):
             group = list(alike)
-            count = group[0].count
+            count = group[0].items
             rows = _stacked([loss for seen in group for loss in seen.losses]).view(-1, len(self.names))
             total = rows.sum(0, dtype=self._sums.dtype)
             if isinstance(count, Tensor):
                 self._sums.add_(total * count)
             else:
                 self._sums.add_(total, alpha=count)
+        self._recent.extend(self._fresh)
         self._fresh = []
         return self._sums
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         if self._flight is not None and self._flight.landed():
             self._land(self._flight, wait=False)
-        now = time.monotonic()
         if self._flight is None and now - self._last_look > READ_EVERY:
             self._last_look = now
             self._flight = self._take_off()
@@ -214,9 +225,9 @@ def _stacked(losses: Sequence[Tensor]) -> Tensor:
     """Losses of any shape in one row."""
     if len(losses) == 1:
         return losses[0].reshape(-1)
-    if any(loss.dim() for loss in losses):
+    if any(map(torch.Tensor.dim, losses)):
         return torch.cat([loss.reshape(-1) for loss in losses])
-    return torch.stack(list(losses))
+    return torch.stack(losses)  # type: ignore[arg-type]  # any sequence will do
 
 
 class _Flight:

@@ -84,9 +84,9 @@ def _fit(
     loader = batches(sprites, recipe.batch, seed=recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.rate, total_steps=recipe.epochs * len(loader), pct_start=0.15
+        optimizer, recipe.rate, total_steps=recipe.epochs * len(loader), pct_start=0.15, cycle_momentum=False
     )
-    loop = hotloop.Loop(model, optimizer, device=device, precision="auto", clip_norm=1.0, scheduler=schedule, **goal)
+    loop = hotloop.Loop(model, optimizer, device=device, clip_norm=1.0, scheduler=schedule, **goal)
     return loop.fit(
         loader,
         epochs=recipe.epochs,

@@ -1,0 +1,129 @@
+"""`hotloop tune`: try every lever on a training loop, and write the plan that was found."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotloop.cli.options import Device, Json
+from hotloop.cli.output import console, must_be_writable, print_json, say
+from hotloop.errors import BadArgument
+from hotloop.text import printable
+
+if TYPE_CHECKING:
+    from hotloop.loop import Loop
+    from hotloop.plan import Tuning
+
+
+def tune(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="FILE.py:FUNCTION that returns (loop, loader); or mlp, cnn, resnet18, sprites, gpt, gpt2.",
+        ),
+    ],
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps of the run that the plan is for.", show_default=False)
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="Or how long that run would take in plain PyTorch.", show_default="3600"),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the plan, for Loop(plan=FILE).")
+    ] = Path("plan.json"),
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also draw the way from the plain loop to the plan, as a PNG.")
+    ] = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Find the fastest plan for a training loop on this machine, by trying.
+
+    Each lever (data on the device, CUDA graph, bf16, channels last, fused optimizer, compile, ...) is timed against the
+    best plan so far, in turns, on copies of the weights. It is kept where it is faster by more than the noise, pays
+    back what it costs within the run, and leaves the loss where fp32 has it. The longer the run, the more pays: say
+    how long it will be.
+
+    [bold]Examples[/bold]
+      hotloop tune cnn                            [dim]a small network for images, built in[/dim]
+      hotloop tune train.py:build --steps 20000   [dim]your own: build() returns (loop, loader)[/dim]
+      hotloop tune gpt --seconds 60 --plot way.png
+    """
+    if steps is not None and seconds is not None:
+        raise BadArgument("both --steps and --seconds were given", fix="give one of them")
+    for path in (out, plot):
+        if path is not None:
+            must_be_writable(path)
+    words = console(stderr=as_json)
+    if device is not None:
+        os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
+    loop, loader = _built_in(target, device) if ":" not in target else _from_file(target)
+    say(words, f"{loop.device}: {loop.choice.reason}")
+    tuning = loop.tune(loader, steps=steps, seconds=(3600 if steps is None else None) if seconds is None else seconds)
+    _write(tuning, out, plot)
+    if as_json:
+        print_json({"out": str(out), **tuning.to_json()})
+        return
+    from hotloop.report.tuning import tuning_table, tuning_words
+
+    words.print(tuning_table(tuning))
+    say(words, tuning_words(tuning))
+    say(words, f'Written: {printable(str(out))}. Use it with `hotloop.Loop(..., plan="{out}")`')
+
+
+def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
+    import json
+
+    from hotloop.report.tuning import waterfall
+    from hotloop.sprites.dataset import write_whole
+
+    write_whole(out, (json.dumps(tuning.to_json(), indent=1) + "\n").encode())
+    if plot is not None:
+        write_whole(plot, waterfall(tuning))
+
+
+def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
+    from hotloop import pick
+    from hotloop.bench.contestants.hot import loop_of
+    from hotloop.bench.workloads import WORKLOADS, workload
+
+    if name not in WORKLOADS:
+        raise BadArgument(
+            f"there is nothing to tune by the name of {printable(name)!r}",
+            fix=f"choose one of {', '.join(WORKLOADS)}, or FILE.py:FUNCTION",
+        )
+    where = pick(device).device
+    parts = workload(name, where).parts()
+    return loop_of(parts, where), parts.loader
+
+
+def _from_file(target: str) -> "tuple[Loop, Any]":
+    """What a function in a person's own file returns."""
+    import importlib.util
+    import sys
+
+    from hotloop import Loop
+
+    file, _, function = target.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise BadArgument(f"there is no file {printable(file)}", fix="give FILE.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise BadArgument(f"{printable(file)} is not a Python file", fix="give FILE.py:FUNCTION")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise BadArgument(f"{printable(file)} has no function {printable(function)!r}", fix="name the one that builds")
+    made = build()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Loop)):
+        raise BadArgument(
+            f"{printable(function)}() returned a {type(made).__name__}", fix="return (hotloop.Loop(...), loader)"
+        )
+    return made

@@ -1,0 +1,365 @@
+"""Levers: each is one change of a plan, and says why it cannot be pulled where it cannot."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from hotloop.levers import LEVERS, Cost, Lever, Scene, levers_of, products_in_fp32, repeated_blocks
+from hotloop.plan import Plan, Tier
+
+NAMED: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
+CPU, CUDA = Plan("cpu"), Plan("cuda")
+every_lever = pytest.mark.parametrize("lever", LEVERS, ids=NAMED)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.blocks = nn.TransformerEncoder(_block(), 2, enable_nested_tensor=False)
+
+
+def _block() -> nn.Module:
+    return nn.TransformerEncoderLayer(4, 2, 8)
+
+
+def scene(device: str = "cpu", model: nn.Module | None = None, optimizer: Any = Adam, **options: Any) -> Scene:
+    """A scene; that of a GPU can be set where there is none, as long as nobody asks the GPU."""
+    model = model or Net()
+    return Scene(torch.device(device), model, [optimizer(model.parameters())], **options)
+
+
+def why_not(name: str, where: Scene, **settings: Any) -> str | None:
+    return NAMED[name].why_not(where, Plan(str(where.device), **settings))
+
+
+pulls = st.lists(st.sampled_from(LEVERS), max_size=8)
+
+
+def after(pulled: list[Lever]) -> Plan:
+    plan = CPU
+    for lever in pulled:
+        plan = lever.pull(plan)
+    return plan
+
+
+def test_names_and_pages_are_distinct() -> None:
+    assert len({lever.name for lever in LEVERS}) == len({lever.page for lever in LEVERS}) == len(LEVERS)
+
+
+@every_lever
+def test_every_lever_is_described(lever: Lever) -> None:
+    assert lever.tier in get_args(Tier)
+    assert lever.cost in get_args(Cost)
+    assert lever.what
+    assert lever.undo
+    assert lever.page.startswith("levers/")
+    assert " " not in lever.page
+
+
+@every_lever
+def test_every_lever_changes_the_plain_plan(lever: Lever) -> None:
+    assert lever.pull(CPU) != CPU
+    assert lever.name in levers_of(lever.pull(CPU))
+
+
+@settings(deadline=None)
+@given(pulls, st.sampled_from(LEVERS))
+def test_pulling_twice_is_pulling_once(pulled: list[Lever], lever: Lever) -> None:
+    once = lever.pull(after(pulled))
+    assert lever.pull(once) == once
+    assert lever.name in levers_of(once)
+    assert lever.why_not(scene(model=nn.Linear(1, 1)), once) == "it is pulled already"
+
+
+@settings(deadline=None)
+@given(pulls)
+def test_the_levers_of_a_plan_make_that_plan(pulled: list[Lever]) -> None:
+    plan = after(pulled)
+    assert after([NAMED[name] for name in levers_of(plan)]) == plan
+
+
+@settings(deadline=None)
+@given(pulls, st.integers(1, 4), st.none() | st.floats(0.1, 2))
+def test_what_a_person_has_set_is_left_alone(pulled: list[Lever], accumulate: int, clip: float | None) -> None:
+    plan = Plan("cpu", accumulate=accumulate, clip_norm=clip)
+    for lever in pulled:
+        plan = lever.pull(plan)
+    assert (plan.device, plan.accumulate, plan.clip_norm) == ("cpu", accumulate, clip)
+
+
+def test_a_plan_without_levers() -> None:
+    assert levers_of(CPU) == []
+    assert levers_of(replace(CPU, stream="direct", accumulate=3, clip_norm=1.0)) == []
+
+
+def test_more_of_a_thing_is_not_taken_back() -> None:
+    assert NAMED["graph"].pull(replace(CUDA, graph=4)).graph == 4
+    assert NAMED["several steps"].pull(replace(CUDA, graph=4)).graph == 4
+    assert NAMED["compile"].pull(replace(CUDA, compile="max-autotune")).compile == "max-autotune"
+    assert NAMED["workers"].pull(replace(CUDA, workers=2)).workers == 2
+
+
+NEEDS_CUDA = "needs a CUDA device, and this is cpu"
+ON_CPU: dict[str, str | None] = {
+    "resident": None,
+    "pinned memory": NEEDS_CUDA,
+    "prefetch": NEEDS_CUDA,
+    "workers": "changes the training",
+    "cudnn benchmark": NEEDS_CUDA,
+    "graph": NEEDS_CUDA,
+    "bf16": "emulate",
+    "fp16": NEEDS_CUDA,
+    "tf32": NEEDS_CUDA,
+    "channels last": None,
+    "fused": None,
+    "compile": None,
+    "several steps": "not recorded",
+    "max-autotune": NEEDS_CUDA,
+    "checkpointing": "costs time",
+}
+
+
+@every_lever
+def test_what_a_cpu_can_do(lever: Lever, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    why, expected = lever.why_not(scene(), CPU), ON_CPU[lever.name]
+    assert (why is None) == (expected is None)
+    assert (expected or "") in (why or "")
+
+
+def test_a_cpu_with_bf16_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert why_not("bf16", scene()) is None
+
+
+@every_lever
+def test_deterministic_algorithms_leave_only_what_changes_no_number(lever: Lever) -> None:
+    asked = "deterministic algorithms are asked for"
+    if lever.tier == "B":
+        assert lever.why_not(scene(only=asked), CPU) == asked
+    else:
+        assert lever.why_not(scene(only=asked), CPU) == lever.why_not(scene(), CPU)
+
+
+@pytest.mark.parametrize("name", ["bf16", "fp16", "tf32"])
+def test_a_precision_that_was_asked_for_stays(name: str) -> None:
+    where = scene("cpu" if name != "tf32" else "cuda", pinned_precision=True)
+    assert why_not(name, where) == "precision='fp32' was asked for"
+
+
+@pytest.mark.parametrize(
+    ("capability", "able"),
+    [((6, 1), set()), ((7, 5), {"fp16"}), ((8, 0), {"bf16", "tf32"}), ((9, 0), {"bf16", "tf32"})],
+)
+def test_the_arithmetic_of_a_gpu(capability: tuple[int, int], able: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert {name for name in ("fp16", "bf16", "tf32") if why_not(name, scene("cuda")) is None} == able
+
+
+def test_tf32_is_left_alone_where_it_means_nothing_or_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert "products are in bf16" in str(why_not("tf32", scene("cuda"), precision="bf16"))
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert "set by hand" in str(why_not("tf32", scene("cuda")))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_products_whose_parts_were_set_one_by_one() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = "tf32", "ieee"
+    try:
+        assert products_in_fp32() != "highest"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = before
+    assert products_in_fp32() == "highest"
+
+
+def test_data_that_cannot_live_on_the_device() -> None:
+    assert why_not("resident", scene(why_not_resident="it is made anew each time")) == "it is made anew each time"
+
+
+@pytest.mark.parametrize("name", ["prefetch", "pinned memory"])
+def test_data_that_lives_there_needs_no_copies(name: str) -> None:
+    assert why_not(name, scene("cuda")) is None
+    plan = NAMED["resident"].pull(CUDA)
+    assert NAMED[name].why_not(scene("cuda"), plan) == "the data lives on the device"
+
+
+def test_a_loader_that_pins() -> None:
+    assert "pins its batches already" in str(why_not("pinned memory", scene("cuda", loader_pins=True)))
+
+
+@pytest.mark.parametrize("name", ["channels last", "cudnn benchmark"])
+def test_convolutions_are_needed(name: str) -> None:
+    assert why_not(name, scene("cuda")) is None
+    assert "no two-dimensional convolution" in str(why_not(name, scene("cuda", nn.Linear(2, 2))))
+
+
+def test_channels_that_are_last_already() -> None:
+    model = Net().to(memory_format=torch.channels_last)
+    assert "already" in str(why_not("channels last", scene(model=model)))
+    pointwise = nn.Conv2d(4, 4, 1)  # its weights have both layouts at once, which says nothing
+    assert why_not("channels last", scene(model=pointwise)) is None
+
+
+def test_cudnn_that_tries_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert why_not("cudnn benchmark", scene("cuda")) == "it is on already"
+
+
+class Own(Optimizer):
+    """An optimizer that a person wrote."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None: ...
+
+
+def test_an_optimizer_of_ones_own() -> None:
+    assert why_not("fused", scene(optimizer=Own)) == "Own has no fused kernel"
+    assert "Own cannot be recorded" in str(why_not("graph", scene("cuda", optimizer=Own)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "says"),
+    [
+        (lambda p: Adam(p, fused=True), "fused already"),
+        (lambda p: Adam(p, differentiable=True), "differentiable"),
+        (lambda p: Adam([*p, torch.zeros(2, dtype=torch.complex64)]), "not plain floating-point"),
+        (torch.optim.RMSprop, "no fused kernel"),
+    ],
+)
+def test_optimizers_that_cannot_be_fused(optimizer: Any, says: str) -> None:
+    assert says in str(why_not("fused", scene(optimizer=optimizer)))
+
+
+@pytest.mark.parametrize("optimizer", [Adam, AdamW, SGD, lambda p: Adam(p, fused=False, foreach=True)])
+def test_optimizers_that_can_be_fused_and_recorded(optimizer: Any) -> None:
+    assert why_not("fused", scene(optimizer=optimizer)) is None
+    assert why_not("graph", scene("cuda", optimizer=optimizer)) is None
+
+
+def test_one_optimizer_that_cannot_spoils_it_for_all() -> None:
+    model = Net()
+    both = Scene(torch.device("cuda"), model, [Adam(model.conv.parameters()), Own(model.blocks.parameters())])
+    assert "Own" in str(NAMED["fused"].why_not(both, CUDA))
+    assert "Own" in str(NAMED["graph"].why_not(both, CUDA))
+
+
+def test_the_scaler_of_fp16_cannot_be_recorded() -> None:
+    assert "scaler" in str(why_not("graph", scene("cuda"), precision="fp16"))
+
+
+HOOKS: dict[str, Callable[[Net], object]] = {
+    "forward": lambda m: m.conv.register_forward_hook(lambda *_: None),
+    "forward, with names": lambda m: m.conv.register_forward_hook(lambda *_: None, with_kwargs=True),
+    "before": lambda m: m.conv.register_forward_pre_hook(lambda *_: None),
+    "backward": lambda m: m.conv.register_full_backward_hook(lambda *_: None),
+    "before backward": lambda m: m.conv.register_full_backward_pre_hook(lambda *_: None),
+    "of a weight": lambda m: m.conv.weight.register_hook(lambda grad: None),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+@pytest.mark.parametrize("name", ["graph", "compile"])
+def test_hooks_would_be_left_out(name: str, hook: Callable[[Net], object]) -> None:
+    model = Net()
+    assert why_not(name, scene("cuda", model)) is None
+    hook(model)
+    why = why_not(name, scene("cuda", model))
+    assert why is not None
+    assert why.startswith("conv")
+    assert "has hooks" in why
+
+
+def test_hooks_on_a_gradient_that_is_complete_would_be_left_out_too() -> None:
+    model = Net()
+    model.conv.weight.register_post_accumulate_grad_hook(lambda p: None)
+    assert "has hooks" in str(why_not("graph", scene("cuda", model)))
+
+
+@pytest.mark.parametrize("hook", ["register_step_pre_hook", "register_step_post_hook"])
+def test_hooks_of_an_optimizer_would_be_left_out(hook: str) -> None:
+    where = scene("cuda")
+    getattr(where.optimizers[0], hook)(lambda *_: None)
+    assert why_not("graph", where) == "Adam has hooks, which a recording would leave out"
+
+
+def test_several_steps_need_a_recording_and_data_that_is_there() -> None:
+    assert "not recorded" in str(why_not("several steps", scene("cuda"), stream="resident"))
+    assert "does not live on the device" in str(why_not("several steps", scene("cuda"), graph=1))
+    assert why_not("several steps", scene("cuda"), graph=1, stream="resident") is None
+
+
+def test_a_longer_compilation_follows_a_plain_one() -> None:
+    assert "was not kept" in str(why_not("max-autotune", scene("cuda")))
+    assert why_not("max-autotune", scene("cuda"), compile="default") is None
+
+
+def test_a_device_without_kernels_or_compiler() -> None:
+    assert why_not("fused", scene("meta")) == "there is no fused kernel for meta"
+    assert why_not("compile", scene("meta")) == "it is not tried on meta"
+    assert why_not("bf16", scene("meta")) == "it is not tried on meta"
+
+
+class Outer(nn.Module):
+    """A block that repeats blocks inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList([nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def test_the_blocks_of_a_transformer() -> None:
+    model = Net()
+    assert repeated_blocks(model) == list(model.blocks.layers)
+
+
+def test_a_block_inside_a_block_goes_with_it() -> None:
+    outer = [Outer(), Outer()]
+    assert repeated_blocks(nn.Sequential(*outer)) == outer
+    alone = Outer()
+    assert repeated_blocks(alone) == list(alone.parts)
+
+
+def test_stages_of_blocks() -> None:
+    stages = [nn.Sequential(_block(), _block()) for _ in range(2)]
+    model = nn.ModuleDict({"a": stages[0], "b": stages[1], "head": nn.Linear(4, 2)})
+    assert repeated_blocks(model) == [*stages[0], *stages[1]]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Linear(2, 2),
+        nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)),
+        nn.Sequential(nn.Identity(), nn.Sequential(nn.Linear(2, 2))),
+        nn.ModuleList([_block(), nn.Sequential(nn.Linear(4, 4), nn.ReLU())]),
+    ],
+    ids=["layer", "layers", "one block", "two kinds"],
+)
+def test_models_that_repeat_nothing(model: nn.Module) -> None:
+    assert repeated_blocks(model) == []
+    assert "repeats no block" in str(why_not("checkpointing", scene(model=model)))
+
+
+def test_a_block_that_is_used_twice_is_one_block() -> None:
+    block = _block()
+    assert repeated_blocks(nn.ModuleList([block, block, _block()]))[:1] == [block]
+    assert len(repeated_blocks(nn.ModuleList([block, block, _block()]))) == 2
