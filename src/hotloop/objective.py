@@ -34,14 +34,22 @@ class Losses:
     def let_go(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
         for name, value in self.parts.items():
-            if value.requires_grad:
-                # In place, which costs less than a new tensor; not where that is refused, or would freeze a weight.
-                self.parts[name] = value.detach() if value.is_leaf or value._is_view() else value.detach_()
+            try:
+                if value.grad_fn is None:  # a weight that is its own loss goes on learning
+                    self.parts[name] = value.detach()
+                else:
+                    value.detach_()  # in place costs less than a new tensor
+            except RuntimeError:  # torch refuses that for a view
+                self.parts[name] = value.detach()
 
 
 def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
     """Call an objective and make what it returns uniform."""
-    returned = objective(model, batch)
+    return uniform(objective(model, batch), batch, name)
+
+
+def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
+    """What an objective returned for a batch, whichever of the allowed forms it has."""
     if isinstance(returned, Tensor) and returned.dim() == 0:  # most objectives
         return Losses({name: returned}, items_in(batch))
     count: int | Tensor | None = None

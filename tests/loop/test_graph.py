@@ -302,3 +302,47 @@ def test_two_objectives_in_turns() -> None:
         return seen
 
     torch.testing.assert_close(run(replace(CUDA, graph=1)), run("plain"), rtol=2e-4, atol=2e-5)
+
+
+class Asking(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.cuda.current_stream().query()  # which is not allowed in a recording, and which nothing else tells of
+        return super().forward(x)
+
+
+@pytest.mark.gpu
+def test_a_recording_that_fails_leaves_everything_working() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Asking(8, 8), nn.Dropout(0.1), nn.Linear(8, 3))
+    loop = hotloop.Loop(model, adam(model), nn.CrossEntropyLoss(), device="cuda", plan=replace(CUDA, graph=1))
+    current = torch.cuda.current_stream()
+    with pytest.warns(PlanWarning, match=r"test_graph.py.*query"):
+        seen = torch.stack([loop.step(batch) for batch in loop.batches(loader())])
+    assert loop.plan.graph == 0
+    assert torch.cuda.current_stream() == current
+    assert seen.isfinite().all()
+    torch.rand(4, device="cuda")  # the generator works on
+    graphed, again = losses(replace(CUDA, graph=1))  # and so do other recordings
+    assert again.plan.graph == 1
+    torch.testing.assert_close(graphed, losses("plain")[0], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_what_a_person_changes_between_epochs_is_seen() -> None:
+    """Frozen layers, modes and a loaded optimizer: a recording knows none of them, so it is made again."""
+
+    def run(plan: Any) -> Tensor:
+        model = network(0.0)
+        optimizer = adam(model)
+        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cuda", plan=plan)
+        batches = loader()
+        seen = [loop.step(batch) for batch in loop.batches(batches)]
+        model[0].weight.requires_grad_(False)
+        model[1].eval()
+        seen += [loop.step(batch) for batch in loop.batches(batches)]
+        optimizer.load_state_dict(optimizer.state_dict())
+        seen += [loop.step(batch) for batch in loop.batches(batches)]
+        assert loop.plan.graph == (0 if plan == "plain" else 1)
+        return torch.stack(seen)
+
+    torch.testing.assert_close(run(replace(CUDA, graph=1)), run("plain"), rtol=5e-4, atol=5e-5)

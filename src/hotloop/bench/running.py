@@ -1,6 +1,7 @@
 """The race: every contestant on every workload and device, in turns, and what was measured of each."""
 
 import gc
+import math
 import os
 import statistics
 import sys
@@ -162,6 +163,7 @@ class _Racer:
     begun: float = 0.0  # seconds until it ran
     seconds: float = 0.0  # of everything so far
     epochs: int = 0  # so far
+    pace: float = 1.0  # seconds of an epoch, the last time
     steps: int = 0  # of the last repeat
     peak: int | None = None
     _started: Started | None = None
@@ -201,8 +203,10 @@ class _Racer:
         trained, seconds = 0, 0.0
         with self._switches.turn():
             while seconds <= self.least:
-                seconds += self._run(self.work.epochs)
-                trained += self.work.epochs
+                # In as few calls as may be: a run has a beginning and an end, which are not what is timed.
+                epochs = max(self.work.epochs, math.ceil((self.least - seconds) / self.pace))
+                seconds += self._run(epochs)
+                trained += epochs
         self.seconds += time.perf_counter() - clock
         self.steps = trained * self.work.steps
         self.rates.append(trained * self.work.units / seconds)
@@ -238,6 +242,7 @@ class _Racer:
         assert self._started is not None
         seconds = self._started.run(epochs)
         self.epochs += epochs
+        self.pace = max(seconds / epochs, 1e-6)
         return seconds
 
 

@@ -1,6 +1,6 @@
 """A dataset that lives on the device: batches are gathered there, in exactly the order of the DataLoader."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -120,6 +120,14 @@ class Resident:
 
 def _index_sampler(loader: DataLoader[Any]) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def full_batches(loader: DataLoader[Any]) -> int:
+    """Batches of an epoch that are as large as the first; where that cannot be known, all but one."""
+    batches = loader.batch_sampler
+    if type(batches) is BatchSampler and isinstance(batches.sampler, Sized):
+        return len(batches.sampler) // batches.batch_size
+    return len(loader) - 1
 
 
 def has_known_sampler(loader: object) -> bool:

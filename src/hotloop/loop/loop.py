@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
-from hotloop.data.resident import Resident
+from hotloop.data.resident import Resident, full_batches
 from hotloop.device import pick
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
@@ -263,8 +263,7 @@ class Loop:
             or not self._step.update.phase[0]
         ):
             return 1
-        full = len(loader) if loader.drop_last or len(loader) < 2 else len(loader) - 1
-        size = min(self.plan.graph, full)
+        size = min(self.plan.graph, full_batches(loader))
         return max(1, size - size % self.plan.accumulate)
 
     def _burst_for(

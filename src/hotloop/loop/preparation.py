@@ -24,7 +24,7 @@ class Preparation:
     """
 
     def __init__(self, model: nn.Module, turns: tuple[Turn, ...], plan: Plan, batch: Any) -> None:
-        self.compiled: dict[str, Objective] = compiled_objectives(turns, plan)
+        self.compiled: dict[str, Objective] = {}
         self.seconds = 0.0
         self.failure: str | None = None
         self.done = False
@@ -64,6 +64,7 @@ class Preparation:
         self.done = True
 
     def _compile(self) -> None:
+        self.compiled = compiled_objectives(self._turns, self._plan)  # here, since it loads the compiler for seconds
         device = torch.device(self._plan.device)
         for turn in self._turns:
             with autocast(device, self._plan.precision):

@@ -15,7 +15,7 @@ from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
 from hotloop.loop.rig import Rig
 from hotloop.loop.update import Turn, Update
-from hotloop.objective import Losses, Objective, autocast, losses_of
+from hotloop.objective import Losses, Objective, autocast, losses_of, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Plan
 from hotloop.waits import waits
@@ -56,6 +56,10 @@ class Step:
         self._on_host = self.device.type == "cpu"
         self._autocast = None if plan.precision == "fp32" else autocast(self.device, plan.precision)
         self._plain = plan.compile == "off" and not plan.graph
+        bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
+            plan.device, stream="direct"
+        )
+        self._is_bare = bare and len(turns) == 1 and turns[0].name == "loss" and not self._on_host
         self.compiled = compiled or compiled_objectives(turns, plan)
         self._form: Any = None  # of the batches that are compiled and recorded
         self._ran = False  # what is compiled
@@ -92,10 +96,12 @@ class Step:
 
     def __call__(self, batch: Any) -> Parts:
         """Train on one batch; its losses, detached."""
+        if self._is_bare:
+            return self._bare(batch)
         if self.plan.channels_last:
             batch = self.rig.inputs(batch)
         if self._plain:
-            return self.run(batch) if self.rig.switches else self._compute(batch, None, self._see)[0]
+            return self.run(batch)
         form = signature(batch)
         if self._form is None:
             self._form = form
@@ -106,6 +112,24 @@ class Step:
         if not self.plan.graph:
             return self.run(batch, self.compiled)
         return self._recorded(batch) if self.ready else self._warm_up(batch)
+
+    def _bare(self, batch: Any) -> Parts:
+        """The step of a tutorial's loop, and as little beside it as there can be."""
+        turn = self.turns[0]
+        optimizers = turn.optimizers
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        losses = uniform(turn.objective(self.model, batch), batch)
+        losses.total.backward()
+        losses.let_go()
+        if self._see is not None:
+            self._see(losses.parts, losses.count)
+        for optimizer in optimizers:
+            optimizer.step()
+        self.update.steps += 1
+        if self._after_update is not None:
+            self._after_update(turn)
+        return losses.parts
 
     @property
     def ready(self) -> bool:

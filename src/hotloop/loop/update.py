@@ -78,29 +78,21 @@ class Update:
     keep_gradients: bool = False  # zero them where they are: a CUDA graph has their addresses
     _windows: dict[str, _Window] = field(default_factory=dict)
     _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # for fp16 only
-    _simple: bool = False
 
     def __post_init__(self) -> None:
         self._windows = {turn.name: _Window() for turn in self.turns}
         if self.plan.precision == "fp16":
             kind = torch.device(self.plan.device).type
             self._scalers = {turn.name: torch.amp.GradScaler(kind) for turn in self.turns}
-        # Nothing but backward and step: what the loops of tutorials do, and what must cost as little.
-        self._simple = self.plan.accumulate == len(self.turns) == 1 and not self._scalers and not self.plan.clip_norm
 
     def begin(self, turn: Turn) -> None:
         """Before a forward pass: at the start of a window the gradients of the last one go."""
-        if self._simple or self._windows[turn.name].batches == 0:
+        if self._windows[turn.name].batches == 0:
             for optimizer in turn.optimizers:
                 optimizer.zero_grad(set_to_none=not self.keep_gradients)
 
     def take(self, turn: Turn, losses: Losses) -> bool | None:
         """Add the gradient of one batch; at the end of a window, update. Whether it did; None while it waits."""
-        if self._simple:
-            losses.total.backward()
-            losses.let_go()
-            self.steps += 1
-            return _step(turn.optimizers)
         window = self._windows[turn.name]
         loss = self._weighed(window, losses)
         if self._scalers:

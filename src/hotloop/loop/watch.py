@@ -20,6 +20,9 @@ MOST_FRESH = 256  # losses that wait to be added up
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
+_NOWHERE = (None,)
+
+
 class Seen(NamedTuple):
     """Batches as they went by: one, or those of a burst."""
 
@@ -81,8 +84,16 @@ class Watch:
             self.batches += 1
             self.items = self.items + count
             self._see_now([value.item() for value in parts.values()], float(count))
-        else:
-            self.see_burst(parts.keys(), parts.values(), count, (self._stream.origin if self._stream else None,))
+            return
+        self.names = parts.keys()
+        self.batches += 1
+        self.items = self.items + count
+        stream = self._stream
+        origins = _NOWHERE if stream is None else (stream.origin,)
+        self._fresh.append(Seen(self.batches, self._epoch, origins, parts.values(), count))
+        now = time.monotonic()
+        if self._flight is not None or now - self._last_look > READ_EVERY or len(self._fresh) >= MOST_FRESH:
+            self._look(now)
 
     def see_burst(
         self,
