@@ -41,14 +41,11 @@ class Setup:
     quick: bool = False
     curves: bool = True
     seed: int = 0
+    curve_steps: int = 120
 
     def __post_init__(self) -> None:
         if self.repeats < 1:
             raise BadArgument(f"repeats={self.repeats}", fix="give a whole number of at least 1; 3 show the spread")
-
-    @property
-    def curve_steps(self) -> int:
-        return 8 if self.quick else 120
 
 
 def run(setup: Setup, *, command: str = "", tell: Tell = lambda _: None) -> Benchmark:

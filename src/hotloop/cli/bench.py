@@ -51,6 +51,7 @@ def bench(
         "results"
     ),
     curves: Annotated[bool, typer.Option("--curves/--no-curves", help="Also compare the losses step by step.")] = True,
+    curve_steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the losses that are compared.")] = 120,
     as_json: Json = False,
 ) -> None:
     """Time training loops beside one another: the tutorial's, three libraries', hotloop's, an expert's.
@@ -73,7 +74,7 @@ def bench(
     from hotloop.bench.about import hardware, slug
     from hotloop.bench.running import run
 
-    setup = _setup(workloads, devices, contestants, expert, repeats, plan_for, quick, curves)
+    setup = _setup(workloads, devices, contestants, expert, repeats, plan_for, quick, curves, curve_steps)
     folder = out / slug(hardware(setup.devices))
     _must_be_a_place_for(folder)
     words = console(stderr=True)
@@ -98,6 +99,7 @@ def _setup(
     plan_for: float,
     quick: bool,
     curves: bool,
+    curve_steps: int,
 ) -> "Setup":
     """What to run; what cannot be meant is told before the work begins."""
     from hotloop import pick
@@ -119,6 +121,7 @@ def _setup(
         repeats=repeats,
         quick=quick,
         curves=curves,
+        curve_steps=8 if quick else curve_steps,
     )
 
 

@@ -49,8 +49,12 @@ class Material:
         """A batch on the device: one that was read before, or gathered anew from data that lives there."""
         if not resident or self.resident is None:
             return self.batches[number % len(self.batches)]
-        batch = self.resident.gather(self.resident.items(), self.drawn[number % len(self.drawn)])
+        batch = self.resident.gather(self.resident.items(), self.draw(number))
         return batch if self.transform is None else self.transform(batch)
+
+    def draw(self, number: int) -> Any:
+        """What the sampler drew for a batch; the same ones come round as where batches were read before."""
+        return self.drawn[number % (len(self.batches) or len(self.drawn))]
 
 
 class Trials:
@@ -296,10 +300,10 @@ class _Contestant:
 
     def _train(self, steps: int) -> int:
         if self._burst is not None:
-            length, drawn = self._burst.steps, self._material.drawn
+            length = self._burst.steps
             bursts = max(1, steps // length)
             for _ in range(bursts):
-                chunk = [drawn[(self._at + i) % len(drawn)] for i in range(1, length + 1)]
+                chunk = [self._material.draw(self._at + i) for i in range(1, length + 1)]
                 self._at += length
                 self.losses += self._burst.run(chunk, lambda: None).float().sum(1).unbind()
             return bursts * length
