@@ -63,7 +63,9 @@ def with_hotloop() -> None:
     print("and fp16 ends a little behind, because its first steps were spent on finding a scale.")
 
     choice = hotloop.pick()
-    print(f'\nprecision="auto" would take {choice.precision} here. {choice.reason}')
+    print('\nprecision="auto", the default, begins in fp32. Where a run is long enough to be tuned, half precision')
+    print("is kept if it is faster and the loss stays with the plain run.")
+    print(f"The fastest that this device is good at is {choice.precision}. {choice.reason}")
     print("bf16 has the range of fp32, so it needs no scaler; fp16 is for GPUs that are too old for bf16.")
 
 

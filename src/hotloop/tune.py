@@ -13,7 +13,8 @@ from hotloop.text import duration
 LEAST_GAIN = 1.01  # a lever that gives less is not worth having
 HARMLESS = 0.97  # one that changes nothing and costs nothing may be kept above this
 WORTH = 1.5  # what a compilation is hoped to give, before it was tried
-LOSS_TOLERANCE = 0.02  # mean departure of the loss from the run in fp32, as a share of it
+LOSS_TOLERANCE = 0.02  # departure of the mean loss over the trial from the plain run's, as a share of it
+STEP_BY_STEP = 5  # times as much is allowed from step to step, where it may go either way
 DIRECTION_TOLERANCE = 0.02  # how far the cosine to the gradient in fp32 may fall below 1
 SLOW = 0.1  # seconds; launches are a small part of a step that takes longer
 
@@ -26,16 +27,19 @@ class Refused(Exception):
 class Drift:
     """How far a run went from the run in fp32, and how far two such runs go from each other by chance."""
 
-    loss: float  # mean departure of the loss, as a share of it
+    loss: float  # between the mean losses, as a share of them
     direction: float  # 1 - cosine between the first gradients
     loss_noise: float = 0.0
     direction_noise: float = 0.0
+    apart: float = 0.0  # mean distance of the losses step by step, which grows with every step from mere rounding
 
     def excess(self) -> str | None:
         """What was outside the tolerance, in words; None where nothing was."""
         loss, direction = max(LOSS_TOLERANCE, 2 * self.loss_noise), DIRECTION_TOLERANCE + 2 * self.direction_noise
         if not self.loss <= loss:
             return f"the loss went {self.loss:.1%} from the plain run; {loss:.1%} is allowed"
+        if not self.apart <= STEP_BY_STEP * loss:
+            return f"the losses are {self.apart:.1%} from the plain run; {STEP_BY_STEP * loss:.1%} is allowed"
         if not self.direction <= direction:
             cosine, least = 1 - self.direction, 1 - direction
             return (

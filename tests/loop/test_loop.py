@@ -82,10 +82,10 @@ def test_bf16_is_autocast_as_by_hand(task, sgd) -> None:
     assert with_loop(loop, task.loader()) == expected
 
 
-def test_auto_takes_the_precision_that_suits_the_device(task, sgd) -> None:
+def test_a_run_begins_in_fp32_unless_asked(task, sgd) -> None:
     model = task.model()
-    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", precision="auto")
-    assert loop.plan.precision == loop.choice.precision == "fp32"
+    loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    assert loop.plan.precision == "fp32"
 
 
 def test_a_model_in_eval_mode_is_put_in_training_and_frozen_layers_stay_frozen(task, sgd) -> None:

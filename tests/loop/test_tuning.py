@@ -3,6 +3,7 @@
 import copy
 import json
 import random
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -273,3 +274,68 @@ def test_weights_whose_shape_is_not_known_yet() -> None:
     loop, loader = image_loop(model)
     loop.tune(loader, steps=10, progress=False)
     loop.fit(loader, progress=False)
+
+
+def test_what_a_plan_by_hand_asks_for_is_not_the_tuners_to_change() -> None:
+    model = nn.Linear(4, 1)
+    x = torch.randn(64, 4)
+    loader = DataLoader(TensorDataset(x, x[:, :1]), 8)
+    plan = Plan("cpu", accumulate=4, clip_norm=0.5)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan=plan)
+    found = loop.tune(loader, steps=10, progress=False).plan
+    assert (found.accumulate, found.clip_norm) == (4, 0.5)
+
+
+def test_the_layout_is_put_back_when_another_plan_needs_none() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
+    loop, loader = image_loop(model)
+    first = loop.tune(loader, steps=5, progress=False)
+    loop._adopt(replace(first, plan=Plan("cpu", channels_last=True)), None)
+    assert not model[0].weight.is_contiguous()
+    loop._adopt(replace(first, plan=Plan("cpu")), None)
+    assert model[0].weight.is_contiguous()
+
+
+@pytest.mark.parametrize("options", [{"steps": 0}, {"seconds": -1.0}])
+def test_a_run_of_no_length_is_refused(options: dict[str, Any]) -> None:
+    loop, loader = slow_loop()
+    with pytest.raises(hotloop.HotloopError, match="above 0"):
+        loop.tune(loader, **options)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own making, when it loads its compiler
+def test_a_compilation_is_prepared_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training goes on while the compiler works, and its result is weighed when it is done."""
+    from hotloop.loop import preparation, trial, tuner
+
+    began, may_end = threading.Event(), threading.Event()
+
+    def slow(turns: Any, plan: Any) -> Any:
+        began.set()
+        assert may_end.wait(60)
+        return {turn.name: turn.objective for turn in turns}  # as a compiler that changes nothing would
+
+    monkeypatch.setattr(preparation, "compiled_objectives", slow)
+    monkeypatch.setattr(trial.Trials, "compile_estimate", lambda self, lever: 0.01)
+    monkeypatch.setattr(tuner, "QUICK", [])
+    loop, loader = slow_loop()
+    loop._expected = 1_000_000
+    steps = 0
+    for batch in loop.batches(loader):
+        loop.step(batch)
+        steps += 1
+        if began.is_set() and not may_end.is_set():
+            before = steps
+            while steps < before + 3:  # nothing waits for the compiler
+                loop.step(batch)
+                steps += 1
+            may_end.set()
+        if may_end.is_set() and loop._tuner._preparation is not None:
+            loop._tuner._preparation.wait()
+        if loop.tuning is not None and any(t.lever == "compile" for t in loop.tuning.trials):
+            break
+    assert loop.tuning is not None
+    (compiled,) = [t for t in loop.tuning.trials if t.lever == "compile"]
+    assert compiled.verdict in ("kept", "dropped")
+    assert compiled.gain is not None
+    assert all(torch.isfinite(p).all() for p in loop.model.parameters())

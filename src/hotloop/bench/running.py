@@ -48,13 +48,36 @@ class Setup:
             raise BadArgument(f"repeats={self.repeats}", fix="give a whole number of at least 1; 3 show the spread")
 
 
-def run(setup: Setup, *, command: str = "", tell: Tell = lambda _: None) -> Benchmark:
-    """The whole benchmark; what cannot run is recorded as a failure, and the rest goes on."""
+def run(
+    setup: Setup,
+    *,
+    command: str = "",
+    tell: Tell = lambda _: None,
+    keep: Callable[[Benchmark], object] = lambda _: None,
+) -> Benchmark:
+    """The whole benchmark; what cannot run is recorded as a failure, and the rest goes on.
+
+    `keep` is handed what there is after each workload, so that a run that is cut short leaves what it measured.
+    """
     started = datetime.now(UTC)
     scores: list[Score] = []
     drawn: list[Curves] = []
     failures: list[str] = []
     limits: dict[str, dict[str, float]] = {}
+
+    def so_far() -> Benchmark:
+        return Benchmark(
+            hardware=hardware(setup.devices),
+            command=command,
+            date=started.isoformat(timespec="seconds"),
+            commit=commit(),
+            versions=versions(),
+            scores=tuple(scores),
+            curves=tuple(drawn),
+            ceilings=limits,
+            failures=tuple(failures),
+        )
+
     for device in setup.devices:
         tell(f"measuring what {device} can do at most")
         try:
@@ -68,24 +91,16 @@ def run(setup: Setup, *, command: str = "", tell: Tell = lambda _: None) -> Benc
                 done = race(work, setup.contestants, device, repeats=setup.repeats, least=least, tell=tell)
                 scores += done.scores
                 failures += done.failures
+                keep(so_far())
                 if setup.curves and done.plan is not None:
                     tell(f"{name} on {device}: loss of {setup.curve_steps} steps beside the tutorial's")
                     _fresh_start(device)
                     drawn.append(curves(work, device, setup.curve_steps, plan=done.plan))
             except Exception as error:  # noqa: BLE001  # one workload that cannot run must not end the others
                 failures.append(_failure(f"{name} on {device}", error, tell))
+            keep(so_far())
             _fresh_start(device)
-    return Benchmark(
-        hardware=hardware(setup.devices),
-        command=command,
-        date=started.isoformat(timespec="seconds"),
-        commit=commit(),
-        versions=versions(),
-        scores=tuple(scores),
-        curves=tuple(drawn),
-        ceilings=limits,
-        failures=tuple(failures),
-    )
+    return so_far()
 
 
 @dataclass

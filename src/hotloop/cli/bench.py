@@ -78,7 +78,12 @@ def bench(
     folder = out / slug(hardware(setup.devices))
     _must_be_a_place_for(folder)
     words = console(stderr=True)
-    benchmark = run(setup, command=shlex.join(["hotloop", *sys.argv[1:]]), tell=lambda what: say(words, what))
+    benchmark = run(
+        setup,
+        command=shlex.join(["hotloop", *sys.argv[1:]]),
+        tell=lambda what: say(words, what),
+        keep=lambda so_far: _write_figures(so_far, folder),
+    )
     written = _write(benchmark, folder)
     if as_json:
         from hotloop.report.folder import finite
@@ -146,15 +151,12 @@ def _must_be_a_place_for(folder: Path) -> None:
 
 def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
     """The figures and the pictures, each file whole or not at all."""
-    import json
-
     from hotloop.bench.about import slug
     from hotloop.report.benchmark import bars, curves, roofline
-    from hotloop.report.folder import finite
     from hotloop.sprites.dataset import write_whole
 
-    name = benchmark.date.split("+")[0].replace(":", "-")
-    files = {f"{name}.json": (json.dumps(finite(benchmark.to_json()), indent=1, allow_nan=False) + "\n").encode()}
+    figures = _write_figures(benchmark, folder)
+    files: dict[str, bytes] = {}
     if benchmark.scores:
         files["bars.png"] = bars(benchmark)
     for device in benchmark.ceilings:
@@ -166,7 +168,18 @@ def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
         files[f"curves-{each.workload}{place}.png"] = curves(each)
     for file, content in files.items():
         write_whole(folder / file, content)
-    return [folder / file for file in files]
+    return [figures, *(folder / file for file in files)]
+
+
+def _write_figures(benchmark: "Benchmark", folder: Path) -> Path:
+    import json
+
+    from hotloop.report.folder import finite
+    from hotloop.sprites.dataset import write_whole
+
+    path = folder / f"{benchmark.date.split('+')[0].replace(':', '-')}.json"
+    write_whole(path, (json.dumps(finite(benchmark.to_json()), indent=1, allow_nan=False) + "\n").encode())
+    return path
 
 
 def _show(benchmark: "Benchmark", written: list[Path]) -> None:

@@ -1,6 +1,8 @@
 """`hotloop tune`: try every lever on a training loop, and write the plan that was found."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +56,8 @@ def tune(
     """
     if steps is not None and seconds is not None:
         raise BadArgument("both --steps and --seconds were given", fix="give one of them")
+    if plot is not None and plot.resolve() == out.resolve():
+        raise BadArgument("--out and --plot are the same file", fix="give the plan and the picture names of their own")
     for path in (out, plot):
         if path is not None:
             must_be_writable(path)
@@ -65,7 +69,9 @@ def tune(
     tuning = loop.tune(loader, steps=steps, seconds=(3600 if steps is None else None) if seconds is None else seconds)
     _write(tuning, out, plot)
     if as_json:
-        print_json({"out": str(out), **tuning.to_json()})
+        from hotloop.report.folder import finite
+
+        print_json({"out": str(out), **finite(tuning.to_json())})
         return
     from hotloop.report.tuning import tuning_table, tuning_words
 
@@ -77,10 +83,11 @@ def tune(
 def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
     import json
 
+    from hotloop.report.folder import finite
     from hotloop.report.tuning import waterfall
     from hotloop.sprites.dataset import write_whole
 
-    write_whole(out, (json.dumps(tuning.to_json(), indent=1) + "\n").encode())
+    write_whole(out, (json.dumps(finite(tuning.to_json()), indent=1, allow_nan=False) + "\n").encode())
     if plot is not None:
         write_whole(plot, waterfall(tuning))
 
@@ -100,6 +107,28 @@ def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
     return loop_of(parts, where), parts.loader
 
 
+@contextmanager
+def _explained(file: str) -> Iterator[None]:
+    """What goes wrong in a person's own file, with the line, and without the lines of this program."""
+    import traceback
+
+    from hotloop.errors import HotloopError
+
+    try:
+        yield
+    except HotloopError:
+        raise
+    except Exception as error:
+        lines = [
+            f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(file).resolve()
+        ]
+        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
+        where = f"{printable(file)}, line {line}" if line else printable(file)
+        raise BadArgument(
+            f"{where}: {type(error).__name__}: {printable(str(error))}", fix="HOTLOOP_DEBUG=1 shows the whole traceback"
+        ) from error
+
+
 def _from_file(target: str) -> "tuple[Loop, Any]":
     """What a function in a person's own file returns."""
     import importlib.util
@@ -111,17 +140,19 @@ def _from_file(target: str) -> "tuple[Loop, Any]":
     path = Path(file)
     if not path.is_file():
         raise BadArgument(f"there is no file {printable(file)}", fix="give FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
     if spec is None or spec.loader is None:
         raise BadArgument(f"{printable(file)} is not a Python file", fix="give FILE.py:FUNCTION")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    with _explained(file):
+        spec.loader.exec_module(module)
     build = getattr(module, function, None)
     if not callable(build):
         raise BadArgument(f"{printable(file)} has no function {printable(function)!r}", fix="name the one that builds")
-    made = build()
+    with _explained(file):
+        made = build()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Loop)):
         raise BadArgument(
             f"{printable(function)}() returned a {type(made).__name__}", fix="return (hotloop.Loop(...), loader)"

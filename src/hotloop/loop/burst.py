@@ -28,6 +28,7 @@ class Burst:
         self.batch = batch  # items in each
         self.names: tuple[str, ...] = ()
         self._transform = transform
+        self._generation = step.generation
         self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.device)
         self._rates = Rates(step.optimizers, self.steps, step.device)
         self._rates.send([self._rates.now()] * self.steps)
@@ -52,8 +53,8 @@ class Burst:
 
     def fits(self, step: Step, items: Any, transform: Transform | None, steps: int, batches: set[int]) -> bool:
         """Whether it was recorded for these."""
-        mine = (self.step, self.steps, self._transform, {self.batch})
-        return self.items is items and mine == (step, steps, transform, batches)
+        mine = (self.step, self._generation, self.steps, self._transform, {self.batch})
+        return self.items is items and mine == (step, step.generation, steps, transform, batches)
 
     def changed(self) -> str | None:
         """The name of a setting of the optimizer that the recording froze and that has changed."""

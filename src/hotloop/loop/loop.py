@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -84,9 +85,15 @@ class Loop:
             precision != "auto",
             self.choice.name or str(self.device),
         )
+        begin = plan_of(plan, self._subject, asked)
+        kept = {name: getattr(begin, name) for name in ("precision", "accumulate", "clip_norm", "workers")}
+        self._subject = replace(
+            self._subject,
+            plan=replace(self._subject.plan, **kept),  # what a plan by hand asks for is not the tuner's to change
+            pinned_precision=self._subject.pinned_precision or begin.precision != "fp32",
+        )
         self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
         self._schedule = Schedule.of(scheduler, schedule)
-        begin = plan_of(plan, self._subject, asked)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
         self._burst: Burst | None = None
         self._bursts_refused: Step | None = None  # the step of which several cannot be recorded together
@@ -172,6 +179,9 @@ class Loop:
         that of fp32. Model, optimizers, random state and data order are left as they were. `fit` and `batches` do
         this by themselves in a run that is long enough for it.
         """
+        for name, value in (("steps", steps), ("seconds", seconds)):
+            if value is not None and not value > 0:
+                raise BadArgument(f"{name}={value}", fix="give a number above 0")
         if steps is None and seconds is None:
             steps = length_of(loader)
         with telling("tuning", progress) as tell:
@@ -307,6 +317,8 @@ class Loop:
         """Carry out a plan that was found."""
         old, new = self._step, self._step_for(tuning.plan, tried)
         old.rig.release()
+        if old.plan.channels_last and not new.plan.channels_last:
+            self._lay_out(torch.contiguous_format)
         new.update.steps, new.update.skipped = old.update.steps, old.update.skipped
         self._step, self._burst = self._carry_out(new), None
 

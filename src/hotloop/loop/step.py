@@ -73,15 +73,19 @@ class Step:
         """Throw the recordings away where the person has changed what they froze: modes, what learns, whole tensors."""
         if self._recorded_any and self._stance() != self._stood:
             self.forget()
+            self.rig.release()
+            self.rig.engage()  # a state that was loaded brings settings of its own
 
     def _stance(self) -> list[Any]:
         modules = [module.training for module in self.model.modules()]
         weights = [(p.data_ptr(), p.requires_grad) for p in self.model.parameters()]
         states = [id(value) for o in self.optimizers for state in o.state.values() for value in state.values()]
-        return [modules, weights, states]
+        groups = [(id(g), g.get("fused"), g.get("capturable")) for o in self.optimizers for g in o.param_groups]
+        return [modules, weights, states, groups]
 
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
+        self.generation = getattr(self, "generation", 0) + 1  # of recordings
         self._recorded_any = False
         self._stood: list[Any] = []
         self._warmed = 0

@@ -15,7 +15,7 @@ from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
 from hotloop.data.resident import Resident
 from hotloop.levers import Lever
-from hotloop.loop.burst import Burst
+from hotloop.loop.burst import Burst, why_not_recorded
 from hotloop.loop.graph import WARM, CannotCapture
 from hotloop.loop.step import Step
 from hotloop.loop.update import Turn
@@ -287,6 +287,9 @@ class _Contestant:
             with self.on_stage():
                 steps = min(plan.graph, len(drawn))
                 items, transform = self._material.resident.items(), self._material.transform
+                batch = self._material.resident.gather(items, drawn[0])
+                if transform is not None and (why := why_not_recorded(transform, batch, self._device)):
+                    raise CannotCapture(why)
                 self._burst = Burst(self.step, items, len(drawn[0]), steps, transform)
             self.pace = self.block(1)
 
@@ -321,9 +324,10 @@ class _Contestant:
         """How far it went from another one, over the steps that both have made."""
         pairs = min(len(self.losses), len(reference.losses), GATE_STEPS)
         mine, theirs = (torch.stack(c.losses[:pairs]).double() for c in (self, reference))
-        loss = (mine - theirs).abs().mean() / theirs.abs().mean().clamp_min(1e-12)
+        scale = theirs.abs().mean().clamp_min(1e-12)
+        loss, apart = (mine - theirs).mean().abs() / scale, (mine - theirs).abs().mean() / scale
         direction = 1 - _cosine(self.gradient, reference.gradient)
-        return Drift(float(loss), direction, *noise)
+        return Drift(float(loss), direction, *noise, apart=float(apart))
 
 
 def _steps_for(seconds: float) -> int:

@@ -57,6 +57,11 @@ def setting(report: Report) -> list[Fact]:
     return [
         Fact("device", report.device, report.device_name),
         Fact("precision", report.precision),
+        Fact(
+            "levers",
+            ", ".join(report.levers) or "none",
+            f"tried for {duration(report.tuning)}" if report.tuning else "",
+        ),
         Fact("model", plural(report.parameters, "parameter")),
         Fact("peak memory on the device", size(report.peak_memory), _why_unknown(report)),
         Fact("updates skipped by the scaler", count(report.skipped)),
