@@ -15,7 +15,9 @@ HARMLESS = 0.97  # one that changes nothing and costs nothing may be kept above 
 WORTH = 1.5  # what a compilation is hoped to give, before it was tried
 LOSS_TOLERANCE = 0.02  # departure of the mean loss over the trial from the plain run's, as a share of it
 STEP_BY_STEP = 5  # times as much is allowed from step to step, where it may go either way
-DIRECTION_TOLERANCE = 0.02  # how far the cosine to the gradient in fp32 may fall below 1
+# How far the cosine to the plain gradient may fall below 1. Batch normalisation makes the gradients of deep networks
+# touchy: those of a sound ResNet-18 in bf16 have 0.95, while two batches of its data agree far less than that.
+DIRECTION_TOLERANCE = 0.1
 SLOW = 0.1  # seconds; launches are a small part of a step that takes longer
 
 
