@@ -158,3 +158,10 @@ def test_the_report_from_a_gpu(task) -> None:
     assert report.peak_memory is not None
     assert report.peak_memory > 0
     assert report.epochs[1].loss < report.epochs[0].loss
+
+
+def test_a_loader_without_a_batch_is_refused_also_where_its_data_lives_on_the_device(task) -> None:
+    model = task.model()
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
+    with pytest.raises(EmptyLoader, match="fewer than batch_size=500"):
+        loop.fit(task.loader(500, drop_last=True), progress=False)

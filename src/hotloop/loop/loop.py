@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
+from hotloop.data.origin import nothing_came
 from hotloop.data.resident import Resident, full_batches
 from hotloop.device import pick
 from hotloop.errors import BadArgument, PlanWarning
@@ -92,6 +93,7 @@ class Loop:
             plan=replace(self._subject.plan, **kept),  # what a plan by hand asks for is not the tuner's to change
             pinned_precision=self._subject.pinned_precision or begin.precision != "fp32",
         )
+        self._by_hand = isinstance(plan, Plan)
         self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
         self._schedule = Schedule.of(scheduler, schedule)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
@@ -262,6 +264,8 @@ class Loop:
                 self._given = batch
                 self.step(batch)
                 yield 1, items_in(batch)
+        if not self._watch.items_seen:
+            raise nothing_came(loader)
         self._end_epoch()
 
     def _burst_size(self, loader: Any) -> int:
@@ -315,11 +319,12 @@ class Loop:
 
     def _adopt(self, tuning: Tuning, tried: Step | None) -> None:
         """Carry out a plan that was found."""
+        self._by_hand = False
         old, new = self._step, self._step_for(tuning.plan, tried)
         old.rig.release()
         if old.plan.channels_last and not new.plan.channels_last:
             self._lay_out(torch.contiguous_format)
-        new.update.steps, new.update.skipped = old.update.steps, old.update.skipped
+        new.update.take_over(old.update)
         self._step, self._burst = self._carry_out(new), None
 
     def _carry_out(self, step: Step) -> Step:
@@ -375,8 +380,8 @@ class Loop:
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
         """The same stream for the same loader, so that workers which persist between epochs do."""
         plan, now = self.plan, self._stream
-        # The tuner found that data may live on the device; another loader's may not.
-        kind = "auto" if plan.stream == "resident" and self.tuning is not None else plan.stream
+        # The tuner found, now or in the run whose file this is, that data may live on the device; another's may not.
+        kind = "auto" if plan.stream == "resident" and not self._by_hand else plan.stream
         if now is None or now.loader is not loader or now.asked != (kind, plan.pinned, plan.workers):
             return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
         return now

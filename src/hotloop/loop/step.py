@@ -59,7 +59,7 @@ class Step:
         bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
             plan.device, stream="direct"
         )
-        self._is_bare = bare and len(turns) == 1 and turns[0].name == "loss" and not self._on_host
+        self._is_bare = bare and len(turns) == 1 and turns[0].name == "loss"
         self.compiled = compiled or compiled_objectives(turns, plan)
         self._form: Any = None  # of the batches that are compiled and recorded
         self._ran = False  # what is compiled
@@ -124,9 +124,11 @@ class Step:
         for optimizer in optimizers:
             optimizer.zero_grad()
         losses = uniform(turn.objective(self.model, batch), batch)
+        if self._on_host and self._see is not None:  # a loss that is lost never reaches the weights
+            self._see(losses.parts, losses.count)
         losses.total.backward()
         losses.let_go()
-        if self._see is not None:
+        if not self._on_host and self._see is not None:
             self._see(losses.parts, losses.count)
         for optimizer in optimizers:
             optimizer.step()

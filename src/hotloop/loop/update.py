@@ -139,6 +139,11 @@ class Update:
         finally:
             self.steps, self.skipped, self._windows = before
 
+    def take_over(self, other: "Update") -> None:
+        """Go on where another has stopped, between two windows: its counts, and where both scale losses its scales."""
+        self.steps, self.skipped = other.steps, other.skipped
+        self._scalers = {name: other._scalers.get(name, scaler) for name, scaler in self._scalers.items()}
+
     def flush(self) -> list[Turn]:
         """Update with windows that the end of the epoch cut short; the turns that were updated."""
         return [turn for turn in self.turns if self._windows[turn.name].batches and self._apply(turn)]
