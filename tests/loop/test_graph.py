@@ -222,7 +222,7 @@ def test_several_steps_in_one_graph_are_the_same_training(accumulate: int) -> No
     plain, one = fitted("plain", accumulate=accumulate)
     graphed, loop = fitted(replace(CUDA, stream="resident", graph=4, accumulate=accumulate))
     assert loop.plan.graph == 4
-    assert loop._burst is not None
+    assert loop._bursts.latest is not None
     assert [e.items for e in graphed.epochs] == [203] * 6
     assert loop.steps == one.steps
     for a, b in zip(plain.epochs, graphed.epochs, strict=True):

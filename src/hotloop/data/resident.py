@@ -92,6 +92,14 @@ class Resident:
         """The batch of the items that the sampler drew."""
         return map_tensors(items, itemgetter(self._index(drawn)))
 
+    @property
+    def full_batches(self) -> int:
+        """Batches of an epoch that are as large as the first; where that cannot be known, all but one."""
+        batches = self._loader.batch_sampler
+        if type(batches) is BatchSampler and isinstance(batches.sampler, Sized):
+            return len(batches.sampler) // batches.batch_size
+        return len(self._loader) - 1
+
     def origin(self, number: int, drawn: Any) -> Origin:
         return Origin(number, drawn, self._loader.dataset)
 
@@ -120,14 +128,6 @@ class Resident:
 
 def _index_sampler(loader: DataLoader[Any]) -> Any:
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
-
-
-def full_batches(loader: DataLoader[Any]) -> int:
-    """Batches of an epoch that are as large as the first; where that cannot be known, all but one."""
-    batches = loader.batch_sampler
-    if type(batches) is BatchSampler and isinstance(batches.sampler, Sized):
-        return len(batches.sampler) // batches.batch_size
-    return len(loader) - 1
 
 
 def has_known_sampler(loader: object) -> bool:

@@ -1,6 +1,6 @@
 """`Burst`: several steps in one CUDA graph, over data that lives on the device."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotloop.data.resident import Resident
 from hotloop.loop.graph import CannotCapture, Rates
 from hotloop.loop.inspection import Inspection, inspected, objection
 from hotloop.loop.step import Step
@@ -81,6 +82,46 @@ class Burst:
         gathered = map_tensors(self.items, partial(torch.index_select, dim=0, index=self._index.flatten()))
         for number in range(self.steps):
             yield map_tensors(gathered, partial(torch.narrow, dim=0, start=number * self.batch, length=self.batch))
+
+
+class Bursts:
+    """The recording of several steps that is in use, and whether there can be one."""
+
+    def __init__(self) -> None:
+        self.latest: Burst | None = None
+        self._refused: Step | None = None  # the step of which several cannot be recorded together
+
+    def size(self, step: Step, resident: Resident) -> int:
+        """Batches to train on in one CUDA graph."""
+        if step.plan.graph < 2 or self._refused is step or not step.ready or not step.update.phase[0]:
+            return 1
+        size = min(step.plan.graph, resident.full_batches)
+        return max(1, size - size % step.plan.accumulate)
+
+    def of(
+        self,
+        step: Step,
+        resident: Resident,
+        drawn: Sequence[Any],
+        transform: Transform | None,
+    ) -> Burst | None:
+        """The recording for these batches; None where they are to be run one by one."""
+        lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
+        if len(drawn) < max(2, self.size(step, resident)) or len(lengths) > 1 or self._refused is step:
+            return None
+        items = resident.items()
+        if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
+            try:
+                if transform and (why := why_not_recorded(transform, resident.gather(items, drawn[0]), step.device)):
+                    raise CannotCapture(why)
+                self.latest = Burst(step, items, lengths.pop(), len(drawn), transform)
+            except CannotCapture:
+                self._refused = step  # batch by batch it can be recorded
+                return None
+        if name := self.latest.changed():
+            step.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
+            return None
+        return self.latest
 
 
 def _indices(drawn: Sequence[Any]) -> Tensor:

@@ -1,7 +1,7 @@
 """`Loop`: the training loop a person would write by hand, with the device, the precision and the waits looked after."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,13 +14,11 @@ from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import nothing_came
-from hotloop.data.resident import Resident, full_batches
 from hotloop.device import pick
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
-from hotloop.loop.burst import Burst, stretches, why_not_recorded
+from hotloop.loop.burst import Bursts, stretches
 from hotloop.loop.fit import Fit
-from hotloop.loop.graph import CannotCapture
 from hotloop.loop.progress import telling
 from hotloop.loop.step import Step, total
 from hotloop.loop.tuner import Tuner
@@ -97,8 +95,7 @@ class Loop:
         self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
         self._schedule = Schedule.of(scheduler, schedule)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
-        self._burst: Burst | None = None
-        self._bursts_refused: Step | None = None  # the step of which several cannot be recorded together
+        self._bursts = Bursts()
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
         self._expected: int | None = None  # batches of the run, where `fit` knows them
@@ -245,18 +242,19 @@ class Loop:
                 yield 1, items_in(batch)
             return
         self._begin_epoch(loader)
-        for number, drawn in stretches(stream.resident.draws(), partial(self._burst_size, loader)):
+        resident = stream.resident
+        for number, drawn in stretches(resident.draws(), lambda: self._bursts.size(self._step, resident)):
             if self._tuner.is_busy and len(drawn) > 1:
                 self._before_step(loader, device_transform, None)
-            burst = self._burst_for(stream.resident, drawn, self._burst_size(loader), device_transform)
-            origins = [stream.resident.origin(number + i, each) for i, each in enumerate(drawn)]
+            burst = self._bursts.of(self._step, resident, drawn, device_transform)
+            origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
             if burst is not None:
                 losses = burst.run(drawn, self._after_updates)
                 self._watch.see_burst(burst.names, (losses,), burst.batch, origins)
                 yield len(drawn), len(drawn) * burst.batch
                 continue
             for stream.origin, each in zip(origins, drawn, strict=True):
-                batch = stream.resident.gather(stream.resident.items(), each)
+                batch = resident.gather(resident.items(), each)
                 if device_transform is not None:
                     batch = device_transform(batch)
                 if self._tuner.is_busy:
@@ -267,39 +265,6 @@ class Loop:
         if not self._watch.items_seen:
             raise nothing_came(loader)
         self._end_epoch()
-
-    def _burst_size(self, loader: Any) -> int:
-        """Batches to train on in one CUDA graph."""
-        if (
-            self.plan.graph < 2
-            or self._bursts_refused is self._step
-            or not self._step.ready
-            or not self._step.update.phase[0]
-        ):
-            return 1
-        size = min(self.plan.graph, full_batches(loader))
-        return max(1, size - size % self.plan.accumulate)
-
-    def _burst_for(
-        self, resident: Resident, drawn: Sequence[Any], size: int, transform: Transform | None
-    ) -> Burst | None:
-        """The recording for these batches; None where they are to be run one by one."""
-        lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
-        if len(drawn) < max(2, size) or len(lengths) > 1 or self._bursts_refused is self._step:
-            return None
-        items, known = resident.items(), self._burst
-        if known is None or not known.fits(self._step, items, transform, len(drawn), lengths):
-            try:
-                if transform and (why := why_not_recorded(transform, resident.gather(items, drawn[0]), self.device)):
-                    raise CannotCapture(why)
-                known = self._burst = Burst(self._step, items, lengths.pop(), len(drawn), transform)
-            except CannotCapture:
-                self._bursts_refused = self._step  # batch by batch it can be recorded
-                return None
-        if name := known.changed():
-            self._step.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
-            return None
-        return known
 
     def _after_updates(self) -> None:
         for turn in self._turns:
@@ -325,7 +290,7 @@ class Loop:
         if old.plan.channels_last and not new.plan.channels_last:
             self._lay_out(torch.contiguous_format)
         new.update.take_over(old.update)
-        self._step, self._burst = self._carry_out(new), None
+        self._step = self._carry_out(new)
 
     def _carry_out(self, step: Step) -> Step:
         """Give the model and the optimizers the form of a step's plan."""
@@ -345,7 +310,6 @@ class Loop:
             yield
         finally:
             step.forget()
-            self._burst = None
             self._carry_out(step)
 
     def _lay_out(self, form: torch.memory_format) -> None:
