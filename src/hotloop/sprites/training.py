@@ -84,7 +84,11 @@ def _fit(
     loader = batches(sprites, recipe.batch, seed=recipe.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, recipe.rate, total_steps=recipe.epochs * len(loader), pct_start=0.15, cycle_momentum=False
+        optimizer,
+        recipe.rate,
+        total_steps=recipe.epochs * len(loader),
+        pct_start=0.15,
+        cycle_momentum=hotloop.pick(device).device.type == "cpu",  # a CUDA graph would freeze it
     )
     loop = hotloop.Loop(model, optimizer, device=device, clip_norm=1.0, scheduler=schedule, **goal)
     return loop.fit(
