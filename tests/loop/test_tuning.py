@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
-from hotloop.loop.tuning import Cache, budget_for
+from hotloop.loop.trial import Trials
+from hotloop.loop.tuning import Cache, budget_for, material_of, tune
 from hotloop.plan import Plan, Tuning
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -211,7 +212,8 @@ def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
     return loop, loader
 
 
-def test_fit_tunes_by_itself_once_and_remembers_it() -> None:
+def test_fit_tunes_by_itself_once_and_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 1e12)
     loop, loader = slow_loop()
     total = 1_000_000
     loop._expected = total
@@ -268,12 +270,16 @@ def test_a_second_tuning_begins_at_the_plain_loop_again() -> None:
     assert "already" not in verdicts["channels last"].why
 
 
-def test_weights_whose_shape_is_not_known_yet() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
-    model(torch.zeros(1, 3, 8, 8))
-    loop, loader = image_loop(model)
-    loop.tune(loader, steps=10, progress=False)
-    loop.fit(loader, progress=False)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_loader_that_draws_does_not_make_the_model_random(dropout: float) -> None:
+    """Only a model that draws is compiled in the foreground; a shuffling loader without a generator is no reason."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(dropout) if dropout else nn.ReLU(), nn.Linear(4, 1))
+    x = torch.randn(64, 4)
+    loader = DataLoader(TensorDataset(x, x[:, :1]), 8, shuffle=True)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
+    material = material_of(loader, loop.device)
+    found = tune(loop._subject, loader, material, steps=10, seconds=None, budget=1.0)
+    assert found.is_random == bool(dropout)
 
 
 def test_what_a_plan_by_hand_asks_for_is_not_the_tuners_to_change() -> None:
@@ -306,7 +312,7 @@ def test_a_run_of_no_length_is_refused(options: dict[str, Any]) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own making, when it loads its compiler
 def test_a_compilation_is_prepared_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training goes on while the compiler works, and its result is weighed when it is done."""
-    from hotloop.loop import preparation, trial, tuner
+    from hotloop.loop import preparation, tuner
 
     began, may_end = threading.Event(), threading.Event()
 
@@ -316,7 +322,7 @@ def test_a_compilation_is_prepared_beside_the_training(monkeypatch: pytest.Monke
         return {turn.name: turn.objective for turn in turns}  # as a compiler that changes nothing would
 
     monkeypatch.setattr(preparation, "compiled_objectives", slow)
-    monkeypatch.setattr(trial.Trials, "compile_estimate", lambda self, lever: 0.01)
+    monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 0.01)
     monkeypatch.setattr(tuner, "QUICK", [])
     loop, loader = slow_loop()
     loop._expected = 1_000_000
@@ -325,6 +331,7 @@ def test_a_compilation_is_prepared_beside_the_training(monkeypatch: pytest.Monke
         loop.step(batch)
         steps += 1
         if began.is_set() and not may_end.is_set():
+            assert Cache().get(loop._subject.key(batch, loader)) == loop.tuning  # the run may end before the compiler
             before = steps
             while steps < before + 3:  # nothing waits for the compiler
                 loop.step(batch)

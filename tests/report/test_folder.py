@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import OutputError
-from hotloop.report.folder import finite, new_run
+from hotloop.files import finite
+from hotloop.report.folder import new_run
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 from hotloop.errors import BadArgument, OutputError
-from hotloop.sprites import dataset
-from hotloop.sprites.dataset import SpriteSet, format_of, write_whole
+from hotloop.files import write_whole
+from hotloop.sprites.dataset import SpriteSet, format_of
 
 
 def some(count: int = 6) -> SpriteSet:
@@ -89,7 +89,7 @@ def test_the_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
     def full_disk(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dataset.os, "fsync", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(OutputError, match=r"set\.safetensors: No space left on device\n  fix: choose a place"):
         some(6).save(file)
     assert inside(tmp_path) == ["set.safetensors"]
@@ -100,7 +100,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.
     def interrupted(_: int) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dataset.os, "fsync", interrupted)
+    monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         some().save(tmp_path / "set.safetensors")
     assert inside(tmp_path) == []

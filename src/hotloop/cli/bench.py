@@ -86,7 +86,7 @@ def bench(
     )
     written = _write(benchmark, folder)
     if as_json:
-        from hotloop.report.folder import finite
+        from hotloop.files import finite
 
         print_json({"files": [str(path) for path in written], **finite(benchmark.to_json())})
     else:
@@ -152,8 +152,8 @@ def _must_be_a_place_for(folder: Path) -> None:
 def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
     """The figures and the pictures, each file whole or not at all."""
     from hotloop.bench.about import slug
+    from hotloop.files import write_whole
     from hotloop.report.benchmark import bars, curves, roofline
-    from hotloop.sprites.dataset import write_whole
 
     figures = _write_figures(benchmark, folder)
     files: dict[str, bytes] = {}
@@ -172,13 +172,10 @@ def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
 
 
 def _write_figures(benchmark: "Benchmark", folder: Path) -> Path:
-    import json
-
-    from hotloop.report.folder import finite
-    from hotloop.sprites.dataset import write_whole
+    from hotloop.files import write_json
 
     path = folder / f"{benchmark.date.split('+')[0].replace(':', '-')}.json"
-    write_whole(path, (json.dumps(finite(benchmark.to_json()), indent=1, allow_nan=False) + "\n").encode())
+    write_json(path, benchmark.to_json())
     return path
 
 

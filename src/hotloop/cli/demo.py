@@ -59,7 +59,7 @@ def demo(
 
     outcome = run_demo(out, device=device, seed=seed, effort=effort, progress=False if quiet else None, tell=tell)
     if as_json:
-        from hotloop.report.folder import finite
+        from hotloop.files import finite
 
         print_json({"folder": str(outcome.folder), **finite(outcome.to_json())})
     elif quiet:

@@ -125,7 +125,7 @@ def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
 
 
 def _finish(trained: "Trained", report: "Report", out: Path, as_json: bool, then: str) -> None:
-    from hotloop.report.folder import finite
+    from hotloop.files import finite
     from hotloop.report.table import summary
 
     trained.save(out)

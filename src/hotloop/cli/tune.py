@@ -69,7 +69,7 @@ def tune(
     tuning = loop.tune(loader, steps=steps, seconds=(3600 if steps is None else None) if seconds is None else seconds)
     _write(tuning, out, plot)
     if as_json:
-        from hotloop.report.folder import finite
+        from hotloop.files import finite
 
         print_json({"out": str(out), **finite(tuning.to_json())})
         return
@@ -81,13 +81,10 @@ def tune(
 
 
 def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
-    import json
-
-    from hotloop.report.folder import finite
+    from hotloop.files import write_json, write_whole
     from hotloop.report.tuning import waterfall
-    from hotloop.sprites.dataset import write_whole
 
-    write_whole(out, (json.dumps(finite(tuning.to_json()), indent=1, allow_nan=False) + "\n").encode())
+    write_json(out, tuning.to_json())
     if plot is not None:
         write_whole(plot, waterfall(tuning))
 

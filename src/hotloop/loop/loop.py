@@ -78,9 +78,7 @@ class Loop:
             [self.model, *([loss] if isinstance(loss, nn.Module) else [])],
             self._turns,
             averages(loss),
-            Plan(str(self.device), accumulate=accumulate, clip_norm=clip_norm, stream="direct")
-            if precision == "auto"
-            else Plan(str(self.device), precision, accumulate, clip_norm, stream="direct"),
+            Plan(str(self.device), "fp32" if precision == "auto" else precision, accumulate, clip_norm, "direct"),
             precision != "auto",
             self.choice.name or str(self.device),
         )

@@ -76,6 +76,7 @@ class Trials:
         self._entered: dict[Plan, _Contestant] = {}
         self._reference: _Contestant | None = None
         self._noise = (0.0, 0.0)
+        self.is_random = False  # whether a plain step draws random numbers
         self.alone: float | None = None  # seconds of a plain step without the loader's part
         self.compiled: dict[str, float] = {}  # seconds of the compilations so far
 
@@ -105,7 +106,8 @@ class Trials:
         self._reference = reference = self._enter(plan)
         steps = _steps_for(reference.pace)
         self.alone = statistics.median(reference.block(steps) for _ in range(FEWER_ROUNDS))
-        if reference.is_random:
+        self.is_random = reference.is_random  # asked now: reading the loader, later, draws numbers too
+        if self.is_random:
             self._noise = self._noise_of(plan, len(reference.losses))
         return self._streamed(plan) if self._material.loader is not None else self.alone
 
@@ -137,14 +139,8 @@ class Trials:
 
     def compile_estimate(self, lever: Lever) -> float:
         """Seconds that a compilation will take: as long as the last one, or by the size of the model."""
-        layers = sum(1 for module in self._model.modules() if not any(True for _ in module.children()))
-        guess = self.compiled.get("default", 10 + 0.25 * layers)
+        guess = self.compiled.get("default") or guess_of_compilation(self._model)
         return guess if lever.cost == "a compilation" else 8 * guess
-
-    @property
-    def is_random(self) -> bool:
-        """Whether a plain step draws random numbers."""
-        return self._reference is not None and self._reference.is_random
 
     def step_of(self, plan: Plan) -> Step | None:
         """The step that was tried for a plan, with what it compiled; what it recorded is thrown away."""
@@ -328,6 +324,11 @@ class _Contestant:
         loss, apart = (mine - theirs).mean().abs() / scale, (mine - theirs).abs().mean() / scale
         direction = 1 - _cosine(self.gradient, reference.gradient)
         return Drift(float(loss), direction, *noise, apart=float(apart))
+
+
+def guess_of_compilation(model: nn.Module) -> float:
+    """Seconds that the compiler will take for a model, by its layers."""
+    return 10 + 0.25 * sum(1 for module in model.modules() if not any(True for _ in module.children()))
 
 
 def _steps_for(seconds: float) -> int:

@@ -9,7 +9,7 @@ from hotloop.levers import COMPILE, LEVERS, Lever, levers_of
 from hotloop.loop.preparation import Preparation
 from hotloop.loop.progress import Display
 from hotloop.loop.step import Step
-from hotloop.loop.trial import Material
+from hotloop.loop.trial import Material, guess_of_compilation
 from hotloop.loop.tuning import MOST, Cache, Found, Pace, Subject, budget_for, for_a_run_of, material_of, tune
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.text import duration
@@ -83,6 +83,10 @@ class Tuner:
         if known is not None and (known.steps is None or left < 3 * known.steps):
             self._keep(for_a_run_of(known, left * pace), None)
             self._say("the plan of an earlier run: ")
+            if not any(trial.lever == "compile" for trial in known.trials):  # that run ended before its compiler did
+                material = material_of(loader, self._subject.device, transform, batch)
+                guess = guess_of_compilation(self._subject.model)
+                self._prepare(Found(known, None, compile_estimate=guess), loader, material, left, key)
         elif budget := budget_for(left * pace, pace):
             material = material_of(loader, self._subject.device, transform, batch)
             found = self._try(loader, material, left, budget=budget, levers=QUICK)
@@ -152,6 +156,7 @@ class Tuner:
             weigh(left)
         else:
             self._preparation, self._weigh = preparation, weigh
+            Cache().put(key, tuning)  # the run may end before the compiler does
 
     def _compare(self, left: int | None) -> None:
         """The compiler is done: see whether its work is worth having."""

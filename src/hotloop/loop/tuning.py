@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +22,8 @@ import hotloop
 from hotloop.clock import synchronize
 from hotloop.data.origin import is_in_order
 from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
-from hotloop.errors import BadArgument, PlanWarning
+from hotloop.errors import BadArgument, OutputError, PlanWarning
+from hotloop.files import write_json
 from hotloop.levers import (
     COMPILE,
     LEVERS,
@@ -41,7 +41,6 @@ from hotloop.loop.update import Turn
 from hotloop.objective import Objective
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.records import Record
 from hotloop.state import Randomness, State
 from hotloop.tune import Refused, Search
 
@@ -274,22 +273,8 @@ class Cache:
         return None
 
     def put(self, key: str, tuning: Tuning) -> None:
-        with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_json(self._folder / f"{key}.json", tuning)
-
-
-def write_json(path: Path, record: Record) -> None:
-    """Write a record so that the file is either the old one or the whole new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".json")
-    try:
-        with os.fdopen(handle, "w") as file:
-            json.dump(record.to_json(), file, indent=1)
-            file.write("\n")
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        with suppress(OutputError):
+            write_json(self._folder / f"{key}.json", tuning.to_json())
 
 
 def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.errors import OutputError
+from hotloop.files import finite
 from hotloop.text import printable
 
 RUNS = Path("runs")
@@ -75,19 +75,6 @@ def new_run(out: Path | None = None) -> Iterator[RunFolder]:
     except BaseException:
         _clean_up(workshop, made)
         raise
-
-
-def finite(value: Any) -> Any:
-    """The same data with None for every number that JSON cannot hold.
-
-    >>> finite({"loss": float("nan"), "curve": (1, 2.5)})
-    {'loss': None, 'curve': [1, 2.5]}
-    """
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unused(path: Path) -> Path:

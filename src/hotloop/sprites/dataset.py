@@ -1,8 +1,6 @@
 """`SpriteSet`: sprites as palette indices with their classes, in memory and in one safetensors file."""
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,8 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from hotloop.errors import BadArgument, OutputError
+from hotloop.errors import BadArgument
+from hotloop.files import write_whole
 from hotloop.text import printable, shorten
 
 SIDE = 16
@@ -102,30 +101,6 @@ def label_of(name: str, classes: Sequence[str]) -> int:
         known = shorten([printable(known) for known in classes], 40)
         raise BadArgument(f"unknown class '{printable(name)}'", fix=f"choose one of: {known}")
     return list(classes).index(name)
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary one beside it, so that it appears whole or not at all."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}-")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {printable(str(path))}: {error.strerror or error}",
-            fix="choose a place that you may write to, with enough space",
-        ) from error
 
 
 def read_tensors(path: Path, expected: str, advice: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

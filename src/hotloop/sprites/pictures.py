@@ -14,7 +14,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from hotloop.errors import BadArgument
-from hotloop.sprites.dataset import COLOURS, SIDE, SpriteSet, write_whole
+from hotloop.files import write_whole
+from hotloop.sprites.dataset import COLOURS, SIDE, SpriteSet
 from hotloop.sprites.pixels import OPAQUE, contact_sheet, look_up, nearest_colour, upscale
 from hotloop.text import printable, size
 

@@ -10,7 +10,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from hotloop.errors import BadArgument
-from hotloop.sprites.dataset import VERSION, SpriteSet, format_of, read_tensors, write_whole
+from hotloop.files import write_whole
+from hotloop.sprites.dataset import VERSION, SpriteSet, format_of, read_tensors
 from hotloop.sprites.models import Classifier, Drawer, Size
 from hotloop.text import printable, shorten
 
