@@ -34,13 +34,17 @@ class Losses:
     def let_go(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
         for name, value in self.parts.items():
-            try:
-                if value.grad_fn is None:  # a weight that is its own loss goes on learning
-                    self.parts[name] = value.detach()
-                else:
-                    value.detach_()  # in place costs less than a new tensor
-            except RuntimeError:  # torch refuses that for a view
-                self.parts[name] = value.detach()
+            self.parts[name] = let_go(value)
+
+
+def let_go(value: Tensor) -> Tensor:
+    """A value without what it was computed from."""
+    if value.is_leaf:  # a weight that is its own loss goes on learning
+        return value.detach()
+    try:
+        return value.detach_()  # in place costs less than a new tensor
+    except RuntimeError:  # torch refuses that for a view
+        return value.detach()
 
 
 def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
@@ -108,8 +112,9 @@ def items_in(batch: Any) -> int:
     >>> items_in({"x": torch.zeros(8, 3)})
     8
     """
-    first = batch[0] if type(batch) in (list, tuple) and batch else batch
-    if isinstance(first, Tensor) and first.dim():  # most batches; the search below costs more
+    kind = type(batch)
+    first = batch[0] if (kind is list or kind is tuple) and batch else batch
+    if type(first) is Tensor and first.ndim:  # most batches; the search below costs more
         return first.size(0)
     return next((len(t) for _, t in tensors_in(batch) if t.dim()), 1)
 

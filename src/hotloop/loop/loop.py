@@ -149,16 +149,17 @@ class Loop:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing waits."""
         if batch is not self._given:  # what `batches` gave out is there already
             batch = move(batch, self.device)
+        step = self._step
         try:
-            parts = self._step(batch)
+            loss = step.bare(batch) if step.is_bare else total(step(batch))
         except REFUSALS as error:
             better = explanation(error, self.model, batch, self._where(), partial(self._forward, batch))
             if better is None:
                 raise
             raise better from error
-        if self._step.obstacle is not None:
-            self._told_of(self._step)
-        return total(parts)
+        if step.obstacle is not None:
+            self._told_of(step)
+        return loss
 
     def tune(
         self,

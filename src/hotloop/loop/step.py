@@ -15,7 +15,7 @@ from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
 from hotloop.loop.rig import Rig
 from hotloop.loop.update import Turn, Update
-from hotloop.objective import Losses, Objective, autocast, losses_of, uniform
+from hotloop.objective import Losses, Objective, autocast, items_in, let_go, losses_of, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Plan
 from hotloop.waits import waits
@@ -59,7 +59,7 @@ class Step:
         bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
             plan.device, stream="direct"
         )
-        self._is_bare = bare and len(turns) == 1 and turns[0].name == "loss"
+        self.is_bare = bare and len(turns) == 1 and turns[0].name == "loss"
         self.compiled = compiled or compiled_objectives(turns, plan)
         self._form: Any = None  # of the batches that are compiled and recorded
         self._ran = False  # what is compiled
@@ -100,8 +100,6 @@ class Step:
 
     def __call__(self, batch: Any) -> Parts:
         """Train on one batch; its losses, detached."""
-        if self._is_bare:
-            return self._bare(batch)
         if self.plan.channels_last:
             batch = self.rig.inputs(batch)
         if self._plain:
@@ -117,25 +115,44 @@ class Step:
             return self.run(batch, self.compiled)
         return self._recorded(batch) if self.ready else self._warm_up(batch)
 
-    def _bare(self, batch: Any) -> Parts:
-        """The step of a tutorial's loop, and as little beside it as there can be."""
+    def bare(self, batch: Any) -> Tensor:
+        """The step of a tutorial's loop, and as little beside it as there can be: the loss of one batch, detached.
+
+        Code that runs once in a millisecond is cold each time, so that every call in here counts.
+        """
         turn = self.turns[0]
         optimizers = turn.optimizers
         for optimizer in optimizers:
             optimizer.zero_grad()
-        losses = uniform(turn.objective(self.model, batch), batch)
-        if self._on_host and self._see is not None:  # a loss that is lost never reaches the weights
-            self._see(losses.parts, losses.count)
-        losses.total.backward()
-        losses.let_go()
-        if not self._on_host and self._see is not None:
-            self._see(losses.parts, losses.count)
+        loss = turn.objective(self.model, batch)
+        if type(loss) is not Tensor or loss.ndim:
+            loss = self._learn_from(uniform(loss, batch))
+        elif self._on_host:
+            if self._see is not None:  # a loss that is lost never reaches the weights
+                self._see({"loss": loss}, items_in(batch))
+            loss.backward()
+            loss = let_go(loss)
+        else:
+            loss.backward()
+            loss = let_go(loss)
+            if self._see is not None:
+                self._see({"loss": loss}, items_in(batch))
         for optimizer in optimizers:
             optimizer.step()
         self.update.steps += 1
         if self._after_update is not None:
             self._after_update(turn)
-        return losses.parts
+        return loss
+
+    def _learn_from(self, losses: Losses) -> Tensor:
+        """Gradients of several losses, or of one that says how many items it is the mean of; their sum."""
+        if self._see is not None and self._on_host:
+            self._see(losses.parts, losses.count)
+        losses.total.backward()
+        losses.let_go()
+        if self._see is not None and not self._on_host:
+            self._see(losses.parts, losses.count)
+        return losses.total
 
     @property
     def ready(self) -> bool:

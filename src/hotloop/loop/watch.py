@@ -79,20 +79,17 @@ class Watch:
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
-        if self._host:
-            self.names = parts.keys()
-            self.batches += 1
-            self.items = self.items + count
-            self._see_now([value.item() for value in parts.values()], float(count))
-            return
         self.names = parts.keys()
         self.batches += 1
         self.items = self.items + count
-        stream = self._stream
+        if self._host:
+            self._see_now([value.item() for value in parts.values()], float(count))
+            return
+        stream, fresh = self._stream, self._fresh
         origins = _NOWHERE if stream is None else (stream.origin,)
-        self._fresh.append(Seen(self.batches, self._epoch, origins, parts.values(), count))
+        fresh.append(Seen(self.batches, self._epoch, origins, parts.values(), count))
         now = time.monotonic()
-        if self._flight is not None or now - self._last_look > READ_EVERY or len(self._fresh) >= MOST_FRESH:
+        if self._flight is not None or now - self._last_look > READ_EVERY or len(fresh) >= MOST_FRESH:
             self._look(now)
 
     def see_burst(
