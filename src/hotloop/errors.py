@@ -55,5 +55,13 @@ class LossNotFinite(HotloopError, ArithmeticError):
     """The loss became NaN or infinite; training was stopped."""
 
 
+class DoesNotFit(HotloopError, MemoryError):
+    """What is to be computed is too large for the memory, even one item at a time."""
+
+
+class MemoryWarning(UserWarning):
+    """Memory ran out or is wasted; training goes on, and here is how."""
+
+
 class PlanWarning(UserWarning):
     """A part of a plan that could not be carried out; training goes on without it."""

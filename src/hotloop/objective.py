@@ -23,6 +23,7 @@ class Losses:
 
     parts: dict[str, Tensor]
     count: int | Tensor  # items that they are the mean of
+    is_counted: bool = False  # whether the objective said how many
 
     @property
     def total(self) -> Tensor:
@@ -30,6 +31,16 @@ class Losses:
             return next(iter(self.parts.values()))
         first, *rest = self.parts.values()
         return sum(rest, start=first)
+
+    def with_piece(self, other: "Losses", *, averages: bool) -> "Losses":
+        """The losses of two pieces of a batch as one; `averages`: they are means over their items, not sums."""
+        count = self.count + other.count
+        if not averages:
+            parts = {name: value + other.parts[name] for name, value in self.parts.items()}
+        else:
+            share = other.count / count
+            parts = {name: torch.lerp(v, other.parts[name], share) for name, v in self.parts.items()}
+        return Losses(parts, count, self.is_counted)
 
     def let_go(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
@@ -68,7 +79,7 @@ def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
             f"the objective must return a loss of one number, and returned {shown}",
             fix="return loss.mean(), a dict of such losses, or (loss, number of items it is the mean of)",
         )
-    return Losses(parts, items_in(batch) if count is None else count)
+    return Losses(parts, items_in(batch)) if count is None else Losses(parts, count, is_counted=True)
 
 
 def as_objective(loss: Criterion | None, objective: Objective | None) -> Objective:

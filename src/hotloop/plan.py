@@ -25,6 +25,7 @@ class Plan(Record):
     precision: Precision = "fp32"
     accumulate: int = 1  # batches per update
     clip_norm: float | None = None  # largest norm of the gradient, None for no clipping
+    micro_batch: int | None = None  # items of a batch that are computed at once; None for all that fit
     stream: Stream = "auto"  # how batches reach the device; "auto" decides for each loader
     pinned: bool = False  # the loader puts its batches into pinned memory
     workers: int | None = None  # processes that load batches; None leaves it to the loader
@@ -41,7 +42,7 @@ class Plan(Record):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise BadArgument(f"unknown {name} {value!r}", fix=f"choose one of: {', '.join(known)}")
-        for name, least in (("accumulate", 1), ("graph", 0), ("workers", 0)):
+        for name, least in (("accumulate", 1), ("micro_batch", 1), ("graph", 0), ("workers", 0)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise BadArgument(f"{name}={value}", fix=f"give a whole number of at least {least}")

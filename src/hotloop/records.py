@@ -86,6 +86,8 @@ class Report(Record):
     versions: dict[str, str]
     levers: tuple[str, ...] = ()  # that the plan had pulled
     tuning: float = 0.0  # seconds of the run in which plans were tried
+    out_of_memory: int = 0  # times that memory ran out and the batch was repeated in pieces
+    micro_batch: int | None = None  # items computed at once at the end; None for whole batches
 
 
 @dataclass(frozen=True)

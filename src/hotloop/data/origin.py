@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
@@ -63,13 +63,16 @@ class Tap:
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.dataset = loader.dataset
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-        self._sampler = _Remembering(getattr(loader, name))
-        self.loader = twin(loader, **{name: self._sampler})
+        self.sampler = Remembering(getattr(loader, name))
+        self.loader = twin(loader, **{name: self.sampler})
 
-    def __iter__(self) -> Iterator[tuple[Origin, Any]]:
+    def begin(self, first: int = 0) -> Iterator[tuple[Origin, Any]]:
+        """The batches of an epoch, the iterator of which is made at once; `first` is the number of the first one."""
         batches = iter(self.loader)
-        drawn = self._sampler.drawn  # of this epoch: another one may begin before it ends
-        for number, batch in enumerate(batches):
+        return self._named(batches, self.sampler.drawn, first)  # another epoch may begin before this one ends
+
+    def _named(self, batches: Iterator[Any], drawn: deque[Any], first: int) -> Iterator[tuple[Origin, Any]]:
+        for number, batch in enumerate(batches, first):
             yield Origin(number, drawn.popleft(), self.dataset), batch
 
 
@@ -81,19 +84,28 @@ def twin(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:
     return clone
 
 
-class _Remembering:
+class Remembering:
     """A sampler that keeps what it drew until the batch arrives."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.drawn: deque[Any] = deque()
+        self.draws: Iterator[Any] = iter(())  # of the epoch that was begun last, before they are kept
+        self.skip: Callable[[Iterator[Any]], None] | None = None  # drops the first draws of the next epoch
+        self.silent = False  # whether an epoch has no draws
 
     def __iter__(self) -> Iterator[Any]:
         self.drawn = deque()
-        return self._remember(self.drawn)
+        if self.silent:
+            return iter(())
+        self.draws = iter(self.sampler)  # at once: some samplers draw now, others when they are asked
+        return self._remember(self.draws, self.drawn)
 
-    def _remember(self, memory: deque[Any]) -> Iterator[Any]:
-        for drawn in self.sampler:
+    def _remember(self, draws: Iterator[Any], memory: deque[Any]) -> Iterator[Any]:
+        if self.skip is not None:  # by the time of the first draw: a DataLoader with workers begins twice
+            self.skip(draws)
+            self.skip = None
+        for drawn in draws:
             memory.append(drawn)
             yield drawn
 

@@ -1,7 +1,9 @@
 """A dataset that lives on the device: batches are gathered there, in exactly the order of the DataLoader."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,22 +13,23 @@ from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    RandomSampler,
-    SequentialSampler,
     Subset,
-    SubsetRandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
     default_collate,
     default_convert,
 )
 
+from hotloop.data.chance import Chance
+from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import Origin, is_in_order, twin
+from hotloop.data.position import Position
+from hotloop.data.samplers import generators_of, has_known_sampler, index_sampler
 from hotloop.placement import map_tensors, move, tensors_in
 
+__all__ = ["Resident", "generators_of", "has_known_sampler", "is_constant", "why_not_resident"]
+
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
-_KNOWN = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _kept: WeakKeyDictionary[Any, dict[torch.device, "_Kept"]] = WeakKeyDictionary()
 
 
@@ -50,7 +53,7 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
         return "the loader does not batch, and what the dataset gives for several indices is its own affair"
     if not len(dataset):  # type: ignore[arg-type]
         return "the dataset is empty"
-    if not _is_constant(dataset):
+    if not is_constant(dataset):
         return "the dataset may give another item each time; set dataset.resident = True if it does not"
     if _tensors_of(dataset) is None and not _all_tensors(default_collate([dataset[0]])):
         return "its items hold more than tensors and numbers"
@@ -59,12 +62,15 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
     return None
 
 
-class Resident:
+class Resident(Epochs[Any]):
     """The batches of a DataLoader, gathered on the device from tensors that stay there."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
+        super().__init__(Chance(loader))
         self._loader = loader
         self._device = device
+        self.workers = loader.num_workers
+        self.prefetched = asked_in_advance(loader)
         # The loader's own machinery over its own sampler and generator; only the fetching is left out.
         self._indices = twin(
             loader,
@@ -81,7 +87,8 @@ class Resident:
 
     def __iter__(self) -> Iterator[tuple[Origin, Any]]:
         items = self.items()
-        for number, drawn in enumerate(self.draws()):
+        draws = self.draws()
+        for number, drawn in enumerate(draws, self.first):
             yield Origin(number, drawn, self._loader.dataset), self.gather(items, drawn)
 
     def items(self) -> Any:
@@ -104,19 +111,36 @@ class Resident:
         return Origin(number, drawn, self._loader.dataset)
 
     def draws(self) -> Iterator[Any]:
-        """What the sampler draws, with the random state used as the DataLoader would use it."""
-        if can_draw_at_once(self._loader):
-            persists = self._begun and self._loader.persistent_workers  # whose workers are seeded once
-            self._begun = True
-            return draws_at_once(self._loader, seeds_workers=not persists)
-        generator = self._loader.generator
-        state = torch.get_rng_state() if generator is None else generator.get_state()
-        batches = iter(self._indices)  # draws a seed for workers, from the state that this loader draws it from
-        if self._begun and self._loader.persistent_workers:  # whose workers are seeded once
-            _restore(generator, state)
+        """What the sampler draws in the next epoch, with the random state used as the DataLoader would use it."""
+        return self.begin()
+
+    def _open(self) -> Iterator[Any]:
+        draws = self._drawn()
         self._begun = True
-        # These samplers draw nothing before they are asked, so they may be asked directly: the loader costs more.
-        return iter(_index_sampler(self._loader)) if has_known_sampler(self._loader) else batches
+        return _in_advance(draws, self.prefetched) if self.prefetched else draws
+
+    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Any], int]:
+        draws = self._open()
+        skip(draws)
+        return draws, 0
+
+    def _drawn(self) -> Iterator[Any]:
+        persists = self._has_begun()  # its workers are seeded once
+        if can_draw_at_once(self._loader):
+            return draws_at_once(self._loader, seeds_workers=not persists)
+        sampler = index_sampler(self._loader)
+        if persists:
+            return iter(sampler)
+        draws = iter(self._indices)  # draws a seed for workers, from the state that this loader draws it from
+        # With workers, a DataLoader begins its sampler twice. The samplers of PyTorch draw nothing before they are
+        # asked, so they may be asked directly: the loader costs more.
+        return iter(sampler) if self.workers or has_known_sampler(self._loader) else draws
+
+    def _has_begun(self) -> bool:
+        return self._begun and self._loader.persistent_workers
+
+    def _restart(self, position: Position) -> None:
+        self._begun = position.begun
 
     def _index(self, drawn: Any) -> Any:
         """The draw as an index on the device, copied there without a wait."""
@@ -126,28 +150,22 @@ class Resident:
         return index.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else index
 
 
-def _index_sampler(loader: DataLoader[Any]) -> Any:
-    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+def asked_in_advance(loader: object) -> int:
+    """Batches that the workers of a loader are asked for before the first is needed."""
+    if not isinstance(loader, DataLoader) or not loader.num_workers:
+        return 0
+    return loader.num_workers * (loader.prefetch_factor or 0)
 
 
-def has_known_sampler(loader: object) -> bool:
-    """Whether a loader's order comes from samplers of PyTorch whose only state is that of their generators."""
-    return type(loader) is DataLoader and all(type(sampler) in _KNOWN for sampler in _samplers(loader))
+def _in_advance(draws: Iterator[Any], count: int) -> Iterator[Any]:
+    """The same draws, drawn as a loader draws them for its workers: so many at once, and one more for each batch."""
+    return _one_by_one(deque(islice(draws, count)), draws)
 
 
-def generators_of(loader: object) -> list[torch.Generator]:
-    """The generators that a loader and its samplers draw from, besides the global one."""
-    if not isinstance(loader, DataLoader):
-        return []
-    held = [loader, *_samplers(loader)]
-    return [g for each in held if isinstance(g := getattr(each, "generator", None), torch.Generator)]
-
-
-def _samplers(loader: DataLoader[Any]) -> Iterator[Any]:
-    sampler = _index_sampler(loader)
-    while sampler is not None:
-        yield sampler
-        sampler = sampler.sampler if type(sampler) is BatchSampler else None
+def _one_by_one(drawn: deque[Any], draws: Iterator[Any]) -> Iterator[Any]:
+    while drawn:
+        drawn.extend(islice(draws, 1))
+        yield drawn.popleft()
 
 
 class _Indices:
@@ -170,17 +188,10 @@ def _as_is(drawn: Any) -> Any:
     return drawn
 
 
-def _restore(generator: torch.Generator | None, state: Tensor) -> None:
-    if generator is None:
-        torch.set_rng_state(state)
-    else:
-        generator.set_state(state)
-
-
-def _is_constant(dataset: Any) -> bool:
+def is_constant(dataset: Any) -> bool:
     """Whether a dataset gives the same tensors for the same index, always."""
     if type(dataset) is Subset:
-        return _is_constant(dataset.dataset)
+        return is_constant(dataset.dataset)
     return type(dataset) is TensorDataset or getattr(dataset, "resident", False) is True
 
 

@@ -7,7 +7,10 @@ from typing import Any, Generic, TypeVar, get_args
 import torch
 from torch.utils.data import DataLoader
 
+from hotloop.data.epochs import Tell
+from hotloop.data.feed import Feed
 from hotloop.data.origin import Origin, Tap, is_in_order, nothing_came, twin
+from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
@@ -39,38 +42,62 @@ class Stream(Generic[T]):
         self.device = torch.device(device)
         self.asked = (kind, pinned, workers)
         self.kind, self.reason = _choose(loader, self.device, kind)
-        self._source = _source(loader, pinned, workers)
         self.origin: Origin | None = None  # of the batch that was given out last
         self._transform = device_transform
         self.resident: Resident | None = None
         self._tap: Tap | None = None
+        self._epochs: Resident | Feed
         if self.kind == "resident":
             assert isinstance(loader, DataLoader)
-            self.resident = Resident(loader, self.device)
-        elif origins and is_in_order(self._source):
-            assert isinstance(self._source, DataLoader)
-            self._tap = Tap(self._source)
+            self._epochs = self.resident = Resident(loader, self.device)
+        else:
+            source = _source(loader, pinned, workers)
+            if origins and is_in_order(source):
+                assert isinstance(source, DataLoader)
+                self._tap = Tap(source)
+            self._epochs = Feed(source, self._tap, reads_ahead=self.kind == "prefetched")
 
     def __iter__(self) -> Iterator[T]:
-        batches: Iterable[tuple[Origin, Any]]
-        if self.resident is not None:
-            batches = self.resident
-        else:
-            batches = self._loaded() if self.kind == "direct" else _copied_ahead(self._loaded(), self.device)
+        batches: Iterator[tuple[Origin, Any]] = iter(self._epochs)
+        if self.kind == "prefetched":
+            batches = _copied_ahead(batches, self.device)
         empty = True
         for self.origin, batch in batches:
             empty = False
             moved = move(batch, self.device)
             yield moved if self._transform is None else self._transform(moved)
-        if empty:
+        if empty and not self._epochs.first:
             raise nothing_came(self.loader)
 
-    def _loaded(self) -> Iterator[tuple[Origin, Any]]:
-        """Batches as the loader gives them."""
-        if self._tap is not None:
-            yield from self._tap
-        else:
-            yield from ((Origin(number), batch) for number, batch in enumerate(self._source))
+    @property
+    def first(self) -> int:
+        """The number of the first batch of the epoch in progress: above 0 only in an epoch that was resumed."""
+        return self._epochs.first
+
+    def position(self, consumed: int | None = None) -> Position:
+        """Where the loader is when the training has had so many batches of this epoch; None: between two epochs.
+
+        >>> batches = stream([torch.ones(2), torch.zeros(3)], "cpu")
+        >>> first = next(iter(batches))
+        >>> again = stream([torch.ones(2), torch.zeros(3)], "cpu")
+        >>> again.resume(batches.position(1))
+        Resumption(skipped=1, loaded=1, reason=None)
+        >>> [batch.tolist() for batch in again]
+        [[0.0, 0.0, 0.0]]
+        """
+        last = self.origin
+        if self.resident is not None and consumed:  # what it draws may be used without this stream
+            last = self.resident.origin(consumed - 1, self.resident.latest(consumed))
+        known = last is not None and last.number + 1 == consumed
+        return self._epochs.position(consumed, last.indices if last is not None and known else None)
+
+    def resume(self, position: Position, tell: Tell | None = None) -> Resumption:
+        """Make the next epoch go on from a position, that of a stream over the same loader in another process.
+
+        The global random states are left anyhow: put back those of the moment of the position before you go on.
+        `tell(done, all)` is called for each batch that has to be loaded again.
+        """
+        return self._epochs.resume(position, tell)
 
 
 def stream(

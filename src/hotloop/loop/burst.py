@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hotloop.data.resident import Resident
-from hotloop.loop.graph import CannotCapture, Rates
+from hotloop.loop.graph import CannotCapture, Rates, Recording
 from hotloop.loop.inspection import Inspection, inspected, objection
 from hotloop.loop.step import Step
 from hotloop.placement import map_tensors, tensors_in
@@ -33,7 +33,12 @@ class Burst:
         self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.device)
         self._rates = Rates(step.optimizers, self.steps, step.device)
         self._rates.send([self._rates.now()] * self.steps)
-        self._recording = step.recording_of(self._work, afresh=True)
+        self._recording: Recording | None = step.recording_of(self._work, afresh=True)
+        step.dependents.add(self)
+
+    def drop(self) -> None:
+        """Let go of the recording and its memory: the step has changed."""
+        self._recording = None
 
     def run(self, drawn: Sequence[Any], after_step: Callable[[], None]) -> Tensor:
         """Train on these batches; the losses of each, one row per batch.
@@ -47,8 +52,11 @@ class Burst:
                 after_step()
         self._rates.send(rates)
         self._index.copy_(_indices(drawn), non_blocking=True)
+        assert self._recording is not None
         self.step.replay(self._recording)
         self.step.update.count(self.batch, self.steps)
+        if self.step.survivor is not None:
+            self.step.survivor.portion.went_well(self.steps)
         losses: Tensor = self._recording.result
         return losses.clone()  # the next replay writes over them
 
@@ -93,6 +101,8 @@ class Bursts:
 
     def size(self, step: Step, resident: Resident) -> int:
         """Batches to train on in one CUDA graph."""
+        if step.plan.graph:
+            step.check_size()
         if step.plan.graph < 2 or self._refused is step or not step.ready or not step.update.phase[0]:
             return 1
         size = min(step.plan.graph, resident.full_batches)

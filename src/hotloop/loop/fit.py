@@ -42,7 +42,7 @@ class Fit:
         self._started = datetime.now(UTC)
         self._clock = time.perf_counter()
         self._tuned_before = self.tuner.seconds
-        self._before = (self.loop.steps, self.loop.skipped, self.watch.batches)
+        self._before = (self.loop.steps, self.loop.skipped, self.watch.batches, self.loop.out_of_memory)
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
@@ -125,7 +125,7 @@ class Fit:
 
     def _report(self) -> Report:
         loop = self.loop
-        steps, skipped, first = self._before
+        steps, skipped, first, failures = self._before
         on_gpu = loop.device.type == "cuda"
         return Report(
             device=str(loop.device),
@@ -144,4 +144,6 @@ class Fit:
             versions={"python": platform.python_version(), "torch": torch.__version__},
             levers=tuple(levers_of(loop.plan)),
             tuning=self.tuner.seconds - self._tuned_before,
+            out_of_memory=loop.out_of_memory - failures,
+            micro_batch=loop.plan.micro_batch,
         )

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import nothing_came
 from hotloop.device import pick
-from hotloop.errors import BadArgument, PlanWarning
+from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.burst import Bursts, stretches
 from hotloop.loop.fit import Fit
@@ -25,6 +25,7 @@ from hotloop.loop.tuner import Tuner
 from hotloop.loop.tuning import Subject, plan_of
 from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, turns_of
 from hotloop.loop.watch import Watch
+from hotloop.memory.survive import Survivor
 from hotloop.misfit import REFUSALS, explanation
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages, items_in
 from hotloop.objective import predict as predict_by_convention
@@ -32,8 +33,10 @@ from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Tuning
 from hotloop.records import Report
 from hotloop.state import State
+from hotloop.text import shorten
 
 Transform = Callable[[Any], Any]
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class Loop:
@@ -78,12 +81,16 @@ class Loop:
             [self.model, *([loss] if isinstance(loss, nn.Module) else [])],
             self._turns,
             averages(loss),
-            Plan(str(self.device), "fp32" if precision == "auto" else precision, accumulate, clip_norm, "direct"),
+            Plan(
+                str(self.device), "fp32" if precision == "auto" else precision, accumulate, clip_norm, stream="direct"
+            ),
             precision != "auto",
             self.choice.name or str(self.device),
         )
         begin = plan_of(plan, self._subject, asked)
-        kept = {name: getattr(begin, name) for name in ("precision", "accumulate", "clip_norm", "workers")}
+        kept = {
+            name: getattr(begin, name) for name in ("precision", "accumulate", "clip_norm", "micro_batch", "workers")
+        }
         self._subject = replace(
             self._subject,
             plan=replace(self._subject.plan, **kept),  # what a plan by hand asks for is not the tuner's to change
@@ -94,6 +101,13 @@ class Loop:
         self._schedule = Schedule.of(scheduler, schedule)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
         self._bursts = Bursts()
+        self._survivor = Survivor(
+            self._subject.modules,
+            self.device,
+            most=begin.micro_batch,
+            relieve=self._relieve,
+            told=self._told_of_memory,
+        )
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
         self._expected: int | None = None  # batches of the run, where `fit` knows them
@@ -102,8 +116,9 @@ class Loop:
 
     @property
     def plan(self) -> Plan:
-        """What is carried out now."""
-        return self._step.plan
+        """What is carried out now; `micro_batch` is the size of pieces where batches do not fit whole."""
+        plan, limit = self._step.plan, self._survivor.portion.limit
+        return plan if limit == plan.micro_batch else replace(plan, micro_batch=limit)
 
     @property
     def steps(self) -> int:
@@ -114,6 +129,11 @@ class Loop:
     def skipped(self) -> int:
         """Updates that the fp16 scaler skipped because the gradient overflowed."""
         return self._step.update.skipped
+
+    @property
+    def out_of_memory(self) -> int:
+        """Times that memory ran out and a batch was repeated in smaller pieces."""
+        return self._survivor.portion.failures
 
     def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device. At its end a short window is updated too.
@@ -323,6 +343,7 @@ class Loop:
             see=self._watch.see,
             after_update=self._schedule.after_update if self._schedule.schedulers else None,
             compiled=None if tried is None else tried.compiled,
+            survivor=self._survivor,
         )
 
     @property
@@ -348,6 +369,24 @@ class Loop:
         if now is None or now.loader is not loader or now.asked != (kind, plan.pinned, plan.workers):
             return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
         return now
+
+    def _relieve(self) -> bool:
+        return self._step.relieve()
+
+    def _told_of_memory(self, failed: int, follows: int) -> None:
+        """Say once that memory ran out, and how training goes on."""
+        if self._survivor.portion.failures > 1:
+            return
+        words = f"out of memory with {failed} items at once: batches are computed in pieces of {follows}"
+        norms = [name for name, module in self.model.named_modules() if isinstance(module, _NORMS) and module.training]
+        if norms:
+            words += (
+                f"; batch normalisation ({shorten(norms, 2)}) sees each piece by itself, so that what it learns depends"
+                " on their size: put those layers in eval mode, or keep to one size with Plan(micro_batch=…)"
+            )
+        else:
+            words += ", with the gradient of the whole batch"
+        warnings.warn(words, MemoryWarning, stacklevel=2)
 
     def _told_of(self, step: Step) -> None:
         """Say once that a part of the plan could not be carried out."""

@@ -5,16 +5,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.levers import repeated_blocks
 from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
 from hotloop.loop.rig import Rig
-from hotloop.loop.update import Turn, Update
+from hotloop.loop.update import FIRST, Turn, Update
+from hotloop.memory.oom import is_out_of_memory
+from hotloop.memory.pieces import pieces_of
+from hotloop.memory.survive import Survivor
 from hotloop.objective import Losses, Objective, autocast, items_in, let_go, losses_of, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Plan
@@ -24,6 +29,12 @@ Parts = dict[str, Tensor]
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
 See = Callable[[Parts, int | Tensor], None]
 MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are recorded here, of whole steps
+
+
+class Dependent(Protocol):
+    """What holds recordings of a step."""
+
+    def drop(self) -> None: ...
 
 
 class Step:
@@ -44,12 +55,16 @@ class Step:
         see: See | None = None,
         after_update: Callable[[Turn], None] | None = None,
         compiled: dict[str, Objective] | None = None,
+        survivor: Survivor | None = None,
     ) -> None:
         self.model = model
         self.turns = turns
         self.plan = plan
         self.device = torch.device(plan.device)
+        self.survivor = survivor  # repeats what ran out of memory; None: that is an error, as in a trial
         self.update = Update(turns, plan, averages)
+        if survivor is not None:
+            self.update.is_tight = lambda: survivor.portion.is_tight
         self.rig = Rig(plan, model, self.optimizers)
         self.obstacle: str | None = None  # why there is no graph, where the plan has one
         self._see, self._after_update = see, after_update
@@ -59,8 +74,10 @@ class Step:
         bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
             plan.device, stream="direct"
         )
-        self.is_bare = bare and len(turns) == 1 and turns[0].name == "loss"
+        self._may_be_bare = bare and len(turns) == 1 and turns[0].name == "loss"
+        self.is_bare = False  # whether the next step may be `bare`: not while an optimizer may run out of memory
         self.compiled = compiled or compiled_objectives(turns, plan)
+        self.dependents: WeakSet[Dependent] = WeakSet()  # other recordings of this step, which go when it forgets
         self._form: Any = None  # of the batches that are compiled and recorded
         self._ran = False  # what is compiled
         self.forget()
@@ -76,6 +93,11 @@ class Step:
             self.rig.release()
             self.rig.engage()  # a state that was loaded brings settings of its own
 
+    def check_size(self) -> None:
+        """Throw the recordings away where they are for pieces of another size than what fits now."""
+        if self.survivor is not None and self.survivor.portion.limit != self._limit:
+            self.forget()
+
     def _stance(self) -> list[Any]:
         modules = [module.training for module in self.model.modules()]
         weights = [(p.data_ptr(), p.requires_grad) for p in self.model.parameters()]
@@ -86,6 +108,7 @@ class Step:
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
         self.generation = getattr(self, "generation", 0) + 1  # of recordings
+        self._limit = None if self.survivor is None else self.survivor.portion.limit
         self._recorded_any = False
         self._stood: list[Any] = []
         self._warmed = 0
@@ -95,6 +118,8 @@ class Step:
         self._gradients: Gradients = []  # that the recordings of single batches write
         self._pointed: Gradients = []  # that the parameters show
         self._items: int | Tensor = 0
+        for dependent in self.dependents:
+            dependent.drop()
         self._side = Side(torch.cuda.Stream(self.device)) if self.plan.graph else None
         self.update.keep_gradients = False
 
@@ -113,6 +138,7 @@ class Step:
             return self.run(batch)
         if not self.plan.graph:
             return self.run(batch, self.compiled)
+        self.check_size()
         return self._recorded(batch) if self.ready else self._warm_up(batch)
 
     def bare(self, batch: Any) -> Tensor:
@@ -121,38 +147,49 @@ class Step:
         Code that runs once in a millisecond is cold each time, so that every call in here counts.
         """
         turn = self.turns[0]
-        optimizers = turn.optimizers
-        for optimizer in optimizers:
+        for optimizer in turn.optimizers:
             optimizer.zero_grad()
-        loss = turn.objective(self.model, batch)
-        if type(loss) is not Tensor or loss.ndim:
-            loss = self._learn_from(uniform(loss, batch))
-        elif self._on_host:
-            if self._see is not None:  # a loss that is lost never reaches the weights
-                self._see({"loss": loss}, items_in(batch))
+        said: str | None = None
+        if self.survivor is not None:
+            self.survivor.rewind.note()
+        try:
+            returned = turn.objective(self.model, batch)
+            loss = returned if type(returned) is Tensor and not returned.ndim else uniform(returned, batch).total
             loss.backward()
-            loss = let_go(loss)
+        except Exception as error:
+            if self.survivor is None or not is_out_of_memory(error):
+                raise
+            said = str(error)
+        if said is not None:
+            return self._again(batch, said)
+        if self.survivor is not None:
+            self.survivor.rewind.settle()
+        if loss is not returned:
+            loss = self._seen(uniform(returned, batch))
         else:
-            loss.backward()
             loss = let_go(loss)
-            if self._see is not None:
+            if self._see is not None:  # before the update: a loss that is lost never reaches the weights of a CPU
                 self._see({"loss": loss}, items_in(batch))
-        for optimizer in optimizers:
+        for optimizer in turn.optimizers:
             optimizer.step()
         self.update.steps += 1
         if self._after_update is not None:
             self._after_update(turn)
         return loss
 
-    def _learn_from(self, losses: Losses) -> Tensor:
-        """Gradients of several losses, or of one that says how many items it is the mean of; their sum."""
-        if self._see is not None and self._on_host:
-            self._see(losses.parts, losses.count)
-        losses.total.backward()
+    def _seen(self, losses: Losses) -> Tensor:
+        """Several losses, or one that says how many items it is the mean of, after their backward pass; their sum."""
         losses.let_go()
-        if self._see is not None and not self._on_host:
+        if self._see is not None:
             self._see(losses.parts, losses.count)
         return losses.total
+
+    def _again(self, batch: Any, said: str) -> Tensor:
+        """A bare step ran out of memory: once more, in pieces."""
+        assert self.survivor is not None
+        self.is_bare = False
+        self.survivor.lost(items_in(batch), lambda: None, said)
+        return total(self.run(batch))
 
     @property
     def ready(self) -> bool:
@@ -163,30 +200,68 @@ class Step:
         """The step as plain PyTorch does it, with the forward pass of these objectives where there are some."""
         with self.rig.around(), hushed() if objectives is self.compiled and not self._ran else nullcontext():
             self._ran = True
-            return self._compute(batch, objectives, self._see)[0]
+            parts, _ = self._compute(batch, objectives, self._see, self.survivor)
+        if self._may_be_bare:
+            self.is_bare = self.update.steps >= FIRST and not self.update.is_tight()
+        return parts
 
     def _compute(
-        self, batch: Any, objectives: dict[str, Objective] | None, see: See | None
+        self, batch: Any, objectives: dict[str, Objective] | None, see: See | None, survivor: Survivor | None
     ) -> tuple[Parts, int | Tensor]:
         parts: Parts = {}
         for turn in self.turns:
-            objective = objectives.get(turn.name, turn.objective) if objectives else turn.objective
-            self.update.begin(turn)
-            if self._autocast is None:
-                losses = losses_of(objective, self.model, batch, turn.name)
-            else:
-                with self._autocast:
-                    losses = losses_of(objective, self.model, batch, turn.name)
+            losses = self._learnt(turn, batch, objectives, survivor)
+            parts = {**parts, **losses.parts} if parts else losses.parts
             last = turn is self.turns[-1]
             if last and self._on_host and see is not None:  # a loss that is lost never reaches the weights
-                see({**parts, **losses.parts}, losses.count)
-            updated = self.update.take(turn, losses)
-            parts = {**parts, **losses.parts} if parts else losses.parts
+                see(parts, losses.count)
+            updated = self.update.end_batch(turn)
             if last and not self._on_host and see is not None:
                 see(parts, losses.count)
             if updated and self._after_update is not None:
                 self._after_update(turn)
         return parts, losses.count
+
+    def _learnt(
+        self, turn: Turn, batch: Any, objectives: dict[str, Objective] | None, survivor: Survivor | None
+    ) -> Losses:
+        """The losses of a batch, whose gradients have been added to the window."""
+        self.update.begin(turn)
+        items = items_in(batch)
+        if survivor is None:  # a trial, or a recording: neither can be repeated
+            return self._passed(turn, batch, objectives, items, self._size_of(items))
+        aside = self.update.set_aside(turn)
+        losses = survivor.run(items, partial(self._passed, turn, batch, objectives, items), aside.put)
+        aside.join()
+        survivor.portion.went_well()
+        return losses
+
+    def _size_of(self, items: int) -> int:
+        """How many of the items of a batch are computed at once."""
+        return items if self.survivor is None else self.survivor.portion.of(items)
+
+    def _passed(self, turn: Turn, batch: Any, objectives: dict[str, Objective] | None, items: int, size: int) -> Losses:
+        """Forward and backward pass over a batch, in pieces of at most `size` items."""
+        objective = objectives.get(turn.name, turn.objective) if objectives else turn.objective
+        if size >= items:
+            losses = self._losses(objective, batch, turn)
+            self.update.add(turn, losses)
+            return losses
+        joint: Losses | None = None
+        form = None
+        for piece in pieces_of(batch, items, size):
+            form = form or items_in(piece)  # only pieces of one size are compiled
+            losses = self._losses(objective if items_in(piece) == form else turn.objective, piece, turn)
+            self.update.add(turn, losses, unit=items)
+            joint = losses if joint is None else joint.with_piece(losses, averages=self.update.averages)
+        assert joint is not None
+        return joint
+
+    def _losses(self, objective: Objective, batch: Any, turn: Turn) -> Losses:
+        if self._autocast is None:
+            return losses_of(objective, self.model, batch, turn.name)
+        with self._autocast:
+            return losses_of(objective, self.model, batch, turn.name)
 
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the side, where recordings are made; two of them are looked at."""
@@ -233,7 +308,7 @@ class Step:
         try:
             recording = self._recordings.get(phase) or self._record(batch, phase)
         except CannotCapture as error:
-            self.give_up(str(error))
+            self._not_recorded(error, items_in(batch))
             return self.run(batch, self.compiled)
         if name := self.rates.changed():
             self.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
@@ -247,11 +322,22 @@ class Step:
             count = count.clone()
         if self._see is not None:
             self._see(parts, count)
+        if self.survivor is not None:
+            self.survivor.portion.went_well()
         self.update.count(count)
         if phase[1] and self._after_update is not None:
             for turn in self.turns:
                 self._after_update(turn)
         return parts
+
+    def _not_recorded(self, error: CannotCapture, items: int) -> None:
+        """Go on without a recording, or with one of smaller pieces where there was no memory for this one."""
+        cause, size = error.__cause__, self._size_of(items)
+        if self.survivor is None or cause is None or not is_out_of_memory(cause) or size <= 1:
+            self.give_up(str(error))
+            return
+        self.survivor.portion.failed(size)
+        self.forget()
 
     def _can_join(self, phase: tuple[bool, bool]) -> bool:
         """Whether a recording may take the next batch: its window must hold only batches like it, from the first."""
@@ -311,18 +397,28 @@ class Step:
         """The step for a recording: what the host does beside it happens at each replay."""
         after, self._after_update = self._after_update, None
         try:
-            return self._compute(batch, self.compiled, None)
+            return self._compute(batch, self.compiled, None, None)
         finally:
             self._after_update = after
 
     def give_up(self, why: str) -> None:
         """Go on without a graph."""
         self.obstacle = why
+        self._replan(graph=0)
+
+    def relieve(self) -> bool:
+        """Save memory where a single item does not fit: compute activations again. Whether that changes anything."""
+        if self.plan.checkpointing or not repeated_blocks(self.model):
+            return False
+        self._replan(checkpointing=True)
+        return True
+
+    def _replan(self, **changes: Any) -> None:
         self.rig.release()
-        self.plan = replace(self.plan, graph=0)
+        self.plan = replace(self.plan, **changes)
         self.rig = Rig(self.plan, self.model, self.optimizers)
         self.rig.engage()
-        self._plain = self.plan.compile == "off"
+        self._plain = self.plan.compile == "off" and not self.plan.graph
         self.forget()
 
 

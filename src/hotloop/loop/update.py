@@ -1,8 +1,9 @@
 """From losses to new weights: backward, accumulation, loss scaling, clipping, the optimizers and their schedules."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Literal
 
 import torch
@@ -11,12 +12,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hotloop.errors import BadArgument
+from hotloop.memory.guard import guarded_step
+from hotloop.memory.survive import surely
 from hotloop.objective import Losses, Objective
 from hotloop.plan import Plan
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 Schedulers = LRScheduler | Sequence[LRScheduler] | None
 Every = Literal["step", "epoch"]
+Gradients = list[tuple[nn.Parameter, Tensor]]
+
+FIRST = 2  # updates in which an optimizer allocates what it will go on using
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,7 @@ class _Window:
     batches: int = 0
     first: int | Tensor = 1  # items in its first batch: the unit in which the others count
     weight: float | Tensor = 0.0  # the sum of the others' weights in that unit
+    is_weighed: bool = False  # whether it holds the gradients of several batches or pieces, by their weights
 
 
 @dataclass
@@ -76,6 +83,7 @@ class Update:
     steps: int = 0
     skipped: int = 0
     keep_gradients: bool = False  # zero them where they are: a CUDA graph has their addresses
+    is_tight: Callable[[], bool] = lambda: False  # whether memory may run out in the middle of an optimizer's step
     _windows: dict[str, _Window] = field(default_factory=dict)
     _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # for fp16 only
 
@@ -93,16 +101,35 @@ class Update:
 
     def take(self, turn: Turn, losses: Losses) -> bool | None:
         """Add the gradient of one batch; at the end of a window, update. Whether it did; None while it waits."""
+        self.add(turn, losses)
+        return self.end_batch(turn)
+
+    def add(self, turn: Turn, losses: Losses, unit: int | None = None) -> None:
+        """Add the gradient of a batch, or of a piece of a batch that holds `unit` items."""
         window = self._windows[turn.name]
-        loss = self._weighed(window, losses)
+        loss = self._weighed(window, losses, unit)
         if self._scalers:
             loss = self._scalers[turn.name].scale(loss)
         # With several turns, a loss must not leave gradients on the weights of another turn.
         loss.backward(inputs=turn.parameters if len(self.turns) > 1 else None)
         del loss
         losses.let_go()
+
+    def end_batch(self, turn: Turn) -> bool | None:
+        """After the last gradient of a batch: at the end of a window, update. Whether it did; None while it waits."""
+        window = self._windows[turn.name]
         window.batches += 1
         return self._apply(turn) if window.batches >= self.plan.accumulate else None
+
+    def set_aside(self, turn: Turn) -> "Aside":
+        """What the window holds, before a batch that may fail is added to it."""
+        window = self._windows[turn.name]
+        before: Gradients = []
+        if window.batches:
+            before = [(p, p.grad) for p in turn.parameters if p.grad is not None]
+            for parameter, _ in before:
+                parameter.grad = None
+        return Aside(self, turn, replace(window), before)
 
     @property
     def phase(self) -> tuple[bool, bool]:
@@ -123,6 +150,7 @@ class Update:
             window = self._windows[turn.name]
             for _ in range(batches if self.plan.accumulate > 1 else 0):
                 window.first = items if window.batches == 0 else window.first
+                window.is_weighed = self.averages
                 window.weight = window.weight + items / window.first
                 window.batches += 1
                 if window.batches >= self.plan.accumulate:
@@ -148,30 +176,88 @@ class Update:
         """Update with windows that the end of the epoch cut short; the turns that were updated."""
         return [turn for turn in self.turns if self._windows[turn.name].batches and self._apply(turn)]
 
-    def _weighed(self, window: _Window, losses: Losses) -> Tensor:
-        if self.plan.accumulate == 1 or not self.averages:
+    def _weighed(self, window: _Window, losses: Losses, unit: int | None) -> Tensor:
+        if not self.averages or (self.plan.accumulate == 1 and unit is None):
             return losses.total
-        if window.batches == 0:
-            window.first = losses.count.clamp_min(1) if isinstance(losses.count, Tensor) else max(losses.count, 1)
+        if not window.is_weighed:
+            first = losses.count if unit is None or losses.is_counted else unit
+            window.first = first.clamp_min(1) if isinstance(first, Tensor) else max(first, 1)
+            window.is_weighed = True
         weight = losses.count / window.first
         window.weight = window.weight + weight
         return losses.total * weight
 
     def _apply(self, turn: Turn) -> bool:
+        """Update with what the window holds. Each part is done at once or not at all, so that it can be repeated."""
         window = self._windows[turn.name]
-        if self.plan.accumulate > 1 and self.averages:
-            _divide([p.grad for p in turn.parameters if p.grad is not None], window.weight)
-        window.batches, window.weight = 0, 0.0
+        device = torch.device(self.plan.device)
+        if window.is_weighed:
+            gradients = [p.grad for p in turn.parameters if p.grad is not None]
+            surely(partial(_divide, gradients, window.weight), device)
+        self._windows[turn.name] = _Window()
         scaler = self._scalers.get(turn.name)
         if self.plan.clip_norm is not None:
             if scaler is not None:
                 for optimizer in turn.optimizers:
-                    scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(turn.parameters, self.plan.clip_norm)
-        stepped = _step(turn.optimizers) if scaler is None else _scaled_step(turn.optimizers, scaler)
+                    surely(partial(scaler.unscale_, optimizer), device)
+            surely(partial(nn.utils.clip_grad_norm_, turn.parameters, self.plan.clip_norm), device)
+        with self._guarded(turn.optimizers):
+            stepped = _step(turn.optimizers) if scaler is None else _scaled_step(turn.optimizers, scaler)
         self.steps += stepped
         self.skipped += not stepped
         return stepped
+
+    @contextmanager
+    def _guarded(self, optimizers: tuple[Optimizer, ...]) -> Iterator[None]:
+        """While memory may run out in a step of these optimizers, it can be taken back."""
+        if self.steps >= FIRST and not self.is_tight():
+            yield
+            return
+        before = [(optimizer, vars(optimizer).get("step")) for optimizer in optimizers]
+        for optimizer in optimizers:
+            vars(optimizer)["step"] = partial(guarded_step, optimizer, optimizer.step)
+        try:
+            yield
+        finally:
+            for optimizer, own in before:
+                if own is None:
+                    del vars(optimizer)["step"]
+                else:
+                    vars(optimizer)["step"] = own
+
+
+@dataclass(frozen=True)
+class Aside:
+    """A window as it was before a batch, and the gradients that it held."""
+
+    update: Update
+    turn: Turn
+    window: _Window
+    before: Gradients
+
+    def put(self) -> None:
+        """The batch failed: take its gradients back."""
+        self.update._windows[self.turn.name] = replace(self.window)
+        for parameter in self.turn.parameters:
+            if parameter.grad is not None:
+                if self.window.batches == 0 and self.update.keep_gradients:
+                    parameter.grad.zero_()  # a CUDA graph has its address
+                else:
+                    parameter.grad = None
+
+    def join(self) -> None:
+        """The batch went well: add its gradients to those of the window."""
+        both = [(p, before, p.grad) for p, before in self.before if p.grad is not None]
+        if all(not before.is_sparse and not new.is_sparse for _, before, new in both):
+            if both:
+                torch._foreach_add_([before for _, before, _ in both], [new for _, _, new in both])
+        else:
+            both = [(p, before + new, new) for p, before, new in both]
+        for parameter, total, _ in both:
+            parameter.grad = total
+        for parameter, before in self.before:
+            if parameter.grad is None:  # this batch did not reach it
+                parameter.grad = before
 
 
 def _step(optimizers: tuple[Optimizer, ...]) -> bool:
@@ -184,7 +270,7 @@ def _scaled_step(optimizers: tuple[Optimizer, ...], scaler: torch.amp.GradScaler
     """A step that the scaler leaves out when the gradient overflowed; whether it was made."""
     before = scaler.get_scale()
     for optimizer in optimizers:
-        scaler.step(optimizer)
+        surely(partial(scaler.step, optimizer), optimizer.param_groups[0]["params"][0].device)
     scaler.update()
     # The public sign of a skipped step: the scale backs off. (It reads one number; torch has just read another.)
     return scaler.get_scale() >= before

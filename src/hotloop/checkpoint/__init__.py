@@ -1,0 +1,19 @@
+"""Checkpoints on disk: tensors and JSON, whole or not at all, written while training goes on."""
+
+from hotloop.checkpoint.errors import CheckpointWarning, DamagedCheckpoint
+from hotloop.checkpoint.reading import Checkpoint, load
+from hotloop.checkpoint.store import Store
+from hotloop.checkpoint.weights import Weights, read_weights
+from hotloop.checkpoint.writer import Problem, Writer
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointWarning",
+    "DamagedCheckpoint",
+    "Problem",
+    "Store",
+    "Weights",
+    "Writer",
+    "load",
+    "read_weights",
+]

@@ -1,0 +1,223 @@
+"""`Store`: a folder of checkpoints. Each one is there whole or not at all, and is verified when it is read."""
+
+import json
+import math
+import operator
+import os
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hotloop.checkpoint import folders
+from hotloop.checkpoint.errors import CheckpointWarning, DamagedCheckpoint
+from hotloop.checkpoint.reading import LARGEST_STATE, Checkpoint, load, read_checkpoint, read_sums
+from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sums
+from hotloop.checkpoint.tensorfile import HostSource, Source, in_file_order, write_tensors
+from hotloop.checkpoint.tree import pack
+from hotloop.errors import BadArgument, OutputError
+from hotloop.text import printable, shorten, size
+
+_SAVING = ".saving-"  # being written, and locked by the process that writes it
+_REMOVING = ".removing-"  # on its way out
+_ASIDE = ".aside-"  # made way for a new checkpoint of the same step
+_NAME = re.compile(rf"(?:{re.escape(_ASIDE)})?step-(\d{{9,19}})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A checkpoint in the folder, of which only the sums were read."""
+
+    path: Path
+    step: int
+    sums: Sums | None  # None where they cannot be read
+    problem: str = ""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return (self.sums.number if self.sums else 0, self.step)
+
+
+class Store:
+    """Checkpoints in a folder: the last few, and the best.
+
+        store = Store("runs/sprites")
+        store.save(100, {"model": model.state_dict()}, score=0.31)
+        model.load_state_dict(store.load_latest().tree["model"])
+
+    A process that is killed while it saves leaves the checkpoints of before. `keep` is how many of the last ones stay.
+    """
+
+    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+            raise BadArgument(f"keep is {keep!r}", fix="give the number of checkpoints to keep, 1 or more")
+        self.folder = Path(folder)
+        self.keep = keep
+
+    def save(self, step: int, tree: Any, *, score: float | None = None) -> Path:
+        """Write a checkpoint and return its folder. A lower `score` is better; the best checkpoint is kept too."""
+        tensors, state = pack(tree)
+        return self.write(step, [HostSource(in_file_order(tensors))], state, score=score)
+
+    def write(self, step: int, sources: Sequence[Source], state: Any, *, score: float | None = None) -> Path:
+        """The same for a tree that `pack` took apart, with tensors that may still be on their way to the host."""
+        step, score = as_step(step), as_score(score)
+        content = json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
+        if len(content) > LARGEST_STATE:
+            raise BadArgument(
+                f"a checkpoint cannot hold {size(len(content))} of lists and numbers besides tensors",
+                fix=f"put long lists into tensors; {size(LARGEST_STATE)} are possible",
+            )
+        try:
+            return self._write(step, sources, content, score)
+        except OSError as error:
+            raise OutputError(
+                f"cannot save the checkpoint of step {step} in {_shown(self.folder)}: {error.strerror or error}",
+                fix="make room there, or choose a place that you may write to; earlier checkpoints are untouched",
+            ) from error
+
+    def load_latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is sound; each newer one that is not is named in a `CheckpointWarning`.
+
+        None means that there is no checkpoint at all. Some, but no sound one, is an error.
+        """
+        found = sorted(self._found(), key=operator.attrgetter("order"), reverse=True)
+        damaged = [(each, each.problem) for each in found if each.sums is None]
+        for each in found:
+            if each.sums is None:
+                continue
+            try:
+                loaded = read_checkpoint(each.path, each.sums)
+            except DamagedCheckpoint as error:
+                damaged.append((each, error.what))
+                continue
+            for bad, what in damaged:
+                if bad.sums is not None or bad.step > loaded.step:
+                    warnings.warn(CheckpointWarning(f"{what}; {loaded.path.name} is used instead"), stacklevel=2)
+            return loaded
+        if found:
+            raise DamagedCheckpoint(
+                f"no checkpoint can be used: {shorten([what for _, what in damaged], limit=4)}",
+                fix=f"put a copy of a sound one back into {_shown(self.folder)}, or start anew in another folder",
+            )
+        return None
+
+    def load(self, path: str | Path) -> Checkpoint:
+        """Read one checkpoint, wherever it is."""
+        return load(path)
+
+    def best(self) -> Path | None:
+        """The folder of the checkpoint with the lowest score, where any has one."""
+        best = _best(self._found())
+        return best.path if best else None
+
+    def _write(self, step: int, sources: Sequence[Source], state: bytes, score: float | None) -> Path:
+        if not self.folder.is_dir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            folders.sync_folder(self.folder.parent)
+        self._clear()
+        number = 1 + max((each.sums.number for each in self._found() if each.sums), default=0)
+        final = self.folder / f"step-{step:09d}"
+        with folders.locked_folder(self.folder, _SAVING) as making:
+            with folders.written(making / TENSORS) as tensors:
+                write_tensors(tensors, sources)
+            with folders.written(making / STATE) as rest:
+                rest.write(state)
+            sums = Sums(step, number, score, {TENSORS: tensors.sum, STATE: rest.sum})
+            with folders.written(making / SUMS) as last:
+                last.write(sums.to_bytes())
+            folders.sync_folder(making)
+            self._put(making, final)
+        folders.sync_folder(self.folder)
+        self._prune(final)
+        return final
+
+    def _put(self, made: Path, final: Path) -> None:
+        """Give a finished checkpoint its name. One that has the name already can be found until that is done."""
+        if not os.path.lexists(final):
+            made.rename(final)
+            return
+        aside = final.with_name(f"{_ASIDE}{final.name}")
+        final.rename(aside)
+        made.rename(final)
+        self._discard(aside)
+
+    def _clear(self) -> None:
+        """Remove what killed saves have left, and undo a replacement that was cut in two."""
+        for entry in list(self.folder.iterdir()):
+            if entry.name.startswith(_SAVING):
+                folders.remove_dead(entry)
+            elif entry.name.startswith(_REMOVING):
+                folders.remove(entry)
+            elif entry.name.startswith(_ASIDE) and _NAME.fullmatch(entry.name):
+                whole = entry.with_name(entry.name.removeprefix(_ASIDE))
+                if os.path.lexists(whole):
+                    self._discard(entry)
+                else:
+                    entry.rename(whole)
+
+    def _prune(self, newest: Path) -> None:
+        """Remove what is neither among the last nor the best. What is damaged or not ours is left to the person."""
+        found = sorted((each for each in self._found() if each.sums), key=operator.attrgetter("order"))
+        best = _best(found)
+        kept = {newest, *(each.path for each in found[-self.keep :]), *([best.path] if best else [])}
+        for each in found:
+            if each.path not in kept:
+                self._discard(each.path)
+
+    def _discard(self, path: Path) -> None:
+        """Remove a checkpoint. It loses its name first, so that half of one is never seen."""
+        gone = path.with_name(f"{_REMOVING}{path.name}-{os.urandom(4).hex()}")
+        try:
+            path.rename(gone)
+        except OSError:
+            return  # there is one too many, and the next save tries again
+        folders.remove(gone)
+
+    def _found(self) -> list[_Found]:
+        try:
+            entries = sorted(self.folder.iterdir())
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise BadArgument(
+                f"cannot look for checkpoints in {_shown(self.folder)}: {error.strerror or error}",
+                fix="name a folder that you may read",
+            ) from error
+        return [_look(entry, int(match[1])) for entry in entries if (match := _NAME.fullmatch(entry.name))]
+
+
+def as_step(step: int) -> int:
+    """A step as a count; anything else is refused."""
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 10**19:
+        raise BadArgument(f"the step of a checkpoint is {step!r}", fix="give the number of updates so far")
+    return step
+
+
+def as_score(score: float | None) -> float | None:
+    """A score as a plain number; nan counts as none, so it is never the best."""
+    return None if score is None or math.isnan(score) else float(score)
+
+
+def _look(path: Path, step: int) -> _Found:
+    try:
+        if path.is_symlink():
+            raise DamagedCheckpoint(f"{_shown(path)} is a link to another place, and is not followed")
+        sums = read_sums(path)
+        if sums.step != step:
+            raise DamagedCheckpoint(f"{_shown(path)} is not what its name says: it holds step {sums.step}")
+    except DamagedCheckpoint as error:
+        return _Found(path, step, None, error.what)
+    return _Found(path, step, sums)
+
+
+def _best(found: Sequence[_Found]) -> _Found | None:
+    """The lowest score; among equals the one that was there first."""
+    scored = [(each.sums.score, each.order, each) for each in found if each.sums and each.sums.score is not None]
+    return min(scored, key=lambda each: each[:2])[2] if scored else None
+
+
+def _shown(path: Path) -> str:
+    return printable(str(path))

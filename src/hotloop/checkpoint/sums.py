@@ -1,0 +1,91 @@
+"""`Sums`: the small file that is written last and vouches for the others."""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from hotloop import __version__
+from hotloop.text import printable
+
+FORMAT = "hotloop-checkpoint"
+VERSION = 1
+TENSORS = "tensors.safetensors"
+STATE = "state.json"
+SUMS = "sums.json"
+LONGEST = 1 << 16  # bytes; a longer one is not ours
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The size and the hash of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a checkpoint is, and what its files must be."""
+
+    step: int
+    number: int  # counts the saves of a folder, so that the newest is known after a step was trained again
+    score: float | None  # lower is better; never nan
+    files: dict[str, Sum]
+
+    def to_bytes(self) -> bytes:
+        score = str(self.score) if self.score in (math.inf, -math.inf) else self.score  # JSON has no infinity
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "version": VERSION,
+            "hotloop": __version__,
+            "step": self.step,
+            "number": self.number,
+            "score": score,
+            "files": {name: {"size": each.size, "sha256": each.sha256} for name, each in self.files.items()},
+        }
+        return json.dumps({**about, "sha256": _own(about)}, indent=1).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "Sums":
+        """Read what `to_bytes` wrote; anything else is a ValueError that says what it is."""
+        try:
+            about = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{SUMS} is not JSON") from error
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise ValueError(f"{SUMS} was not written by hotloop")
+        if about.get("version") != VERSION:
+            written = printable(str(about.get("hotloop"))[:20])
+            raise ValueError(
+                f"its format is version {printable(str(about.get('version'))[:20])}, written by hotloop {written}; "
+                f"this hotloop {__version__} reads version {VERSION}"
+            )
+        if about.pop("sha256", None) != _own(about):
+            raise ValueError(f"{SUMS} does not hold what was written")
+        try:
+            return cls._of(about)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ValueError(f"{SUMS} lacks what it should hold") from error
+
+    @classmethod
+    def _of(cls, about: dict[str, Any]) -> "Sums":
+        files = {name: Sum(_count(each["size"]), str(each["sha256"])) for name, each in about["files"].items()}
+        if files.keys() != {TENSORS, STATE}:
+            raise ValueError("it names other files")
+        score = None if about["score"] is None else float(about["score"])
+        if score is not None and math.isnan(score):
+            raise ValueError("a score is a number")
+        return cls(_count(about["step"]), _count(about["number"]), score, files)
+
+
+def _own(about: dict[str, Any]) -> str:
+    """The hash of the sums themselves: a flipped bit in the step or the score must show too."""
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError("a count was expected")
+    return value

@@ -1,0 +1,294 @@
+"""A tree of plain data and tensors, taken apart into tensors and JSON and put together again; never pickle.
+
+JSON holds what it can hold as itself. Everything else is an object whose first key is a tag that begins with `$`.
+"""
+
+import base64
+import math
+import struct
+from collections import Counter, OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotloop.checkpoint.tensorfile import NAMES
+from hotloop.errors import BadArgument
+from hotloop.text import printable
+
+DEEPEST = 100  # levels; a tree that contains itself has no end
+_KEYS = (str, int, float, bool, bytes, type(None))
+_ARRAYS = "biufcSUmM"  # kinds of NumPy values that are only bytes
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_SMALL = 2**63  # what every reader of JSON takes as an integer
+
+
+def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
+    """The tensors of a tree under readable names, and everything else as data for JSON.
+
+    The tensors are those of the tree, not copies. Tensors that are the same memory are given once.
+
+    >>> pack({"weight": torch.zeros(2), "step": 7, "betas": (0.9, 0.999)})
+    ({'weight': tensor([0., 0.])}, {'weight': {'$tensor': 'weight'}, 'step': 7, 'betas': {'$tuple': [0.9, 0.999]}})
+    """
+    packing = _Packing()
+    return packing.tensors, packing.value(tree)
+
+
+def unpack(tensors: dict[str, Tensor], data: Any) -> Any:
+    """The tree that `pack` took apart; data of any other kind is a ValueError.
+
+    Tensors are on the CPU and without gradients, each in the memory order that it had.
+    """
+    try:
+        return _Unpacking(tensors).value(data)
+    except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError, struct.error) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+class _Packing:
+    """One walk through a tree."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._place: list[Any] = []  # keys from the root to where we are
+        self._known: dict[Any, str] = {}  # memory → the name it is stored under
+
+    def value(self, value: Any) -> Any:
+        kind = type(value)
+        if value is None or kind is bool:
+            return value
+        if kind is int:
+            return value if -_SMALL <= value < _SMALL else {"$int": hex(value)}
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+        if kind is str:
+            return value if _is_text(value) else {"$str": value.encode("utf-8", "surrogatepass").hex()}
+        if kind is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if kind is list:
+            return self._items(value)
+        if kind in (tuple, torch.Size):
+            return {"$tuple" if kind is tuple else "$size": self._items(value)}
+        if kind in (set, frozenset):
+            return {f"${kind.__name__}": [self._key(item) for item in value]}
+        if kind in (dict, defaultdict):
+            return self._dict(value)
+        if kind is Counter:
+            return {"$counter": self._dict(value)}
+        if kind is OrderedDict:
+            return self._ordered(value)
+        return self._leaf(value)
+
+    def _leaf(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value)
+        if isinstance(value, torch.dtype):
+            return {"$dtype": str(value)}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        if isinstance(value, np.generic) and value.dtype.kind in _ARRAYS:
+            return {"$scalar": value.dtype.str, "bytes": value.tobytes()[: value.dtype.itemsize].hex()}
+        if type(value) is np.ndarray and value.dtype.kind in _ARRAYS:
+            stored = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
+            return {"$array": self._store(stored), "dtype": value.dtype.str, "shape": list(value.shape)}
+        kind = type(value)
+        raise self._refusal(f"a {kind.__module__}.{kind.__qualname__}")
+
+    def _items(self, items: Any) -> list[Any]:
+        return [self._inside(number, item) for number, item in enumerate(items)]
+
+    def _inside(self, key: Any, value: Any) -> Any:
+        self._place.append(key)
+        if len(self._place) > DEEPEST:
+            raise self._refusal(f"more than {DEEPEST} levels (does it contain itself?)")
+        packed = self.value(value)
+        self._place.pop()
+        return packed
+
+    def _dict(self, given: dict[Any, Any]) -> Any:
+        if all(type(key) is str and not key.startswith("$") and _is_text(key) for key in given):
+            return {key: self._inside(key, item) for key, item in given.items()}
+        return {"$dict": [[self._key(key), self._inside(key, item)] for key, item in given.items()]}
+
+    def _ordered(self, given: OrderedDict[Any, Any]) -> Any:
+        """A module's state dict is one, and carries the versions of its layers as an attribute."""
+        packed = {"$ordered": self._dict(given)}
+        if hasattr(given, "_metadata"):
+            packed["metadata"] = self._inside("_metadata", given._metadata)
+        return packed
+
+    def _key(self, key: Any) -> Any:
+        """A key of a dict or an item of a set: plain, or a tuple of such."""
+        if type(key) is tuple:
+            return {"$tuple": [self._key(item) for item in key]}
+        if type(key) not in _KEYS:
+            raise self._refusal(f"a key of type {type(key).__module__}.{type(key).__qualname__}")
+        return self.value(key)
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        data = tensor.detach()
+        if type(data) is not Tensor or data.layout != torch.strided or data.is_quantized or data.is_meta:
+            kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+            raise self._refusal(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
+        storage = data.untyped_storage()
+        memory = (storage._cdata, data.storage_offset(), data.shape, data.stride(), data.dtype, data.is_conj())
+        about: dict[str, Any] = {}
+        if data.dtype not in NAMES:
+            about = {"dtype": str(data.dtype), "shape": list(data.shape)}
+        elif not data.is_contiguous() and (order := _order(data)) is not None:
+            about = {"order": order}
+        if memory not in self._known:
+            plain = data.resolve_conj().resolve_neg()
+            self._known[memory] = self._store(_raw(plain) if data.dtype not in NAMES else plain)
+        return {"$tensor": self._known[memory], **about}
+
+    def _store(self, tensor: Tensor) -> str:
+        """Keep a tensor under a name that says where it was."""
+        name = place = self._where()[:200]
+        while name in self.tensors or name in ("__metadata__", ""):  # the first is the format's own
+            name = f"{place}#{len(self.tensors)}" if name == place else name + "#"
+        self.tensors[name] = tensor
+        return name
+
+    def _where(self) -> str:
+        path = _path(self._place)
+        return path if path.isprintable() else printable(path)  # which takes longer than all the rest
+
+    def _refusal(self, what: str) -> BadArgument:
+        place = self._where()[:200] or "the whole"
+        return BadArgument(
+            f"a checkpoint cannot hold {place}: it is {printable(what)}",
+            fix="checkpoints hold tensors, arrays, numbers, strings, lists, tuples and dicts; leave the rest out",
+        )
+
+
+class _Unpacking:
+    """One walk through data from a file, which may be anything."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._made: dict[str, Tensor] = {}
+
+    def value(self, data: Any) -> Any:
+        if isinstance(data, list):
+            return [self.value(item) for item in data]
+        if not isinstance(data, dict):
+            return data
+        tag = next(iter(data), "")
+        if not tag.startswith("$"):
+            return {key: self.value(item) for key, item in data.items()}
+        return self._tagged(tag, data[tag], data)
+
+    def _tagged(self, tag: str, held: Any, data: dict[str, Any]) -> Any:  # noqa: PLR0912  # one line for each tag
+        match tag:
+            case "$int":
+                return int(held, 16)
+            case "$float":
+                return struct.unpack(">d", bytes.fromhex(held))[0]
+            case "$str":
+                return bytes.fromhex(held).decode("utf-8", "surrogatepass")
+            case "$bytes":
+                return base64.b64decode(held, validate=True)
+            case "$tuple":
+                return tuple(self._list(held))
+            case "$size":
+                return torch.Size(self._list(held))
+            case "$set":
+                return set(self._list(held))
+            case "$frozenset":
+                return frozenset(self._list(held))
+            case "$dict":
+                return {self.value(key): self.value(item) for key, item in held}
+            case "$counter":
+                return Counter(self._mapping(held))
+            case "$ordered":
+                return self._ordered(held, data)
+            case "$dtype":
+                return _DTYPES[held]
+            case "$device":
+                return torch.device(_string(held))
+            case "$tensor":
+                return self._tensor(held, data)
+            case "$array":
+                return _array(data["dtype"], data["shape"], self._tensors[held].numpy())
+            case "$scalar":
+                return _array(held, [], bytes.fromhex(data["bytes"]))[()]
+        raise ValueError(f"unknown tag {tag!r}")
+
+    def _list(self, held: Any) -> list[Any]:
+        if not isinstance(held, list):
+            raise ValueError("a list was expected")
+        return [self.value(item) for item in held]
+
+    def _mapping(self, held: Any) -> dict[Any, Any]:
+        made = self.value(held)
+        if not isinstance(made, dict):
+            raise ValueError("an object was expected")
+        return made
+
+    def _ordered(self, held: Any, data: dict[str, Any]) -> OrderedDict[Any, Any]:
+        made = OrderedDict(self._mapping(held))
+        if "metadata" in data:
+            made._metadata = self._mapping(data["metadata"])  # type: ignore[attr-defined]
+        return made
+
+    def _tensor(self, name: str, data: dict[str, Any]) -> Tensor:
+        """The same name gives the same tensor, so that what was tied is tied."""
+        if name not in self._made:
+            stored = self._tensors[name]
+            if "dtype" in data:
+                stored = stored.view(_DTYPES[data["dtype"]]).reshape(data["shape"])
+            if "order" in data:
+                order = data["order"]
+                stored = stored.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
+            self._made[name] = stored
+        return self._made[name]
+
+
+def _array(kind: Any, shape: Any, content: Any) -> Any:
+    dtype = np.dtype(_string(kind))
+    if dtype.kind not in _ARRAYS:  # objects, records
+        raise ValueError(f"arrays of {kind!r} are not stored")
+    if math.prod(shape) * dtype.itemsize != len(content):
+        raise ValueError("an array of another size was expected")
+    return np.ndarray(tuple(shape), dtype, content).copy() if len(content) else np.zeros(tuple(shape), dtype)
+
+
+def _string(held: Any) -> str:
+    if not isinstance(held, str):
+        raise ValueError("a string was expected")
+    return held
+
+
+def _order(tensor: Tensor) -> list[int] | None:
+    """The dimensions from the outermost in memory, such as channels last; None where memory has holes."""
+    order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The bytes of a tensor whose type the file format does not know."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8) if tensor.numel() else _nothing()
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+
+def _is_text(value: str) -> bool:
+    """Whether a string is Unicode that every reader of JSON gives back; halves of surrogate pairs are not."""
+    return value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def _path(place: list[Any]) -> str:
+    """Where in the tree: `schedulers[0].milestones`."""
+    return "".join(f".{key}" if isinstance(key, str) else f"[{_word(key)}]" for key in place).removeprefix(".")
+
+
+def _word(key: Any) -> str:
+    try:
+        return repr(key)
+    except ValueError:  # an integer with more digits than Python prints
+        return "…"

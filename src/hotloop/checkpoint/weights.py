@@ -1,0 +1,184 @@
+"""`read_weights`: weights from elsewhere, as safetensors or as PyTorch files, without running anything in them."""
+
+import io
+import pickle
+import pickletools
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from hotloop.checkpoint.sums import SUMS
+from hotloop.errors import BadArgument
+from hotloop.text import printable, shorten
+
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+INNER = ("model", "state_dict")  # under which training scripts keep the weights
+_SAVE = "save the weights alone: torch.save(model.state_dict(), path), or safetensors.torch.save_file"
+_MOST = 1 << 26  # bytes of a pickle that are looked at to say what it wants
+_HARMLESS = {"torch", "torch._utils", "torch.storage", "torch.nn.parameter", "torch.serialization", "collections"}
+_BEGINNINGS = {  # what people give by mistake
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89PNG": "a PNG image",
+    b"GIF8": "a GIF image",
+    b"%PDF": "a PDF document",
+    b"\x89HDF": "an HDF5 file, perhaps of Keras",
+    b"\x1f\x8b": "compressed with gzip",
+    b"version https://git-lfs": "a pointer of Git LFS in place of the file (`git lfs pull` fetches it)",
+    b"<": "a web page in place of the file",
+    b"{": "JSON",
+}
+
+
+class Weights(dict[str, Tensor]):
+    """Tensors by name, as `load_state_dict` takes them. `key` says under which name the file had them."""
+
+    key: str | None = None  # None where they were all that it had
+
+
+def read_weights(path: str | Path) -> Weights:
+    """Read the weights in a file of safetensors or of `torch.save`; all tensors are on the CPU.
+
+    A file that holds more, such as an optimizer, must have the weights under "model" or "state_dict"; the `key` of the
+    result says which was taken. A pickle that wants to do more than name tensors is refused, and nothing in it is run.
+    """
+    path = Path(path)
+    kind = _kind(path)
+    if kind == "safetensors":
+        held: Any = _read_safetensors(path)
+    elif path.suffix == ".safetensors":
+        raise _refusal(
+            path, "has the name of a safetensors file, but is a pickle, and could run code", "rename it if you trust it"
+        )
+    else:
+        held = _read_pickle(path, kind)
+    return _weights_in(path, held)
+
+
+def _kind(path: Path) -> str:
+    """The kind of a file by how it begins: safetensors, zip or pickle; anything else is refused."""
+    try:
+        if path.is_dir():
+            raise _folder_refusal(path)
+        if not path.is_file():
+            raise _refusal(path, "is not there" if not path.exists() else "is not a file", "name a file of weights")
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            head = file.read(32)
+    except OSError as error:
+        raise _refusal(path, f"cannot be read: {error.strerror or error}", "name a file that you may read") from error
+    if not head:
+        raise _refusal(path, "is empty", "it was perhaps not downloaded or saved to the end; get it again")
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
+        return "safetensors"
+    if head.startswith(b"PK\x03\x04"):
+        return "zip"
+    if head.startswith(b"\x80"):
+        return "pickle"
+    for beginning, name in _BEGINNINGS.items():
+        if head.startswith(beginning):
+            raise _refusal(path, f"holds no weights: it is {name}", "name a .safetensors file or one of torch.save")
+    raise _refusal(
+        path, "holds no weights that can be read: it is cut short, or of another kind", "name a .safetensors file"
+    )
+
+
+def _folder_refusal(path: Path) -> BadArgument:
+    if (path / SUMS).is_file():
+        return _refusal(path, "is a checkpoint of hotloop", "hotloop.checkpoint.load reads it")
+    files = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
+    if not files:
+        kinds = ", ".join(SUFFIXES)
+        return _refusal(path, "is a folder without a file of weights", f"name a file that ends in {kinds}")
+    listed = printable(shorten(files))
+    return _refusal(path, f"is a folder, with {listed}", f"name one file: {printable(str(path / files[0]))}")
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
+        raise _refusal(path, f"is damaged: {error}", "it may be cut short; get it again") from error
+
+
+def _read_pickle(path: Path, kind: str) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickle protocols; the error says it better
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=kind == "zip")
+    except pickle.UnpicklingError as error:
+        wanted = list(dict.fromkeys(printable(name[:80]) for name in _wanted(path, kind)))
+        load = f"it wants to load {shorten(wanted, 4)}" if wanted else "torch.load(weights_only=True) refuses it"
+        raise _refusal(
+            path,
+            f"is a pickle of more than weights: {load}, and loading that would run code from the file",
+            f"where the model was made, {_SAVE}",
+        ) from error
+    except Exception as error:  # a damaged pickle can fail in any way
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise _refusal(path, f"cannot be read as weights: {first[:300]}", f"get it again, or {_SAVE}") from error
+
+
+def _wanted(path: Path, kind: str) -> Iterator[str]:
+    """What a pickle asks for by name besides parts of tensors. It is only taken to pieces, never run."""
+    try:
+        file = io.BytesIO(_start(path, kind))
+        for _ in range(4 if kind == "pickle" else 1):  # the old format is several pickles in a row
+            strings: list[str] = []
+            for code, argument, _ in pickletools.genops(file):
+                name = ""
+                if isinstance(argument, str):
+                    strings.append(argument)
+                if code.name in ("GLOBAL", "INST"):
+                    name = str(argument).replace(" ", ".")
+                elif code.name == "STACK_GLOBAL":
+                    name = ".".join(strings[-2:])
+                if name and name.rpartition(".")[0] not in _HARMLESS:
+                    yield name
+    except (ValueError, KeyError, IndexError, EOFError, OSError, MemoryError, zipfile.BadZipFile):
+        return  # damaged on purpose or not: what was found so far must do
+
+
+def _start(path: Path, kind: str) -> bytes:
+    if kind == "pickle":
+        with path.open("rb") as file:
+            return file.read(_MOST)
+    with zipfile.ZipFile(path) as archive:
+        inner = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        with archive.open(inner) as member:
+            return member.read(_MOST)
+
+
+def _weights_in(path: Path, held: Any) -> Weights:
+    """The state dict in what a file held: all of it, or what is under one of the usual names."""
+    if _is_weights(held):
+        return Weights({name: tensor.detach() for name, tensor in held.items()})
+    if not isinstance(held, Mapping):
+        raise _refusal(path, f"holds a {type(held).__name__}, not tensors by name", _SAVE)
+    for key in INNER:
+        if _is_weights(held.get(key)):
+            weights = Weights({name: tensor.detach() for name, tensor in held[key].items()})
+            weights.key = key
+            return weights
+    if not held:
+        raise _refusal(path, "holds no tensors at all", _SAVE)
+    others = [f"{key} ({type(each).__name__})" for key, each in held.items() if not isinstance(each, Tensor)]
+    raise _refusal(path, f"holds more than tensors: {shorten(others, 6)}", f"{_SAVE}, or keep them under 'model'")
+
+
+def _is_weights(held: Any) -> bool:
+    return (
+        isinstance(held, Mapping)
+        and len(held) > 0
+        and all(isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in held.items())
+    )
+
+
+def _refusal(path: Path, what: str, fix: str) -> BadArgument:
+    return BadArgument(f"{printable(str(path))} {printable(what)}", fix=fix)

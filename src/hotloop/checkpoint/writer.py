@@ -1,0 +1,140 @@
+"""`Writer`: checkpoints that are written in the background, from copies, while training goes on."""
+
+import threading
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Self
+
+from hotloop.checkpoint.errors import CheckpointWarning
+from hotloop.checkpoint.snapshot import Snapshots
+from hotloop.checkpoint.store import Store, as_score, as_step
+from hotloop.checkpoint.tensorfile import Source
+from hotloop.checkpoint.tree import pack
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.text import printable
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A checkpoint that could not be saved."""
+
+    step: int
+    what: str
+
+
+class Writer:
+    """Saves into a store from a thread of its own, one checkpoint at a time.
+
+        with Writer(Store("runs/sprites")) as writer:
+            for batch in loader:
+                ...
+                writer.submit(step, {"model": model.state_dict()})
+
+    The thread lives as long as a save takes and no longer. A program that ends waits for the last one.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.skipped = 0  # submitted while another was being written
+        self.stall = 0.0  # seconds for which `submit` held its callers up
+        self.problems: list[Problem] = []
+        self.written: int | None = None  # the step of the last checkpoint that was saved
+        self._snapshots = Snapshots()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+        self._closed = False
+
+    def submit(self, step: int, tree: Any, score: float | None = None, *, wait: bool = False) -> bool:
+        """Copy a tree as it is now and have it written; False where that was skipped or there was no memory for it.
+
+        The device is not waited for. If the last one is still being written this one is skipped, unless `wait` is set.
+        A tree that checkpoints cannot hold is an error here; what goes wrong later is kept in `problems`.
+        """
+        started = perf_counter()
+        try:
+            return self._submit(as_step(step), tree, as_score(score), wait=wait)
+        finally:
+            self.stall += perf_counter() - started
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is being written; False where that took longer than `timeout` seconds."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+            return not thread.is_alive()
+        return True
+
+    def close(self) -> None:
+        """Wait for the last checkpoint, and let go of the memory that was kept for the next."""
+        self.wait()
+        self._snapshots.clear()
+        self._closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written now."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def _submit(self, step: int, tree: Any, score: float | None, *, wait: bool) -> bool:
+        if self._closed:
+            raise BadArgument("this writer of checkpoints is closed", fix="make another one for the same store")
+        if self.busy and not wait:
+            self.skipped += 1
+            return False
+        self.wait()
+        tensors, state = pack(tree)
+        try:
+            sources = self._snapshots.take(tensors)
+        except (RuntimeError, MemoryError) as error:
+            self._fail(step, "no memory for a copy", error)
+            return False
+        self._start(step, sources, state, score)
+        return True
+
+    def _start(self, *saving: Any) -> None:
+        """Write in a thread, or here and now where none can be had or the interpreter would no longer wait for it."""
+        thread = threading.Thread(target=self._write, args=saving, name="hotloop-checkpoint", daemon=False)
+        try:
+            if not threading.main_thread().is_alive():
+                raise RuntimeError("the interpreter is ending")
+            thread.start()
+        except RuntimeError:
+            self._write(*saving)
+        else:
+            self._thread = thread
+
+    def _write(self, step: int, sources: Sequence[Source], state: Any, score: float | None) -> None:
+        try:
+            self.store.write(step, sources, state, score=score)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is not the training's fault
+            self._fail(step, f"cannot save the checkpoint of step {step}", error)
+        else:
+            self.written = step
+            self._warned = False
+
+    def _fail(self, step: int, doing: str, error: Exception) -> None:
+        """Keep what went wrong, and say it once until a save succeeds again."""
+        if isinstance(error, HotloopError):
+            what, fix = error.what, error.fix
+        else:
+            what, fix = f"{doing}: {type(error).__name__}: {printable(str(error)[:300])}", None
+        self.problems.append(Problem(step, what))
+        if self._warned:
+            return
+        self._warned = True
+        stands = "none was saved before" if self.written is None else f"the one of step {self.written} stands"
+        advice = f"\n  fix: {fix}" if fix else ""
+        with suppress(CheckpointWarning):  # warnings that are errors must not end the training either
+            warnings.warn(
+                CheckpointWarning(f"{what}; training goes on, the next save tries again, and {stands}{advice}"),
+                stacklevel=2,
+            )

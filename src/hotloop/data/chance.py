@@ -1,0 +1,171 @@
+"""`Chance`: everything that a loader draws random numbers from, noted at one moment and put back at another."""
+
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hotloop.data.samplers import generators_of, has_known_sampler, samplers_of
+
+_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_DEEPEST = 4  # how far into a dataset to look for generators: its transform, that one's parts, theirs
+_MOST = 64  # entries of a list or dict that are looked at
+_SIMPLE = (str, bytes, int, float, Tensor, np.ndarray, type, ModuleType, type(None))
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The random states that matter to a loader, at one moment."""
+
+    torch: Tensor  # of PyTorch's global generator on the host
+    python: tuple[Any, ...] | None = None  # of `random`; None where the loader cannot have drawn from it
+    numpy: dict[str, Any] | None = None  # of `numpy.random`, likewise
+    own: tuple[Any, ...] = ()  # of the generators that the loader, its samplers and its dataset hold
+    samplers: tuple[Any, ...] = ()  # of samplers that tell their state, or the epoch that they are in
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """The global states alone."""
+        return cls(torch.get_rng_state(), random.getstate(), _numpy_state())
+
+    def differs(self, other: "Moment") -> list[bool]:
+        """For each global generator, whether something was drawn from it between the two."""
+        return [
+            not torch.equal(self.torch, other.torch),
+            self.python != other.python,
+            not _equal(self.numpy, other.numpy),
+        ]
+
+    def put(self) -> None:
+        """Make these the global states."""
+        torch.set_rng_state(self.torch)
+        if self.python is not None:
+            random.setstate(self.python)
+        if self.numpy is not None:
+            np.random.set_state(self.numpy)
+
+
+class Chance:
+    """What a loader draws from: the global generators, and those that it holds itself.
+
+    Reading Python's and NumPy's states takes fifty times as long as PyTorch's, so they are read only where the loader
+    is not known to leave them alone.
+    """
+
+    def __init__(self, loader: object, dataset: object = None) -> None:
+        """`dataset` is searched for generators too; it is the one whose items are made in this process."""
+        self.in_torch_alone = has_known_sampler(loader) or isinstance(loader, list | tuple)
+        samplers = list(samplers_of(loader)) if isinstance(loader, DataLoader) else []
+        searched = [] if self.in_torch_alone else samplers or [loader]
+        found = [*generators_of(loader), *_found_in([*searched, dataset])]
+        self._own = list({id(generator): generator for generator in found}.values())
+        self._samplers = [sampler for sampler in samplers if _tells(sampler)]
+
+    def note(self) -> Moment:
+        """The states now, as far as the order of the epoch depends on them."""
+        own = tuple(map(_state, self._own))
+        samplers = tuple(map(_told, self._samplers))
+        if self.in_torch_alone:
+            return Moment(torch.get_rng_state(), own=own, samplers=samplers)
+        return Moment(torch.get_rng_state(), random.getstate(), _numpy_state(), own, samplers)
+
+    def note_all(self) -> Moment:
+        """The states now, all of them: the making of a batch may draw from any."""
+        return Moment(torch.get_rng_state(), random.getstate(), _numpy_state(), tuple(map(_state, self._own)))
+
+    def put(self, moment: Moment) -> None:
+        """Put back everything that was noted."""
+        moment.put()
+        self.put_own(moment)
+
+    def put_own(self, moment: Moment) -> None:
+        """Put back what the loader holds itself, and leave the global generators."""
+        for generator, state in zip(self._own, moment.own, strict=False):
+            _set_state(generator, state)
+        for sampler, state in zip(self._samplers, moment.samplers, strict=False):
+            _tell(sampler, state)
+
+    def fits(self, moment: Moment) -> bool:
+        """Whether the loader of the moment held as many generators as this one."""
+        return len(moment.own) == len(self._own)
+
+
+def _numpy_state() -> dict[str, Any]:
+    state = np.random.get_state(legacy=False)
+    assert isinstance(state, dict)
+    return state
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def _set_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
+
+
+def is_stateful(value: object) -> bool:
+    """Whether something tells its state and takes it back."""
+    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+
+
+def _tells(sampler: object) -> bool:
+    return is_stateful(sampler) or isinstance(getattr(sampler, "epoch", None), int)
+
+
+def _told(sampler: Any) -> Any:
+    return sampler.state_dict() if is_stateful(sampler) else sampler.epoch
+
+
+def _tell(sampler: Any, state: Any) -> None:
+    if is_stateful(sampler):
+        sampler.load_state_dict(state)
+    else:
+        sampler.epoch = state
+
+
+def _found_in(roots: Iterable[object]) -> Iterator[Any]:
+    """Generators that objects hold, in their attributes or some way below."""
+    seen: set[int] = set()
+    level: list[object] = list(roots)
+    for _ in range(_DEEPEST + 1):
+        below: list[object] = []
+        for each in level:
+            if isinstance(each, _SIMPLE) or id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each, _KINDS):
+                yield each
+            else:
+                below += _parts(each)
+        level = below
+
+
+def _parts(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(islice(value.values(), _MOST))
+    if isinstance(value, list | tuple):
+        return list(value[:_MOST])
+    return list(islice(getattr(value, "__dict__", {}).values(), _MOST))

@@ -1,0 +1,246 @@
+"""`Epochs`: the epochs of a loader one after the other, each of which can be begun where it was left."""
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Any, Generic, TypeVar
+
+from hotloop.data.chance import Chance, Moment
+from hotloop.data.origin import Origin
+from hotloop.data.position import Position, Resumption
+from hotloop.errors import BadArgument
+
+T = TypeVar("T")
+Tell = Callable[[int, int], None]  # batches that were loaded again so far, and in all
+MOST_AHEAD = 4  # batches that a stream reads before they are trained on, at most
+
+
+class Epoch:
+    """An epoch in progress: how it began, what was read of it, and whether all of it was."""
+
+    def __init__(self, began: Moment, begun: bool, carried: tuple[Moment, ...], read: int = 0) -> None:
+        self.began = began
+        self.begun = begun
+        self.carried = carried
+        self.read = read
+        self.ended = False
+        self.latest: Any = None  # what was read last, while the epoch lasts
+        self.moments: deque[Moment] = deque(maxlen=MOST_AHEAD)  # before the latest batches were read
+
+    def follow(self, batches: Iterator[T], note: Callable[[], Moment] | None) -> Iterator[T]:
+        """The same batches, counted; with `note`, the moment before each one is noted."""
+        try:
+            for batch in batches if note is None else self._noted(batches, note):
+                self.read += 1
+                self.latest = batch
+                yield batch
+            self.ended = True
+        finally:
+            self.latest = None  # a batch may take much memory
+
+    def _noted(self, batches: Iterator[T], note: Callable[[], Moment]) -> Iterator[T]:
+        moment = note()
+        for batch in batches:
+            self.moments.append(moment)
+            yield batch
+            moment = note()
+
+
+class Skip:
+    """Draws or batches that are dropped because the training has had them."""
+
+    def __init__(self, count: int, *, watched: bool) -> None:
+        self.count = count
+        self.last: Any = None  # what was dropped last
+        self.missing = 0  # how many there were too few
+        self.after_first: Moment | None = None  # the random states once the first was dropped
+        self._watched = watched
+
+    def __call__(self, batches: Iterator[Any], tell: Tell | None = None) -> None:
+        self.missing = self.count
+        for number, dropped in enumerate(islice(batches, self.count), 1):
+            self.last, self.missing = dropped, self.count - number
+            if number == 1 and self._watched:
+                self.after_first = Moment.now()
+            if tell is not None:
+                tell(number, self.count)
+
+    def disturbed(self, position: Position) -> bool:
+        """Whether the loader draws while its epoch runs from what others have drawn from too."""
+        if self.after_first is None:
+            return False
+        after = Moment.now()
+        drew, others_drew = self.after_first.differs(after), position.now.differs(after)
+        return any(mine and others for mine, others in zip(drew, others_drew, strict=True))
+
+
+class Epochs(ABC, Generic[T]):
+    """The epochs of a loader. See `hotloop.data.position` for how one of them is resumed."""
+
+    workers = 0
+    prefetched = 0  # batches that workers are asked for in advance
+    random_items = False  # whether an item may be another one each time it is made
+
+    def __init__(self, chance: Chance, *, note_each: bool = False) -> None:
+        self.first = 0  # number of the first batch of the epoch in progress: above 0 in one that was resumed
+        self._chance = chance
+        self._note = chance.note_all if note_each else None
+        self._epoch: Epoch | None = None
+        self._ready: Iterator[T] | None = None  # an epoch that was begun at a position
+
+    @abstractmethod
+    def _open(self) -> Iterator[T]:
+        """Make the iterator of the next epoch, as the loader does."""
+
+    @abstractmethod
+    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[T], int]:
+        """Make the iterator and skip what the training has had; also, how many batches that loaded again."""
+
+    @abstractmethod
+    def _has_begun(self) -> bool:
+        """Whether workers that persist between epochs are there already."""
+
+    def _restart(self, position: Position) -> None:
+        """Let workers that persist be there, or not, as they were when the epoch of a position began."""
+
+    def _carried(self) -> tuple[Moment, ...]:
+        """The random states of workers that persist, where they are known."""
+        return ()
+
+    def _why_never(self) -> str | None:
+        """Why no epoch of this loader can be begun again exactly."""
+        return None
+
+    def _own_account(self) -> Any:
+        """What the loader itself tells of where it is."""
+        return None
+
+    def begin(self) -> Iterator[T]:
+        """The next epoch."""
+        if self._ready is not None:
+            ready, self._ready = self._ready, None
+            return ready
+        self.first = 0
+        self._epoch = epoch = Epoch(self._chance.note(), self._has_begun(), self._carried())
+        return epoch.follow(self._open(), self._note)
+
+    def latest(self, consumed: int) -> Any:
+        """What was read last, where the training has had so many batches and nothing was read after them."""
+        return None if self._epoch is None or self._epoch.read != consumed else self._epoch.latest
+
+    def position(self, consumed: int | None, last: tuple[int, ...] | None) -> Position:
+        """Where the epoch in progress is when the training has had so many of its batches; None: between epochs."""
+        now = self._chance.note_all()
+        if consumed is None:
+            began, begun, carried = self._chance.note(), self._has_begun(), self._carried()
+            reason = self._why_not_the_same(begun, carried)
+            return Position(None, began, now, begun=begun, carried=carried, workers=self.workers, reason=reason)
+        epoch = self._epoch
+        read = 0 if epoch is None else epoch.read
+        if epoch is None or not 0 <= consumed <= read:
+            raise BadArgument(
+                f"consumed={consumed}, but {read} batches of the epoch were read",
+                fix="give the number of batches of this epoch that were trained on",
+            )
+        ahead = read - consumed
+        moments = list(epoch.moments)[len(epoch.moments) - ahead :] if ahead <= len(epoch.moments) else []
+        unnoted = ahead > len(moments) and consumed > 0 and self.workers == 0
+        return Position(
+            consumed=consumed,
+            began=epoch.began,
+            now=now,
+            read=read,
+            ended=epoch.ended,
+            ahead=tuple(moments),
+            last=last,
+            begun=epoch.begun,
+            workers=self.workers,
+            prefetched=self.prefetched,
+            carried=epoch.carried,
+            loader=None if ahead or epoch.ended else self._own_account(),
+            reason=self._why_not_the_same(epoch.begun, epoch.carried, unnoted=unnoted),
+        )
+
+    def _why_not_the_same(self, begun: bool, carried: tuple[Moment, ...], *, unnoted: bool = False) -> str | None:
+        if why := self._why_never():
+            return why
+        if not self.random_items:
+            return None
+        if unnoted:
+            return "a batch was read and not trained on; its items are the same, what is random in them is drawn anew"
+        if begun and not carried:
+            return (
+                "workers that persist carry their random states from epoch to epoch, and those are not known here: the "
+                "order of the items is the same, what is random in them is not (persistent_workers=False keeps both)"
+            )
+        return None
+
+    def resume(self, position: Position, tell: Tell | None = None) -> Resumption:
+        """Make the next epoch go on from a position; the caller then puts back the global random states.
+
+        `tell` is called for each batch that has to be loaded again, with how many those are so far and in all.
+        """
+        reasons = [position.reason, self._what_changed(position)]
+        self._restart(position)
+        self._epoch = self._ready = None
+        if position.consumed is None:
+            self._chance.put_own(position.began)
+            return Resumption(reason=_joined(reasons))
+        self._chance.put(position.began)
+        skip = Skip(position.consumed, watched=not self._chance.in_torch_alone)
+        batches, loaded = self._open_at(position, skip, tell)
+        self._epoch = epoch = Epoch(position.began, position.begun, position.carried, position.consumed)
+        self.first = position.consumed
+        rest = epoch.follow(batches, self._note)
+        ahead = self._read_again(rest, position)
+        if position.ended:
+            ahead += rest  # a loader that has said that it is at its end has drawn all that it draws
+        reasons.append(_why_other(position, skip))
+        if self.prefetched == position.prefetched:
+            self._chance.put_own(position.now)
+        self._ready = chain(ahead, rest)
+        return Resumption(position.consumed, loaded, _joined(reasons))
+
+    def _read_again(self, rest: Iterator[T], position: Position) -> list[T]:
+        """The batches that were read ahead of the training, read with the random states of then."""
+        assert position.consumed is not None
+        if not position.ahead:
+            return list(islice(rest, position.read - position.consumed))
+        again: list[T] = []
+        for moment in position.ahead:
+            self._chance.put(moment)
+            again += islice(rest, 1)
+        return again
+
+    def _what_changed(self, position: Position) -> str | None:
+        if not self._chance.fits(position.began):
+            return "the loader has more or fewer generators than it had: its order may be another one"
+        if self.random_items and self.workers != position.workers:
+            return (
+                f"the loader had num_workers={position.workers} and has {self.workers} now: "
+                "the order of the items is the same, what is random in them is not"
+            )
+        return None
+
+
+def _why_other(position: Position, skip: Skip) -> str | None:
+    """What the skipped batches tell about whether the loader is the one that it was."""
+    if skip.missing:
+        return f"the loader has {skip.missing} batches too few: its dataset, sampler or batch size has changed"
+    drawn = Origin(0, skip.last).indices
+    if position.last is not None and drawn is not None and drawn != position.last:
+        return (
+            "the last batch before the checkpoint would hold other items now: the dataset, sampler or batch size has "
+            "changed, or the sampler draws from random numbers that others draw from too"
+        )
+    if skip.disturbed(position):
+        return (
+            "the loader draws random numbers while its epoch runs, and others draw from them too: "
+            "batches that depend on earlier draws may differ (give the loader a generator of its own)"
+        )
+    return None
+
+
+def _joined(reasons: list[str | None]) -> str | None:
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or None

@@ -1,0 +1,114 @@
+"""`Feed`: the batches of a loader on the host, with their origins."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from hotloop.data.chance import Chance, Moment, is_stateful
+from hotloop.data.epochs import Epochs, Skip, Tell
+from hotloop.data.origin import Origin, Tap
+from hotloop.data.plain import NotPlain, plain
+from hotloop.data.position import Position
+from hotloop.data.resident import asked_in_advance, is_constant
+from hotloop.data.workers import Workers
+
+Batch = tuple[Origin, Any]
+
+
+class Feed(Epochs[Batch]):
+    """The batches as the loader gives them, each with its origin."""
+
+    def __init__(self, source: Iterable[Any], tap: Tap | None, *, reads_ahead: bool) -> None:
+        """`tap` tells the samples of each batch, where there is one; `reads_ahead`: batches are read early."""
+        self._source = source
+        self._tap = tap
+        self._times = 0  # how often the loader was begun
+        self.random_items = _may_be_random(source)
+        self.workers = source.num_workers if isinstance(source, DataLoader) else 0
+        self.prefetched = asked_in_advance(source)
+        here = self.random_items and not self.workers  # whether random items are made in this process
+        super().__init__(
+            Chance(source, source.dataset if here and isinstance(source, DataLoader) else None),
+            note_each=here and reads_ahead,
+        )
+        self._staff: Workers | None = None
+        if isinstance(source, DataLoader) and source.persistent_workers and not self._is_stateful:
+            loader = source if tap is None else tap.loader
+            self._staff = Workers(loader, tell=tap is not None and self.random_items)
+
+    def __iter__(self) -> Iterator[Batch]:
+        yield from self.begin()
+
+    @property
+    def _is_stateful(self) -> bool:
+        return type(self._source) is not DataLoader and is_stateful(self._source)
+
+    def _open(self) -> Iterator[Batch]:
+        return self._opened(0)
+
+    def _opened(self, first: int) -> Iterator[Batch]:
+        self._times += 1
+        if self._tap is None:
+            return ((Origin(number), batch) for number, batch in enumerate(iter(self._source), first))
+        batches = self._tap.begin(first)
+        return batches if self._staff is None else self._staff.listen(batches)
+
+    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Batch], int]:
+        first = skip.count
+        if position.loader is not None and self._is_stateful:
+            self._source.load_state_dict(position.loader)  # type: ignore[attr-defined]
+            return self._opened(first), 0
+        if self._tap is not None and not self.workers:
+            batches = self._opened(first)
+            skip(self._tap.sampler.draws)
+            return batches, 0
+        if self._tap is not None and not self.random_items:
+            self._tap.sampler.skip = skip
+            return self._opened(first), 0
+        batches = self._opened(0)
+        skip((origin.drawn for origin, _ in batches), tell)
+        return batches, skip.count - skip.missing
+
+    def _has_begun(self) -> bool:
+        return self._staff is not None and self._staff.are_there
+
+    def _carried(self) -> tuple[Moment, ...]:
+        return () if self._staff is None else self._staff.carried()
+
+    def _restart(self, position: Position) -> None:
+        if self._staff is None:
+            return
+        self._staff.dismiss()
+        if not position.begun:
+            return
+        if self._tap is not None:
+            self._tap.sampler.silent = True
+        self._staff.start(position.carried)
+        if self._tap is not None:
+            self._tap.sampler.silent = False
+
+    def _why_never(self) -> str | None:
+        if isinstance(self._source, DataLoader) and self.workers and not getattr(self._source, "in_order", True):
+            return "the loader gives batches as its workers finish them (in_order=False), which is never the same twice"
+        if isinstance(self._source, Iterator) and self._times > 1:
+            return "the loader is an iterator, and what was read of it in earlier epochs is not skipped"
+        if self._is_stateful and self.workers and self.random_items:
+            return "the loader goes on by its own state_dict, which does not hold the random states of its workers"
+        return None
+
+    def _own_account(self) -> Any:
+        if not self._is_stateful:
+            return None
+        account = self._source.state_dict()  # type: ignore[attr-defined]
+        try:
+            plain(account)
+        except NotPlain:
+            return None
+        return account
+
+
+def _may_be_random(source: object) -> bool:
+    if isinstance(source, DataLoader):
+        return not is_constant(source.dataset)
+    return not isinstance(source, list | tuple)

@@ -1,0 +1,110 @@
+"""The random states of a DataLoader's workers, told with each batch, and given to workers that take their place.
+
+Workers that persist go on from epoch to epoch with random states that only they know. So where their items may be
+random, each batch brings along the states that its worker was left in, and a run that is resumed starts its workers
+with them.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from hotloop.data.chance import Moment
+
+
+@dataclass(frozen=True)
+class _Telling:
+    """A collate_fn that adds the random states of the worker that it runs in."""
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, items: Any) -> Any:
+        batch = self.collate(items)
+        info = get_worker_info()
+        assert info is not None
+        version, numbers, gauss = random.getstate()
+        # As bytes, which travel faster than a tensor in shared memory or a tuple of numbers.
+        python = (version, np.array(numbers, np.int64).tobytes(), gauss)
+        return info.id, torch.get_rng_state().numpy().tobytes(), python, np.random.get_state(legacy=False), batch
+
+
+@dataclass(frozen=True)
+class _Starting:
+    """A worker_init_fn that ends with the random states that a worker had."""
+
+    init: Callable[[int], None] | None
+    moments: tuple[Moment, ...]
+
+    def __call__(self, number: int) -> None:
+        if self.init is not None:
+            self.init(number)
+        if number < len(self.moments):
+            self.moments[number].put()
+
+
+class Workers:
+    """Workers of a loader that persist, and what they told of their random states."""
+
+    def __init__(self, loader: DataLoader[Any], *, tell: bool) -> None:
+        self._loader = loader
+        self._tell = tell
+        self._told: dict[int, Any] = {}
+        self._all_read = False  # whether the latest epoch was read to its end, so that no state is missing
+        if tell:
+            loader.__dict__["collate_fn"] = _Telling(loader.collate_fn)
+
+    @property
+    def are_there(self) -> bool:
+        return self._loader._iterator is not None
+
+    def carried(self) -> tuple[Moment, ...]:
+        """The states of all workers between two epochs; empty where they are not known."""
+        if not self._all_read or len(self._told) < self._loader.num_workers:
+            return ()
+        return tuple(_moment(self._told[number]) for number in range(self._loader.num_workers))
+
+    def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches without what the workers told."""
+        return self._heard(batches) if self._tell else batches
+
+    def _heard(self, batches: Iterator[Any]) -> Iterator[Any]:
+        if not self._all_read:  # an epoch was left early: what its workers told last is not what they did last
+            self._told = {}
+        self._all_read = False
+        for origin, (number, *told, batch) in batches:
+            self._told[number] = told
+            yield origin, batch
+        self._all_read = True
+
+    def dismiss(self) -> None:
+        """Let the next epoch begin with new workers."""
+        self._loader.__dict__["_iterator"] = None
+        self._told = {}
+
+    def start(self, carried: tuple[Moment, ...]) -> None:
+        """Start them with random states that workers before them had; the loader must have nothing to load."""
+        init = self._loader.worker_init_fn
+        self._loader.__dict__["worker_init_fn"] = _Starting(init, carried)
+        try:
+            iter(self._loader)
+        finally:
+            self._loader.__dict__["worker_init_fn"] = init
+        self._told = {number: _told(moment) for number, moment in enumerate(carried)}
+        self._all_read = True
+
+
+def _moment(told: list[Any]) -> Moment:
+    host, (version, numbers, gauss), numpy = told
+    python = (version, tuple(np.frombuffer(numbers, np.int64).tolist()), gauss)
+    return Moment(torch.frombuffer(bytearray(host), dtype=torch.uint8), python, numpy)
+
+
+def _told(moment: Moment) -> list[Any]:
+    assert moment.python is not None
+    version, numbers, gauss = moment.python
+    return [moment.torch.numpy().tobytes(), (version, np.array(numbers, np.int64).tobytes(), gauss), moment.numpy]

@@ -1,0 +1,80 @@
+"""`Portion`: how many items of a batch are computed at once, after memory ran out and until there is more of it."""
+
+from collections.abc import Callable
+
+PATIENCE = 50  # good passes before larger pieces are tried
+MOST_PATIENCE = 6400
+MORE_ROOM = 1.1  # times the room of the last failure: reason enough to try at once
+LOOK_EVERY = 10  # passes between two looks at the room
+
+
+class Portion:
+    """The size of pieces. It halves when memory runs out; after a quiet spell it doubles, which is a try.
+
+    A try that fails brings back the size that was good and doubles the spell, so that tries become rare instead of
+    going to and fro. `most` is a size that is never exceeded.
+
+    >>> portion = Portion()
+    >>> portion.failed(64)
+    >>> portion.of(64)
+    32
+    """
+
+    def __init__(self, most: int | None = None, room: Callable[[], int | None] = lambda: None) -> None:
+        self.most = most
+        self.limit = most  # items at once; None for all
+        self.failures = 0
+        self._room = room
+        self._room_at_failure: int | None = None
+        self._good: int | None = None  # the size to fall back to while a larger one is tried
+        self._passes = 0  # good ones since the last change
+        self._largest = 0  # items of the largest batch so far
+        self._patience = PATIENCE
+
+    def of(self, items: int) -> int:
+        """How many of the items of a batch to compute at once."""
+        self._largest = max(self._largest, items)
+        return items if self.limit is None else min(items, self.limit)
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether memory has run out and larger pieces were not good for long since."""
+        return self.failures > 0 and (self.limit != self.most or self._passes < MOST_PATIENCE)
+
+    def failed(self, size: int) -> None:
+        """Memory ran out with so many items at once."""
+        self.failures += 1
+        self._room_at_failure = self._room()
+        if self._good is not None and size > self._good:  # a try
+            self.limit, self._good = self._good, None
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        else:
+            self.limit, self._good = max(1, -(-size // 2)), None
+        self._passes = 0
+
+    def went_well(self, passes: int = 1) -> bool:
+        """After a pass, or several, that went well; whether the size changes now."""
+        if not self.failures:
+            return False
+        self._passes += passes
+        if self.limit == self.most or self.limit is None:
+            return False
+        if self._passes < self._patience and not self._has_more_room():
+            return False
+        self._good = self.limit
+        self.limit = 2 * self.limit
+        if self.most is not None:
+            self.limit = min(self.limit, self.most)
+        elif self.limit >= self._largest:
+            self.limit = None
+        self._passes = 0
+        return True
+
+    def _has_more_room(self) -> bool:
+        if self._passes % LOOK_EVERY or self._room_at_failure is None:
+            return False
+        room = self._room()
+        if room is None or room < MORE_ROOM * max(self._room_at_failure, 1):
+            return False
+        self._room_at_failure = room  # what is there now is used up by one try
+        return True

@@ -1,0 +1,51 @@
+"""The sums of a checkpoint come back equal, and nothing else passes for them."""
+
+import hashlib
+import json
+import math
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop import __version__
+from hotloop.checkpoint.sums import Sum, Sums
+
+FILES = {"tensors.safetensors": Sum(5, "ab"), "state.json": Sum(0, "cd")}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(st.integers(0, 10**18), st.integers(0), st.none() | st.floats(allow_nan=False))
+def test_sums_come_back_equal(step: int, number: int, score: float | None) -> None:
+    sums = Sums(step, number, score, FILES)
+    assert Sums.from_bytes(sums.to_bytes()) == sums
+
+
+def test_they_say_who_wrote_them_in_which_format() -> None:
+    about = json.loads(Sums(1, 2, math.inf, FILES).to_bytes())
+    assert (about["format"], about["version"], about["hotloop"]) == ("hotloop-checkpoint", 1, __version__)
+
+
+@given(st.data())
+def test_whatever_is_in_them_is_sums_or_a_value_error(data: st.DataObject) -> None:
+    about: dict[str, Any] = json.loads(Sums(1, 2, 0.5, FILES).to_bytes())
+    del about["sha256"]
+    field = data.draw(st.sampled_from([*about, "size"]))
+    if field == "size":
+        about["files"]["state.json"]["size"] = data.draw(JSON)
+    else:
+        about[field] = data.draw(JSON)
+    own = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    with suppress(ValueError):
+        Sums.from_bytes(json.dumps({**about, "sha256": own}).encode())
+
+
+@given(st.binary(max_size=40) | JSON.map(lambda each: json.dumps(each).encode()))
+def test_anything_else_is_a_value_error(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"sums\.json"):
+        Sums.from_bytes(content)
