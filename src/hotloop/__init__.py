@@ -6,7 +6,7 @@ Names are looked up on first use, so `import hotloop` costs nothing and starts n
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from hotloop.version import __version__
 
 if TYPE_CHECKING:
     from hotloop.clock import measure as measure

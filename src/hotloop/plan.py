@@ -35,7 +35,11 @@ class Plan(Record):
     cudnn_benchmark: bool = False  # the fastest convolution is found by trying
     compile: Compile = "off"
     graph: int = 0  # steps in one CUDA graph: 0 for no graph, more than 1 only inside `fit`
-    checkpointing: bool = False  # activations are computed again in the backward pass instead of kept
+    checkpointing: bool = False  # activations of all repeated blocks are computed again instead of kept
+    recompute: tuple[str, ...] = ()  # names of the modules whose activations are computed again instead of kept
+    memory_budget: int | str | None = (
+        None  # bytes of the device for the run, such as "8GiB"; `recompute` is chosen by it
+    )
 
     def __post_init__(self) -> None:
         for name, kind in (("precision", Precision), ("stream", Stream), ("compile", Compile)):

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop import __version__
 from hotloop.text import printable
+from hotloop.version import __version__
 
 FORMAT = "hotloop-checkpoint"
 VERSION = 1

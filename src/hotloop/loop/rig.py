@@ -31,11 +31,10 @@ class Rig:
             for group in optimizer.param_groups:
                 self._flag(optimizer, group)
             _settle_steps(optimizer)
-        if self.plan.checkpointing:
-            for block in repeated_blocks(self._model):
-                contexts = partial(_contexts, block)
-                again = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-                self._undo.append(_attribute(block, "forward", again))
+        for block in self._recomputed():
+            contexts = partial(_contexts, block)
+            again = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
+            self._undo.append(_attribute(block, "forward", again))
 
     def release(self) -> None:
         """Undo what `engage` did."""
@@ -54,6 +53,13 @@ class Rig:
     def inputs(self, batch: Any) -> Any:
         """A batch in the layout of the plan."""
         return map_tensors(batch, _channels_last) if self.plan.channels_last else batch
+
+    def _recomputed(self) -> Sequence[nn.Module]:
+        """The blocks whose activations are computed again."""
+        if self.plan.checkpointing:
+            return repeated_blocks(self._model)
+        known = dict(self._model.named_modules()) if self.plan.recompute else {}
+        return [known[name] for name in self.plan.recompute if name in known]
 
     def _flag(self, optimizer: Optimizer, group: dict[str, Any]) -> None:
         wanted: dict[str, Any] = {}

@@ -1,0 +1,238 @@
+"""`usage` tells allocated, reserved, process and device memory apart; `holdings` says what a model itself holds."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotloop.device.machine import text_of
+from hotloop.memory.storages import storages_of
+from hotloop.placement import tensors_in
+from hotloop.records import Record
+from hotloop.text import size
+
+HOST_PIDS = 0xEFFFFFFC  # Linux gives this inode to the namespace of process numbers in which the driver counts
+
+
+@dataclass(frozen=True)
+class Usage(Record):
+    """The memory of a device at one moment, in bytes; what is unknown is None, never 0."""
+
+    device: str
+    allocated: int | None = None  # in live tensors, as the allocator counts them
+    reserved: int | None = None  # that the allocator holds from the device, the cached part included
+    process: int | None = None  # of this process in all: reserved, the context of the device, loaded code
+    free: int | None = None  # that anybody could still take
+    total: int | None = None
+
+    @property
+    def cached(self) -> int | None:
+        """Reserved and in no tensor: what `release` can give back, as far as no block of it is in use."""
+        return None if self.reserved is None or self.allocated is None else self.reserved - self.allocated
+
+    @property
+    def others(self) -> int | None:
+        """What other processes hold; only known where the share of this one is."""
+        if self.total is None or self.free is None or self.process is None:
+            return None
+        return max(self.total - self.free - self.process, 0)
+
+    def __str__(self) -> str:
+        own = {"allocated": self.allocated, "reserved": self.reserved, "in this process": self.process}
+        said = [f"{size(bytes_)} {name}" for name, bytes_ in own.items() if bytes_ is not None]
+        if self.others is not None:
+            said.append(f"{size(self.others)} in others")
+        if self.free is not None:
+            said.append(f"{size(self.free)} free" + (f" of {size(self.total)}" if self.total is not None else ""))
+        elif self.total is not None:
+            said.append(f"{size(self.total)} in all")
+        return f"{self.device}: {', '.join(said) or 'unknown'}"
+
+
+@dataclass(frozen=True)
+class Held(Record):
+    """The bytes that a model and its optimizers hold on one device between two steps."""
+
+    device: str
+    parameters: int = 0
+    buffers: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.parameters + self.buffers + self.gradients + self.optimizer
+
+    def __str__(self) -> str:
+        parts = {"parameters": self.parameters, "gradients": self.gradients, "optimizer state": self.optimizer}
+        parts["buffers"] = self.buffers
+        return f"{self.device}: {size(self.total)} (" + ", ".join(f"{n} {size(b)}" for n, b in parts.items()) + ")"
+
+
+@dataclass(frozen=True)
+class Holdings(Record):
+    """The same, for each device on which there is anything."""
+
+    devices: tuple[Held, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(held.total for held in self.devices)
+
+    def on(self, device: str | torch.device) -> Held:
+        """What is held on one device."""
+        return next((held for held in self.devices if held.device == str(device)), Held(str(device)))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.devices)) or "nothing"
+
+
+def usage(device: str | torch.device = "cpu") -> Usage:
+    """What is in use on `device` now, and by whom.
+
+    >>> now = usage("cpu")
+    >>> now.allocated is None and 0 < now.process < now.total
+    True
+    """
+    target = torch.device(device)
+    if target.type == "cpu":
+        free, total = machine_memory()
+        return Usage("cpu", process=psutil.Process().memory_info().rss, free=free, total=total)
+    if target.type == "cuda":
+        return _cuda(target)
+    if target.type == "mps":
+        return Usage(
+            str(target),
+            allocated=torch.mps.current_allocated_memory(),
+            reserved=torch.mps.driver_allocated_memory(),
+            total=torch.mps.recommended_max_memory(),
+        )
+    return Usage(str(target))
+
+
+def holdings(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] = ()) -> Holdings:
+    """Bytes of parameters, gradients, optimizer state and buffers, by device; memory that is shared counts once.
+
+    >>> print(holdings(nn.Linear(100, 10)))
+    cpu: 3.9 KiB (parameters 3.9 KiB, gradients 0 B, optimizer state 0 B, buffers 0 B)
+    """
+    several = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
+    learned = [*model.parameters(), *(p for o in several for group in o.param_groups for p in group["params"])]
+    kinds: dict[str, Iterable[Tensor]] = {
+        "parameters": learned,
+        "buffers": model.buffers(),
+        "gradients": [p.grad for p in learned if p.grad is not None],
+        "optimizer": [t for o in several for state in o.state.values() for _, t in tensors_in(state)],
+    }
+    seen: set[int] = set()
+    found: dict[str, dict[str, int]] = {}
+    for kind, tensors in kinds.items():
+        for storage in (s for tensor in tensors for s in storages_of(tensor)):
+            if storage._cdata not in seen:
+                seen.add(storage._cdata)
+                on = found.setdefault(str(storage.device), {})
+                on[kind] = on.get(kind, 0) + storage.nbytes()
+    return Holdings(tuple(Held(device, **parts) for device, parts in found.items()))
+
+
+def machine_memory(root: Path = Path("/")) -> tuple[int, int]:
+    """Free and total bytes of main memory that this process may take: of a container, its share."""
+    memory = psutil.virtual_memory()
+    free, total = memory.available, memory.total
+    for limit, used in _limits(root):
+        free, total = min(free, max(limit - used, 0)), min(total, limit)
+    return min(free, total), total
+
+
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and use of every control group around this process, in both versions of them that Linux has."""
+    names = ("memory.max", "memory.current", "inactive_file")
+    older = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    for base, group, (limit_file, used_file, cache) in (
+        (root / "sys/fs/cgroup", _group(root, ""), names),
+        (root / "sys/fs/cgroup/memory", _group(root, "memory"), older),
+    ):
+        inside = base / group
+        for folder in (inside, *inside.parents):  # a limit of any group above holds as well
+            limit, used = _number(folder / limit_file), _number(folder / used_file)
+            if limit is not None:
+                yield limit, max((used or 0) - _statistic(folder / "memory.stat", cache), 0)
+            if folder == base:
+                break
+
+
+def _group(root: Path, controller: str) -> str:
+    """The control group of this process; in a container it is often the root."""
+    for line in (text_of(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "?", "")
+        if controller in controllers.split(",") and ".." not in path.split("/"):
+            return path.strip().lstrip("/")
+    return ""
+
+
+def _statistic(path: Path, name: str) -> int:
+    """A figure of `memory.stat`; that of cached files is taken from what is used, since the kernel drops them."""
+    pairs = (line.split() for line in (text_of(path) or "").splitlines())
+    return next((int(p[1]) for p in pairs if len(p) == 2 and p[0] == name and p[1].isdecimal()), 0)
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is none, as in "max" for no limit."""
+    text = (text_of(path) or "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _cuda(device: torch.device) -> Usage:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    free, total = torch.cuda.mem_get_info(index)
+    reserved = torch.cuda.memory_reserved(index)
+    return Usage(
+        f"cuda:{index}",
+        allocated=torch.cuda.memory_allocated(index),
+        reserved=reserved,
+        process=_process(str(getattr(torch.cuda.get_device_properties(index), "uuid", "")), reserved),
+        free=free,
+        total=total,
+    )
+
+
+def _process(uuid: str, reserved: int) -> int | None:
+    """What NVML says that this process holds on a GPU; None where it cannot be told for certain."""
+    try:
+        import pynvml  # noqa: PLC0415  # a broken installation must not break what needs no NVML
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    try:
+        processes = _running(pynvml, uuid)
+    finally:
+        pynvml.nvmlShutdown()
+    own = {p.pid: p.usedGpuMemory for p in processes}.get(os.getpid())
+    # In a container the numbers of processes are its own, and may be those of strangers outside.
+    certain = _counts_like_the_driver() or len(processes) == 1
+    return own if own is not None and own >= reserved and certain else None
+
+
+def _running(pynvml: ModuleType, uuid: str) -> list[Any]:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        return list(pynvml.nvmlDeviceGetComputeRunningProcesses(handle))
+    except (pynvml.NVMLError, AttributeError):  # MIG, vGPU, WSL or an old driver
+        return []
+
+
+def _counts_like_the_driver(root: Path = Path("/")) -> bool:
+    try:
+        return (root / "proc/self/ns/pid").stat().st_ino == HOST_PIDS
+    except OSError:
+        return False
