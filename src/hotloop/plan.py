@@ -37,9 +37,7 @@ class Plan(Record):
     graph: int = 0  # steps in one CUDA graph: 0 for no graph, more than 1 only inside `fit`
     checkpointing: bool = False  # activations of all repeated blocks are computed again instead of kept
     recompute: tuple[str, ...] = ()  # names of the modules whose activations are computed again instead of kept
-    memory_budget: int | str | None = (
-        None  # bytes of the device for the run, such as "8GiB"; `recompute` is chosen by it
-    )
+    memory_budget: int | str | None = None  # bytes for the run, such as "8GiB"; `recompute` is chosen to keep it
 
     def __post_init__(self) -> None:
         for name, kind in (("precision", Precision), ("stream", Stream), ("compile", Compile)):
