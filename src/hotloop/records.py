@@ -88,6 +88,10 @@ class Report(Record):
     tuning: float = 0.0  # seconds of the run in which plans were tried
     out_of_memory: int = 0  # times that memory ran out and the batch was repeated in pieces
     micro_batch: int | None = None  # items computed at once at the end; None for whole batches
+    stopped: str | None = None  # what ended it before all epochs were done: Ctrl-C, SIGTERM, the time limit
+    resumed: int = 0  # times that it went on from a checkpoint
+    saved: int | None = None  # the step of the last checkpoint
+    saving: float = 0.0  # seconds for which checkpoints held training up
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,19 @@ class Randomness:
         self._numpy = np.random.get_state()  # the state that people's datasets use
         self._others = [(generator, generator.get_state()) for generator in generators]
 
+    def to_state(self) -> dict[str, Any]:
+        """The states as plain data and tensors; those of other generators are their holders' affair."""
+        return {"host": self._host, "device": self._there, "python": self._python, "numpy": self._numpy}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any], device: torch.device) -> "Randomness":
+        """What `to_state` was asked for; the state of a device that is not there now is left out."""
+        made = cls(device)
+        made._host, made._python, made._numpy = state["host"], state["python"], state["numpy"]
+        if state["device"] is not None and made._there is not None:
+            made._there = state["device"]
+        return made
+
     def put(self) -> None:
         torch.set_rng_state(self._host)
         if self._device is not None and self._there is not None:

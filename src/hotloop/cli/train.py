@@ -29,6 +29,16 @@ Width = Annotated[
 Batch = Annotated[
     int | None, typer.Option(metavar="N", help="Sprites in a step.", show_default="what suits the device")
 ]
+Save = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write checkpoints here, so that the run can go on.", show_default=False),
+]
+Every = Annotated[str, typer.Option(metavar="TIME", help="How often: 30s, 5min, 1000 steps.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin if there is none.")]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Save and end after this long, such as 2h.", show_default=False),
+]
 
 
 @app.command()
@@ -41,6 +51,10 @@ def classify(
     batch: Batch = None,
     classes: Classes = None,
     seed: Seed = 0,
+    save: Save = None,
+    every: Every = "5min",
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
     as_json: Json = False,
 ) -> None:
     """Learn to tell the classes of sprites apart; judged on sprites that it never saw.
@@ -49,11 +63,13 @@ def classify(
       hotloop train classify                      [dim]on sprites made for it[/dim]
       hotloop train classify art.safetensors      [dim]on your own; every tenth is held out[/dim]
       hotloop evaluate classifier.safetensors     [dim]afterwards: accuracy and confusions[/dim]
+      hotloop train classify --save runs/a --resume   [dim]again and again, until it is done[/dim]
     """
-    from hotloop.sprites.training import learn_to_sort
+    from hotloop.sprites.training import Run, learn_to_sort
 
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
-    trained, report = learn_to_sort(sprites, held_out, recipe, device=device)
+    run = Run(save=save, every=every, resume=resume, time_limit=time_limit)
+    trained, report = learn_to_sort(sprites, held_out, recipe, device=device, **run)
     _finish(trained, report, out, as_json, f"hotloop evaluate {out}")
 
 
@@ -67,6 +83,10 @@ def draw(
     batch: Batch = None,
     classes: Classes = None,
     seed: Seed = 0,
+    save: Save = None,
+    every: Every = "5min",
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
     as_json: Json = False,
 ) -> None:
     """Learn to draw new sprites of a class. They are made of palette colours, so they are always crisp.
@@ -75,11 +95,13 @@ def draw(
       hotloop train draw                          [dim]on sprites made for it[/dim]
       hotloop train draw art.safetensors --epochs 200
       hotloop generate --class potion             [dim]afterwards: a sheet of new potions[/dim]
+      hotloop train draw --save runs/b --resume   [dim]again and again, until it is done[/dim]
     """
-    from hotloop.sprites.training import learn_to_draw
+    from hotloop.sprites.training import Run, learn_to_draw
 
     recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
-    trained, report = learn_to_draw(sprites, recipe, device=device)
+    run = Run(save=save, every=every, resume=resume, time_limit=time_limit)
+    trained, report = learn_to_draw(sprites, recipe, device=device, **run)
     _finish(trained, report, out, as_json, f"hotloop generate --model {out}")
 
 
@@ -135,5 +157,7 @@ def _finish(trained: "Trained", report: "Report", out: Path, as_json: bool, then
         words = console()
         words.print(summary(report, f"hotloop train: {trained.kind}"))
         say(words, f"Written: {out}. Next: `{then}`")
+    if report.interrupted and report.saved is not None:
+        say(console(stderr=True), f"Ended by {report.stopped}, saved at step {report.saved}: `--resume` goes on there.")
     if report.interrupted:
         raise typer.Exit(INTERRUPTED)

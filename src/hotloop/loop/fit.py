@@ -1,19 +1,22 @@
 """The whole of a training run around `Loop.step`: epochs, evaluation, progress, Ctrl-C, and the report of it all."""
 
+import math
 import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from hotloop.clock import Clock
+from hotloop.data import Resumption
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
 from hotloop.loop.progress import Display, Stop
+from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.update import Schedule
 from hotloop.loop.watch import Ending, Watch
@@ -21,6 +24,17 @@ from hotloop.records import Epoch, Report
 
 if TYPE_CHECKING:
     from hotloop.loop.loop import Loop
+
+
+class Trained(NamedTuple):
+    """An epoch that was trained on; its losses may still be on their way from the device."""
+
+    number: int
+    ending: Ending
+    clock: Clock
+    end: Any
+    earlier: float  # seconds of it in an earlier part of the run
+    whole: bool  # whether it came to its end
 
 
 @dataclass
@@ -31,20 +45,41 @@ class Fit:
     watch: Watch
     schedule: Schedule
     tuner: Tuner
+    saver: Saver | None = None
+    time_limit: float | None = None  # seconds
     stop: Stop = field(default_factory=Stop)
     epochs: list[Epoch] = field(default_factory=list)
+    first: int = 0  # epochs that an earlier part of the run has done
+    consumed: int = 0  # batches of the epoch in progress that were trained on
     display: Display = field(init=False)
-    _pending: "deque[tuple[int, Ending, Clock, Any]]" = field(
-        default_factory=deque
-    )  # epochs whose losses are under way
+    _pending: "deque[Trained]" = field(default_factory=deque)  # epochs whose losses are under way
 
     def __post_init__(self) -> None:
-        self._started = datetime.now(UTC)
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._clock = time.perf_counter()
+        self._earlier = 0.0  # seconds of the earlier parts of the run
+        self._epoch_clock = self._clock
+        self._epoch_earlier = 0.0  # seconds of the epoch in progress, in an earlier part
+        self._resumed = 0
+        self._resumption = Resumption()
+        self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
+        self._last: dict[str, Any] | None = None  # the state before an evaluation that was cut short
         self._tuned_before = self.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.watch.batches, self.loop.out_of_memory)
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
+
+    def go_on(self, tree: dict[str, Any], loader: Iterable[Any], tell: Callable[[str], None]) -> None:
+        """Be where a checkpoint was."""
+        run = tree["run"]
+        self._resumption = self.loop._resume_epoch(loader, tree["loop"], tree["position"], tell)
+        self.first, self.consumed = run["first"], run["consumed"] or 0
+        self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
+        self._started, self._earlier = run["started"], run["seconds"]
+        self._epoch_earlier = run["epoch_seconds"]
+        self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
+        self._resumed = run["resumed"] + 1
+        self._before = tuple(run["before"])
 
     def run(
         self,
@@ -57,93 +92,167 @@ class Fit:
     ) -> Report:
         """Train, evaluate after each epoch, and report what was measured; `epoch` gives batches and items."""
         wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
-        with self.stop.listening(), Display(epochs, length, progress) as display:
+        with self.stop.listening(terminate=self.saver is not None), Display(epochs, length, progress) as display:
             self.display = self.tuner.display = display
-            for number in range(1, epochs + 1):
-                clock = Clock(self.loop.device)
-                self._train(number, epoch())
-                if not self.watch.items_seen:
-                    break  # stopped before the first batch
-                self._pending.append((number, self.watch.end_epoch(), clock, clock.lap()))
-                self._finish(validate, metrics, wait=wait)
+            self._say_where_it_goes_on(epochs, length)
+            if self.saver is not None:
+                self.saver.check(self.loop.state())
+            if self._unevaluated is not None:
+                self._note(self._unevaluated, validate, metrics)
+            for number in range(self.first + 1, epochs + 1):
                 if self.stop.asked:
                     break
+                whole = self._train(number, epoch())
+                if not self.watch.items_seen:
+                    break  # stopped before the first batch
+                self._finish(validate, metrics, wait=wait)
+                if whole:
+                    self.first, self.consumed = number, 0
+                    self._save_epoch(validate, metrics, last=self.stop.asked or number == epochs)
             self._finish(validate, metrics, wait=True)
+            if self.saver is not None and self._last is not None:
+                self.saver.save(self.loop.steps, self._last, wait=True)
         self.tuner.display = None
         return self._report()
 
-    def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> None:
-        """One epoch."""
-        start = time.perf_counter()
-        done = 0
+    def _say_where_it_goes_on(self, epochs: int, length: int | None) -> None:
+        if not self._resumed:
+            return
+        self.display.begin_at(self.first * (length or 0) + self.consumed)
+        place = (
+            f"after epoch {self.first}" if not self.consumed else f"in epoch {self.first + 1}, batch {self.consumed}"
+        )
+        self.display.say(f"going on from step {self.loop.steps}, {place} of {epochs}")
+        if self._resumption.reason:
+            self.display.say(f"not everything can be as it would have been: {self._resumption.reason}")
+
+    def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> bool:
+        """One epoch, or the rest of it; whether it came to its end."""
+        clock = Clock(self.loop.device)
+        start = self._epoch_clock = time.perf_counter()
+        done, whole = 0, False
         try:
             for batches, items in stretches:
                 done += items
+                self.consumed += batches
                 self.display.stretch(batches, number, self.watch.latest, done / (time.perf_counter() - start))
-                if self.stop.asked:
+                if self._must_end():
                     break
+            else:
+                whole = True
         except (KeyboardInterrupt, RuntimeError):
             if not self.stop.asked:  # Ctrl-C also reaches the loader's workers, and the loader then complains of them
                 raise
+        if self.watch.items_seen:
+            means = self.watch.end_epoch()
+            self._pending.append(Trained(number, means, clock, clock.lap(), self._epoch_earlier, whole))
+        if whole:
+            self._epoch_earlier = 0.0
+        return whole
+
+    def _must_end(self) -> bool:
+        """After a stretch: save where it is time to. Whether the run has to end here."""
+        if self.time_limit is not None and not self.stop.asked and self._seconds() > self.time_limit:
+            self.stop.why = "the time limit"
+        if self.saver is None:
+            return self.stop.asked
+        if not self.loop.is_between_windows:  # a gradient waits for its update, a few batches ahead
+            return False
+        if self.stop.asked or self.saver.is_due(self.loop.steps):
+            self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
+            self.saver.save(self.loop.steps, self._tree(self.consumed), wait=self.stop.asked)
+        return self.stop.asked
+
+    def _save_epoch(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, last: bool) -> None:
+        """After an epoch: save where it is time to, at the end of the run, and where the validation loss is best."""
+        if self.saver is None or self._last is not None:
+            return
+        loss = self.epochs[-1].metrics.get("loss") if self.epochs and not self._pending else None
+        best = loss is not None and all(loss < e.metrics.get("loss", math.inf) for e in self.epochs[:-1])
+        if last or best or self.saver.is_due(self.loop.steps):
+            self._finish(validate, metrics, wait=True)
+            self.saver.save(self.loop.steps, self._tree(None), loss, wait=last)
+
+    def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
+        """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
+        inside = consumed is not None
+        run = {
+            "first": self.first if unevaluated is None else unevaluated.number,
+            "consumed": consumed,
+            "epochs": [epoch.to_json() for epoch in self.epochs],
+            "started": self._started,
+            "seconds": self._earlier + self._seconds(),
+            "epoch_seconds": self._epoch_earlier + time.perf_counter() - self._epoch_clock if inside else 0.0,
+            "unevaluated": None if unevaluated is None else unevaluated.to_json(),
+            "resumed": self._resumed,
+            "before": list(self._before),
+        }
+        return {"loop": self.loop.state(), "position": self.loop._position(consumed), "run": run}
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._clock
 
     def _finish(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, wait: bool) -> None:
         """Note the epochs whose losses have come from the device; short epochs go on meanwhile."""
-        while self._pending and (wait or self._pending[0][1].landed()):
-            number, ending, clock, end = self._pending.popleft()
-            means = ending.means()
-            done = self._evaluated(number, means, clock.seconds(end), int(ending.items), validate, metrics)
-            self.epochs.append(done)
-            self.display.epoch(done)
+        while self._pending and (wait or self._pending[0].ending.landed()):
+            done = self._pending.popleft()
+            epoch = Epoch(
+                number=done.number,
+                loss=sum((means := done.ending.means()).values()),
+                items=int(done.ending.items),
+                seconds=done.clock.seconds(done.end) + done.earlier,
+                losses=means if len(means) > 1 else {},
+                metrics={},
+            )
+            self._note(epoch, validate if done.whole else None, metrics)
 
-    def _evaluated(
-        self,
-        number: int,
-        means: dict[str, float],
-        seconds: float,
-        items: int,
-        validate: Iterable[Any] | None,
-        metrics: Metrics | None,
-    ) -> Epoch:
-        loss = sum(means.values())
-        scores: dict[str, float] = {}
-        if validate is not None and not self.stop.asked:
+    def _note(self, epoch: Epoch, validate: Iterable[Any] | None, metrics: Metrics | None) -> None:
+        """Evaluate after an epoch and keep what it gave."""
+        if validate is not None:
+            epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
+        if not self.stop.asked:
+            self.schedule.after_evaluation(epoch.metrics.get("loss", epoch.loss))
+        self.epochs.append(epoch)
+        self.display.epoch(epoch)
+
+    def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
+        """The evaluation after an epoch; empty where the run has to end before it is done."""
+        before = None if self.saver is None else self._tree(None, epoch)
+        if not self.stop.asked:
             try:
                 with self.stop.at_once():
-                    scores = self.loop.evaluate(validate, metrics)
+                    return self.loop.evaluate(validate, metrics)
             except KeyboardInterrupt:
-                self.stop.asked = True
-        if not self.stop.asked:
-            self.schedule.after_evaluation(scores.get("loss", loss))
-        return Epoch(
-            number=number,
-            loss=loss,
-            items=items,
-            seconds=seconds,
-            losses=means if len(means) > 1 else {},
-            metrics=scores,
-        )
+                self.stop.why = self.stop.why or "Ctrl-C"
+        self._last = before  # it is evaluated when the run goes on
+        return {}
 
     def _report(self) -> Report:
         loop = self.loop
         steps, skipped, first, failures = self._before
         on_gpu = loop.device.type == "cuda"
+        writer = None if self.saver is None else self.saver.writer
         return Report(
             device=str(loop.device),
             device_name=loop.choice.name,
             reason=loop.choice.reason,
             precision=loop.plan.precision,
             parameters=sum(p.numel() for p in loop.model.parameters()),
-            started=self._started.isoformat(timespec="seconds"),
-            seconds=time.perf_counter() - self._clock,
+            started=self._started,
+            seconds=self._earlier + self._seconds(),
             steps=loop.steps - steps,
             skipped=loop.skipped - skipped,
             interrupted=self.stop.asked,
             epochs=tuple(self.epochs),
             curve=tuple((batch - first, loss) for batch, loss in self.watch.curve if batch > first),
             peak_memory=torch.cuda.max_memory_allocated(loop.device) if on_gpu else None,
-            versions={"python": platform.python_version(), "torch": torch.__version__},
+            versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             levers=tuple(levers_of(loop.plan)),
             tuning=self.tuner.seconds - self._tuned_before,
             out_of_memory=loop.out_of_memory - failures,
             micro_batch=loop.plan.micro_batch,
+            stopped=self.stop.why,
+            resumed=self._resumed,
+            saved=None if self.saver is None else self.saver.last,
+            saving=0.0 if writer is None else writer.stall,
         )

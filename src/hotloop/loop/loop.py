@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.data import Stream, length_of
+from hotloop.data import Position, Resumption, Stream, length_of
 from hotloop.data.origin import nothing_came
 from hotloop.device import pick
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
@@ -20,6 +20,8 @@ from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.burst import Bursts, stretches
 from hotloop.loop.fit import Fit
 from hotloop.loop.progress import telling
+from hotloop.loop.saved import put_back, put_randomness, state_of
+from hotloop.loop.saving import Saver, seconds_in
 from hotloop.loop.step import Step, total
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.tuning import Subject, plan_of
@@ -97,6 +99,7 @@ class Loop:
             pinned_precision=self._subject.pinned_precision or begin.precision != "fp32",
         )
         self._by_hand = isinstance(plan, Plan)
+        self._plans_itself = plan == "auto"
         self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
         self._schedule = Schedule.of(scheduler, schedule)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
@@ -111,6 +114,7 @@ class Loop:
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
         self._expected: int | None = None  # batches of the run, where `fit` knows them
+        self._seen_before: dict[str, Any] | None = None  # of an epoch that is resumed, until it has begun
         self.epoch = 0  # of the data, from 1 once it has begun
         self._step = self._carry_out(self._step_for(begin))
 
@@ -153,6 +157,9 @@ class Loop:
         self._stream = self._stream_of(loader)
         self.epoch += 1
         self._watch.begin_epoch(self.epoch, self._stream)
+        if self._seen_before is not None:
+            self._watch.go_on(self._seen_before, in_epoch=True)
+            self._seen_before = None
         if self._expected is None:  # else `fit` knows the whole
             self._tuner.begin()
         if not self.model.training:
@@ -235,22 +242,70 @@ class Loop:
         metrics: Metrics | None = None,
         device_transform: Transform | None = None,
         progress: bool | None = None,
+        save: str | Path | None = None,
+        every: str | float = "5min",
+        keep: int = 3,
+        resume: bool = False,
+        time_limit: str | float | None = None,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
 
         In a terminal a bar shows the loss, items per second and the time left; elsewhere each epoch prints a line
         (`progress=False`: nothing). Ctrl-C ends after the step that is running, with the report of what was done.
+
+        `save` is a folder for checkpoints, written beside the training `every` so often ("30s", "5min", "1000 steps")
+        and at the end; the last `keep` and the best stay. With `resume` the run goes on from the last of them, or
+        begins where there is none: it ends with the weights of a run that was never stopped. Ctrl-C, SIGTERM and
+        `time_limit` ("2h") save and end.
         """
         if epochs < 1:
             raise BadArgument(f"epochs={epochs}", fix="give a whole number of at least 1")
-        fit = Fit(self, self._watch, self._schedule, self._tuner)
+        if resume and save is None:
+            raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
+        limit = None if time_limit is None else seconds_in(time_limit)
+        saver = None if save is None else Saver(save, every, keep=keep, resume=resume)
+        fit = Fit(self, self._watch, self._schedule, self._tuner, saver, limit)
         self._tuner.begin()
         length = length_of(loader)
-        self._expected = None if length is None else self._watch.batches + epochs * length
         try:
+            if saver is not None and saver.found is not None:
+                with telling("going back to where it was", progress) as tell:
+                    fit.go_on(saver.found.tree, loader, tell)
+            done = 0 if length is None else fit.first * length + fit.consumed
+            self._expected = None if length is None else self._watch.batches + epochs * length - done
             return fit.run(partial(self._epoch, loader, device_transform), length, epochs, validate, metrics, progress)
         finally:
             self._expected = None
+            if saver is not None:
+                saver.close()
+
+    def state(self) -> dict[str, Any]:
+        """Everything that decides how training goes on, but the position of the loader, as plain data and tensors."""
+        return state_of(self)
+
+    def _resume_epoch(
+        self, loader: Iterable[Any], state: dict[str, Any], position: dict[str, Any], tell: Callable[[str], None]
+    ) -> Resumption:
+        """Be where a checkpoint was: the loop, the loader, and last the random numbers."""
+        put_back(self, state)
+        self._stream = self._stream_of(loader)
+        where = Position.from_state(position)
+        resumption = self._stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
+        self._watch.go_on(state["watch"], in_epoch=False)
+        if where.consumed is not None:
+            self.epoch -= 1  # it begins once more
+            self._seen_before = state["watch"]
+        put_randomness(self, state)
+        return resumption
+
+    def _position(self, consumed: int | None) -> dict[str, Any]:
+        assert self._stream is not None
+        return self._stream.position(consumed).to_state()
+
+    @property
+    def is_between_windows(self) -> bool:
+        """Whether no gradient waits for its update."""
+        return self._step.update.phase[0]
 
     def _epoch(self, loader: Iterable[Any], device_transform: Transform | None) -> Iterator[tuple[int, int]]:
         """One epoch of training; after each stretch of it, the batches and the items that it held."""
@@ -262,7 +317,8 @@ class Loop:
             return
         self._begin_epoch(loader)
         resident = stream.resident
-        for number, drawn in stretches(resident.draws(), lambda: self._bursts.size(self._step, resident)):
+        draws = stretches(resident.draws(), lambda: self._bursts.size(self._step, resident))
+        for number, drawn in ((stream.first + number, drawn) for number, drawn in draws):
             if self._tuner.is_busy and len(drawn) > 1:
                 self._before_step(loader, device_transform, None)
             burst = self._bursts.of(self._step, resident, drawn, device_transform)
@@ -304,7 +360,16 @@ class Loop:
     def _adopt(self, tuning: Tuning, tried: Step | None) -> None:
         """Carry out a plan that was found."""
         self._by_hand = False
-        old, new = self._step, self._step_for(tuning.plan, tried)
+        self._exchange(self._step_for(tuning.plan, tried))
+
+    def go_on_with(self, plan: Plan) -> None:
+        """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""
+        if self._plans_itself and torch.device(plan.device).type == self.device.type and plan != self._step.plan:
+            self._exchange(self._step_for(replace(plan, device=str(self.device))))
+
+    def _exchange(self, new: Step) -> None:
+        """Carry out another step from now on."""
+        old = self._step
         old.rig.release()
         if old.plan.channels_last and not new.plan.channels_last:
             self._lay_out(torch.contiguous_format)

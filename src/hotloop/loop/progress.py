@@ -53,6 +53,10 @@ class Display:
         if self._bar:
             self._bar.stop()
 
+    def begin_at(self, batches: int) -> None:
+        """Batches that an earlier part of this run has done."""
+        self._done = batches
+
     def tell(self, words: str) -> None:
         """Say what goes on beside the training."""
         if self._bar:
@@ -124,22 +128,29 @@ def _bar(console: Console) -> Progress:
 
 
 class Stop:
-    """Ctrl-C, once: finish the step that is running, then end. Twice: end at once."""
+    """Ctrl-C, once: finish the step that is running, then end. Twice: end at once. SIGTERM, where it is listened to."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.why: str | None = None  # what asked for the end
         self._at_once = False
 
+    @property
+    def asked(self) -> bool:
+        return self.why is not None
+
     @contextmanager
-    def listening(self) -> Iterator[Self]:
+    def listening(self, *, terminate: bool = False) -> Iterator[Self]:
+        """Hear Ctrl-C; with `terminate` also SIGTERM, by which schedulers and machines say that the time is over."""
         if threading.current_thread() is not threading.main_thread():
             yield self  # only the main thread may hear signals; elsewhere Ctrl-C is not ours
             return
-        before: Any = signal.signal(signal.SIGINT, self._hear)
+        signals = [signal.SIGINT, signal.SIGTERM] if terminate else [signal.SIGINT]
+        before: dict[signal.Signals, Any] = {each: signal.signal(each, self._hear) for each in signals}
         try:
             yield self
         finally:
-            signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)  # None: not set by Python
+            for each, handler in before.items():
+                signal.signal(each, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -151,7 +162,6 @@ class Stop:
             self._at_once = False
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
-        if self.asked or self._at_once:
-            self.asked = True
+        again, self.why = self.asked, "SIGTERM" if signum == signal.SIGTERM else "Ctrl-C"
+        if again or self._at_once:
             raise KeyboardInterrupt
-        self.asked = True

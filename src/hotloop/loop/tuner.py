@@ -53,6 +53,10 @@ class Tuner:
         """Whether it wants to be asked before steps."""
         return self._open or self._preparation is not None
 
+    def go_on(self, tuning: Tuning) -> None:
+        """The plan of an earlier part of this run was found like this."""
+        self.tuning, self._open = tuning, False
+
     def begin(self) -> None:
         """A new epoch or fit: what was too short to be tuned may be longer now."""
         self._considered = False

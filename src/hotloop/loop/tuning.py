@@ -248,7 +248,7 @@ def _tuning(
         device_name=subject.device_name,
         model=type(subject.model).__name__,
         made=started.isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": torch.__version__, "hotloop": hotloop.__version__},
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": hotloop.__version__},
     )
 
 

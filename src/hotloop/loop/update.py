@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -171,6 +171,18 @@ class Update:
         """Go on where another has stopped, between two windows: its counts, and where both scale losses its scales."""
         self.steps, self.skipped = other.steps, other.skipped
         self._scalers = {name: other._scalers.get(name, scaler) for name, scaler in self._scalers.items()}
+
+    def to_state(self) -> dict[str, Any]:
+        """Its counts and scales, between two windows."""
+        scalers = {name: scaler.state_dict() for name, scaler in self._scalers.items()}
+        return {"steps": self.steps, "skipped": self.skipped, "scalers": scalers}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Continue from what `to_state` gave."""
+        self.steps, self.skipped = state["steps"], state["skipped"]
+        for name, scaler in self._scalers.items():
+            if name in state["scalers"]:
+                scaler.load_state_dict(state["scalers"][name])
 
     def flush(self) -> list[Turn]:
         """Update with windows that the end of the epoch cut short; the turns that were updated."""

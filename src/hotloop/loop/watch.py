@@ -127,6 +127,29 @@ class Watch:
         """Mean losses per item over the epoch so far. Waits for the device."""
         return self.end_epoch().means()
 
+    def to_state(self) -> dict[str, Any]:
+        """What it knows, as plain data and tensors; nothing waits for the device."""
+        sums = self._add_fresh() if self._fresh or self._sums is not None else None
+        return {
+            "names": tuple(self.names),
+            "batches": self.batches,
+            "items": self.items,
+            "latest": self.latest,
+            "curve": list(self.curve),
+            "stride": self._stride,
+            "totals": list(self._totals),
+            "sums": sums,
+        }
+
+    def go_on(self, state: dict[str, Any], *, in_epoch: bool) -> None:
+        """Continue from what `to_state` gave: inside the epoch that has begun, or between two."""
+        self.names, self.batches, self.latest = state["names"], state["batches"], state["latest"]
+        self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
+        if in_epoch:
+            self.items = state["items"]
+            self._totals = list(state["totals"])
+            self._sums = None if state["sums"] is None else state["sums"].to(self.device)
+
     def _add_fresh(self) -> Tensor:
         if self._sums is None:
             # float64 keeps the mean of a long epoch exact; Metal has none.

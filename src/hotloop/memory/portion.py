@@ -1,11 +1,13 @@
 """`Portion`: how many items of a batch are computed at once, after memory ran out and until there is more of it."""
 
 from collections.abc import Callable
+from typing import Any
 
 PATIENCE = 50  # good passes before larger pieces are tried
 MOST_PATIENCE = 6400
 MORE_ROOM = 1.1  # times the room of the last failure: reason enough to try at once
 LOOK_EVERY = 10  # passes between two looks at the room
+_LEARNT = ("limit", "failures", "_room_at_failure", "_good", "_passes", "_largest", "_patience")
 
 
 class Portion:
@@ -69,6 +71,15 @@ class Portion:
             self.limit = None
         self._passes = 0
         return True
+
+    def to_state(self) -> dict[str, Any]:
+        """What it has learnt, as plain data."""
+        return {name: getattr(self, name) for name in _LEARNT}
+
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Continue from what `to_state` gave; `most` stays what it is."""
+        for name in _LEARNT:
+            setattr(self, name, state[name])
 
     def _has_more_room(self) -> bool:
         if self._passes % LOOK_EVERY or self._room_at_failure is None:

@@ -1,7 +1,8 @@
 """The two trainings, each through `hotloop.Loop`: learn to sort sprites, learn to draw them."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -47,23 +48,33 @@ def sprites_for(device: torch.device) -> int:
     return 8_192 if device.type == "cpu" else 262_144
 
 
+class Run(TypedDict, total=False):
+    """How a training is run, as `Loop.fit` takes it: what is shown, where it is saved, when it ends."""
+
+    progress: bool | None
+    save: str | Path | None
+    every: str | float
+    resume: bool
+    time_limit: str | float | None
+
+
 def learn_to_sort(
-    sprites: SpriteSet, held_out: SpriteSet, recipe: Recipe, *, device: str | None = None, progress: bool | None = None
+    sprites: SpriteSet, held_out: SpriteSet, recipe: Recipe, *, device: str | None = None, **run: Unpack[Run]
 ) -> tuple[Trained, Report]:
     """A classifier of these sprites, judged on held-out ones after every epoch."""
     torch.manual_seed(recipe.seed)
     model = Classifier(Size(len(sprites.classes), recipe.width))
-    report = _fit(model, sprites, held_out, recipe, device, progress, loss=nn.CrossEntropyLoss(label_smoothing=0.05))
+    report = _fit(model, sprites, held_out, recipe, device, run, loss=nn.CrossEntropyLoss(label_smoothing=0.05))
     return Trained("classifier", model, sprites.classes, sprites.palette, sprites.source), report
 
 
 def learn_to_draw(
-    sprites: SpriteSet, recipe: Recipe, *, device: str | None = None, progress: bool | None = None
+    sprites: SpriteSet, recipe: Recipe, *, device: str | None = None, **run: Unpack[Run]
 ) -> tuple[Trained, Report]:
     """A drawer of sprites like these."""
     torch.manual_seed(recipe.seed)
     model = Drawer(Size(len(sprites.classes), recipe.width))
-    report = _fit(model, sprites, None, recipe, device, progress, objective=guess_hidden)
+    report = _fit(model, sprites, None, recipe, device, run, objective=guess_hidden)
     return Trained("drawer", model, sprites.classes, sprites.palette, sprites.source), report
 
 
@@ -73,7 +84,7 @@ def _fit(
     held_out: SpriteSet | None,
     recipe: Recipe,
     device: str | None,
-    progress: bool | None,
+    run: Run,
     **goal: Any,
 ) -> Report:
     if len(sprites) < recipe.batch:
@@ -96,7 +107,7 @@ def _fit(
         epochs=recipe.epochs,
         validate=None if held_out is None else batches(held_out, 512),
         metrics=None if held_out is None else {"accuracy": correct},
-        progress=progress,
+        **run,
     )
 
 
