@@ -119,10 +119,9 @@ class Fit:
         if not self._resumed:
             return
         self.display.begin_at(self.first * (length or 0) + self.consumed)
-        place = (
-            f"after epoch {self.first}" if not self.consumed else f"in epoch {self.first + 1}, batch {self.consumed}"
-        )
-        self.display.say(f"going on from step {self.loop.steps}, {place} of {epochs}")
+        inside = f"in epoch {self.first + 1} of {epochs}, after its batch {self.consumed}"
+        place = inside if self.consumed else f"after epoch {self.first} of {epochs}"
+        self.display.say(f"going on from step {self.loop.steps}, {place}")
         if self._resumption.reason:
             self.display.say(f"not everything can be as it would have been: {self._resumption.reason}")
 
