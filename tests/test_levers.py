@@ -119,6 +119,7 @@ ON_CPU: dict[str, str | None] = {
     "fp16": NEEDS_CUDA,
     "tf32": NEEDS_CUDA,
     "channels last": None,
+    "flipped": None,
     "fused": None,
     "compile": None,
     "several steps": "not recorded",
@@ -363,3 +364,10 @@ def test_a_block_that_is_used_twice_is_one_block() -> None:
     block = _block()
     assert repeated_blocks(nn.ModuleList([block, block, _block()]))[:1] == [block]
     assert len(repeated_blocks(nn.ModuleList([block, block, _block()]))) == 2
+
+
+def test_flipped_gradients_are_for_fp32_on_a_cpu_without_a_compiler() -> None:
+    assert "for CPUs" in str(why_not("flipped", scene("cuda")))
+    assert "stride 1" in str(why_not("flipped", scene(model=nn.Linear(2, 2))))
+    pulled = {lever.name: lever for lever in LEVERS}["compile"].pull(Plan("cpu", flipped=True))
+    assert not pulled.flipped

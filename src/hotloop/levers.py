@@ -173,6 +173,29 @@ def _channels_last(scene: Scene, plan: Plan) -> str | None:
     return None
 
 
+def can_be_flipped(layer: nn.Module) -> bool:
+    """Whether the gradient of a layer's input is a convolution of the same kind, with the weights turned round."""
+    return (
+        type(layer) is nn.Conv2d
+        and layer.stride == layer.dilation == (1, 1)
+        and layer.groups == 1
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and all(pad < size for pad, size in zip(layer.padding, layer.kernel_size, strict=True))
+    )
+
+
+def _flipped(scene: Scene, plan: Plan) -> str | None:
+    if scene.device.type != "cpu":
+        return f"it is for CPUs, and this is {scene.device.type}"
+    if plan.precision != "fp32":
+        return f"the convolutions are in {plan.precision}"
+    if plan.compile != "off":
+        return "the step is compiled"
+    able = any(can_be_flipped(module) for module in scene.model.modules())
+    return None if able else "the model has no two-dimensional convolution of stride 1"
+
+
 def _cudnn(scene: Scene, plan: Plan) -> str | None:
     if why := _cuda(scene, plan):
         return why
@@ -290,13 +313,18 @@ LEVERS: tuple[Lever, ...] = (
         _with(channels_last=True), _channels_last,
     ),
     Lever(
+        "flipped", "B", "gradients of convolutions are computed as convolutions with flipped weights", "nothing",
+        "the layers compute as before", _with(flipped=True), _flipped,
+    ),
+    Lever(
         "fused", "B", "one kernel updates all weights", "nothing", "the optimizer's flag is set back",
         _with(fused=True), _fused,
     ),
     Lever(
         "compile", "B", "the forward and backward pass are fused into fewer kernels", "a compilation",
         "the compiled function is dropped",
-        lambda plan: replace(plan, compile="default" if plan.compile == "off" else plan.compile), _compile,
+        lambda plan: replace(plan, compile="default" if plan.compile == "off" else plan.compile, flipped=False),
+        _compile,
     ),
     Lever(
         "max-autotune", "B", "a compilation that also tries kernels for the matrix products", "a long compilation",

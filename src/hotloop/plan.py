@@ -32,6 +32,7 @@ class Plan(Record):
     fused: bool = False  # the optimizer updates all weights in one kernel
     tf32: bool = False  # matrix products round their inputs to 10 bits of mantissa
     channels_last: bool = False  # images and the weights of convolutions lie with their channels together
+    flipped: bool = False  # gradients of convolutions are computed as convolutions with flipped weights
     cudnn_benchmark: bool = False  # the fastest convolution is found by trying
     compile: Compile = "off"
     graph: int = 0  # steps in one CUDA graph: 0 for no graph, more than 1 only inside `fit`

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from hotloop.levers import repeated_blocks
+from hotloop.levers import can_be_flipped, repeated_blocks
+from hotloop.loop.flipped import flipped
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 
@@ -31,6 +32,10 @@ class Rig:
             for group in optimizer.param_groups:
                 self._flag(optimizer, group)
             _settle_steps(optimizer)
+        if self.plan.flipped:
+            for layer in filter(can_be_flipped, self._model.modules()):
+                assert isinstance(layer, nn.Conv2d)
+                self._undo.append(_attribute(layer, "forward", partial(flipped, layer)))
         for block in self._recomputed():
             contexts = partial(_contexts, block)
             again = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)

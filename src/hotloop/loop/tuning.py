@@ -315,6 +315,7 @@ _OFF: dict[str, dict[str, Any]] = {
     "pinned memory": {"pinned": False},
     "cudnn benchmark": {"cudnn_benchmark": False},
     "channels last": {"channels_last": False},
+    "flipped": {"flipped": False},
     "fused": {"fused": False},
     "tf32": {"tf32": False},
     "graph": {"graph": 0},
@@ -330,7 +331,7 @@ def _impossible(lever: Lever, scene: Scene, plan: Plan) -> str | None:
     needs_cuda = lever.name in _CUDA_ONLY
     if needs_cuda and scene.device.type != "cuda":
         return f"it needs a CUDA device, and this is {scene.device.type}"
-    if lever.name == "graph":
+    if lever.name in ("graph", "flipped"):
         return lever.obstacle(scene, plan)
     if lever.name == "fused":
         return next(filter(None, map(without_fused_kernel, scene.optimizers)), None)
