@@ -3,11 +3,12 @@
 import pytest
 import torch
 from torch import nn
-from torchmetrics import Metric
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from hotloop import evaluate
-from hotloop.errors import BadArgument, EmptyLoader
+from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
+from hotloop.memory.survive import Survivor
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -133,3 +134,159 @@ def test_one_wait_at_the_end(task) -> None:
         evaluate(model, loader, metrics, loss=nn.CrossEntropyLoss())
     copies = [e for e in profile.events() if "Memcpy DtoH" in e.name]
     assert len(copies) == 1
+
+
+class Picky(nn.Module):
+    """A network that runs out of memory with more than so many items at once."""
+
+    def __init__(self, inner: nn.Module, most: int) -> None:
+        super().__init__()
+        self.inner, self.most = inner, most
+        self.computed: list[torch.Tensor] = []
+        self.failures = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.most:
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        self.computed.append(x)
+        return self.inner(x)
+
+
+class Kept(Metric):
+    """Keeps every prediction, as metrics of ranks do, and runs out of memory in the middle of an update."""
+
+    def __init__(self, fails: int) -> None:
+        super().__init__()
+        self.left = iter(range(fails - 1, -1, -1))  # updates until memory runs out
+        self.add_state("right", torch.zeros((), dtype=torch.long))
+        self.add_state("outputs", [])
+        self.add_state("targets", [])
+
+    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
+        self.outputs.append(output)
+        self.right += accuracy(output, target).sum()
+        if next(self.left, None) == 0:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        self.targets.append(target)
+
+    def compute(self) -> dict[str, torch.Tensor]:
+        assert len(self.outputs) == len(self.targets)
+        return {"right": self.right, "seen": torch.tensor(sum(map(len, self.targets)))}
+
+
+@pytest.mark.parametrize("most", [1, 3, 7])
+def test_what_does_not_fit_is_computed_in_pieces(task, most: int) -> None:
+    model = Picky(task.model(), most)
+    metrics = {"a": accuracy, "b": MulticlassAccuracy(3, average="micro"), "c": Right()}
+    loader = task.loader(16, shuffle=False)
+    result = evaluate(model, loader, metrics, loss=nn.CrossEntropyLoss())
+    expected = evaluate(model.inner, loader, metrics, loss=nn.CrossEntropyLoss())
+    assert result == pytest.approx(expected, rel=1e-6)
+    assert torch.equal(torch.cat(model.computed), task.inputs), "each item once, in order"
+    assert model.failures <= 5 + 1, "the size is remembered"
+
+
+@pytest.mark.parametrize("fails", range(1, 9))
+def test_an_update_that_fails_in_the_middle_is_taken_back(task, fails: int) -> None:
+    metric = Kept(fails)
+    counts = MulticlassAccuracy(3, average="micro")  # it is updated before and must not count twice
+    means: list[int] = []
+
+    def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        means.append(len(target))
+        if len(means) == 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return accuracy(output, target).float().mean()
+
+    metrics = {"first": counts, "kept": metric, "mean": mean}
+    result = evaluate(task.model(), task.loader(16), metrics, loss=nn.CrossEntropyLoss())
+    expected = evaluate(task.model(), task.loader(16), {"a": accuracy}, loss=nn.CrossEntropyLoss())
+    assert result["kept/seen"] == 103
+    assert result["kept/right"] == pytest.approx(expected["a"] * 103)
+    assert result["first"] == pytest.approx(expected["a"], abs=1e-6)
+    assert result["mean"] == pytest.approx(expected["a"], abs=1e-6)
+    assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_metrics_of_metrics_are_taken_back_too(task) -> None:
+    both = MetricCollection({"kept": Kept(2), "share": Right()}, compute_groups=False)
+    result = evaluate(task.model(), task.loader(16), {"all": both})
+    expected = evaluate(task.model(), task.loader(16), {"a": accuracy})
+    assert result["all/share"] == pytest.approx(expected["a"], abs=1e-6)
+    assert (result["all/right"], result["all/seen"]) == (pytest.approx(expected["a"] * 103), 103)
+
+
+def test_objectives_with_weights_in_pieces(task) -> None:
+    """A piece in which nothing counts is the mean of nothing, and so NaN."""
+    targets = task.targets.clone()
+    targets[5:11] = -100
+
+    def objective(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1]), (batch[1] >= 0).sum()
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(task.inputs, targets), 16)
+    result = evaluate(Picky(task.model(), 2), data, objective=objective)
+    assert result["loss"] == pytest.approx(evaluate(task.model(), data, objective=objective)["loss"], rel=1e-6)
+
+    def counted(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, int]:
+        loss, count = objective(model, batch)
+        return loss, int(count)
+
+    assert evaluate(Picky(task.model(), 2), data, objective=counted)["loss"] == pytest.approx(result["loss"], rel=1e-6)
+
+
+def test_random_models_draw_the_same_numbers_again(task) -> None:
+    """In eval mode few models draw numbers; those that do go on as if nothing had failed."""
+
+    def noisy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        noise = torch.randn(())
+        return model(batch[0]) + noise, batch[1]
+
+    results = []
+    for most in (100, 8):
+        torch.manual_seed(4)
+        data = [(task.inputs[:8], task.targets[:8]), (task.inputs[8:24], task.targets[8:24])]
+        results.append(evaluate(Picky(task.model(), most), data[:1], {"o": lambda o, t: o.mean(1)}, predict=noisy))
+    assert results[0] == results[1]
+
+
+def test_a_single_item_that_does_not_fit(task) -> None:
+    with pytest.raises(DoesNotFit, match="a single item does not fit"):
+        evaluate(Picky(task.model(), 0), task.loader(16), {"a": accuracy})
+
+
+def test_the_size_can_be_remembered_from_one_evaluation_to_the_next(task) -> None:
+    model = Picky(task.model(), 3)
+    survivor = Survivor([model], torch.device("cpu"))
+    evaluate(model, task.loader(16), {"a": accuracy}, survivor=survivor)
+    failures = model.failures
+    evaluate(model, task.loader(16), {"a": accuracy}, survivor=survivor)
+    assert model.failures <= failures + 1, "at most a try"
+
+
+@pytest.mark.gpu
+def test_evaluation_on_a_gpu_that_is_too_small() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = nn.Linear(64, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.linear(x[:, None, :].repeat(1, 2**14, 1).tanh().sigmoid().mean(1))
+
+    x = torch.randn(128, 64, generator=torch.Generator().manual_seed(0))
+    data = [(x, x[:, :3].argmax(1))]
+    model = Wide().cuda()
+    expected = evaluate(model, data, {"a": accuracy}, loss=nn.CrossEntropyLoss())
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    survivor = Survivor([model], torch.device("cuda:0"))
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 400 * 2**20) / total)
+    try:
+        result = evaluate(model, data, {"a": accuracy}, loss=nn.CrossEntropyLoss(), survivor=survivor)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert survivor.portion.failures > 0
+    assert result == pytest.approx(expected, rel=1e-5)

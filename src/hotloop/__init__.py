@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hotloop.version import __version__
 
 if TYPE_CHECKING:
+    from hotloop.checkpoint import read_weights as read_weights
     from hotloop.clock import measure as measure
     from hotloop.data import stream as stream
     from hotloop.device import Choice as Choice
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from hotloop.errors import HotloopError as HotloopError
     from hotloop.evaluation import evaluate as evaluate
     from hotloop.loop import Loop as Loop
+    from hotloop.loop.survival import survive_oom as survive_oom
+    from hotloop.memory.leaks import watch_growth as watch_growth
+    from hotloop.memory.release import release as release
+    from hotloop.memory.usage import usage as usage
     from hotloop.placement import golden_rule as golden_rule
     from hotloop.placement import move as move
     from hotloop.placement import place as place
@@ -37,8 +42,13 @@ _HOMES = {
     "move": "placement",
     "pick": "device",
     "place": "placement",
+    "read_weights": "checkpoint",
+    "release": "memory.release",
     "stream": "data",
+    "survive_oom": "loop.survival",
     "to_numpy": "placement",
+    "usage": "memory.usage",
+    "watch_growth": "memory.leaks",
 }
 
 __all__ = [  # found by __getattr__
@@ -55,8 +65,13 @@ __all__ = [  # found by __getattr__
     "move",
     "pick",
     "place",
+    "read_weights",
+    "release",
     "stream",
+    "survive_oom",
     "to_numpy",
+    "usage",
+    "watch_growth",
 ]
 
 

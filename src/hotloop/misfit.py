@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.errors import BatchMisfit, DeviceMismatch, HotloopError
+from hotloop.memory.oom import is_out_of_memory
 from hotloop.placement import golden_rule, tensors_in
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def explanation(
 
     `again` repeats the forward pass: where devices were mixed it runs once more, under the golden rule.
     """
-    if isinstance(error, HotloopError | torch.OutOfMemoryError):
+    if isinstance(error, HotloopError) or is_out_of_memory(error):
         return None
     if isinstance(error, torch.AcceleratorError):
         return _assert_on_device(error, where)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.errors import BadArgument
-from hotloop.placement import tensors_in
+from hotloop.memory.pieces import count_items
 
 Criterion = Callable[[Any, Any], Tensor]
 Predict = Callable[[nn.Module, Any], tuple[Any, Any]]
@@ -34,18 +34,26 @@ class Losses:
 
     def with_piece(self, other: "Losses", *, averages: bool) -> "Losses":
         """The losses of two pieces of a batch as one; `averages`: they are means over their items, not sums."""
-        count = self.count + other.count
-        if not averages:
-            parts = {name: value + other.parts[name] for name, value in self.parts.items()}
+        pairs = {name: (value, other.parts[name]) for name, value in self.parts.items()}
+        if averages:
+            parts = {name: _mean(a, self.count, b, other.count) for name, (a, b) in pairs.items()}
         else:
-            share = other.count / count
-            parts = {name: torch.lerp(v, other.parts[name], share) for name, v in self.parts.items()}
-        return Losses(parts, count, self.is_counted)
+            parts = {name: a + b for name, (a, b) in pairs.items()}
+        return Losses(parts, self.count + other.count, self.is_counted)
 
     def let_go(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
         for name, value in self.parts.items():
             self.parts[name] = let_go(value)
+
+
+def _mean(a: Tensor, count: int | Tensor, b: Tensor, other: int | Tensor) -> Tensor:
+    """The mean of two means by their counts; the mean of nothing, which may be NaN, does not count."""
+    if not isinstance(count, Tensor) and not isinstance(other, Tensor):
+        return torch.lerp(a, b, other / (count + other)) if count and other else (a if count else b)
+    count, other = (torch.as_tensor(each, device=a.device) for each in (count, other))
+    share = torch.where(other > 0, other / (count + other), 0.0).to(a.dtype)
+    return torch.lerp(torch.where(count > 0, a, b), torch.where(other > 0, b, a), share)
 
 
 def let_go(value: Tensor) -> Tensor:
@@ -118,16 +126,17 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 
 def items_in(batch: Any) -> int:
-    """Number of items: the first size of the first tensor that has one.
+    """Number of items: the first size that the tensors have in common.
 
     >>> items_in({"x": torch.zeros(8, 3)})
     8
     """
     kind = type(batch)
-    first = batch[0] if (kind is list or kind is tuple) and batch else batch
-    if type(first) is Tensor and first.ndim:  # most batches; the search below costs more
-        return first.size(0)
-    return next((len(t) for _, t in tensors_in(batch) if t.dim()), 1)
+    fields = batch if (kind is list or kind is tuple) and batch else (batch,)
+    first, last = fields[0], fields[-1]
+    if type(first) is Tensor and first.ndim and type(last) is Tensor and last.shape[:1] == first.shape[:1]:
+        return first.size(0)  # most batches; the search below costs more
+    return count_items(batch)
 
 
 def averages(loss: Criterion | None) -> bool:

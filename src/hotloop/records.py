@@ -79,7 +79,7 @@ class Report(Record):
     seconds: float
     steps: int  # updates of the weights
     skipped: int  # updates that the gradient scaler skipped
-    interrupted: bool  # ended by Ctrl-C before all epochs were done
+    interrupted: bool  # ended before all epochs were done: by Ctrl-C, SIGTERM or the time limit
     epochs: tuple[Epoch, ...]
     curve: tuple[tuple[int, float], ...]  # (batch, loss), thinned
     peak_memory: int | None  # bytes on the device; None where the device does not tell

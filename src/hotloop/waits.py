@@ -1,5 +1,6 @@
 """`waits`: every place where the host waits for a CUDA device, by the line of the person's code that makes it wait."""
 
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,7 +35,8 @@ def waits(device: str | torch.device = "cuda") -> Iterator[Waits]:
     """Note every wait of the host for a CUDA device inside the block: `.item()`, `.cpu()`, `if tensor:` and their kin.
 
     PyTorch tells of the waits that it causes itself; explicit ones (`torch.cuda.synchronize()`, an event's or a
-    stream's) are noted beside them. Other devices tell nothing, so nothing is noted there.
+    stream's) are noted beside them. Other devices tell nothing, so nothing is noted there. Only waits of this thread
+    count: one that writes a checkpoint beside the training may wait as it likes.
 
     >>> with waits("cpu") as seen:
     ...     torch.ones(1).item()
@@ -50,11 +52,12 @@ def waits(device: str | torch.device = "cuda") -> Iterator[Waits]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*prototype.*")  # torch says so of the mode itself
         warnings.filterwarnings("always", message=_MESSAGE)
-        show = warnings.showwarning
+        show, here = warnings.showwarning, threading.get_ident()
 
         def note(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
             if "synchronizing CUDA operation" in str(message):
-                seen.sites[user_site()] += 1
+                if threading.get_ident() == here:
+                    seen.sites[user_site()] += 1
             else:
                 show(message, category, *rest, **more)  # type: ignore[arg-type]
 
@@ -72,11 +75,13 @@ def _asked_for(seen: Waits) -> Iterator[None]:
     """Note waits that the person asks for: these calls of PyTorch tell nobody."""
     owners: list[Any] = [torch.cuda, torch.cuda.Event, torch.cuda.Stream]
     before = [owner.synchronize for owner in owners]
+    here = threading.get_ident()
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(call)
         def noted(*args: Any, **options: Any) -> Any:
-            seen.sites[user_site()] += 1
+            if threading.get_ident() == here:
+                seen.sites[user_site()] += 1
             return call(*args, **options)
 
         return noted

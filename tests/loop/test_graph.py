@@ -1,6 +1,8 @@
 """The step as a CUDA graph: the same training as without, and left alone where a recording would be wrong."""
 
+import gc
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
+from hotloop.loop.graph import CannotCapture, Recording
 from hotloop.waits import waits
 
 CUDA = hotloop.Plan(device="cuda:0")
@@ -346,3 +349,39 @@ def test_what_a_person_changes_between_epochs_is_seen() -> None:
         return torch.stack(seen)
 
     torch.testing.assert_close(run(replace(CUDA, graph=1)), run("plain"), rtol=5e-4, atol=5e-5)
+
+
+@pytest.mark.gpu
+def test_a_recording_that_fails_leaves_no_memory_behind() -> None:
+    def wait() -> None:
+        scratch = torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda")
+        scratch[0].item()
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(2):
+        with pytest.raises(CannotCapture):
+            Recording(wait, torch.cuda.Stream())
+    big = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    del big
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 32 * 2**20  # no more than a workspace
+
+
+@pytest.mark.gpu
+def test_what_another_thread_waits_for_is_not_the_step_s() -> None:
+    value = torch.ones(1, device="cuda")
+
+    def elsewhere() -> None:
+        value.item()
+        torch.cuda.synchronize()
+
+    with waits("cuda") as seen:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert len(seen) == 0
+        value.item()
+    assert len(seen) == 1

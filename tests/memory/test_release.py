@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.memory.release import EmptyCacheWatch, MemoryWarning, Released, release
+from hotloop.errors import MemoryWarning
+from hotloop.memory.release import EmptyCacheWatch, Released, release
 
 
 def test_what_is_handed_in_is_still_held_and_its_name_is_told() -> None:

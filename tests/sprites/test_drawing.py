@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.sprites.dataset import COLOURS, SIDE
 from hotloop.sprites.drawing import draw, guess_hidden, model_classes
 from hotloop.sprites.models import Drawer, Size
@@ -47,6 +48,53 @@ def test_the_objective_falls_when_the_guesses_are_right(drawer: Drawer) -> None:
 
 def test_a_wrapped_model_still_tells_its_classes(drawer: Drawer) -> None:
     assert model_classes(torch.nn.DataParallel(drawer)) == 3
+
+
+def limited(drawer: Drawer, most: int, seen: list[int]) -> None:
+    """Let the drawer run out of memory with more than so many sprites at once."""
+    forward = drawer.forward
+
+    def or_not(pixels: Tensor, labels: Tensor) -> Tensor:
+        seen.append(len(pixels))
+        if len(pixels) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(pixels, labels)
+
+    drawer.forward = or_not  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.5])
+@pytest.mark.parametrize("most", [2, 3, 5])
+def test_fewer_at_once_are_the_same_sprites(drawer: Drawer, most: int, guidance: float) -> None:
+    labels = torch.tensor([0, 1, 2, 0, 1, 2, 1])
+    whole = draw(drawer, labels, steps=4, guidance=guidance, seed=5)
+    seen: list[int] = []
+    limited(drawer, most, seen)
+    pieces = draw(drawer, labels, steps=4, guidance=guidance, seed=5)
+    assert max(seen) > most
+    assert torch.equal(pieces, whole)
+
+
+def test_one_sprite_that_does_not_fit(drawer: Drawer) -> None:
+    limited(drawer, 0, [])
+    with pytest.raises(DoesNotFit, match="a single item does not fit"):
+        draw(drawer, torch.tensor([0, 1]), steps=2, seed=1)
+
+
+@pytest.mark.gpu
+def test_drawing_on_a_gpu_that_is_too_small() -> None:
+    torch.manual_seed(0)
+    wide = Drawer(Size(classes=3, width=64)).eval().cuda()
+    labels = torch.arange(1024, device="cuda") % 3
+    whole = draw(wide, labels, steps=2, seed=1)
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 500 * 2**20) / total)
+    try:
+        pieces = draw(wide, labels, steps=2, seed=1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert (pieces == whole).float().mean() > 0.98, "the same random numbers; scores may differ in the last bit"
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hotloop.records import Report
     from hotloop.sprites.dataset import SpriteSet
     from hotloop.sprites.store import Trained
-    from hotloop.sprites.training import Recipe
+    from hotloop.sprites.training import Recipe, Run
 
 app = typer.Typer(
     help="Teach a network to sort sprites, or to draw new ones.", no_args_is_help=True, rich_markup_mode="rich"
@@ -65,10 +65,10 @@ def classify(
       hotloop evaluate classifier.safetensors     [dim]afterwards: accuracy and confusions[/dim]
       hotloop train classify --save runs/a --resume   [dim]again and again, until it is done[/dim]
     """
-    from hotloop.sprites.training import Run, learn_to_sort
+    from hotloop.sprites.training import learn_to_sort
 
+    run = _run(save, every, resume, time_limit)
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
-    run = Run(save=save, every=every, resume=resume, time_limit=time_limit)
     trained, report = learn_to_sort(sprites, held_out, recipe, device=device, **run)
     _finish(trained, report, out, as_json, f"hotloop evaluate {out}")
 
@@ -97,12 +97,26 @@ def draw(
       hotloop generate --class potion             [dim]afterwards: a sheet of new potions[/dim]
       hotloop train draw --save runs/b --resume   [dim]again and again, until it is done[/dim]
     """
-    from hotloop.sprites.training import Run, learn_to_draw
+    from hotloop.sprites.training import learn_to_draw
 
+    run = _run(save, every, resume, time_limit)
     recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
-    run = Run(save=save, every=every, resume=resume, time_limit=time_limit)
     trained, report = learn_to_draw(sprites, recipe, device=device, **run)
     _finish(trained, report, out, as_json, f"hotloop generate --model {out}")
+
+
+def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "Run":
+    """How it is saved; what cannot be meant is told before sprites are made."""
+    from hotloop.errors import BadArgument
+    from hotloop.loop.saving import interval_in, seconds_in
+    from hotloop.sprites.training import Run
+
+    if resume and save is None:
+        raise BadArgument("--resume without --save", fix="say where the checkpoints are: --save runs/a --resume")
+    interval_in(every)
+    if time_limit is not None:
+        seconds_in(time_limit)
+    return Run(save=save, every=every, resume=resume, time_limit=time_limit)
 
 
 def _prepare(

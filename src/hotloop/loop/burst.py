@@ -12,6 +12,7 @@ from hotloop.data.resident import Resident
 from hotloop.loop.graph import CannotCapture, Rates, Recording
 from hotloop.loop.inspection import Inspection, inspected, objection
 from hotloop.loop.step import Step
+from hotloop.memory.oom import Failure
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.state import Randomness
 
@@ -121,12 +122,19 @@ class Bursts:
             return None
         items = resident.items()
         if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
+            self.latest = None  # it holds memory that the next one may need
+            failure: Failure | None = None
             try:
                 if transform and (why := why_not_recorded(transform, resident.gather(items, drawn[0]), step.device)):
                     raise CannotCapture(why)
-                self.latest = Burst(step, items, lengths.pop(), len(drawn), transform)
-            except CannotCapture:
-                self._refused = step  # batch by batch it can be recorded
+                self.latest = Burst(step, items, max(lengths), len(drawn), transform)
+            except Exception as error:
+                failure = step.want_of_memory(error)
+                if failure is None and not isinstance(error, CannotCapture):
+                    raise
+            if self.latest is None:
+                if not step.record_less(failure, max(lengths)):
+                    self._refused = step  # batch by batch it can be recorded
                 return None
         if name := self.latest.changed():
             step.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")

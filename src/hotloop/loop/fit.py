@@ -3,6 +3,7 @@
 import math
 import platform
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from hotloop.checkpoint import CheckpointWarning
 from hotloop.clock import Clock
 from hotloop.data import Resumption
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
-from hotloop.loop.progress import Display, Stop
+from hotloop.loop.changes import Changes, Draws
+from hotloop.loop.progress import Display, Stop, is_of_a_loader
+from hotloop.loop.saved import check_run, is_shaped, modules_of
 from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.update import Schedule
@@ -57,25 +61,32 @@ class Fit:
     def __post_init__(self) -> None:
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._clock = time.perf_counter()
-        self._earlier = 0.0  # seconds of the earlier parts of the run
         self._epoch_clock = self._clock
         self._epoch_earlier = 0.0  # seconds of the epoch in progress, in an earlier part
+        self._earlier: dict[str, Any] = {"seconds": 0.0, "tuning": 0.0, "saving": 0.0, "peak_memory": 0}
         self._resumed = 0
         self._resumption = Resumption()
+        self._changes = None if self.saver is None else Changes(modules_of(self.loop), self.schedule.schedulers)
+        self._draws = Draws()  # of the evaluation
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
-        self._last: dict[str, Any] | None = None  # the state before an evaluation that was cut short
+        self._cut_short = False  # the evaluation after the last epoch
+        self._last: dict[str, Any] | None = None  # the state before it
         self._tuned_before = self.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.watch.batches, self.loop.out_of_memory)
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
     def go_on(self, tree: dict[str, Any], loader: Iterable[Any], tell: Callable[[str], None]) -> None:
-        """Be where a checkpoint was."""
-        run = tree["run"]
+        """Be where a checkpoint was; one of another run is refused before anything has changed."""
+        check_run(tree)
         self._resumption = self.loop._resume_epoch(loader, tree["loop"], tree["position"], tell)
+        assert self._changes is not None
+        self._changes.put(tree["changes"], self.loop.device)
+        run = tree["run"]
+        self._draws = Draws(run["draws"])
         self.first, self.consumed = run["first"], run["consumed"] or 0
         self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
-        self._started, self._earlier = run["started"], run["seconds"]
+        self._started, self._earlier = run["started"], run["so_far"]
         self._epoch_earlier = run["epoch_seconds"]
         self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
         self._resumed = run["resumed"] + 1
@@ -92,13 +103,16 @@ class Fit:
     ) -> Report:
         """Train, evaluate after each epoch, and report what was measured; `epoch` gives batches and items."""
         wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
-        with self.stop.listening(terminate=self.saver is not None), Display(epochs, length, progress) as display:
-            self.display = self.tuner.display = display
+        self._draws.of(validate)
+        shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
+        with self.stop.listening(terminate=self.saver is not None), shown as self.display:
+            self.tuner.display = self.display
             self._say_where_it_goes_on(epochs, length)
-            if self.saver is not None:
+            if self.saver is not None and is_shaped(self.loop):
                 self.saver.check(self.loop.state())
             if self._unevaluated is not None:
-                self._note(self._unevaluated, validate, metrics)
+                self._note(self._unevaluated, validate, metrics, whole=True)
+                self._save_epoch(validate, metrics, last=self.stop.asked or self.first >= epochs)
             for number in range(self.first + 1, epochs + 1):
                 if self.stop.asked:
                     break
@@ -110,20 +124,24 @@ class Fit:
                     self.first, self.consumed = number, 0
                     self._save_epoch(validate, metrics, last=self.stop.asked or number == epochs)
             self._finish(validate, metrics, wait=True)
-            if self.saver is not None and self._last is not None:
-                self.saver.save(self.loop.steps, self._last, wait=True)
+            if self.saver is not None and (last := self._last) is not None:
+                self.saver.save(self.loop.steps, lambda: last, wait=True)
         self.tuner.display = None
-        return self._report()
+        return self._report(done=self.first >= epochs and not self._cut_short)
 
     def _say_where_it_goes_on(self, epochs: int, length: int | None) -> None:
         if not self._resumed:
             return
-        self.display.begin_at(self.first * (length or 0) + self.consumed)
-        inside = f"in epoch {self.first + 1} of {epochs}, after its batch {self.consumed}"
-        place = inside if self.consumed else f"after epoch {self.first} of {epochs}"
+        if self.first >= epochs and self._unevaluated is None:
+            self.display.say(f"all {epochs} epochs were done at step {self.loop.steps}: nothing is left to train")
+            return
+        place = f"after epoch {self.first} of {epochs}"
+        if self.consumed:
+            every = "" if length is None else f" of {length}"
+            place = f"in epoch {self.first + 1} of {epochs}, after batch {self.consumed}{every}"
         self.display.say(f"going on from step {self.loop.steps}, {place}")
-        if self._resumption.reason:
-            self.display.say(f"not everything can be as it would have been: {self._resumption.reason}")
+        if why := self._resumption.reason:
+            warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 
     def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
@@ -139,9 +157,11 @@ class Fit:
                     break
             else:
                 whole = True
-        except (KeyboardInterrupt, RuntimeError):
-            if not self.stop.asked:  # Ctrl-C also reaches the loader's workers, and the loader then complains of them
+        except (KeyboardInterrupt, RuntimeError) as error:
+            if not self.stop.asked:
                 raise
+            if is_of_a_loader(error):  # the signal also reached its workers; nothing was left half done here
+                self._must_end()
         if self.watch.items_seen:
             means = self.watch.end_epoch()
             self._pending.append(Trained(number, means, clock, clock.lap(), self._epoch_earlier, whole))
@@ -159,7 +179,7 @@ class Fit:
             return False
         if self.stop.asked or self.saver.is_due(self.loop.steps):
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
-            self.saver.save(self.loop.steps, self._tree(self.consumed), wait=self.stop.asked)
+            self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=self.stop.asked)
         return self.stop.asked
 
     def _save_epoch(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, last: bool) -> None:
@@ -170,26 +190,39 @@ class Fit:
         best = loss is not None and all(loss < e.metrics.get("loss", math.inf) for e in self.epochs[:-1])
         if last or best or self.saver.is_due(self.loop.steps):
             self._finish(validate, metrics, wait=True)
-            self.saver.save(self.loop.steps, self._tree(None), loss, wait=last)
+            self.saver.save(self.loop.steps, lambda: self._tree(None), loss, wait=last)
 
     def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
         """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
+        assert self._changes is not None
         inside = consumed is not None
         run = {
             "first": self.first if unevaluated is None else unevaluated.number,
             "consumed": consumed,
             "epochs": [epoch.to_json() for epoch in self.epochs],
             "started": self._started,
-            "seconds": self._earlier + self._seconds(),
+            "so_far": self._so_far(),
             "epoch_seconds": self._epoch_earlier + time.perf_counter() - self._epoch_clock if inside else 0.0,
             "unevaluated": None if unevaluated is None else unevaluated.to_json(),
             "resumed": self._resumed,
             "before": list(self._before),
+            "draws": self._draws.to_state(),
         }
-        return {"loop": self.loop.state(), "position": self.loop._position(consumed), "run": run}
+        changes = self._changes.to_state()
+        return {"loop": self.loop.state(), "changes": changes, "position": self.loop._position(consumed), "run": run}
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._clock
+
+    def _so_far(self) -> dict[str, Any]:
+        """What the run has taken, its earlier parts included."""
+        device, earlier = self.loop.device, self._earlier
+        return {
+            "seconds": earlier["seconds"] + self._seconds(),
+            "tuning": earlier["tuning"] + self.tuner.seconds - self._tuned_before,
+            "saving": earlier["saving"] + (0.0 if self.saver is None else self.saver.stall),
+            "peak_memory": max(earlier["peak_memory"], _peak_memory(device)),
+        }
 
     def _finish(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, wait: bool) -> None:
         """Note the epochs whose losses have come from the device; short epochs go on meanwhile."""
@@ -203,13 +236,13 @@ class Fit:
                 losses=means if len(means) > 1 else {},
                 metrics={},
             )
-            self._note(epoch, validate if done.whole else None, metrics)
+            self._note(epoch, validate, metrics, whole=done.whole)
 
-    def _note(self, epoch: Epoch, validate: Iterable[Any] | None, metrics: Metrics | None) -> None:
+    def _note(self, epoch: Epoch, validate: Iterable[Any] | None, metrics: Metrics | None, *, whole: bool) -> None:
         """Evaluate after an epoch and keep what it gave."""
-        if validate is not None:
+        if whole and validate is not None:
             epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
-        if not self.stop.asked:
+        if whole and not self._cut_short:
             self.schedule.after_evaluation(epoch.metrics.get("loss", epoch.loss))
         self.epochs.append(epoch)
         self.display.epoch(epoch)
@@ -223,14 +256,16 @@ class Fit:
                     return self.loop.evaluate(validate, metrics)
             except KeyboardInterrupt:
                 self.stop.why = self.stop.why or "Ctrl-C"
-        self._last = before  # it is evaluated when the run goes on
+            except RuntimeError:
+                if not self.stop.asked:
+                    raise
+        self._cut_short, self._last = True, before  # it is evaluated when the run goes on
         return {}
 
-    def _report(self) -> Report:
+    def _report(self, *, done: bool) -> Report:
         loop = self.loop
         steps, skipped, first, failures = self._before
-        on_gpu = loop.device.type == "cuda"
-        writer = None if self.saver is None else self.saver.writer
+        so_far = self._so_far()
         return Report(
             device=str(loop.device),
             device_name=loop.choice.name,
@@ -238,20 +273,24 @@ class Fit:
             precision=loop.plan.precision,
             parameters=sum(p.numel() for p in loop.model.parameters()),
             started=self._started,
-            seconds=self._earlier + self._seconds(),
+            seconds=so_far["seconds"],
             steps=loop.steps - steps,
             skipped=loop.skipped - skipped,
-            interrupted=self.stop.asked,
+            interrupted=self.stop.asked and not done,
             epochs=tuple(self.epochs),
             curve=tuple((batch - first, loss) for batch, loss in self.watch.curve if batch > first),
-            peak_memory=torch.cuda.max_memory_allocated(loop.device) if on_gpu else None,
+            peak_memory=so_far["peak_memory"] if loop.device.type == "cuda" else None,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             levers=tuple(levers_of(loop.plan)),
-            tuning=self.tuner.seconds - self._tuned_before,
+            tuning=so_far["tuning"],
             out_of_memory=loop.out_of_memory - failures,
             micro_batch=loop.plan.micro_batch,
-            stopped=self.stop.why,
+            stopped=None if done else self.stop.why,
             resumed=self._resumed,
             saved=None if self.saver is None else self.saver.last,
-            saving=0.0 if writer is None else writer.stall,
+            saving=so_far["saving"],
         )
+
+
+def _peak_memory(device: torch.device) -> int:
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0

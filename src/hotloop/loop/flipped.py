@@ -17,7 +17,8 @@ def flipped(layer: nn.Conv2d, batch: Tensor) -> Tensor:
     Where a library has put less work into its backward passes than into the forward one, that is faster.
     """
     if not can_be_flipped(layer) or batch.dim() != 4 or torch.is_autocast_enabled(batch.device.type):
-        return layer._conv_forward(batch, layer.weight, layer.bias)
+        plain: Tensor = layer._conv_forward(batch, layer.weight, layer.bias)
+        return plain
     result: Tensor = _Flipped.apply(batch, layer.weight, layer.bias, layer.padding)  # type: ignore[no-untyped-call]
     return result
 

@@ -2,13 +2,14 @@
 
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.torch_version import TorchVersion
 
 from hotloop.placement.sites import is_users, site_of
 
@@ -27,14 +28,16 @@ class Recording:
         self._graph = torch.cuda.CUDAGraph()
         random = torch.cuda.get_rng_state(side.device)
         current = torch.cuda.current_stream(side.device)
+        pool = torch.cuda.graph_pool_handle()
         try:
             # Other threads, such as a loader's pinning thread, may go on allocating meanwhile.
-            with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, pool, stream=side, capture_error_mode="thread_local"):
                 self.result: Any = work()
         except Exception as error:
             torch.cuda.set_stream(current)  # PyTorch does not come back by itself from a recording that fails
             torch.cuda.synchronize(side.device)
             _revive(side.device, random)
+            _end_pool(side.device, pool)
             if isinstance(error, CannotCapture):
                 raise
             raise CannotCapture(_reason(error)) from error
@@ -48,6 +51,18 @@ def _revive(device: torch.device, random: Tensor) -> None:
     generator = torch.cuda.default_generators[device.index or 0]
     generator.graphsafe_set_state(generator.clone_state())
     torch.cuda.set_rng_state(random, device)
+
+
+def _end_pool(device: torch.device, pool: Any) -> None:
+    """Tell the allocator that a recording which failed is over: else it would never again give cached memory back.
+
+    PyTorch does it itself from 2.12 on, the release of the pool included (pytorch#180395, pytorch#190348).
+    """
+    with suppress(RuntimeError, AttributeError):  # it is over already
+        torch._C._cuda_endAllocateToPool(device.index or 0, pool)
+    if TorchVersion(torch.__version__) < "2.12":
+        with suppress(RuntimeError, AttributeError):
+            torch._C._cuda_releasePool(device.index or 0, pool)
 
 
 def _reason(error: BaseException) -> str:

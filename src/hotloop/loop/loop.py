@@ -17,8 +17,11 @@ from hotloop.data.origin import nothing_came
 from hotloop.device import pick
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
+from hotloop.loop.budgeting import Budgeting, budgeted
 from hotloop.loop.burst import Bursts, stretches
 from hotloop.loop.fit import Fit
+from hotloop.loop.largest import Largest, largest_batch
+from hotloop.loop.looking import Memory, memory_of
 from hotloop.loop.progress import telling
 from hotloop.loop.saved import put_back, put_randomness, state_of
 from hotloop.loop.saving import Saver, seconds_in
@@ -27,7 +30,10 @@ from hotloop.loop.tuner import Tuner
 from hotloop.loop.tuning import Subject, plan_of
 from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, turns_of
 from hotloop.loop.watch import Watch
+from hotloop.memory.budget import bytes_of
+from hotloop.memory.oom import surely
 from hotloop.memory.survive import Survivor
+from hotloop.memory.usage import usage
 from hotloop.misfit import REFUSALS, explanation
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages, items_in
 from hotloop.objective import predict as predict_by_convention
@@ -38,6 +44,8 @@ from hotloop.state import State
 from hotloop.text import shorten
 
 Transform = Callable[[Any], Any]
+# What a plan by hand asks for and the tuner may not change.
+_KEPT = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget")
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
@@ -90,12 +98,10 @@ class Loop:
             self.choice.name or str(self.device),
         )
         begin = plan_of(plan, self._subject, asked)
-        kept = {
-            name: getattr(begin, name) for name in ("precision", "accumulate", "clip_norm", "micro_batch", "workers")
-        }
+        kept = {name: getattr(begin, name) for name in _KEPT}
         self._subject = replace(
             self._subject,
-            plan=replace(self._subject.plan, **kept),  # what a plan by hand asks for is not the tuner's to change
+            plan=replace(self._subject.plan, **kept),
             pinned_precision=self._subject.pinned_precision or begin.precision != "fp32",
         )
         self._by_hand = isinstance(plan, Plan)
@@ -104,6 +110,11 @@ class Loop:
         self._schedule = Schedule.of(scheduler, schedule)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
         self._bursts = Bursts()
+        self._modes: list[bool] = []  # of the layers, in the last epoch
+        self.budgeting: Budgeting | None = None  # how the blocks that are computed again were chosen
+        self._budget_is_open = begin.memory_budget is not None and not begin.recompute
+        if begin.memory_budget is not None:
+            bytes_of(begin.memory_budget, usage(self.device).total)  # refused now, not in the first step
         self._survivor = Survivor(
             self._subject.modules,
             self.device,
@@ -111,6 +122,7 @@ class Loop:
             relieve=self._relieve,
             told=self._told_of_memory,
         )
+        self._evaluating = Survivor([self.model], self.device)
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
         self._expected: int | None = None  # batches of the run, where `fit` knows them
@@ -164,6 +176,10 @@ class Loop:
             self._tuner.begin()
         if not self.model.training:
             self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
+        modes = [module.training for module in self.model.modules()]
+        if modes != self._modes:
+            self._modes = modes
+            self._survivor.rewind.look_again()  # layers that were frozen may write to their buffers now
         self._step.check()
 
     def _end_epoch(self) -> None:
@@ -175,7 +191,9 @@ class Loop:
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing waits."""
         if batch is not self._given:  # what `batches` gave out is there already
-            batch = move(batch, self.device)
+            batch = surely(partial(move, batch, self.device), self.device)
+        if self._budget_is_open:
+            self._keep_to_budget(batch)
         step = self._step
         try:
             loss = step.bare(batch) if step.is_bare else total(step(batch))
@@ -231,6 +249,7 @@ class Loop:
             predict=predict,
             device=self.device,
             precision=self.plan.precision,
+            survivor=self._evaluating,
         )
 
     def fit(
@@ -278,6 +297,45 @@ class Loop:
             self._expected = None
             if saver is not None:
                 saver.close()
+
+    def largest_batch(
+        self,
+        loader: Any,
+        *,
+        limit: int | None = None,
+        seconds: float = 30.0,
+        device_transform: Transform | None = None,
+    ) -> Largest:
+        """The largest batch that fits, at most `limit` items, and the one with the best throughput.
+
+        Real steps with batches made from the first one of `loader` (or from one batch) grow and bisect for up to
+        so many `seconds`. Everything that they change is put back, to the bit.
+        """
+        self._step.forget()  # recordings hold memory
+        with self._plain_for_a_while():
+            subject = replace(self._subject, plan=self._step.plan)
+            return largest_batch(subject, loader, limit=limit, seconds=seconds, transform=device_transform)
+
+    def _keep_to_budget(self, batch: Any) -> None:
+        """Before the first step: choose the blocks that are computed again, so that memory stays within the budget."""
+        self._budget_is_open = False
+        with self._plain_for_a_while():
+            plan, self.budgeting = budgeted(self._subject, self._step.plan, batch)
+        self._subject = replace(self._subject, plan=replace(self._subject.plan, recompute=plan.recompute))
+        self._tuner.subject = self._subject
+        self._exchange(self._step_for(plan))
+        if self.budgeting.missing:
+            warnings.warn(str(self.budgeting), MemoryWarning, stacklevel=3)
+
+    def memory(self, batch: Any = None) -> Memory:
+        """What is allocated, reserved and held, by what; with a `batch`, also where the memory of a step goes.
+
+        That step is a real one on copies of the weights: its peak by phase and by module, and over time. Everything is
+        put back afterwards. It runs operation by operation, so a compiled step may need less.
+        """
+        with self._plain_for_a_while():
+            given = None if batch is None else move(batch, self.device)
+            return memory_of(self._subject, self._step.plan, given)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides how training goes on, but the position of the loader, as plain data and tensors."""

@@ -1,8 +1,10 @@
 """What a person sees while a long run is under way: a bar in a terminal, a line per epoch elsewhere."""
 
 import signal
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -23,13 +25,26 @@ from hotloop.records import Epoch
 from hotloop.text import count, duration
 
 REFRESH = 0.1  # seconds
+_LOADER = "torch.utils.data.dataloader"
 MANY = 20  # lines of epochs, from which on they are shown only now and then
 
 
 class Display:
-    """The progress of a fit. `show=None` draws a bar in a terminal and prints lines elsewhere; False is silent."""
+    """The progress of a fit. `show=None` draws a bar in a terminal and prints lines elsewhere; False is silent.
 
-    def __init__(self, epochs: int, batches_per_epoch: int | None, show: bool | None, console: Console | None = None):
+    `done` are batches that an earlier part of the run has done: the bar begins there, and the time left is reckoned
+    without them.
+    """
+
+    def __init__(
+        self,
+        epochs: int,
+        batches_per_epoch: int | None,
+        show: bool | None,
+        console: Console | None = None,
+        *,
+        done: int = 0,
+    ) -> None:
         self._console = console or Console(stderr=True)
         self._silent = show is False
         self._epochs = epochs
@@ -37,8 +52,8 @@ class Display:
         if not self._silent and self._console.is_terminal:
             self._bar = _bar(self._console)
             total = epochs * batches_per_epoch if batches_per_epoch is not None else None
-            self._task = self._bar.add_task("starting", total=total, loss="", rate="")
-        self._done = 0
+            self._task = self._bar.add_task("starting", total=total, completed=done, loss="", rate="")
+        self._done = done
         self._last = self._last_line = 0.0
         self._lines = 0
 
@@ -52,10 +67,6 @@ class Display:
     ) -> None:
         if self._bar:
             self._bar.stop()
-
-    def begin_at(self, batches: int) -> None:
-        """Batches that an earlier part of this run has done."""
-        self._done = batches
 
     def tell(self, words: str) -> None:
         """Say what goes on beside the training."""
@@ -131,8 +142,10 @@ class Stop:
     """Ctrl-C, once: finish the step that is running, then end. Twice: end at once. SIGTERM, where it is listened to."""
 
     def __init__(self) -> None:
-        self.why: str | None = None  # what asked for the end
+        self.why: str | None = None  # what asked for the end first
+        self._pressed = False  # Ctrl-C
         self._at_once = False
+        self._before: dict[signal.Signals, Any] = {}  # handlers to put back
 
     @property
     def asked(self) -> bool:
@@ -144,12 +157,14 @@ class Stop:
         if threading.current_thread() is not threading.main_thread():
             yield self  # only the main thread may hear signals; elsewhere Ctrl-C is not ours
             return
-        signals = [signal.SIGINT, signal.SIGTERM] if terminate else [signal.SIGINT]
-        before: dict[signal.Signals, Any] = {each: signal.signal(each, self._hear) for each in signals}
+        for each in [signal.SIGINT, signal.SIGTERM] if terminate else [signal.SIGINT]:
+            if signal.getsignal(each) is not signal.SIG_IGN:  # a shell starts jobs in the background like that
+                self._before[each] = signal.signal(each, self._hear)
         try:
             yield self
         finally:
-            for each, handler in before.items():
+            while self._before:
+                each, handler = self._before.popitem()
                 signal.signal(each, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
     @contextmanager
@@ -162,6 +177,35 @@ class Stop:
             self._at_once = False
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
-        again, self.why = self.asked, "SIGTERM" if signum == signal.SIGTERM else "Ctrl-C"
-        if again or self._at_once:
+        pressed = signum == signal.SIGINT
+        again, self._pressed = pressed and self._pressed, pressed or self._pressed
+        self.why = self.why or ("Ctrl-C" if pressed else "SIGTERM")
+        self._shield()
+        if again or self._at_once:  # SIGTERM again is impatience, and the save is what it is impatient for
+            self._at_once = False
             raise KeyboardInterrupt
+
+    def _shield(self) -> None:
+        """The signal may have reached the workers of a loader too, whose death PyTorch raises anywhere, even in a save.
+
+        It is let through only where a batch is waited for, which nobody will bring, and where nothing is half done.
+        """
+        if sys.platform != "win32" and signal.SIGCHLD not in self._before and signal.SIGTERM in self._before:
+            self._before[signal.SIGCHLD] = raises = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if callable(raises):
+                signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if _waits_for_workers(frame) else None)
+
+
+def _waits_for_workers(frame: FrameType | None) -> bool:
+    # Where PyTorch has renamed this, the loader finds out by itself, some seconds later.
+    names = (
+        each.f_code.co_name for each, _ in traceback.walk_stack(frame) if each.f_globals.get("__name__") == _LOADER
+    )
+    return "_try_get_data" in names
+
+
+def is_of_a_loader(error: BaseException) -> bool:
+    """Whether a DataLoader complains, of workers that a signal has killed, which it does between two steps."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    complains = any(frame.f_globals.get("__name__") == _LOADER for frame in frames)
+    return complains and isinstance(error, RuntimeError)

@@ -1,35 +1,43 @@
 """A loop as plain data and tensors, and a loop that goes on from there: what a checkpoint holds of it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hotloop.data import Position
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan, Tuning
 from hotloop.state import Randomness
-from hotloop.text import plural, shorten
+from hotloop.text import shorten
 
 if TYPE_CHECKING:
     from hotloop.loop.loop import Loop
 
 FORMAT = 1
 _FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's
+_FIX = "build it as it was, or choose another folder for a new run"
 
 
 def state_of(loop: "Loop") -> dict[str, Any]:
     """Everything that decides how training goes on, but the position of the loader. Nothing waits for the device."""
     tuning = loop.tuning
+    modules = modules_of(loop)
     return {
         "format": FORMAT,
-        "model": loop.model.state_dict(),
-        "others": [module.state_dict() for module in loop._subject.modules[1:]],
-        "buffers": [_unsaved(module) for module in loop._subject.modules],
+        "model": modules[0].state_dict(),
+        "others": [module.state_dict() for module in modules[1:]],
+        "loose": _loose(loop),
+        "buffers": [_unsaved(module) for module in modules],
         "optimizers": [optimizer.state_dict() for optimizer in loop._optimizers],
+        "held": _held(loop),
         "schedulers": [scheduler.state_dict() for scheduler in loop._schedule.schedulers],
+        "kinds": _kinds(loop._schedule.schedulers),
         "update": loop._step.update.to_state(),
         "portion": loop._survivor.portion.to_state(),
         "watch": loop._watch.to_state(),
@@ -42,26 +50,25 @@ def state_of(loop: "Loop") -> dict[str, Any]:
 
 def put_back(loop: "Loop", state: dict[str, Any]) -> None:
     """Make a loop what it was when `state_of` was asked; the random states are put back last, by `put_randomness`."""
-    if state.get("format") != FORMAT:
-        raise BadArgument(
-            f"the checkpoint has format {state.get('format')!r}, and this version reads {FORMAT}",
-            fix="use the version of hotloop that wrote it",
-        )
-    _check(loop, state)
+    check(loop, state)
+    modules = modules_of(loop)
     with loop._plain_for_a_while():
-        loop.model.load_state_dict(state["model"])
-        for module, values in zip(loop._subject.modules[1:], state["others"], strict=True):
+        for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
             module.load_state_dict(values)
-        for module, values in zip(loop._subject.modules, state["buffers"], strict=True):
-            _put_buffers(module, values)
+        with torch.no_grad():
+            for parameter, value in zip(_loose(loop), state["loose"], strict=True):
+                parameter.copy_(value)
+        for module, values in zip(modules, state["buffers"], strict=True):
+            _put_buffers(module, values, loop.device)
         for optimizer, values in zip(loop._optimizers, state["optimizers"], strict=True):
             with _own_flags(optimizer):
                 optimizer.load_state_dict(values)
+            if loop._schedule.schedulers and state["update"]["steps"]:
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # else PyTorch warns of a schedule ahead of it
         for scheduler, values in zip(loop._schedule.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(values)
-    if state["tuning"] is not None:
-        loop._tuner.go_on(Tuning.from_json(state["tuning"]))
-    loop.go_on_with(Plan.from_json(state["plan"]))
+    _put_plan(loop, state)
+    loop._step.update.__post_init__()  # a step that was cut short may have left half a window in it
     loop._step.update.go_on(state["update"])
     loop._survivor.portion.go_on(state["portion"])
     loop.epoch = state["epoch"]
@@ -71,21 +78,85 @@ def put_randomness(loop: "Loop", state: dict[str, Any]) -> None:
     Randomness.from_state(state["random"], loop.device).put()
 
 
-def _unsaved(module: nn.Module) -> dict[str, Tensor]:
+def check_run(tree: Any) -> None:
+    """Refuse a checkpoint that is not one of a run."""
+    parts = {"loop", "changes", "position", "run"}
+    if not isinstance(tree, dict) or not parts <= tree.keys() or not isinstance(tree["loop"], dict):
+        raise BadArgument("the checkpoint is not one of Loop.fit", fix="choose another folder for this run")
+    Position.from_state(tree["position"])
+
+
+def check(loop: "Loop", state: dict[str, Any]) -> None:
+    """Refuse the state of another loop before anything has changed."""
+    if state.get("format") != FORMAT:
+        raise BadArgument(
+            f"the checkpoint has format {state.get('format')!r}, and this version reads {FORMAT}",
+            fix="use the version of hotloop that wrote it",
+        )
+    model, *others = modules_of(loop)
+    _check_tensors("model", model.state_dict(), state["model"])
+    _check_count("modules with weights beside the model", len(others), len(state["others"]))
+    for module, values in zip(others, state["others"], strict=True):
+        _check_tensors(type(module).__name__, module.state_dict(), values)
+    _check_tensors("set of parameters without a module", _numbered(_loose(loop)), _numbered(state["loose"]))
+    _check_optimizers(_held(loop), state["held"])
+    mine, theirs = _kinds(loop._schedule.schedulers), state["kinds"]
+    _check_count("schedulers", len(mine), len(theirs))
+    if mine != theirs:
+        raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=_FIX)
+
+
+def modules_of(loop: "Loop") -> list[nn.Module]:
+    """The model, and what else has weights: a criterion, objectives that are modules themselves."""
+    objectives = [turn.objective for turn in loop._turns]
+    found = [*loop._subject.modules, *(each for each in objectives if isinstance(each, nn.Module))]
+    return list(dict.fromkeys(found))
+
+
+def _put_plan(loop: "Loop", state: dict[str, Any]) -> None:
+    """Go on with the plan that was found, where that is left to the loop; what the person asks for now comes first."""
+    plan, now = Plan.from_json(state["plan"]), loop._subject.plan
+    if torch.device(plan.device).type != loop.device.type or not loop._plans_itself:
+        return
+    if state["tuning"] is not None:
+        loop._tuner.go_on(Tuning.from_json(state["tuning"]))
+    precision = now.precision if loop._subject.pinned_precision else plan.precision
+    loop.go_on_with(replace(plan, accumulate=now.accumulate, clip_norm=now.clip_norm, precision=precision))
+
+
+def is_shaped(loop: "Loop") -> bool:
+    """Whether the shapes of all weights are known: those of lazy layers are not before the first batch."""
+    return not any(is_lazy(parameter) for module in modules_of(loop) for parameter in module.parameters())
+
+
+def _loose(loop: "Loop") -> list[Tensor]:
+    """Parameters that an optimizer holds and no module does."""
+    owned = {id(parameter) for module in modules_of(loop) for parameter in module.parameters()}
+    held = [parameter for turn in loop._turns for parameter in turn.parameters]
+    return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
+
+
+def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
     """Buffers that a state_dict leaves out, though training may change them."""
     return {
-        f"{prefix}.{name}" if prefix else name: buffer
-        for prefix, inner in module.named_modules()
+        _joined(path, name): buffer
+        for path, inner in module.named_modules()
         for name, buffer in inner._buffers.items()
-        if buffer is not None and name in inner._non_persistent_buffers_set
+        if name in inner._non_persistent_buffers_set
     }
 
 
 @torch.no_grad()
-def _put_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> None:
-    for name, buffer in _unsaved(module).items():
-        if name in values:
-            buffer.copy_(values[name])
+def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device: torch.device) -> None:
+    for path, inner in module.named_modules():
+        for name, buffer in inner._buffers.items():
+            if _joined(path, name) not in values:
+                continue
+            value = values[_joined(path, name)]
+            if value is None or buffer is None or value.shape != buffer.shape or value.dtype != buffer.dtype:
+                inner._buffers[name] = None if value is None else value.to(device)  # it comes, goes or grows
+            else:
+                buffer.copy_(value)
 
 
 @contextmanager
@@ -97,33 +168,73 @@ def _own_flags(optimizer: Optimizer) -> Iterator[None]:
         group.update(flags)
 
 
-def _check(loop: "Loop", state: dict[str, Any]) -> None:
-    """Refuse a checkpoint of something else before anything has changed."""
-    mine, theirs = _shapes(loop.model.state_dict()), _shapes(state["model"])
-    wrong = [name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name)]
+def _held(loop: "Loop") -> list[dict[str, Any]]:
+    """Of each optimizer its kind, and the names of what its groups hold: a state goes by their order alone."""
+    names = {id(p): name for module in modules_of(loop)[::-1] for name, p in module.named_parameters()}
+    return [
+        {
+            "kind": type(optimizer).__name__,
+            "groups": [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups],
+        }
+        for optimizer in loop._optimizers
+    ]
+
+
+def _kinds(schedulers: Sequence[object]) -> list[str]:
+    return [type(scheduler).__name__ for scheduler in schedulers]
+
+
+def _check_optimizers(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> None:
+    _check_count("optimizers", len(mine), len(theirs))
+    for number, (here, there) in enumerate(zip(mine, theirs, strict=True), 1):
+        which = "the optimizer" if len(mine) == 1 else f"optimizer {number}"
+        if here["kind"] != there["kind"]:
+            raise BadArgument(f"{which} is {here['kind']} here and {there['kind']} in the checkpoint", fix=_FIX)
+        if [len(group) for group in here["groups"]] != [len(group) for group in there["groups"]]:
+            sizes = [" + ".join(str(len(group)) for group in each["groups"]) for each in (here, there)]
+            raise BadArgument(
+                f"{which} holds {sizes[0]} parameters in its groups here and {sizes[1]} in the checkpoint", fix=_FIX
+            )
+        for group, other in zip(here["groups"], there["groups"], strict=True):
+            differ = [f"{a or 'one without a name'} for {b}" for a, b in zip(group, other, strict=True) if a != b]
+            if differ:
+                raise BadArgument(
+                    f"{which} holds its parameters in another order than in the checkpoint: {shorten(differ, 3)}",
+                    fix=_FIX,
+                )
+
+
+def _check_count(what: str, here: int, there: int) -> None:
+    if here != there:
+        raise BadArgument(f"the checkpoint has {there} {what}, and this loop has {here}", fix=_FIX)
+
+
+def _check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
+    mine, theirs = _shapes(here), _shapes(there)
+    wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]
     if wrong:
         first = sorted(wrong)[0]
+        differ = "tensor differs" if len(wrong) == 1 else "tensors differ"
         raise BadArgument(
-            f"the checkpoint is of another model: {plural(len(wrong), 'tensor')} differ ({shorten(sorted(wrong), 3)});"
+            f"the checkpoint is of another {what}: {len(wrong)} {differ} ({shorten(sorted(wrong), 3)});"
             f" {first} is {mine.get(first, 'not there')} here and {theirs.get(first, 'not there')} in the checkpoint",
-            fix="build the model as it was, or choose another folder for a new run",
+            fix=_FIX,
         )
-    held: Sequence[tuple[str, int, Callable[[], int]]] = (
-        ("optimizers", len(loop._optimizers), lambda: len(state["optimizers"])),
-        ("schedulers", len(loop._schedule.schedulers), lambda: len(state["schedulers"])),
-        ("others", len(loop._subject.modules) - 1, lambda: len(state["others"])),
-    )
-    for name, here, there in held:
-        if here != there():
-            raise BadArgument(
-                f"the checkpoint holds {there()} {name}, and this loop has {here}",
-                fix="build the loop as it was, or choose another folder for a new run",
-            )
 
 
 def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, Tensor) and not is_lazy(value)
+        else type(value).__name__
         for name, value in state.items()
-        if isinstance(value, Tensor)
     }
+
+
+def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"number {number}": tensor for number, tensor in enumerate(tensors, 1)}
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,51 +1,77 @@
 """`Saver`: when a run is saved, where, and what it goes on from."""
 
 import re
+import sys
+import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hotloop.checkpoint import Checkpoint, CheckpointWarning, Store, Writer
 from hotloop.checkpoint.tree import pack
-from hotloop.errors import BadArgument
+from hotloop.data.plain import NotPlain
+from hotloop.errors import BadArgument, OutputError
+from hotloop.text import printable
 
-_UNITS = {"": 1, "sec": 1, "second": 1, "m": 60, "min": 60, "minute": 60, "h": 3600, "hour": 3600, "d": 86400}
-_INTERVAL = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_UNITS = {
+    1: ("s", "sec", "secs", "second", "seconds"),
+    60: ("m", "min", "mins", "minute", "minutes"),
+    3600: ("h", "hour", "hours"),
+    86400: ("d", "day", "days"),
+}
+_SECONDS = {name: seconds for seconds, names in _UNITS.items() for name in names}
+_TIME = re.compile(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]+)\s*", re.IGNORECASE | re.ASCII)
+_STEPS = re.compile(r"\s*(\d{1,15})\s*steps?\s*", re.IGNORECASE | re.ASCII)
 
 
-def seconds_in(words: str | float) -> float:
+class Interval(NamedTuple):
+    """How often to save: after so many steps, or after so many seconds."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+def seconds_in(words: str | float, examples: str = '"30s", "5min" or "2h"') -> float:
     """A length of time in words.
 
     >>> seconds_in("5min"), seconds_in("1.5 h"), seconds_in(20)
     (300.0, 5400.0, 20.0)
     """
     if isinstance(words, int | float) and not isinstance(words, bool):
-        value = float(words)
+        value = float(min(words, sys.float_info.max))  # more than any float is no error, only long
     else:
-        match = _INTERVAL.fullmatch(str(words))
-        unit = _UNITS.get(match[2].lower().removesuffix("s")) if match else None
+        match = _TIME.fullmatch(words) if isinstance(words, str) else None
+        unit = _SECONDS.get(match[2].lower()) if match else None
         if match is None or unit is None:
-            raise BadArgument(f"{words!r} is no length of time", fix='give one such as "30s", "5min" or "2h"')
+            raise BadArgument(f"{_shown(words)} is no length of time", fix=f"give one such as {examples}")
         value = float(match[1]) * unit
     if not value > 0:
-        raise BadArgument(f"{words!r} is no length of time", fix="give more than 0")
+        raise BadArgument(f"{_shown(words)} is no length of time", fix=f"give more than 0, such as {examples}")
     return value
+
+
+def interval_in(words: str | float) -> Interval:
+    """How often, in words.
+
+    >>> interval_in("1000 steps"), interval_in("5min")
+    (Interval(steps=1000, seconds=None), Interval(steps=None, seconds=300.0))
+    """
+    match = _STEPS.fullmatch(words) if isinstance(words, str) else None
+    if match and int(match[1]):
+        return Interval(steps=int(match[1]))
+    return Interval(seconds=seconds_in(words, '"30s", "5min" or "1000 steps"'))
 
 
 class Saver:
     """Saves a run into a folder, every so often: after a time such as "5min", or after so many "steps"."""
 
     def __init__(self, folder: str | Path, every: str | float = "5min", *, keep: int = 3, resume: bool = False) -> None:
-        self.steps: int | None = None
-        self.seconds: float | None = None
-        match = re.fullmatch(r"\s*(\d+)\s*steps?\s*", every) if isinstance(every, str) else None
-        if match and int(match[1]):
-            self.steps = int(match[1])
-        else:
-            self.seconds = seconds_in(every)
+        self.every = interval_in(every)
         self.folder = Path(folder)
         self.writer = Writer(Store(folder, keep=keep))
+        must_take_files(self.folder)
         self.found: Checkpoint | None = self.writer.store.load_latest()
         if self.found is not None and not resume:
             raise BadArgument(
@@ -54,30 +80,39 @@ class Saver:
             )
         self._last_step = self.found.step if self.found is not None else 0
         self._last_time = time.monotonic()
+        self.stall = 0.0  # seconds for which training was held up
+        self._told = False  # that something in a run cannot be saved
 
     @property
     def last(self) -> int | None:
         """The step of the last checkpoint that is there."""
-        return self.writer.written or (None if self.found is None else self.found.step)
+        if self.writer.written is not None:
+            return self.writer.written
+        return None if self.found is None else self.found.step
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time for a checkpoint."""
-        if self.steps is not None:
-            return step - self._last_step >= self.steps
-        assert self.seconds is not None
-        return time.monotonic() - self._last_time >= self.seconds
-
-    def save(self, step: int, tree: dict[str, Any], score: float | None = None, *, wait: bool = False) -> bool:
-        """Save what a run is now; with `wait` it is on disk afterwards. Whether it was taken."""
-        try:
-            taken = self.writer.submit(step, tree, score, wait=wait)
-        except BadArgument as error:  # it was checked before the run, so something has come into it since
-            warnings.warn(f"not saved at step {step}: {error}", CheckpointWarning, stacklevel=2)
+        """Whether it is time for a checkpoint; not before the last one is written."""
+        if self.writer.busy:
             return False
-        if taken:
+        if self.every.steps is not None:
+            return step - self._last_step >= self.every.steps
+        assert self.every.seconds is not None
+        return time.monotonic() - self._last_time >= self.every.seconds
+
+    def save(
+        self, step: int, tree: Callable[[], dict[str, Any]], score: float | None = None, *, wait: bool = False
+    ) -> bool:
+        """Save what a run is now; with `wait` it is on disk afterwards. Whether it was taken."""
+        began = time.perf_counter()
+        try:
+            taken = self.writer.submit(step, tree(), score, wait=wait)
+        except (BadArgument, NotPlain) as error:  # it was checked before the run, so something has come into it since
+            taken = self._not_taken(step, error)
+        if taken or not self.writer.busy:  # what failed is tried again when it is time for the next
             self._last_step, self._last_time = step, time.monotonic()
         if wait:
             self.writer.wait()
+        self.stall += time.perf_counter() - began
         return taken
 
     def check(self, tree: dict[str, Any]) -> None:
@@ -87,3 +122,26 @@ class Saver:
     def close(self) -> None:
         """Wait for what is being written."""
         self.writer.close()
+
+    def _not_taken(self, step: int, error: Exception) -> bool:
+        if not self._told:
+            self._told = True
+            warnings.warn(f"not saved at step {step}: {error}", CheckpointWarning, stacklevel=4)
+        return False
+
+
+def must_take_files(folder: Path) -> None:
+    """Refuse a folder that nothing can be written to: all of a run would be unprotected. It is made where it is not."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b"\0" * 4096)
+    except OSError as error:
+        raise OutputError(
+            f"checkpoints cannot be written to {printable(str(folder))}: {error.strerror or error}",
+            fix="choose a folder that you may write to, on a disk with room",
+        ) from error
+
+
+def _shown(words: object) -> str:
+    return printable(repr(words)[:80])

@@ -16,11 +16,12 @@ from hotloop.levers import repeated_blocks
 from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
 from hotloop.loop.rig import Rig
+from hotloop.loop.survival import Passes
 from hotloop.loop.update import FIRST, Turn, Update
-from hotloop.memory.oom import is_out_of_memory
-from hotloop.memory.pieces import pieces_of
+from hotloop.memory.oom import Failure, began_with, half_updated, is_out_of_memory
+from hotloop.memory.pieces import contents, restore
 from hotloop.memory.survive import Survivor
-from hotloop.objective import Losses, Objective, autocast, items_in, let_go, losses_of, uniform
+from hotloop.objective import Losses, Objective, items_in, let_go, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Plan
 from hotloop.waits import waits
@@ -28,6 +29,7 @@ from hotloop.waits import waits
 Parts = dict[str, Tensor]
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
 See = Callable[[Parts, int | Tensor], None]
+_FIXED = (tuple, list, Tensor)  # batches that nobody takes anything out of
 MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are recorded here, of whole steps
 
 
@@ -64,17 +66,18 @@ class Step:
         self.survivor = survivor  # repeats what ran out of memory; None: that is an error, as in a trial
         self.update = Update(turns, plan, averages)
         if survivor is not None:
-            self.update.is_tight = lambda: survivor.portion.is_tight
+            survivor.optimizers = self.optimizers
+            self.update.survives, self.update.is_tight = True, lambda: survivor.portion.is_tight
+        self._passes = Passes(model, self.update, survivor, self._give_way)
         self.rig = Rig(plan, model, self.optimizers)
         self.obstacle: str | None = None  # why there is no graph, where the plan has one
         self._see, self._after_update = see, after_update
         self._on_host = self.device.type == "cpu"
-        self._autocast = None if plan.precision == "fp32" else autocast(self.device, plan.precision)
         self._plain = plan.compile == "off" and not plan.graph
         bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
             plan.device, stream="direct"
         )
-        self._may_be_bare = bare and len(turns) == 1 and turns[0].name == "loss"
+        self._may_be_bare = bare and survivor is not None and len(turns) == 1 and turns[0].name == "loss"
         self.is_bare = False  # whether the next step may be `bare`: not while an optimizer may run out of memory
         self.compiled = compiled or compiled_objectives(turns, plan)
         self.dependents: WeakSet[Dependent] = WeakSet()  # other recordings of this step, which go when it forgets
@@ -95,7 +98,7 @@ class Step:
 
     def check_size(self) -> None:
         """Throw the recordings away where they are for pieces of another size than what fits now."""
-        if self.survivor is not None and self.survivor.portion.limit != self._limit:
+        if not self._is_sized:
             self.forget()
 
     def _stance(self) -> list[Any]:
@@ -123,6 +126,11 @@ class Step:
         self._side = Side(torch.cuda.Stream(self.device)) if self.plan.graph else None
         self.update.keep_gradients = False
 
+    def _give_way(self) -> None:
+        """Let the recordings go: they hold memory for batches of their own."""
+        if self._recorded_any:
+            self.forget()
+
     def __call__(self, batch: Any) -> Parts:
         """Train on one batch; its losses, detached."""
         if self.plan.channels_last:
@@ -146,32 +154,39 @@ class Step:
 
         Code that runs once in a millisecond is cold each time, so that every call in here counts.
         """
-        turn = self.turns[0]
+        turn, survivor = self.turns[0], self.survivor
+        assert survivor is not None
         for optimizer in turn.optimizers:
             optimizer.zero_grad()
-        said: str | None = None
-        if self.survivor is not None:
-            self.survivor.rewind.note()
+        before = None if type(batch) in _FIXED else contents(batch)
+        survivor.rewind.note()
+        loss = None
         try:
             returned = turn.objective(self.model, batch)
             loss = returned if type(returned) is Tensor and not returned.ndim else uniform(returned, batch).total
             loss.backward()
         except Exception as error:
-            if self.survivor is None or not is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
-            said = str(error)
-        if said is not None:
-            return self._again(batch, said)
-        if self.survivor is not None:
-            self.survivor.rewind.settle()
+            failure = Failure.of(error, self.device)
+            loss = returned = None  # they hold what the failed pass has computed
+        if loss is None:
+            restore(batch, before)
+            return self._again(batch, failure)
+        survivor.rewind.settle()
         if loss is not returned:
             loss = self._seen(uniform(returned, batch))
         else:
             loss = let_go(loss)
             if self._see is not None:  # before the update: a loss that is lost never reaches the weights of a CPU
                 self._see({"loss": loss}, items_in(batch))
-        for optimizer in turn.optimizers:
-            optimizer.step()
+        try:
+            for optimizer in turn.optimizers:
+                optimizer.step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise half_updated(error) from error
         self.update.steps += 1
         if self._after_update is not None:
             self._after_update(turn)
@@ -184,11 +199,11 @@ class Step:
             self._see(losses.parts, losses.count)
         return losses.total
 
-    def _again(self, batch: Any, said: str) -> Tensor:
+    def _again(self, batch: Any, failure: Failure) -> Tensor:
         """A bare step ran out of memory: once more, in pieces."""
         assert self.survivor is not None
         self.is_bare = False
-        self.survivor.lost(items_in(batch), lambda: None, said)
+        self.survivor.lost(items_in(batch), partial(self.update.begin, self.turns[0]), failure)
         return total(self.run(batch))
 
     @property
@@ -200,17 +215,18 @@ class Step:
         """The step as plain PyTorch does it, with the forward pass of these objectives where there are some."""
         with self.rig.around(), hushed() if objectives is self.compiled and not self._ran else nullcontext():
             self._ran = True
-            parts, _ = self._compute(batch, objectives, self._see, self.survivor)
+            parts, _ = self._compute(batch, objectives, self._see, again=True)
         if self._may_be_bare:
             self.is_bare = self.update.steps >= FIRST and not self.update.is_tight()
         return parts
 
     def _compute(
-        self, batch: Any, objectives: dict[str, Objective] | None, see: See | None, survivor: Survivor | None
+        self, batch: Any, objectives: dict[str, Objective] | None, see: See | None, *, again: bool
     ) -> tuple[Parts, int | Tensor]:
         parts: Parts = {}
         for turn in self.turns:
-            losses = self._learnt(turn, batch, objectives, survivor)
+            objective = objectives.get(turn.name, turn.objective) if objectives else turn.objective
+            losses = self._passes.learnt(turn, batch, objective, again=again)
             parts = {**parts, **losses.parts} if parts else losses.parts
             last = turn is self.turns[-1]
             if last and self._on_host and see is not None:  # a loss that is lost never reaches the weights
@@ -222,47 +238,6 @@ class Step:
                 self._after_update(turn)
         return parts, losses.count
 
-    def _learnt(
-        self, turn: Turn, batch: Any, objectives: dict[str, Objective] | None, survivor: Survivor | None
-    ) -> Losses:
-        """The losses of a batch, whose gradients have been added to the window."""
-        self.update.begin(turn)
-        items = items_in(batch)
-        if survivor is None:  # a trial, or a recording: neither can be repeated
-            return self._passed(turn, batch, objectives, items, self._size_of(items))
-        aside = self.update.set_aside(turn)
-        losses = survivor.run(items, partial(self._passed, turn, batch, objectives, items), aside.put)
-        aside.join()
-        survivor.portion.went_well()
-        return losses
-
-    def _size_of(self, items: int) -> int:
-        """How many of the items of a batch are computed at once."""
-        return items if self.survivor is None else self.survivor.portion.of(items)
-
-    def _passed(self, turn: Turn, batch: Any, objectives: dict[str, Objective] | None, items: int, size: int) -> Losses:
-        """Forward and backward pass over a batch, in pieces of at most `size` items."""
-        objective = objectives.get(turn.name, turn.objective) if objectives else turn.objective
-        if size >= items:
-            losses = self._losses(objective, batch, turn)
-            self.update.add(turn, losses)
-            return losses
-        joint: Losses | None = None
-        form = None
-        for piece in pieces_of(batch, items, size):
-            form = form or items_in(piece)  # only pieces of one size are compiled
-            losses = self._losses(objective if items_in(piece) == form else turn.objective, piece, turn)
-            self.update.add(turn, losses, unit=items)
-            joint = losses if joint is None else joint.with_piece(losses, averages=self.update.averages)
-        assert joint is not None
-        return joint
-
-    def _losses(self, objective: Objective, batch: Any, turn: Turn) -> Losses:
-        if self._autocast is None:
-            return losses_of(objective, self.model, batch, turn.name)
-        with self._autocast:
-            return losses_of(objective, self.model, batch, turn.name)
-
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the side, where recordings are made; two of them are looked at."""
         assert self._side is not None
@@ -270,9 +245,14 @@ class Step:
         with self._side.running():
             looked_at = self._warmed in (WARM - 1, WARM)
             parts = self._inspected(batch) if looked_at else self._rehearsed(batch)
-        if self._warmed == WARM and (why := objection(*self._inspections)):
+        if self._is_sized and self._warmed == WARM and (why := objection(*self._inspections)):
             self.give_up(why)
         return parts
+
+    @property
+    def _is_sized(self) -> bool:
+        """Whether pieces have the size that they had before: else what was seen is not what would be recorded."""
+        return self.survivor is None or self.survivor.portion.limit == self._limit
 
     def _rehearsed(self, batch: Any) -> Parts:
         """The whole step as it will be recorded, with rates on the device; a wait in it would spoil the recording."""
@@ -280,13 +260,15 @@ class Step:
         rates.send([rates.now()])
         updates = self.update.phase[1]
         after, self._after_update = self._after_update, None  # a schedule must not write to what is put back below
-        with waits(self.device) as seen, rates.of_step(0):
-            parts = self.run(batch, self.compiled)
-        self._after_update = after
+        try:
+            with waits(self.device) as seen, rates.of_step(0):
+                parts = self.run(batch, self.compiled)
+        finally:
+            self._after_update = after
         if updates and after is not None:
             for turn in self.turns:
                 after(turn)
-        if self._warmed > WARM and len(seen):
+        if self._is_sized and self._warmed > WARM and len(seen):
             self.give_up(f"the host waits for the device: {seen}")
         return parts
 
@@ -305,10 +287,8 @@ class Step:
         if not self._can_join(phase):
             self._point(self._gradients)
             return self.run(batch, self.compiled)
-        try:
-            recording = self._recordings.get(phase) or self._record(batch, phase)
-        except CannotCapture as error:
-            self._not_recorded(error, items_in(batch))
+        recording = self._recordings.get(phase) or self._record_or_not(batch, phase)
+        if recording is None:
             return self.run(batch, self.compiled)
         if name := self.rates.changed():
             self.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
@@ -330,14 +310,31 @@ class Step:
                 self._after_update(turn)
         return parts
 
-    def _not_recorded(self, error: CannotCapture, items: int) -> None:
-        """Go on without a recording, or with one of smaller pieces where there was no memory for this one."""
-        cause, size = error.__cause__, self._size_of(items)
-        if self.survivor is None or cause is None or not is_out_of_memory(cause) or size <= 1:
-            self.give_up(str(error))
-            return
-        self.survivor.portion.failed(size)
+    def _record_or_not(self, batch: Any, phase: tuple[bool, bool]) -> Recording | None:
+        try:
+            return self._record(batch, phase)
+        except Exception as error:
+            failure, why = self.want_of_memory(error), str(error)
+            if failure is None and not isinstance(error, CannotCapture):
+                raise
+        if not self.record_less(failure, items_in(batch)):
+            self.give_up(why)
+        return None
+
+    def want_of_memory(self, error: Exception) -> Failure | None:
+        """How memory ran out in a recording; None where that is not what went wrong."""
+        first = began_with(error)
+        ran_out = self.survivor is not None and is_out_of_memory(first)
+        return Failure.of(first, self.device) if ran_out else None
+
+    def record_less(self, failure: Failure | None, items: int) -> bool:
+        """Smaller pieces in the next recording, where there was no memory for this one; whether there can be one."""
+        size = self._passes.size_of(items)
+        if self.survivor is None or failure is None or size <= 1:
+            return False
         self.forget()
+        self.survivor.shrink(size, failure)
+        return True
 
     def _can_join(self, phase: tuple[bool, bool]) -> bool:
         """Whether a recording may take the next batch: its window must hold only batches like it, from the first."""
@@ -397,7 +394,7 @@ class Step:
         """The step for a recording: what the host does beside it happens at each replay."""
         after, self._after_update = self._after_update, None
         try:
-            return self._compute(batch, self.compiled, None, None)
+            return self._compute(batch, self.compiled, None, again=False)
         finally:
             self._after_update = after
 

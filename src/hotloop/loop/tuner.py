@@ -39,7 +39,7 @@ class Tuner:
         self.tuning: Tuning | None = None  # how the present plan was found
         self.seconds = 0.0  # spent on trials
         self.display: Display | None = None  # of a fit that is running
-        self._subject = subject
+        self.subject = subject
         self._adopt = adopt
         self._plain = plain
         self._open = asked  # nothing was tried yet, and something may be
@@ -63,11 +63,11 @@ class Tuner:
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, compilations included."""
-        material = material_of(loader, self._subject.device, transform)
+        material = material_of(loader, self.subject.device, transform)
         with self._plain():
-            found = tune(self._subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
+            found = tune(self.subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
         self._keep(found.tuning, found.step)
-        Cache().put(self._subject.key(material.batches[0], loader), found.tuning)
+        Cache().put(self.subject.key(material.batches[0], loader), found.tuning)
         return found.tuning
 
     def look(self, loader: Any, transform: Any, batch: Any, left: int | None) -> None:
@@ -82,17 +82,17 @@ class Tuner:
         self._considered = True
         if left is None or left * pace < WORTH_A_LOOK:
             return
-        key = self._subject.key(batch, loader)
+        key = self.subject.key(batch, loader)
         known = Cache().get(key)
         if known is not None and (known.steps is None or left < 3 * known.steps):
             self._keep(for_a_run_of(known, left * pace), None)
             self._say("the plan of an earlier run: ")
             if not any(trial.lever == "compile" for trial in known.trials):  # that run ended before its compiler did
-                material = material_of(loader, self._subject.device, transform, batch)
-                guess = guess_of_compilation(self._subject.model)
+                material = material_of(loader, self.subject.device, transform, batch)
+                guess = guess_of_compilation(self.subject.model)
                 self._prepare(Found(known, None, compile_estimate=guess), loader, material, left, key)
         elif budget := budget_for(left * pace, pace):
-            material = material_of(loader, self._subject.device, transform, batch)
+            material = material_of(loader, self.subject.device, transform, batch)
             found = self._try(loader, material, left, budget=budget, levers=QUICK)
             self._say(f"tuned in {duration(found.tuning.seconds)}: ")
             self._prepare(found, loader, material, left, key)
@@ -121,7 +121,7 @@ class Tuner:
         """Tune, and carry out what was found."""
         with self._plain():
             found = tune(
-                self._subject,
+                self.subject,
                 loader,
                 material,
                 steps=left,
@@ -140,7 +140,7 @@ class Tuner:
         """Compile where that may pay: beside the training or, where that would disturb it, before it goes on."""
         tuning = found.tuning
         run = left * (tuning.step or 0.0)
-        obstacle = COMPILE.why_not(self._subject.scene(loader), tuning.plan)
+        obstacle = COMPILE.why_not(self.subject.scene(loader), tuning.plan)
         if obstacle is None and run * (1 - 1 / WORTH) < found.compile_estimate:
             cost = duration(found.compile_estimate)
             obstacle = f"a compilation of about {cost} would not pay back in a run of {duration(run)}"
@@ -151,7 +151,7 @@ class Tuner:
         preparation: Preparation | None = None
         if not found.is_random:
             batch = material.batches[0]
-            preparation = Preparation.begun(self._subject.model, self._subject.turns, COMPILE.pull(tuning.plan), batch)
+            preparation = Preparation.begun(self.subject.model, self.subject.turns, COMPILE.pull(tuning.plan), batch)
 
         def weigh(left: int) -> None:
             self._weigh_compiled(loader, material, left, key, preparation)

@@ -1,10 +1,10 @@
 """From losses to new weights: backward, accumulation, loss scaling, clipping, the optimizers and their schedules."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hotloop.errors import BadArgument
 from hotloop.memory.guard import guarded_step
-from hotloop.memory.survive import surely
+from hotloop.memory.oom import half_updated, is_out_of_memory, is_recording, surely
 from hotloop.objective import Losses, Objective
 from hotloop.plan import Plan
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 Schedulers = LRScheduler | Sequence[LRScheduler] | None
 Every = Literal["step", "epoch"]
-Gradients = list[tuple[nn.Parameter, Tensor]]
 
 FIRST = 2  # updates in which an optimizer allocates what it will go on using
 
@@ -35,7 +34,8 @@ class Turn:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        return [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+        every = (p for o in self.optimizers for group in o.param_groups for p in group["params"])
+        return list(dict.fromkeys(every))  # two optimizers may share one
 
 
 def turns_of(optimizer: Optimizers, objective: Objective | Mapping[str, Objective]) -> tuple[Turn, ...]:
@@ -60,13 +60,80 @@ def turns_of(optimizer: Optimizers, objective: Objective | Mapping[str, Objectiv
 
 
 @dataclass(slots=True)
-class _Window:
+class Window:
     """The batches of one turn since its last update."""
 
     batches: int = 0
-    first: int | Tensor = 1  # items in its first batch: the unit in which the others count
+    first: int | float | Tensor = 1  # items in its first batch: the unit in which the others count
     weight: float | Tensor = 0.0  # the sum of the others' weights in that unit
     is_weighed: bool = False  # whether it holds the gradients of several batches or pieces, by their weights
+
+    def weighed(self, losses: Losses, unit: int | None) -> Tensor | None:
+        """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is."""
+        if not self.is_weighed:
+            first = losses.count if unit is None or losses.is_counted else unit
+            self.first = first.clamp_min(1) if isinstance(first, Tensor) else max(first, 1)
+            self.is_weighed = True
+        weight = losses.count / self.first
+        self.weight = self.weight + weight
+        return losses.total * weight if isinstance(weight, Tensor) or weight else None
+
+    def divide(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        """Make the sum of the weighed gradients their mean."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients or (isinstance(self.weight, float) and self.weight == 0):
+            return
+        surely(partial(torch._foreach_div_, gradients, self.weight), device)
+
+
+class Learner(Protocol):
+    """What has gradients: a turn of a step, or the model of a person's own loop."""
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]: ...
+
+
+class Aside:
+    """The gradients of a learner, out of the way of a batch that may fail.
+
+    `empty`: there are none. `kept`: those that are there are zeros, and stay where they are, since a CUDA graph has
+    their addresses.
+    """
+
+    def __init__(self, learner: Learner, *, empty: bool = False, kept: bool = False) -> None:
+        self._learner, self._kept = learner, kept
+        self._before: list[tuple[nn.Parameter, Tensor]] = []
+        if not empty and not kept:
+            self._before = [(p, p.grad) for p in learner.parameters if p.grad is not None]
+            for parameter, _ in self._before:
+                parameter.grad = None
+
+    def undo(self) -> None:
+        """The batch failed and will be repeated: take its gradients back."""
+        for parameter in self._learner.parameters:
+            if parameter.grad is not None:
+                if self._kept:
+                    parameter.grad.zero_()
+                else:
+                    parameter.grad = None
+
+    def put(self) -> None:
+        """The batch failed for good: the gradients are as they were."""
+        self.undo()
+        for parameter, before in self._before:
+            parameter.grad = before
+
+    def join(self) -> None:
+        """The batch went well: add its gradients to those that were there."""
+        if not self._before:
+            return
+        both = [(before, p.grad) for p, before in self._before if p.grad is not None]
+        if any(before.is_sparse or new.is_sparse for before, new in both):
+            self._before = [(p, before if p.grad is None else before + p.grad) for p, before in self._before]
+        elif both:
+            torch._foreach_add_([before for before, _ in both], [new for _, new in both])
+        for parameter, total in self._before:
+            parameter.grad = total
 
 
 @dataclass
@@ -83,15 +150,15 @@ class Update:
     steps: int = 0
     skipped: int = 0
     keep_gradients: bool = False  # zero them where they are: a CUDA graph has their addresses
+    survives: bool = False  # whether running out of memory is looked after, and not the caller's affair
     is_tight: Callable[[], bool] = lambda: False  # whether memory may run out in the middle of an optimizer's step
-    _windows: dict[str, _Window] = field(default_factory=dict)
+    _windows: dict[str, Window] = field(default_factory=dict)
     _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # for fp16 only
 
     def __post_init__(self) -> None:
-        self._windows = {turn.name: _Window() for turn in self.turns}
+        self._windows = {turn.name: Window() for turn in self.turns}
         if self.plan.precision == "fp16":
-            kind = torch.device(self.plan.device).type
-            self._scalers = {turn.name: torch.amp.GradScaler(kind) for turn in self.turns}
+            self._scalers = {turn.name: _scaler(torch.device(self.plan.device)) for turn in self.turns}
 
     def begin(self, turn: Turn) -> None:
         """Before a forward pass: at the start of a window the gradients of the last one go."""
@@ -106,13 +173,16 @@ class Update:
 
     def add(self, turn: Turn, losses: Losses, unit: int | None = None) -> None:
         """Add the gradient of a batch, or of a piece of a batch that holds `unit` items."""
-        window = self._windows[turn.name]
-        loss = self._weighed(window, losses, unit)
-        if self._scalers:
-            loss = self._scalers[turn.name].scale(loss)
-        # With several turns, a loss must not leave gradients on the weights of another turn.
-        loss.backward(inputs=turn.parameters if len(self.turns) > 1 else None)
-        del loss
+        if not self.averages or (self.plan.accumulate == 1 and unit is None):
+            loss: Tensor | None = losses.total
+        else:
+            loss = self._windows[turn.name].weighed(losses, unit)
+        if loss is not None:
+            if self._scalers:
+                loss = self._scalers[turn.name].scale(loss)
+            # With several turns, a loss must not leave gradients on the weights of another turn.
+            loss.backward(inputs=turn.parameters if len(self.turns) > 1 else None)
+            del loss
         losses.let_go()
 
     def end_batch(self, turn: Turn) -> bool | None:
@@ -121,15 +191,11 @@ class Update:
         window.batches += 1
         return self._apply(turn) if window.batches >= self.plan.accumulate else None
 
-    def set_aside(self, turn: Turn) -> "Aside":
+    def set_aside(self, turn: Turn) -> "Taken":
         """What the window holds, before a batch that may fail is added to it."""
         window = self._windows[turn.name]
-        before: Gradients = []
-        if window.batches:
-            before = [(p, p.grad) for p in turn.parameters if p.grad is not None]
-            for parameter, _ in before:
-                parameter.grad = None
-        return Aside(self, turn, replace(window), before)
+        first = window.batches == 0
+        return Taken(self, turn, replace(window), Aside(turn, empty=first, kept=first and self.keep_gradients))
 
     @property
     def phase(self) -> tuple[bool, bool]:
@@ -154,7 +220,7 @@ class Update:
                 window.weight = window.weight + items / window.first
                 window.batches += 1
                 if window.batches >= self.plan.accumulate:
-                    self._windows[turn.name] = window = _Window()
+                    self._windows[turn.name] = window = Window()
                     self.steps += 1
             self.steps += batches if self.plan.accumulate == 1 else 0
 
@@ -188,88 +254,75 @@ class Update:
         """Update with windows that the end of the epoch cut short; the turns that were updated."""
         return [turn for turn in self.turns if self._windows[turn.name].batches and self._apply(turn)]
 
-    def _weighed(self, window: _Window, losses: Losses, unit: int | None) -> Tensor:
-        if not self.averages or (self.plan.accumulate == 1 and unit is None):
-            return losses.total
-        if not window.is_weighed:
-            first = losses.count if unit is None or losses.is_counted else unit
-            window.first = first.clamp_min(1) if isinstance(first, Tensor) else max(first, 1)
-            window.is_weighed = True
-        weight = losses.count / window.first
-        window.weight = window.weight + weight
-        return losses.total * weight
-
     def _apply(self, turn: Turn) -> bool:
         """Update with what the window holds. Each part is done at once or not at all, so that it can be repeated."""
         window = self._windows[turn.name]
-        device = torch.device(self.plan.device)
-        if window.is_weighed:
-            gradients = [p.grad for p in turn.parameters if p.grad is not None]
-            surely(partial(_divide, gradients, window.weight), device)
-        self._windows[turn.name] = _Window()
-        scaler = self._scalers.get(turn.name)
-        if self.plan.clip_norm is not None:
-            if scaler is not None:
-                for optimizer in turn.optimizers:
-                    surely(partial(scaler.unscale_, optimizer), device)
-            surely(partial(nn.utils.clip_grad_norm_, turn.parameters, self.plan.clip_norm), device)
-        with self._guarded(turn.optimizers):
-            stepped = _step(turn.optimizers) if scaler is None else _scaled_step(turn.optimizers, scaler)
+        self._windows[turn.name] = Window()
+        try:
+            stepped = self._updated(turn, window)
+        except Exception as error:
+            if not self.survives or is_recording() or not is_out_of_memory(error):
+                raise
+            raise half_updated(error) from error
         self.steps += stepped
         self.skipped += not stepped
         return stepped
 
-    @contextmanager
-    def _guarded(self, optimizers: tuple[Optimizer, ...]) -> Iterator[None]:
-        """While memory may run out in a step of these optimizers, it can be taken back."""
-        if self.steps >= FIRST and not self.is_tight():
-            yield
-            return
-        before = [(optimizer, vars(optimizer).get("step")) for optimizer in optimizers]
-        for optimizer in optimizers:
-            vars(optimizer)["step"] = partial(guarded_step, optimizer, optimizer.step)
-        try:
-            yield
-        finally:
-            for optimizer, own in before:
-                if own is None:
-                    del vars(optimizer)["step"]
-                else:
-                    vars(optimizer)["step"] = own
+    def _updated(self, turn: Turn, window: Window) -> bool:
+        device = torch.device(self.plan.device)
+        scaler = self._scalers.get(turn.name)
+        if window.is_weighed:
+            window.divide(turn.parameters, device)
+        if self.plan.clip_norm is not None:
+            if scaler is not None:
+                for optimizer in turn.optimizers:
+                    surely(partial(scaler.unscale_, optimizer), device)
+            _clip(turn.parameters, self.plan.clip_norm, device)
+        guarded = self._is_guarded()
+        with _guarded(turn.optimizers) if guarded else nullcontext():
+            if scaler is None:
+                return _step(turn.optimizers)
+            return _scaled_step(turn.optimizers, scaler, device, again=guarded)
+
+    def _is_guarded(self) -> bool:
+        """Whether memory may run out in the middle of an optimizer's step, so that it must be one to take back."""
+        return self.survives and (self.steps < FIRST or self.is_tight()) and not is_recording()
+
+
+@contextmanager
+def _guarded(optimizers: tuple[Optimizer, ...]) -> Iterator[None]:
+    """A step of these optimizers is done at once or not at all."""
+    before = [(optimizer, vars(optimizer).get("step")) for optimizer in optimizers]
+    for optimizer in optimizers:
+        vars(optimizer)["step"] = partial(guarded_step, optimizer, optimizer.step)
+    try:
+        yield
+    finally:
+        for optimizer, own in before:
+            if own is None:
+                del vars(optimizer)["step"]
+            else:
+                vars(optimizer)["step"] = own
 
 
 @dataclass(frozen=True)
-class Aside:
-    """A window as it was before a batch, and the gradients that it held."""
+class Taken:
+    """A batch that is being added to a window, which is kept as it was before."""
 
     update: Update
     turn: Turn
-    window: _Window
-    before: Gradients
+    window: Window
+    aside: Aside
+
+    def undo(self) -> None:
+        """The batch failed and will be repeated."""
+        self.update._windows[self.turn.name] = replace(self.window)
+        self.aside.undo()
 
     def put(self) -> None:
-        """The batch failed: take its gradients back."""
-        self.update._windows[self.turn.name] = replace(self.window)
-        for parameter in self.turn.parameters:
-            if parameter.grad is not None:
-                if self.window.batches == 0 and self.update.keep_gradients:
-                    parameter.grad.zero_()  # a CUDA graph has its address
-                else:
-                    parameter.grad = None
-
-    def join(self) -> None:
-        """The batch went well: add its gradients to those of the window."""
-        both = [(p, before, p.grad) for p, before in self.before if p.grad is not None]
-        if all(not before.is_sparse and not new.is_sparse for _, before, new in both):
-            if both:
-                torch._foreach_add_([before for _, before, _ in both], [new for _, _, new in both])
-        else:
-            both = [(p, before + new, new) for p, before, new in both]
-        for parameter, total, _ in both:
-            parameter.grad = total
-        for parameter, before in self.before:
-            if parameter.grad is None:  # this batch did not reach it
-                parameter.grad = before
+        """The batch failed for good: the window is as if it had not come."""
+        self.undo()
+        self.aside.put()
 
 
 def _step(optimizers: tuple[Optimizer, ...]) -> bool:
@@ -278,19 +331,38 @@ def _step(optimizers: tuple[Optimizer, ...]) -> bool:
     return True
 
 
-def _scaled_step(optimizers: tuple[Optimizer, ...], scaler: torch.amp.GradScaler) -> bool:
-    """A step that the scaler leaves out when the gradient overflowed; whether it was made."""
+def _scaled_step(
+    optimizers: tuple[Optimizer, ...], scaler: torch.amp.GradScaler, device: torch.device, *, again: bool
+) -> bool:
+    """A step that the scaler leaves out when the gradient overflowed; whether it was made.
+
+    `again`: a step of an optimizer is done at once or ends the run, so that what is around it may be repeated.
+    """
     before = scaler.get_scale()
     for optimizer in optimizers:
-        surely(partial(scaler.step, optimizer), optimizer.param_groups[0]["params"][0].device)
-    scaler.update()
+        if again:
+            surely(partial(scaler.step, optimizer), device)
+        else:
+            scaler.step(optimizer)
+    surely(scaler.update, device)
     # The public sign of a skipped step: the scale backs off. (It reads one number; torch has just read another.)
     return scaler.get_scale() >= before
 
 
-def _divide(gradients: list[Tensor], by: float | Tensor) -> None:
-    if gradients:
-        torch._foreach_div_(gradients, by)
+def _scaler(device: torch.device) -> torch.amp.GradScaler:
+    """A scaler that has its tensors already: it could not be used again if memory ran out while it makes them."""
+    scaler = torch.amp.GradScaler(device.type)
+    scaler.scale(torch.zeros((), device=device))
+    return scaler
+
+
+def _clip(parameters: list[nn.Parameter], most: float, device: torch.device) -> None:
+    """`clip_grad_norm_` in parts, each of which is done at once or not at all."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = surely(partial(nn.utils.get_total_norm, gradients), device)
+    for dtype in {gradient.dtype for gradient in gradients}:
+        alike = [p for p in parameters if p.grad is not None and p.grad.dtype == dtype]
+        surely(partial(nn.utils.clip_grads_with_norm_, alike, most, norm), device)
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,30 @@
-"""Out of memory: what it looks like on each device, and what to do before trying again."""
+"""Out of memory: what it looks like on each device, what to do before trying again, what to say if nothing helps."""
 
 import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
-from hotloop.errors import HotloopError
+from hotloop.errors import DoesNotFit, HotloopError
+from hotloop.memory.usage import Held, Usage, usage
+from hotloop.text import size
+
+T = TypeVar("T")
+ATTEMPTS = 4  # at work that cannot be done in smaller pieces
 
 # What backends and libraries say that have no type for it; a message is asked only where the type does not tell.
 _SAYINGS = (
     "out of memory",
     "can't allocate memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUSOLVER_STATUS_ALLOC_FAILED",
+    "cannot allocate memory",
+    "not enough memory",
+    "cublas_status_alloc_failed",
+    "cublas_status_not_initialized when calling `cublascreate",  # it is memory that the handle lacks
+    "cudnn_status_alloc_failed",
+    "cusolver_status_alloc_failed",
+    "cusparse_status_insufficient_resources",
 )
 
 
@@ -26,7 +38,27 @@ def is_out_of_memory(error: BaseException) -> bool:
         return False
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return type(error) is RuntimeError and any(words in str(error) for words in _SAYINGS)
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _SAYINGS)
+
+
+def began_with(error: BaseException) -> BaseException:
+    """The error that others came of, as a failed recording comes of what failed in it."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What stays of an error when memory ran out: the error itself holds the frames, and they hold the tensors."""
+
+    said: str
+    allocated: int | None = None  # bytes in tensors at that moment
+
+    @classmethod
+    def of(cls, error: BaseException, device: torch.device) -> "Failure":
+        """To be asked inside the `except` block, where everything is still there."""
+        return cls((str(error).strip().splitlines() or ["out of memory"])[0], _allocated(device))
 
 
 def clear(device: torch.device) -> None:
@@ -38,6 +70,23 @@ def clear(device: torch.device) -> None:
         torch.mps.empty_cache()
 
 
+def surely(call: Callable[[], T], device: torch.device) -> T:
+    """A call that changes nothing before it succeeds; where memory runs out, again after unused memory was released."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return call()
+        except Exception as error:
+            if not is_out_of_memory(error) or is_recording():
+                raise
+        clear(device)
+    return call()
+
+
+def is_recording() -> bool:
+    """Whether what happens now is recorded into a CUDA graph: it does not run yet, so there is nothing to repeat."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def room(device: torch.device) -> int | None:
     """Bytes that could still be taken on a device, as far as it tells: other processes and a cap are counted in."""
     if device.type != "cuda":
@@ -46,3 +95,67 @@ def room(device: torch.device) -> int | None:
     reserved = torch.cuda.memory_reserved(device)
     cap = int(total * torch.cuda.get_per_process_memory_fraction(device))
     return min(free, cap - reserved) + reserved - torch.cuda.memory_allocated(device)
+
+
+def does_not_fit(failure: Failure, held: Held, device: torch.device) -> DoesNotFit:
+    """The error for a single item that is too large: what filled the memory, and what would make it fit."""
+    now = usage(device)
+    activations = None if failure.allocated is None else max(failure.allocated - held.total, 0)
+    figures = {
+        "parameters": held.parameters,
+        "gradients": held.gradients,
+        "optimizer state": held.optimizer,
+        "activations": activations,
+        "other processes": now.others,
+    }
+    said = ", ".join(f"{name} {size(amount)}" for name, amount in figures.items() if amount is not None)
+    of = "" if now.total is None else f", of {size(now.total)}"
+    return DoesNotFit(
+        f"a single item does not fit into the memory of {device}\n"
+        f"  what fills it: {said}{of}\n  torch says: {failure.said}",
+        fix="; ".join(_advice(held, activations, now, _share(device))),
+    )
+
+
+def half_updated(error: BaseException) -> DoesNotFit:
+    """The error for memory that ran out inside an optimizer which could not be rewound."""
+    said = (str(error).strip().splitlines() or ["out of memory"])[0]
+    return DoesNotFit(
+        "memory ran out while the optimizer was changing the weights: some of them may be updated and others not\n"
+        f"  torch says: {said}",
+        fix="go on from a checkpoint, not from these weights; make room with a smaller batch, an optimizer that keeps"
+        " less (SGD, or Adafactor), or by ending other processes on the device",
+    )
+
+
+def _advice(held: Held, activations: int | None, now: Usage, share: float) -> list[str]:
+    """What would make it fit, the likeliest first."""
+    total = now.total or 0
+    advice: list[str] = []
+    if share < 1:
+        advice.append(f"this process may take {share:.0%} of the memory: raise that share")
+    if (now.others or 0) > 0.1 * total:
+        advice.append(f"end the other processes, which hold {size(now.others)}")
+    cached = now.cached or 0
+    if cached > 0.2 * total:
+        advice.append(
+            f"{size(cached)} are reserved and in no tensor: try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        )
+    if activations is None or activations >= held.total:
+        advice.append("make the items smaller (shorter sequences, smaller images) or compute in bf16")
+    if activations is None or activations < held.total:
+        if held.optimizer > 1.5 * held.parameters:
+            advice.append(f"an optimizer that keeps less, such as SGD or Adafactor, saves up to {size(held.optimizer)}")
+        advice.append("train a smaller model, or freeze a part of it")
+    return advice
+
+
+def _allocated(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return torch.mps.current_allocated_memory() if device.type == "mps" else None
+
+
+def _share(device: torch.device) -> float:
+    """The share of a device that this process may take."""
+    return torch.cuda.get_per_process_memory_fraction(device) if device.type == "cuda" else 1.0

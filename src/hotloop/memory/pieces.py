@@ -2,13 +2,18 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.errors import BadArgument
+from hotloop.placement import tensors_in
 
 
 def pieces_of(batch: Any, items: int, size: int) -> Iterator[Any]:
@@ -22,7 +27,16 @@ def pieces_of(batch: Any, items: int, size: int) -> Iterator[Any]:
         yield batch
         return
     for start, stop in bounds(items, size):
-        yield _cut(batch, items, slice(start, stop))
+        yield piece_of(batch, items, slice(start, stop))
+
+
+def piece_of(batch: Any, items: int, rows: slice) -> Any:
+    """Some of the items of a batch; the batch itself where those are all."""
+    if rows.start == 0 and rows.stop == items:
+        return batch
+    if _lists_items(batch):
+        return _with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
+    return _cut(batch, items, rows)
 
 
 def bounds(items: int, size: int) -> Iterator[tuple[int, int]]:
@@ -36,46 +50,123 @@ def bounds(items: int, size: int) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _cut(value: Any, items: int, rows: slice) -> Any:
+def count_items(batch: Any) -> int:
+    """How many items a batch of any nesting holds: the first size that most of its tensors have in common.
+
+    Where the tensors of each item lie in a list, as pictures of different sizes do, it is the length of the list.
+
+    >>> import torch
+    >>> count_items({"mask": torch.ones(5, 5), "x": torch.zeros(8, 5), "y": torch.zeros(8)})
+    8
+    >>> count_items(([torch.zeros(3, 20, 30), torch.zeros(3, 25, 25)], [{"boxes": torch.zeros(4, 4)}, {}]))
+    2
+    """
+    if _lists_items(batch):
+        return next(count for count in map(_rows, _fields(batch)) if count is not None)
+    sizes = Counter(tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim())
+    if sizes:
+        return sizes.most_common(1)[0][0]  # of equals the first
+    words = batch if _is_words(batch) else next(filter(_is_words, _fields(batch)), None)
+    return 1 if words is None else len(words)
+
+
+def contents(batch: Any) -> dict[Any, Any] | None:
+    """What a batch holds that a pass may take things out of; None for one that it cannot."""
+    return dict(batch) if isinstance(batch, MutableMapping) else None
+
+
+def restore(batch: Any, before: dict[Any, Any] | None) -> None:
+    """Put back what a failed pass took out of a batch, as objectives do that pop the labels."""
+    if before is None:
+        return
+    for key in [key for key in batch if key not in before]:
+        del batch[key]
+    for key, value in before.items():
+        if key not in batch or batch[key] is not value:
+            batch[key] = value
+
+
+def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
+    """A part of a batch, cut; `is_list`: where it is a list, each place in it is an item."""
     if isinstance(value, Tensor):
-        return value[rows] if value.dim() and value.size(0) == items else value
-    if isinstance(value, PackedSequence):
+        return _cut_tensor(value, rows) if value.dim() and value.size(0) == items else value
+    if isinstance(value, np.ndarray):
+        return value[rows] if value.ndim and len(value) == items else value
+    if _is_list(value) and len(value) == items and (is_list or not any(_holds_rows(item, items) for item in value)):
+        return value[rows]  # a name, a path or a number for each item
+    if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
+        return _with_parts(value, partial(_cut, items=items, rows=rows))
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):  # it holds tensors, in a way of its own
         raise BadArgument(
-            "a batch that holds a packed sequence cannot be cut into pieces",
-            fix="pack the sequences inside the model or the objective, or use a smaller batch",
+            f"memory ran out, and a batch that holds a {type(value).__name__} cannot be cut into pieces",
+            fix="build it inside the model or the objective, or use a smaller batch",
         )
-    if isinstance(value, Mapping):
-        return _cut_mapping(value, items, rows)
-    if isinstance(value, list | tuple):
-        if len(value) == items and not any(_holds_rows(item, items) for item in value):
-            return value[rows]  # a name, a path or a number for each item
-        parts = [_cut(item, items, rows) for item in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = copy.copy(value)
-        for field in dataclasses.fields(value):
-            object.__setattr__(changed, field.name, _cut(getattr(value, field.name), items, rows))
-        return changed
     return value
 
 
-def _cut_mapping(value: Mapping[Any, Any], items: int, rows: slice) -> Any:
-    parts = {key: _cut(item, items, rows) for key, item in value.items()}
-    if type(value) is dict or not isinstance(value, MutableMapping):
-        return parts
-    changed = copy.copy(value)  # such as an encoding of Hugging Face, which a model takes with **
-    if hasattr(changed, "data") and isinstance(changed.data, dict):
-        changed.data = dict(changed.data)  # a copy of a UserDict shares its dict
-    changed.update(parts)
+def _with_parts(value: Any, cut: Callable[[Any], Any]) -> Any:
+    """The same container with its parts cut."""
+    if isinstance(value, list | tuple):
+        parts = [cut(item) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return type(value)({key: cut(item) for key, item in value.items()})  # type: ignore[call-arg]
+    changed = copy.copy(value)
+    if isinstance(value, Mapping):  # such as an encoding of Hugging Face, which a model takes with **
+        for key, item in value.items():
+            changed[key] = cut(item)
+        return changed
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(changed, field.name, cut(getattr(value, field.name)))
     return changed
+
+
+def _cut_tensor(tensor: Tensor, rows: slice) -> Tensor:
+    if tensor.layout == torch.strided:
+        return tensor[rows]
+    return tensor.index_select(0, torch.arange(rows.start, rows.stop, device=tensor.device))  # it has no views
+
+
+def _lists_items(batch: Any) -> bool:
+    """Whether lists in a batch hold an item in each place, and not a field: pictures of several sizes, their boxes."""
+    fields = [field for field in _fields(batch) if _rows(field) is not None]
+    lists = [field for field in fields if _is_list(field) and any(True for _ in tensors_in(field))]
+    if not lists or len({_rows(field) for field in fields}) > 1:
+        return False
+    if any(isinstance(item, Mapping) for field in lists for item in field):
+        return True
+    return len({tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim()}) > 1
+
+
+def _fields(batch: Any) -> list[Any]:
+    """The parts of a batch."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if _is_list(batch):
+        return list(batch)
+    return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)] if _is_dataclass(batch) else []
+
+
+def _rows(field: Any) -> int | None:
+    """How many items a part of a batch seems to hold; None where it says nothing about that."""
+    if isinstance(field, Tensor):
+        return field.size(0) if field.dim() else None
+    return len(field) if _is_list(field) else None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not isinstance(value, PackedSequence)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
 
 
 def _holds_rows(value: Any, items: int) -> bool:
     """Whether there is a tensor in it that has a row for each item."""
-    if isinstance(value, Tensor):
-        return bool(value.dim()) and value.size(0) == items
-    if isinstance(value, Mapping):
-        return any(_holds_rows(item, items) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(_holds_rows(item, items) for item in value)
-    return False
+    return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))

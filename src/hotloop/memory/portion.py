@@ -46,12 +46,15 @@ class Portion:
     def failed(self, size: int) -> None:
         """Memory ran out with so many items at once."""
         self.failures += 1
-        self._room_at_failure = self._room()
+        room = self._room()
         if self._good is not None and size > self._good:  # a try
             self.limit, self._good = self._good, None
             self._patience = min(2 * self._patience, MOST_PATIENCE)
+            # The room that the try was made with was not enough, however little the failure has left of it.
+            room = room if room is None else max(room, self._room_at_failure or 0)
         else:
             self.limit, self._good = max(1, -(-size // 2)), None
+        self._room_at_failure = room
         self._passes = 0
 
     def went_well(self, passes: int = 1) -> bool:
@@ -87,5 +90,5 @@ class Portion:
         room = self._room()
         if room is None or room < MORE_ROOM * max(self._room_at_failure, 1):
             return False
-        self._room_at_failure = room  # what is there now is used up by one try
+        self._room_at_failure *= 2  # twice the items need about twice the room: only more than that is reason again
         return True

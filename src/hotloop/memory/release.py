@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.errors import MemoryWarning
 from hotloop.memory.holders import holder_of
 from hotloop.memory.storages import storages_of
 from hotloop.memory.usage import Usage, usage
@@ -21,10 +22,6 @@ from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
 from hotloop.records import Record
 from hotloop.text import duration, plural, shorten, size
-
-
-class MemoryWarning(UserWarning):
-    """Something about memory that costs time or room; training goes on."""
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,20 @@
 """`Rewind`: what a pass changes besides gradients, noted before it and put back when it fails."""
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hotloop.memory.oom import surely
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two turns has its looks
+SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
 
 @dataclass(frozen=True)
@@ -18,7 +22,7 @@ class _Dice:
     """A generator of random numbers."""
 
     get: Callable[[], Any]
-    put: Callable[[Any], None]
+    put: Callable[[Any], object]
     is_same: Callable[[Any, Any], bool]
 
 
@@ -31,30 +35,37 @@ class Rewind:
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._modules = modules
+        self._device = device
         self._dice = list(_dice_of(device))
         self._cast: list[_Dice] = []  # those that passes were seen to use
-        self._written: list[Tensor] = []  # buffers that passes were seen to write to
+        self._written: list[Tensor] = []  # tensors that passes were seen to write to
         self._copies: list[Tensor] = []  # what they held before the pass
-        self._replaced = False  # whether a pass was seen to put another tensor in place of a buffer
+        self._changing: list[dict[str, Any]] = []  # tables in which passes were seen to put other tensors
         self._passes = 0
         self._looking = False
         self._states: list[tuple[_Dice, Any]] = []
-        self._there: list[tuple[dict[str, Any], dict[str, Any]]] = []
-        self._versions: list[int | None] = []
+        self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []  # what they held before the pass
+        self._held: list[tuple[Tensor, Tensor, int | None]] = []  # tensors in those, their copies and versions
+
+    def look_again(self) -> None:
+        """Look closely at the next passes: they may change what earlier ones did not."""
+        self._passes = 0
 
     def note(self) -> None:
         """Before a pass."""
         self._looking = self._passes < FIRST_LOOKS or self._passes % LOOK_EVERY == 0
         self._passes += 1
         if self._looking:
-            self._look()
+            self._dice += [dice for dice in self._own_dice() if dice not in self._dice]
+            self._hold(self._own_tables())
+            self._states = [(dice, dice.get()) for dice in self._dice]
             return
         if self._cast:
             self._states = [(dice, dice.get()) for dice in self._cast]
         if self._written:
             torch._foreach_copy_(self._copies, self._written)
-        if self._replaced:
-            self._there = self._tables()
+        if self._changing:
+            self._hold(self._changing)
 
     def settle(self) -> None:
         """After a pass that went well."""
@@ -66,51 +77,57 @@ class Rewind:
         """After a pass that failed: everything as it was noted."""
         for dice, state in self._states:
             dice.put(state)
-        for table, before in self._there:
+        for table, before in self._tables:
             table.clear()
             table.update(before)
         with torch.no_grad():
-            for buffer, copy in zip(self._written, self._copies, strict=True):
-                buffer.copy_(copy)
+            for tensor, copy, _ in self._held:
+                tensor.copy_(copy)
+            if not self._looking:  # else everything is held, and these copies are of an earlier pass
+                for tensor, copy in zip(self._written, self._copies, strict=True):
+                    tensor.copy_(copy)
         if self._looking:
             self._passes -= 1  # what it would have shown is still to be seen
         self._looking = False
 
-    def _look(self) -> None:
-        """Note everything."""
-        tables = self._tables()
-        buffers = list({id(b): b for table, _ in tables for b in table.values() if _is_plain(b)}.values())
-        copies = [buffer.detach().clone() for buffer in buffers]  # the one line that may fail for want of memory
-        self._there, self._written, self._copies = tables, buffers, copies
-        self._versions = [_writes(buffer) for buffer in buffers]
-        self._states = [(dice, dice.get()) for dice in self._dice]
+    def _hold(self, tables: Iterable[dict[str, Any]]) -> None:
+        """Note what tables hold, and the values of the tensors among it."""
+        noted = [(table, dict(table)) for table in tables]
+        tensors = {id(b): b for _, before in noted for b in before.values() if _is_plain(b)}.values()
+        copies = surely(lambda: [tensor.detach().clone() for tensor in tensors], self._device)
+        self._held = [(t, copy, _writes(t)) for t, copy in zip(tensors, copies, strict=True)]
+        self._tables = noted
 
     def _learn(self) -> None:
         """See what the pass has changed, and note only that from now on."""
         used = [dice for dice, state in self._states if not dice.is_same(state, dice.get())]
         self._cast = [dice for dice in self._dice if dice in used or dice in self._cast]
-        self._replaced = self._replaced or any(
-            table.keys() != before.keys() or any(table[name] is not before[name] for name in before)
-            for table, before in self._there
-        )
-        kept = [
-            (buffer, copy)
-            for buffer, copy, version in zip(self._written, self._copies, self._versions, strict=True)
-            if version is None or _writes(buffer) != version
-        ]
-        if self._replaced:
-            now = {id(b) for table, _ in self._there for b in table.values() if b is not None}
-            kept = [(buffer, copy) for buffer, copy in kept if id(buffer) in now]
-        self._written = [buffer for buffer, _ in kept]
-        self._copies = [copy for _, copy in kept]
-        self._states, self._versions = [], []
-        if not self._replaced:
-            self._there = []
+        known = {id(table) for table in self._changing}
+        self._changing = [t for t, before in self._tables if id(t) in known or _is_other(t, before)]
+        known = {id(table) for table in self._changing}
+        covered = {id(v) for table, before in self._tables if id(table) in known for v in before.values()}
+        written = {id(tensor) for tensor in self._written}
+        written |= {id(tensor) for tensor, copy, version in self._held if _may_be_written(tensor, copy, version)}
+        for _, before in self._tables:
+            if not written.isdisjoint(map(id, before.values())):  # a module that writes to one may write to all
+                written.update(map(id, before.values()))
+        kept = [(tensor, copy) for tensor, copy, _ in self._held if id(tensor) in written - covered]
+        self._written, self._copies = [tensor for tensor, _ in kept], [copy for _, copy in kept]
+        self._states, self._tables, self._held = [], [], []
 
-    def _tables(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Which tensors are buffers now; the tables themselves and copies of them."""
-        tables = (m._buffers for module in self._modules for m in module.modules() if m._buffers)
-        return [(table, dict(table)) for table in tables]
+    def _own_tables(self) -> Iterator[dict[str, Any]]:
+        """Where modules keep their buffers."""
+        return (inner._buffers for inner in self._inner() if inner._buffers)
+
+    def _own_dice(self) -> Iterator[_Dice]:
+        """Generators that modules have for themselves."""
+        for inner in self._inner():
+            for value in vars(inner).values():
+                if isinstance(value, torch.Generator):
+                    yield _Dice(value.get_state, value.set_state, torch.equal)
+
+    def _inner(self) -> Iterable[nn.Module]:
+        return dict.fromkeys(inner for module in self._modules for inner in module.modules())
 
 
 def _dice_of(device: torch.device) -> Iterable[_Dice]:
@@ -130,9 +147,26 @@ def _numpy_state() -> Any:
 
 
 def _is_plain(buffer: Any) -> bool:
-    return isinstance(buffer, Tensor) and not buffer.is_meta and buffer.layout == torch.strided
+    return isinstance(buffer, Tensor) and buffer.layout == torch.strided and not buffer.is_meta and not is_lazy(buffer)
 
 
-def _writes(buffer: Tensor) -> int | None:
+def _is_other(table: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether other tensors are in a table than before, whatever their values."""
+    return table.keys() != before.keys() or any(table[name] is not tensor for name, tensor in before.items())
+
+
+def _may_be_written(tensor: Tensor, copy: Tensor, version: int | None) -> bool:
+    """Whether a pass has written to a tensor, or may have: kernels such as those of BatchNorm do not count it.
+
+    Values on a device cannot be compared without a wait, so what is small there is taken to be written.
+    """
+    if version is None or _writes(tensor) != version:
+        return True
+    if tensor.device.type == "cpu":
+        return not torch.equal(tensor, copy)
+    return tensor.is_floating_point() and tensor.numel() <= SMALL
+
+
+def _writes(tensor: Tensor) -> int | None:
     """How often a tensor was written; None for an inference tensor, which does not count."""
-    return None if buffer.is_inference() else buffer._version
+    return None if tensor.is_inference() else tensor._version

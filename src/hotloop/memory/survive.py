@@ -6,14 +6,19 @@ from typing import TypeVar
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
-from hotloop.errors import DoesNotFit
-from hotloop.memory.oom import clear, is_out_of_memory, room
+from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory, room
+from hotloop.memory.pieces import bounds
 from hotloop.memory.portion import Portion
 from hotloop.memory.rewind import Rewind
+from hotloop.memory.usage import Held, holdings
 
 T = TypeVar("T")
-ATTEMPTS = 4  # at work that cannot be done in smaller pieces
+
+
+def nothing() -> None:
+    """For work that leaves nothing to take back."""
 
 
 class Survivor:
@@ -35,50 +40,58 @@ class Survivor:
         self.device = device
         self.portion = Portion(most, partial(room, device))
         self.rewind = Rewind(modules, device)
+        self.optimizers: Sequence[Optimizer] = ()  # whose state is named where nothing fits
+        self._modules = modules
         self._relieve, self._told = relieve, told
 
-    def run(self, items: int, attempt: Callable[[int], T], undo: Callable[[], None]) -> T:
+    def run(self, items: int, attempt: Callable[[int], T], undo: Callable[[], None] = nothing) -> T:
         """`attempt(size)`, with as many of the items at once as fit.
 
         `undo` takes back what an attempt leaves besides buffers and random states, such as gradients.
         """
         while True:
             size = self.portion.of(items)
-            surely(self.rewind.note, self.device)
-            said = ""
+            self.rewind.note()
             try:
                 result = attempt(size)
             except Exception as error:
                 if not is_out_of_memory(error):
                     raise
-                said = str(error)  # alone: the error itself holds the frames, and they hold the tensors
+                failure = Failure.of(error, self.device)
             else:
                 self.rewind.settle()
                 return result
-            self.lost(size, undo, said)
+            self.lost(size, undo, failure)
 
-    def lost(self, size: int, undo: Callable[[], None], said: str) -> None:
+    def each(self, items: int, work: Callable[[slice], None], undo: Callable[[], None] = nothing) -> None:
+        """`work(rows)` for all the items, as many at once as fit; what is done is not done again."""
+
+        def attempt(size: int) -> int:
+            stop = items if size >= items - done else done + next(bounds(items - done, size))[1]
+            work(slice(done, stop))
+            return stop
+
+        done = 0
+        while True:
+            done = self.run(items - done, attempt, undo)
+            self.portion.went_well()
+            if done >= items:
+                return
+
+    def lost(self, size: int, undo: Callable[[], None], failure: Failure) -> None:
         """Memory ran out in a pass with so many items at once: put everything back and choose what follows."""
+        held = self._held() if size <= 1 else None  # while the gradients are there
         self.rewind.put()
         undo()
+        self.shrink(size, failure, held)
+
+    def shrink(self, size: int, failure: Failure, held: Held | None = None) -> None:
+        """Choose what follows on a failure that has left nothing to put back."""
         clear(self.device)
         if size <= 1 and not self._relieve():
-            raise DoesNotFit(f"a single item does not fit into the memory of {self.device}\n  {_first_line(said)}")
+            raise does_not_fit(failure, held or self._held(), self.device)
         self.portion.failed(size)
         self._told(size, self.portion.of(size))
 
-
-def surely(call: Callable[[], T], device: torch.device) -> T:
-    """A call that changes nothing before it succeeds; where memory runs out, again after unused memory was released."""
-    for _ in range(ATTEMPTS - 1):
-        try:
-            return call()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        clear(device)
-    return call()
-
-
-def _first_line(said: str) -> str:
-    return (said.strip().splitlines() or ["out of memory"])[0]
+    def _held(self) -> Held:
+        return holdings(nn.ModuleList(self._modules), self.optimizers).on(self.device)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +93,9 @@ def track(model: nn.Module, device: str | torch.device | None = None) -> Iterato
     try:
         with seen.places.noticed(), saved_tensors_hooks(seen.pack, lambda kept: kept.tensor), seen:
             yield seen
+    except BaseException:
+        seen.drop()
+        raise
     finally:
         seen.close()
 
@@ -121,7 +125,7 @@ class _Kept:
     """A tensor that autograd keeps; it ends when autograd lets go of it."""
 
     def __init__(self, tensor: Tensor, let_go: Callable[[], None]) -> None:
-        self.tensor = tensor
+        self.tensor: Tensor | None = tensor
         self._let_go = let_go
 
     def __del__(self) -> None:
@@ -140,6 +144,7 @@ class Tracking(TorchDispatchMode):
         self._inputs: set[int] = set()  # memory that no forward pass made
         self._modules: dict[str, _Figures] = {}
         self._keeps: dict[int, _Keep] = {}
+        self._packed: WeakSet[_Kept] = WeakSet()
         self._kept = dict.fromkeys(("activations", "inputs", "parameters"), 0)
         self._kept_peak = dict(self._kept)
         self._phase = "between"
@@ -206,7 +211,14 @@ class Tracking(TorchDispatchMode):
                 keeps.append((storage._cdata, keep))
                 if keep.times == 1:
                     self._keep(keep, keep.bytes)
-        return _Kept(tensor, lambda: self._let_go(keeps))
+        kept = _Kept(tensor, lambda: self._let_go(keeps))
+        self._packed.add(kept)
+        return kept
+
+    def drop(self) -> None:
+        """After an error: let go of what is kept for a backward pass that never comes, which nobody else can."""
+        for kept in self._packed:
+            kept.tensor = None
 
     def _new_keep(self, storage: torch.UntypedStorage) -> _Keep:
         key = storage._cdata

@@ -1,6 +1,8 @@
 """How the drawer learns and draws: hide pixels and guess them; then guess all, keep the surest, and guess again."""
 
 import math
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,8 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hotloop.errors import BadArgument
+from hotloop.memory.oom import surely
+from hotloop.memory.survive import Survivor
 from hotloop.sprites.dataset import SIDE
-from hotloop.sprites.models import MASK, Drawer
+from hotloop.sprites.models import MASK, TOKENS, Drawer
 
 PIXELS = SIDE * SIDE
 FORGET = 0.1  # how often the drawer is not told the class, so that it also learns what any sprite looks like
@@ -33,6 +37,16 @@ def model_classes(model: torch.nn.Module) -> int:
     return int(inner.size.classes)
 
 
+@dataclass(frozen=True)
+class Manner:
+    """How to draw: `draw` says what each of these means."""
+
+    steps: int = 16
+    guidance: float = 1.0
+    temperature: float = 0.7
+    wander: float = 6.0
+
+
 @torch.inference_mode()
 def draw(
     model: Drawer,
@@ -49,46 +63,64 @@ def draw(
     In each step the drawer guesses every pixel that is still open and keeps the surest; `wander` is how much chance has
     a say in which those are, less with every step. `guidance` pushes away from any sprite, towards the class;
     a lower `temperature` draws cleaner and less varied sprites.
+
+    Where memory runs out, fewer are drawn at once. They are the same sprites, drawn with the same random numbers, as
+    far as the network gives a sprite the same scores in smaller company: to the bit, or to the last rounding.
     """
     if steps < 1 or temperature <= 0:
         raise BadArgument(
             f"steps={steps}, temperature={temperature}", fix="steps must be at least 1, temperature above 0"
         )
-    device = labels.device
+    device, count = labels.device, len(labels)
     generator = torch.Generator(device)
     if seed is None:
         generator.seed()
     else:
         generator.manual_seed(seed)
-    pixels = torch.full((len(labels), PIXELS), MASK, device=device, dtype=torch.long)
-    anything = torch.full_like(labels, model_classes(model))
+    manner = Manner(steps, guidance, temperature, wander)
+    survivor = Survivor([model], device)
+    pixels = torch.full((count, PIXELS), MASK, device=device, dtype=torch.long)
     for step in range(1, steps + 1):
-        scores = _scores(model, pixels, labels, anything, guidance) / temperature
-        noise = _gumbel(scores.shape, generator, device)
-        guess = (scores + noise).argmax(-1)
-        sure = scores.log_softmax(-1).gather(-1, guess[..., None]).squeeze(-1)
-        sure = sure + wander * (1 - step / steps) * _gumbel(sure.shape, generator, device)
-        open_ = pixels == MASK
-        pixels = torch.where(open_, guess, pixels)
-        left = math.floor(PIXELS * math.cos(math.pi / 2 * step / steps))
-        if left:
-            unsure = sure.masked_fill(~open_, math.inf).topk(left, largest=False).indices
-            pixels.scatter_(1, unsure, MASK)
+        # For all sprites at once, since the numbers of a GPU depend on how many are drawn together.
+        noise = surely(partial(torch.rand, (count, PIXELS, TOKENS), generator=generator, device=device), device)
+        chance = surely(partial(torch.rand, (count, PIXELS), generator=generator, device=device), device)
+
+        def advance(rows: slice, step: int = step, noise: Tensor = noise, chance: Tensor = chance) -> None:
+            pixels[rows] = _advanced(model, pixels[rows], labels[rows], noise[rows], chance[rows], step, manner)
+
+        survivor.each(count, advance)
     return pixels.view(-1, SIDE, SIDE).to(torch.uint8)
 
 
-def _scores(model: Drawer, pixels: Tensor, labels: Tensor, anything: Tensor, guidance: float) -> Tensor:
+def _advanced(
+    model: Drawer, pixels: Tensor, labels: Tensor, noise: Tensor, chance: Tensor, step: int, manner: Manner
+) -> Tensor:
+    """Half-drawn sprites, a step further."""
+    scores = _scores(model, pixels, labels, manner.guidance) / manner.temperature
+    guess = (scores + _gumbel(noise)).argmax(-1)
+    sure = scores.log_softmax(-1).gather(-1, guess[..., None]).squeeze(-1)
+    sure = sure + manner.wander * (1 - step / manner.steps) * _gumbel(chance)
+    open_ = pixels == MASK
+    pixels = torch.where(open_, guess, pixels)
+    left = math.floor(PIXELS * math.cos(math.pi / 2 * step / manner.steps))
+    if left:
+        unsure = sure.masked_fill(~open_, math.inf).topk(left, largest=False).indices
+        pixels.scatter_(1, unsure, MASK)
+    return pixels
+
+
+def _scores(model: Drawer, pixels: Tensor, labels: Tensor, guidance: float) -> Tensor:
     """Scores (n, pixels, 17), pushed towards the class."""
     board = pixels.view(-1, SIDE, SIDE)
     if not guidance:
         told = model(board, labels)
     else:
+        anything = torch.full_like(labels, model_classes(model))
         told, untold = model(torch.cat([board, board]), torch.cat([labels, anything])).chunk(2)
         told = told + guidance * (told - untold)
     flat: Tensor = told.float().flatten(2).transpose(1, 2)
     return flat
 
 
-def _gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
-    noise = torch.rand(shape, generator=generator, device=device).clamp_(1e-9, 1 - 1e-7)
-    return -torch.log(-torch.log(noise))
+def _gumbel(noise: Tensor) -> Tensor:
+    return -torch.log(-torch.log(noise.clamp(1e-9, 1 - 1e-7)))

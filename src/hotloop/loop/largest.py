@@ -1,0 +1,246 @@
+"""`largest_batch`: the largest batch that fits and the fastest one, found by real steps whose every trace is undone."""
+
+import copy
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sized
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils.data import DataLoader
+
+from hotloop.data.resident import generators_of
+from hotloop.errors import BadArgument
+from hotloop.loop.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
+from hotloop.loop.tuning import Subject
+from hotloop.memory.oom import clear, is_out_of_memory, room
+from hotloop.memory.pieces import _holds_rows
+from hotloop.memory.usage import usage
+from hotloop.objective import items_in
+from hotloop.placement import move
+from hotloop.records import Record
+from hotloop.state import Randomness
+from hotloop.text import count, duration, plural, size
+
+ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
+SAFE = 0.8  # share of a machine's free memory that a search may fill: beyond its end, a CPU takes others down
+ENDLESS = 2**40  # items, where nothing else bounds the search
+
+Reason = Literal["memory", "limit", "data", "time"]
+
+
+@dataclass(frozen=True)
+class Try(Record):
+    """A size of batch that was tried."""
+
+    items: int
+    seconds_per_item: float | None  # None where it was not timed
+    peak: int | None  # bytes, of everything on the device; None where it did not run to the end
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Largest(Record):
+    """The largest batch that fits, and the smallest one that is as fast as any, within 2%."""
+
+    items: int  # 0 where not even one fits
+    best: int
+    tried: tuple[Try, ...]
+    memory: int | None  # bytes that the step could use
+    reason: Reason  # what ended the search
+    seconds: float  # that it took
+
+    def __str__(self) -> str:
+        ends = {
+            "memory": f"{plural(self.items, 'item')} fit, {self.items + 1:,} do not",
+            "limit": f"{plural(self.items, 'item')} fit, which was the limit",
+            "data": f"{plural(self.items, 'item')} fit, which is the whole dataset",
+            "time": f"at least {plural(self.items, 'item')} fit: the time was over before the end was found",
+        }
+        first = ends[self.reason] if self.items or self.reason != "memory" else "not even one item fits"
+        best = f"; fastest with {self.best:,}" if self.best else ""
+        lines = [f"{first}{best} ({duration(self.seconds)}, {size(self.memory)} of memory)"]
+        lines.append(f"{'items':>12}  {'items/s':>12}  {'peak':>12}")
+        for each in sorted(self.tried, key=lambda each: each.items):
+            speed = count(1 / each.seconds_per_item) if each.seconds_per_item else ""
+            peak = "does not fit" if not each.fits else size(each.peak)
+            lines.append(f"{each.items:>12,}  {speed:>12}  {peak:>12}")
+        return "\n".join(lines)
+
+
+def largest_batch(
+    subject: Subject, data: Any, *, limit: int | None = None, seconds: float = 30.0, transform: Any = None
+) -> Largest:
+    """Find the largest batch that a step of `subject` can take, and the one with the best throughput.
+
+    `data` is a loader or a batch; its rows, repeated, make batches of any size, and `transform` changes them on the
+    device. Each size runs whole steps (forward, backward, clipping, update) from the same state, in an empty allocator.
+    Neither compiled nor recorded: a compiler would begin anew for every size. Model, optimizers, gradients, random
+    states and the order of the data are left as they were, to the bit. After `seconds` the search says what it knows.
+    """
+    for name, value in (("limit", limit), ("seconds", seconds)):
+        if value is not None and not value > 0:
+            raise BadArgument(f"{name}={value}", fix="give a number above 0")
+    generators = generators_of(data)
+    before = Randomness(subject.device, generators)
+    try:
+        batch, length = _example(data)
+    finally:
+        before.put()
+    bound = min(ENDLESS if limit is None else limit, length or ENDLESS)
+    with rehearsing(subject, generators) as rehearsal:
+        search = _Search(rehearsal, move(batch, "cpu"), transform, seconds)
+        return search.run(bound, "data" if bound == length and bound != limit else "limit")
+
+
+def climb(fits: Callable[[int], bool | None], start: int, bound: int) -> tuple[int, int]:
+    """The largest number that fits and the smallest that does not, by doubling and then halving what is between.
+
+    It ends early where `fits` says None. Above `bound` nothing is asked.
+
+    >>> climb(lambda n: n <= 1000, start=64, bound=10**6)
+    (1000, 1001)
+    """
+    low, high = 0, bound + 1
+    number = min(start, bound)
+    while high - low > 1:
+        said = fits(number)
+        if said is None:
+            break
+        low, high = (number, high) if said else (low, number)
+        number = min(2 * number, bound) if high > bound else (low + high) // 2
+    return low, high
+
+
+class _Search:
+    """Sizes that are tried one after another, within a time."""
+
+    def __init__(self, rehearsal: "Rehearsal", batch: Any, transform: Any, seconds: float) -> None:
+        self._rehearsal, self._batch, self._transform = rehearsal, batch, transform
+        self._device = rehearsal.subject.device
+        self._began = time.perf_counter()
+        self._end = self._began + seconds
+        self._items = items_in(batch)
+        self._tried: list[Try] = []
+        self._last = (0, 0.0)  # the items and the seconds of the last try that fitted
+        clear(self._device)
+        self._memory = _memory(self._device)
+
+    def run(self, bound: int, bounded_by: Reason) -> Largest:
+        # Where too much memory is an error, the batch at hand is a good start; where it is a disaster, a small one is.
+        start = self._items if self._device.type != "cpu" else min(self._items, 2)
+        low, high = climb(self._fits, start, bound)
+        timed = [each for each in self._tried if each.seconds_per_item]
+        quickest = min((each.seconds_per_item or 0.0 for each in timed), default=0.0)
+        good = [each.items for each in timed if quickest >= ENOUGH * (each.seconds_per_item or 0.0)]
+        reason: Reason = "time" if high - low > 1 else bounded_by if high > bound else "memory"
+        seconds = time.perf_counter() - self._began
+        return Largest(low, min(good, default=low), tuple(self._tried), self._memory, reason, seconds)
+
+    def _fits(self, items: int) -> bool | None:
+        before, took = self._last
+        begin = time.perf_counter()
+        if before and begin + took * max(items / before, 1) > self._end:
+            return None
+        if self._device.type == "cpu" and self._expected(items) > (self._memory or 0):
+            self._tried.append(Try(items, None, None, False))
+            return False
+        found = Try(items, None, None, False)
+        try:
+            found = self._try(items)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                error.add_note(f"while a batch of {plural(items, 'item')} was tried; limit=… bounds the search")
+                raise
+        # Outside of `except`: the error holds the frames of the step, and they hold its tensors.
+        clear(self._device)
+        self._tried.append(found)
+        if found.fits:
+            self._last = items, time.perf_counter() - begin
+        return found.fits
+
+    def _try(self, items: int) -> Try:
+        batch = move(sized(self._batch, self._items, items), self._device)
+        if self._transform is not None:
+            batch = self._transform(batch)
+        with self._rehearsal.step(self._rehearsal.subject.plan) as step:
+            peak = self._rehearsal.peak_of(lambda: confirm(step, batch))
+            return Try(items, time_of(step, batch) / items, peak, fits=True)
+
+    def _expected(self, items: int) -> float:
+        """The peak to expect at a size, from the two nearest to it that were measured."""
+        known = sorted((each.items, each.peak) for each in self._tried if each.peak is not None)
+        if not known:
+            return 0.0
+        near = sorted(known, key=lambda pair: abs(pair[0] - items))[:2]
+        if len(near) == 1:
+            return near[0][1] * items / near[0][0]
+        (a, low), (b, high) = sorted(near)
+        return max(high, high + (high - low) / (b - a) * (items - b)) if items > b else float(high)
+
+
+def sized(batch: Any, items: int, wanted: int) -> Any:
+    """A batch with another number of items: its rows cut off, or repeated from the first.
+
+    >>> sized({"x": torch.tensor([7, 8, 9]), "name": ["a", "b", "c"], "scale": 2.0}, items=3, wanted=5)
+    {'x': tensor([7, 8, 9, 7, 8]), 'name': ['a', 'b', 'c', 'a', 'b'], 'scale': 2.0}
+    """
+    if isinstance(batch, Tensor):
+        rows = torch.arange(wanted, device=batch.device) % items
+        return batch[rows] if batch.dim() and batch.size(0) == items else batch
+    if isinstance(batch, PackedSequence):
+        raise BadArgument(
+            "a batch that holds a packed sequence cannot be made larger or smaller",
+            fix="pack the sequences inside the model or the objective",
+        )
+    if isinstance(batch, Mapping):
+        parts = {key: sized(value, items, wanted) for key, value in batch.items()}
+        if type(batch) is dict or not isinstance(batch, MutableMapping):
+            return parts
+        changed = copy.copy(batch)  # such as an encoding of Hugging Face, which a model takes with **
+        if isinstance(getattr(changed, "data", None), dict):
+            changed.data = dict(changed.data)  # type: ignore[attr-defined]  # a copy of a UserDict shares its dict
+        changed.update(parts)
+        return changed
+    if isinstance(batch, list | tuple):
+        if len(batch) == items and not any(_holds_rows(value, items) for value in batch):
+            return type(batch)(batch[row % items] for row in range(wanted))  # a name or a number for each item
+        several = [sized(value, items, wanted) for value in batch]
+        return type(batch)(*several) if hasattr(batch, "_fields") else type(batch)(several)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        made = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            object.__setattr__(made, field.name, sized(getattr(batch, field.name), items, wanted))
+        return made
+    return batch
+
+
+def _example(data: Any) -> tuple[Any, int | None]:
+    """A batch, and the length of the dataset that it comes from, where there is one."""
+    in_a_row = isinstance(data, list | tuple) and any(isinstance(value, Tensor) for value in data)
+    if in_a_row or isinstance(data, Tensor | Mapping) or dataclasses.is_dataclass(data):
+        return data, None
+    batches = iter(data)
+    if batches is data:
+        raise BadArgument(
+            f"a {type(data).__name__} can be read only once, so that nothing would be left to train on",
+            fix="give a DataLoader, a list of batches, or one batch",
+        )
+    first = next(batches, None)
+    if first is None:
+        raise BadArgument("the loader gave no batch", fix="give a loader that is not empty")
+    sample = getattr(data, "dataset", None)
+    return first, len(sample) if isinstance(data, DataLoader) and isinstance(sample, Sized) else None
+
+
+def _memory(device: torch.device) -> int | None:
+    """Bytes that tensors may take in all: what they take now, and what is left for more."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device) + (room(device) or 0)
+    free = usage(device).free
+    if device.type != "cpu" or free is None:
+        return None
+    return in_use(device) + int(SAFE * free)

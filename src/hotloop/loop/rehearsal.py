@@ -1,0 +1,213 @@
+"""`Rehearsal`: real training steps from the state in which a loop is now, whose every trace is undone."""
+
+import copy
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hotloop.clock import Clock, synchronize
+from hotloop.errors import BadArgument
+from hotloop.loop.step import Step
+from hotloop.loop.tuning import Subject
+from hotloop.memory.oom import clear
+from hotloop.memory.storages import Following, live_tensors, storages_of
+from hotloop.placement import tensors_in
+from hotloop.plan import Plan
+from hotloop.state import Randomness, State
+
+UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
+ATTEMPTS = 20  # at them, where the fp16 scaler skips some
+TIMED = 0.2  # seconds of steps that are timed
+MOST_TIMED = 10  # such steps
+MIB = 2**20
+
+
+def confirm(step: Step, batch: Any) -> None:
+    """Train until the optimizer has all that it will ever hold, and once more."""
+    for _ in range(ATTEMPTS):
+        step(fresh(batch))
+        if step.update.steps >= UPDATES:
+            return
+
+
+def fresh(batch: Any) -> Any:
+    """A batch that the next step has not seen: some objectives take their labels out of it."""
+    return copy.copy(batch) if isinstance(batch, MutableMapping | list) else batch
+
+
+def time_of(step: Step, batch: Any) -> float:
+    """Seconds of a step on a batch: the median of a few."""
+    times: list[float] = []
+    while len(times) < MOST_TIMED and sum(times) < TIMED:
+        synchronize(step.device)
+        given = fresh(batch)
+        clock = Clock(step.device)
+        step(given)
+        times.append(clock.seconds())
+    return statistics.median(times)
+
+
+class Rehearsal:
+    """Real steps of a loop, each from the state in which the loop is now.
+
+    The steps run in the model's own memory, of which the host keeps the bytes: copies on the device would take the
+    room that is to be measured. For the same reason the gradients wait on the host.
+    """
+
+    def __init__(self, subject: Subject, generators: Iterable[torch.Generator] = ()) -> None:
+        self.subject = subject
+        self._device = subject.device
+        parameters = list(dict.fromkeys(_parameters(subject)))
+        if any(is_lazy(parameter) for parameter in parameters):
+            raise BadArgument(
+                "the model has weights whose shape its first batch decides", fix="run one batch through the model first"
+            )
+        self._peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
+        self._random = Randomness(self._device, generators)
+        storages = {s._cdata: s for tensor in _tensors(subject) for s in storages_of(tensor)}.values()
+        self._bytes = [(s, s.clone() if s.device.type == "cpu" else s.cpu()) for s in storages]
+        self._gradients = [(p, p.grad.cpu()) for p in parameters if p.grad is not None]
+        for parameter, _ in self._gradients:
+            parameter.grad = None
+        self._pointers = State.of(subject.modules, subject.optimizers)
+        self._lists = [(optimizer, _same_leaves(optimizer.state)) for optimizer in subject.optimizers]
+
+    def end(self) -> None:
+        """Put everything back, to the bit."""
+        self.rewind()
+        clear(self._device)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient.to(parameter.device)
+        if self._device.type == "cuda":
+            _raise_peak(self._peak, self._device)
+
+    def rewind(self) -> None:
+        """The state of the beginning, without gradients."""
+        self._pointers.put()
+        for optimizer, state in self._lists:  # an optimizer such as LBFGS appends to lists in its state
+            optimizer.state.update(_same_leaves(state))
+        for storage, values in self._bytes:
+            storage.copy_(values)
+        self._random.put()
+
+    @contextmanager
+    def step(self, plan: Plan) -> Iterator[Step]:
+        """The step of a plan, neither compiled nor recorded, ready to be called; afterwards all is as it was."""
+        # From the second batch of a window on, gradients are there in the forward pass: two show all there is to see.
+        windows = min(plan.accumulate, 2)
+        plan = replace(plan, compile="off", graph=0, micro_batch=None, memory_budget=None, accumulate=windows)
+        self.rewind()
+        step = Step(self.subject.model, self.subject.turns, plan, averages=self.subject.averages)
+        if not self.subject.model.training:
+            self.subject.model.train()
+        if plan.channels_last:
+            State.of(self.subject.modules, self.subject.optimizers).laid_out(torch.channels_last).put()
+        step.rig.engage()
+        try:
+            yield step
+        finally:
+            step.rig.release()
+            self.rewind()
+
+    def peak_of(self, call: Callable[[], object]) -> int | None:
+        """Run something; the most bytes that were in use on the device, on a CPU by tensors. None where none tells."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            call()
+            return torch.cuda.max_memory_allocated(self._device)
+        if self._device.type == "cpu":
+            seen = _Peak(self._device)
+            with seen:
+                call()
+            return seen.highest
+        call()
+        return None
+
+
+@contextmanager
+def rehearsing(subject: Subject, generators: Iterable[torch.Generator] = ()) -> Iterator[Rehearsal]:
+    """A rehearsal that leaves no trace, whatever happens in it."""
+    rehearsal = Rehearsal(subject, generators)
+    try:
+        yield rehearsal
+    finally:
+        rehearsal.end()
+
+
+class _Peak(TorchDispatchMode):
+    """The most bytes in tensors on a CPU: as `track` counts them, without its hooks.
+
+    PyTorch cannot free a graph whose backward pass never comes once a hook holds its tensors, and steps may fail here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._following = Following(device, lambda key, size: None)
+        for tensor in live_tensors():
+            self._following.see(tensor)
+        self.highest = self._following.live
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves((result, args, kwargs)):
+            if isinstance(value, Tensor):
+                self._following.see(value)
+        self.highest = max(self.highest, self._following.live)
+        return result
+
+
+def in_use(device: torch.device) -> int:
+    """Bytes that tensors take on a device now."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    found = {s._cdata: s.nbytes() for t in live_tensors() for s in storages_of(t) if s.device.type == device.type}
+    return sum(found.values())
+
+
+def _raise_peak(peak: int, device: torch.device) -> None:
+    """Let CUDA's statistics say again what the peak was: they can only begin anew, and be raised by use."""
+    clear(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    held: list[Tensor] = []
+    with suppress(torch.OutOfMemoryError):  # another process has taken what was used then
+        rest = peak - torch.cuda.memory_allocated(device)
+        while rest > 0:
+            # A large block may come out up to 1 MiB larger than asked for; small ones are exact.
+            held.append(
+                torch.empty(rest - 4 * MIB if rest > 8 * MIB else min(rest, MIB), dtype=torch.uint8, device=device)
+            )
+            rest = peak - torch.cuda.memory_allocated(device)
+    held.clear()
+    torch.cuda.empty_cache()
+
+
+def _parameters(subject: Subject) -> Iterator[nn.Parameter]:
+    for module in subject.modules:
+        yield from module.parameters()
+    for turn in subject.turns:
+        yield from turn.parameters
+
+
+def _tensors(subject: Subject) -> Iterator[Tensor]:
+    """Everything that a step may write to, but for gradients."""
+    yield from _parameters(subject)
+    for module in (inner for outer in subject.modules for inner in outer.modules()):
+        yield from (value for value in (*module._buffers.values(), *vars(module).values()) if isinstance(value, Tensor))
+    for optimizer in subject.optimizers:
+        settings = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
+        yield from (tensor for _, tensor in tensors_in([list(optimizer.state.values()), settings]))
+
+
+def _same_leaves(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer's state with containers of its own and the same tensors."""
+    return {key: tree_map(lambda leaf: leaf, value) for key, value in state.items()}

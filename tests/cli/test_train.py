@@ -1,0 +1,147 @@
+"""`hotloop train` with checkpoints: stopped, resumed, ended by a time limit, and in a real terminal."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from hotloop.cli import main
+from hotloop.sprites.making import make
+
+SMALL = ("--width", "4", "--batch", "32", "--device", "cpu")
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """The command line in this process and in a folder of its own: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    make(320, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
+
+    def call(*args: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hotloop", "train", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return call
+
+
+@pytest.mark.parametrize("task", ["classify", "draw"])
+def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task: str) -> None:
+    command = (task, "sprites.safetensors", "--epochs", "2", *SMALL)
+    code, _, err = run(*command, "--out", "whole.safetensors")
+    assert code == 0, err
+    saving = ("--out", "parts.safetensors", "--save", "run", "--every", "3 steps", "--resume", "--json")
+    for life in range(1, 8):
+        code, out, err = run(*command, *saving, "--time-limit", "0.000001s")
+        report = json.loads(out)
+        assert code == 130
+        assert (report["stopped"], report["steps"], report["saved"]) == ("the time limit", life, life)
+        assert f"Ended by the time limit, saved at step {life}: `--resume` goes on there." in " ".join(err.split())
+    assert f"going on from step {life - 1}, in epoch 1 of 2, after batch {life - 1} of 9" in err
+    code, out, err = run(*command, *saving)
+    assert code == 0, err
+    assert (json.loads(out)["steps"], json.loads(out)["resumed"]) == (18, 7)
+    whole, parts = load_file(tmp_path / "whole.safetensors"), load_file(tmp_path / "parts.safetensors")
+    assert whole.keys() == parts.keys()
+    assert all(tensor.equal(parts[name]) for name, tensor in whole.items())
+    code, out, err = run(*command, *saving)
+    assert (code, json.loads(out)["steps"]) == (0, 18)
+    assert "all 2 epochs were done at step 18: nothing is left to train" in err
+
+
+def test_more_epochs_go_on(run) -> None:
+    command = ("classify", "sprites.safetensors", *SMALL, "--save", "run", "--json")
+    assert run(*command, "--epochs", "1")[0] == 0
+    code, out, err = run(*command, "--epochs", "3", "--resume")
+    assert code == 0, err
+    assert json.loads(out)["steps"] == 27
+
+
+MISTAKES = {
+    "no unit": (("--save", "run", "--every", "300"), "'300' is no length of time"),
+    "milliseconds": (("--save", "run", "--every", "500ms"), "'500ms' is no length of time"),
+    "never": (("--save", "run", "--every", "0 steps"), "'0 steps' is no length of time"),
+    "no time at all": (("--time-limit", "0h"), "'0h' is no length of time"),
+    "resume from nowhere": (("--resume",), "--resume without --save"),
+}
+
+
+@pytest.mark.parametrize(("args", "says"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(run, tmp_path: Path, args, says: str) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = run("classify", "sprites.safetensors", *SMALL, "--epochs", "1", *args)
+    assert code == 2
+    assert says in err
+    assert "fix:" in err
+    assert out == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_place_that_takes_no_checkpoints_is_told_before_the_training(run) -> None:
+    code, out, err = run("classify", "sprites.safetensors", *SMALL, "--save", "sprites.safetensors")
+    assert code == 2
+    assert "checkpoints cannot be written to sprites.safetensors: File exists" in err
+    assert "epoch 1" not in out + err
+
+
+def test_a_folder_with_a_run_in_it_is_not_written_over(run) -> None:
+    command = ("classify", "sprites.safetensors", *SMALL, "--epochs", "1", "--save", "run")
+    assert run(*command)[0] == 0
+    code, _, err = run(*command)
+    assert code == 2
+    assert "run holds the checkpoints of an earlier run, the last of step 9" in err
+    assert "`--resume`" in err
+
+
+def in_a_terminal(folder: Path, *args: str, until: str) -> tuple[int, str]:
+    """A command in a pseudo-terminal of its own; once it has shown `until`, somebody presses Ctrl-C."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "hotloop", "train", *args]
+    # On a slow machine the run is long enough for a compilation beside it, which is not what is looked at here.
+    environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm-256color", "TORCHDYNAMO_DISABLE": "1"}
+    process = subprocess.Popen(
+        command, stdin=follower, stdout=follower, stderr=follower, cwd=folder, env=environment, start_new_session=True
+    )
+    os.close(follower)
+    shown, pressed = b"", False
+    while True:
+        try:
+            shown += os.read(leader, 1 << 16)
+        except OSError:  # the other end is closed
+            break
+        if not pressed and re.search(until, plain(shown)):
+            os.killpg(process.pid, signal.SIGINT)
+            pressed = True
+    os.close(leader)
+    return process.wait(timeout=60), plain(shown)
+
+
+def plain(shown: bytes) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode(errors="replace"))
+
+
+def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path) -> None:
+    make(960, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
+    command = ("classify", "sprites.safetensors", "--epochs", "8", *SMALL, "--save", "run", "--resume")
+    code, shown = in_a_terminal(tmp_path, *command, until=r"epoch [2-7]/8")
+    assert code == 130, shown
+    assert "Traceback" not in shown
+    told = re.search(r"Ended by Ctrl-C, saved at step (\d+): `--resume` goes on there\.", " ".join(shown.split()))
+    assert told, shown
+    steps = int(told[1])
+    code, shown = in_a_terminal(tmp_path, *command, until=r"epoch \d+/8 .*items/s")
+    assert code == 130, shown
+    assert f"going on from step {steps}, " in shown
+    bars = [int(done) for done in re.findall(r"(\d+)/216", shown)]
+    assert bars[0] == steps, "not from the start once more"
+    assert bars == sorted(bars)

@@ -1,0 +1,902 @@
+"""Out of memory in the middle of a step: nothing is lost, nothing counts twice, and the training is the same."""
+
+import gc
+import random
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo  # which torch would load in the middle of a test
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+from hotloop import Loop
+from hotloop.errors import DoesNotFit, MemoryWarning
+from hotloop.loop.step import Step
+from hotloop.loop.survival import Passes
+from hotloop.loop.update import FIRST, Turn, Update
+from hotloop.memory import portion
+from hotloop.memory.portion import Portion
+from hotloop.memory.survive import Survivor
+
+PHASES = ("forward", "backward", "optimizer")
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory_is_let_go_of_quickly() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()  # else each clean-up would look through everything that the tests have imported
+    yield
+    gc.unfreeze()
+
+
+class Faults(TorchDispatchMode):
+    """Raises `OutOfMemoryError` before an operation of a phase that is chosen at random; at most once in an attempt."""
+
+    def __init__(self, seed: int, often: dict[str, float], may_fail: Callable[[str], bool]) -> None:
+        super().__init__()
+        self.dice = random.Random(seed)  # noqa: S311
+        self.often, self.may_fail = often, may_fail
+        self.phase: str | None = None
+        self.hits: Counter[str] = Counter()
+        self.failed: Callable[[], None] = lambda: None
+        self.pieces: Callable[[], int] = lambda: 1  # in the next attempt
+        self._length = dict.fromkeys(PHASES, 20)  # operations of a phase, as it was the last time
+        self._done = 0
+        self._left: int | None = None
+
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        before, self.phase = self.phase, phase
+        self._done, self._left = 0, None
+        often = self.often[phase] / (1 if phase == "optimizer" else self.pieces())
+        if self.may_fail(phase) and self.dice.random() < often:
+            self._left = self.dice.randrange(self._length[phase])
+        try:
+            yield
+        finally:
+            self._length[phase] = max(self._done, 1)
+            self.phase = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.phase is not None and func is not torch.ops.aten._local_scalar_dense.default:  # it takes no memory
+            self._done += 1
+            if self._left is not None:
+                self._left -= 1
+                if self._left < 0:
+                    self._left = None
+                    self.hits[self.phase] += 1
+                    if self.phase != "optimizer":
+                        self.failed()
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB, says the test")
+        return func(*args, **(kwargs or {}))
+
+
+class Noting(Portion):
+    """Notes the sizes that went well."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.taken: list[int] = []
+        self._last = 0
+
+    def of(self, items: int) -> int:
+        self._last = super().of(items)
+        return self._last
+
+    def went_well(self, passes: int = 1) -> bool:
+        self.taken.append(self._last)
+        return super().went_well(passes)
+
+
+class Scripted(Portion):
+    """Takes the sizes that it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.script: list[int] = []
+
+    def of(self, items: int) -> int:
+        return min(items, self.script.pop(0)) if self.script else items
+
+
+def data(rows: int = 103) -> TensorDataset:
+    """A prime number of rows, so that every batch size leaves a tail; each with its number."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 6, generator=generator)
+    return TensorDataset(x, x[:, :3].argmax(1), torch.arange(rows))
+
+
+def plain_network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+
+def random_network() -> nn.Module:
+    """Dropout and batch normalisation."""
+    torch.manual_seed(1)
+    return nn.Sequential(
+        nn.Linear(6, 12), nn.BatchNorm1d(12, track_running_stats=True), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3)
+    )
+
+
+class Dicing(nn.Module):
+    """Random numbers of Python, of NumPy and of its own; a buffer that is written and one that is exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.inner = plain_network()
+        self.own = torch.Generator().manual_seed(5)
+        self.register_buffer("written", torch.zeros(3))
+        self.register_buffer("exchanged", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.rand(len(x), 1, generator=self.own)
+        x = x * (1 + 0.1 * random.random()) + 0.1 * float(np.random.rand()) + 0.1 * noise  # noqa: S311
+        out = self.inner(x)
+        self.written.lerp_(out.detach().mean(0), 0.1)
+        self.exchanged.mul_(0.9)
+        self.exchanged = self.exchanged + out.detach().sum(0)
+        return out
+
+
+class Gan(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.generator, self.critic = nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def classify(model: nn.Module, batch: Batch) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def classify_some(model: nn.Module, batch: Batch, *, on_device: bool = False) -> tuple[Tensor, int | Tensor]:
+    """The mean over the items whose class is not 0, and how many those are: none in many a piece."""
+    valid = (batch[1] > 0).sum()
+    loss = F.cross_entropy(model(batch[0]), batch[1], ignore_index=0)
+    return loss, valid if on_device else int(valid)
+
+
+def several(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    output = model(batch[0])
+    return {"fit": F.cross_entropy(output, batch[1]), "size": 0.01 * output.square().mean()}
+
+
+def criticise(model: Any, batch: Batch) -> Tensor:
+    return F.softplus(model.critic(model.generator(batch[0]))).mean() + F.softplus(-model.critic(batch[0])).mean()
+
+
+def generate(model: Any, batch: Batch) -> Tensor:
+    return F.softplus(-model.critic(model.generator(batch[0]))).mean()
+
+
+def adam(model: nn.Module, **options: Any) -> Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-3, **options)
+
+
+def sgd(model: nn.Module, **options: Any) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.02, **{"momentum": 0.9, **options})
+
+
+def two(model: Any) -> dict[str, Optimizer]:
+    return {"critic": torch.optim.Adam(model.critic.parameters(), 1e-3), "gen": sgd(model.generator)}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    network: Callable[[], nn.Module] = plain_network
+    optimizer: Callable[[Any], Any] = adam
+    objective: Any = classify
+    options: dict[str, Any] = field(default_factory=dict)
+    scheduler: Callable[[Any], Any] | None = None
+    batch: int = 16
+
+
+SCENARIOS = {
+    "adam, clipped": Scenario(options={"clip_norm": 0.5}),
+    "adamw, foreach, accumulated": Scenario(
+        optimizer=lambda m: torch.optim.AdamW(m.parameters(), 1e-3, foreach=True, amsgrad=True),
+        options={"accumulate": 3},
+    ),
+    "adam, fused, clipped, accumulated": Scenario(
+        optimizer=partial(adam, fused=True), options={"accumulate": 2, "clip_norm": 0.3}
+    ),
+    "sgd, momentum": Scenario(optimizer=sgd),
+    "sgd, nesterov, foreach": Scenario(optimizer=partial(sgd, nesterov=True, foreach=True), options={"accumulate": 2}),
+    "sgd, fused": Scenario(optimizer=partial(sgd, nesterov=True, fused=True)),
+    "dropout and batch normalisation": Scenario(random_network, options={"accumulate": 2}),
+    "fp16": Scenario(random_network, options={"precision": "fp16"}),
+    "fp16, clipped, accumulated": Scenario(options={"precision": "fp16", "clip_norm": 0.5, "accumulate": 3}),
+    "fp16, fused": Scenario(optimizer=partial(adam, fused=True), options={"precision": "fp16"}),
+    "bf16, sgd, foreach": Scenario(optimizer=partial(sgd, foreach=True), options={"precision": "bf16"}),
+    "tokens": Scenario(objective=classify_some, options={"accumulate": 2}),
+    "tokens on the device": Scenario(objective=partial(classify_some, on_device=True), options={"accumulate": 2}),
+    "named losses": Scenario(objective=several),
+    "other random numbers": Scenario(Dicing),
+    "two turns": Scenario(Gan, two, {"critic": criticise, "gen": generate}, {"accumulate": 2}),
+    "a schedule": Scenario(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99)),
+}
+
+
+class Run:
+    """Training that is watched: what it learnt from in each step, and in pieces of which size."""
+
+    def __init__(self, scenario: Scenario, portion: Portion) -> None:
+        self.model = scenario.network()
+        self.optimizer = scenario.optimizer(self.model)
+        self.seen: list[int] = []  # in the attempt that is under way
+        self.during: Callable[[str], AbstractContextManager[Any]] = nullcontext
+        options = dict(scenario.options)
+        if scenario.scheduler is not None:
+            options["scheduler"] = scenario.scheduler(self.optimizer)
+        goal = scenario.objective
+        goals = goal if isinstance(goal, dict) else {"loss": goal}
+        watched = {name: partial(self._watched, each) for name, each in goals.items()}
+        self.turns = len(goals)
+        self.loop = Loop(
+            self.model,
+            self.optimizer,
+            objective=watched if goals is goal else watched["loss"],
+            device="cpu",
+            plan="plain",
+            **options,
+        )
+        self.loop._survivor.portion = portion
+        self.loader = DataLoader(data(), scenario.batch, shuffle=True, generator=torch.Generator().manual_seed(3))
+
+    def _watched(self, goal: Any, model: nn.Module, batch: Batch) -> Any:
+        self.seen += batch[2].tolist()
+        with self.during("forward"):
+            return goal(model, batch)
+
+    def result(self) -> dict[str, Any]:
+        """Everything that the training has left."""
+        update = self.loop._step.update
+        optimizers = self.loop._optimizers
+        return {
+            "weights and buffers": self.model.state_dict(),
+            "gradients": [p.grad for p in self.model.parameters()],
+            "optimizers": [o.state_dict() for o in optimizers],
+            "scalers": {name: scaler.state_dict() for name, scaler in update._scalers.items()},
+            "counts": (update.steps, update.skipped, self.loop._watch.batches),
+            "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
+            "own": getattr(self.model, "own", torch.Generator()).get_state(),
+            "loss": self.loop._watch.latest,
+        }
+
+
+def assert_same(a: Any, b: Any, where: str) -> None:
+    """Equal to the bit, in any nesting."""
+    if isinstance(a, Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}, {key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{where}[{i}]")
+    else:
+        assert a == b, where
+
+
+@contextmanager
+def phases_marked(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def marked(call: Callable[..., Any], phase: str) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with faults.during(phase):
+                return call(*args, **kwargs)
+
+        return wrapper
+
+    with monkeypatch.context() as patch, warnings.catch_warnings(), faults:
+        warnings.simplefilter("ignore", MemoryWarning)
+        patch.setattr(Passes, "_passed", marked(Passes._passed, "forward"))
+        patch.setattr(Tensor, "backward", marked(Tensor.backward, "backward"))
+        patch.setattr(Update, "_apply", marked(Update._apply, "optimizer"))
+        yield
+
+
+def seed_everything() -> None:
+    torch.manual_seed(7)
+    random.seed(7)
+    np.random.seed(7)
+
+
+def with_faults(
+    scenario: Scenario,
+    epochs: int,
+    seed: int,
+    often: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+    around: Callable[[Run, Batch], Any] | None = None,
+) -> tuple[Run, list[list[int]], Faults]:
+    """A run in which memory runs out at random; the sizes of its pieces, in each step."""
+    noting = Noting()
+    run = Run(scenario, noting)
+    update = run.loop._step.update
+
+    def may_fail(phase: str) -> bool:
+        if phase == "optimizer":  # one that never ran out of memory before cannot be rewound
+            return update.steps < FIRST or noting.is_tight
+        return noting.limit is None or noting.limit > 1
+
+    faults = Faults(seed, often, may_fail)
+    faults.failed, run.during = run.seen.clear, faults.during
+    faults.pieces = lambda: -(-scenario.batch // noting.limit) if noting.limit else 1
+    sizes = []
+    seed_everything()
+    with phases_marked(faults, monkeypatch):
+        for _ in range(epochs):
+            epoch: list[int] = []
+            for batch in run.loop.batches(run.loader):
+                compare = around(run, batch) if around else None
+                noting.taken.clear()
+                run.seen.clear()
+                run.loop.step(batch)
+                sizes.append(list(noting.taken) or [len(batch[0])] * run.turns)
+                if run.turns == 1:  # else the second turn clears what the first has seen
+                    assert run.seen == batch[2].tolist(), f"seed {seed}: each item once, in order"
+                epoch += batch[2].tolist()
+                if compare:
+                    compare()
+            assert sorted(epoch) == list(range(103)), f"seed {seed}"
+    return run, sizes, faults
+
+
+def without_faults(scenario: Scenario, epochs: int, sizes: list[list[int]]) -> Run:
+    """The same training in the same pieces."""
+    scripted = Scripted()
+    run = Run(scenario, scripted)
+    rest = iter(sizes)
+    seed_everything()
+    for _ in range(epochs):
+        for batch in run.loop.batches(run.loader):
+            scripted.script = list(next(rest))
+            run.loop._step.is_bare = False  # which takes no pieces
+            run.loop.step(batch)
+    return run
+
+
+@pytest.fixture
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces that grow back at once, so that all sizes come up."""
+    monkeypatch.setattr(portion, "PATIENCE", 2)
+    monkeypatch.setattr(portion, "MOST_PATIENCE", 4)
+
+
+SEED = 20
+
+
+@pytest.mark.usefixtures("restless")
+def test_500_steps_with_200_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, epochs = Scenario(batch=8), 39  # of 13 batches
+    often = {"forward": 0.2, "backward": 0.2, "optimizer": 0.2}
+
+    def around(run: Run, batch: Batch) -> Callable[[], None]:
+        expected = torch.autograd.grad(classify(run.model, batch), list(run.model.parameters()))
+
+        def compare() -> None:
+            for parameter, full in zip(run.model.parameters(), expected, strict=True):
+                off = (parameter.grad - full).norm() / full.norm()
+                assert off < 1e-5, f"seed {SEED}: the gradient is off by {off:.1e}"
+
+        return compare
+
+    ours, sizes, faults = with_faults(scenario, epochs, SEED, often, monkeypatch, around)
+    said = f"seed {SEED}, {faults.hits}"
+    print(said)
+    assert len(sizes) == 507
+    assert sum(faults.hits.values()) >= 200, said
+    assert all(faults.hits[phase] >= 40 for phase in PHASES), said
+    assert {size for each in sizes for size in each} >= {1, 2, 4, 8}, said
+    assert ours.loop.out_of_memory == faults.hits["forward"] + faults.hits["backward"]
+    assert {int(state["step"]) for state in ours.optimizer.state.values()} == {507}, "one update for each batch"
+    assert_same(ours.result(), without_faults(scenario, epochs, sizes).result(), said)
+
+
+@pytest.mark.usefixtures("restless")
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_same_training_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, epochs, seed = SCENARIOS[name], 7, 100 + list(SCENARIOS).index(name)
+    if scenario.network is random_network:  # BatchNorm cannot learn from a single item
+        monkeypatch.setattr(Noting, "failed", lambda self, size: Portion.failed(self, max(size, 6)))
+        scenario = replace(scenario, batch=18)  # so that no piece of the tail is one
+    often = {"forward": 0.25, "backward": 0.25, "optimizer": 0.3}
+    ours, sizes, faults = with_faults(scenario, epochs, seed, often, monkeypatch)
+    said = f"seed {seed}, {faults.hits}"
+    print(said)
+    assert all(faults.hits[phase] >= 2 for phase in PHASES), said
+    assert_same(ours.result(), without_faults(scenario, epochs, sizes).result(), said)
+
+
+class Picky(nn.Module):
+    """A network that runs out of memory with more than so many items at once."""
+
+    def __init__(self, inner: nn.Module, most: float, *, backward: bool = False) -> None:
+        super().__init__()
+        self.inner, self.most, self.backward = inner, most, backward
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        out = self.inner(x)
+        if len(x) > self.most:
+            if not self.backward:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            out.register_hook(_run_out)
+        return out
+
+
+def _run_out(gradient: Tensor) -> Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory in the backward pass")
+
+
+def loop_of(model: nn.Module, optimizer: Callable[[nn.Module], Optimizer] = sgd, **options: Any) -> Loop:
+    options.setdefault("loss", nn.CrossEntropyLoss())
+    return Loop(model, optimizer(model), device="cpu", plan=options.pop("plan", "plain"), **options)
+
+
+def batches(count: int, size: int = 8) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(2)
+    inputs = [torch.randn(size, 6, generator=generator) for _ in range(count)]
+    return [(x, x[:, :3].argmax(1)) for x in inputs]
+
+
+class Mark:
+    """Lives as long as what an operation has kept for its backward pass."""
+
+
+class Marked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mark: Mark) -> Tensor:
+        ctx.mark = mark
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("before", [0, 5])
+def test_what_failed_is_let_go_before_the_batch_is_repeated(before: int, backward: bool) -> None:
+    """Else there would be no more memory than before: neither the graph nor the traceback may live on."""
+    held: list[weakref.ref[Mark]] = []
+    alive: list[bool] = []
+
+    def objective(model: Picky, batch: tuple[Tensor, Tensor]) -> Tensor:
+        alive.extend(ref() is not None for ref in held)
+        held.clear()
+        mark = Mark()
+        held.append(weakref.ref(mark))
+        out = Marked.apply(model.inner(batch[0]), mark)
+        if len(out) > model.most:
+            if not backward:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            out.register_hook(_run_out)
+        return F.cross_entropy(out, batch[1])
+
+    model = Picky(plain_network(), 8)
+    loop = loop_of(model, loss=None, objective=objective)
+    for batch in batches(before):
+        loop.step(batch)
+    model.most = 4
+    alive.clear()
+    held.clear()
+    with pytest.warns(MemoryWarning, match="out of memory with 8 items at once: batches are computed in pieces of 4"):
+        loop.step(batches(1)[0])
+    assert alive == [False, False]
+    assert loop.plan.micro_batch == 4
+
+
+def test_an_objective_may_take_the_labels_out_of_a_batch() -> None:
+    def objective(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        labels = batch.pop("labels")
+        return F.cross_entropy(model(**batch), labels)
+
+    for steps in (0, 5):
+        model = Picky(plain_network(), 8)
+        loop = loop_of(model, loss=None, objective=objective)
+        for x, y in batches(steps):
+            loop.step({"x": x, "labels": y})
+        model.most = 2
+        with pytest.warns(MemoryWarning):
+            loop.step({"x": batches(1)[0][0], "labels": batches(1)[0][1]})
+        assert loop.steps == steps + 1
+
+
+def spoil_after(optimizer: Optimizer, operations: int) -> None:
+    """Run out of memory once, in the middle of the optimizer's next step."""
+    inner = optimizer.step
+    faults = Faults(0, dict.fromkeys(PHASES, 0.0), lambda phase: False)
+    faults.phase, faults._left = "optimizer", operations
+
+    def step() -> None:
+        with faults:
+            inner()
+
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"precision": "fp16"}])
+def test_an_optimizer_that_cannot_be_rewound_is_an_error_that_says_so(options: dict[str, Any]) -> None:
+    model = plain_network()
+    loop = loop_of(model, adam, **options)
+    for batch in batches(4):
+        loop.step(batch)
+    spoil_after(loop._optimizers[0], 9)
+    with pytest.raises(DoesNotFit, match=r"some of them may be updated[\s\S]*fix: go on from a checkpoint"):
+        loop.step(batches(1)[0])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_first_updates_can_be_rewound(precision: Any, fused: bool) -> None:
+    """There an optimizer allocates what it keeps."""
+    results = []
+    for operations in (None, 3):
+        model = plain_network()
+        loop = loop_of(model, partial(adam, fused=fused), precision=precision)
+        if operations is not None:
+            spoil_after(loop._optimizers[0], operations)
+        loop.step(batches(1)[0])
+        results.append((model.state_dict(), loop._optimizers[0].state_dict()["state"]))
+    assert_same(*results, "the first update")
+
+
+def test_an_error_of_another_kind_leaves_a_window_as_it_was() -> None:
+    """A batch that is refused is not in the window, and what was there still is."""
+    results = []
+    for refused in (False, True):
+        model = plain_network()
+        loop = loop_of(model, accumulate=2)
+        first, second = batches(2)
+        loop.step(first)
+        if refused:
+            with pytest.raises(ValueError, match="mine"):
+                loop.step((first[0], _Refusing()))  # type: ignore[arg-type]
+        loop.step(second)
+        results.append([p.detach().clone() for p in model.parameters()])
+        assert loop.steps == 1
+    assert_same(*results, "after a batch that was refused")
+
+
+class _Refusing:
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError("mine")
+
+
+def test_a_batch_that_does_not_fit_for_good_leaves_its_window_as_it_was() -> None:
+    model = Picky(plain_network(), 8)
+    loop = loop_of(model, accumulate=3)
+    first, second, third = batches(3)
+    loop.step(first)
+    before = [p.grad.clone() for p in model.parameters()]
+    random_state = torch.get_rng_state()
+    model.most = 0
+    with pytest.warns(MemoryWarning), pytest.raises(DoesNotFit, match="a single item does not fit"):
+        loop.step(second)
+    assert_same([p.grad for p in model.parameters()], before, "gradients")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    model.most = 8
+    loop.step(second)
+    loop.step(third)
+    assert loop.steps == 1
+
+
+def test_what_fills_the_memory_is_said_where_nothing_helps() -> None:
+    loop = loop_of(Picky(plain_network(), 0), adam)
+    with pytest.warns(MemoryWarning), pytest.raises(DoesNotFit) as caught:
+        loop.step(batches(1)[0])
+    said = str(caught.value)
+    for words in ("a single item does not fit", "parameters ", "optimizer state ", "allocate 2.00 GiB", "fix:"):
+        assert words in said, words
+
+
+class Stack(nn.Module):
+    """Blocks that repeat; their activations are too much for memory, unless they are computed again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        if not any("forward" in vars(block) for block in self.blocks):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self.head(x)
+
+
+def test_activations_are_computed_again_where_a_single_item_does_not_fit() -> None:
+    loop = loop_of(Stack())
+    with pytest.warns(MemoryWarning):
+        loop.step(batches(1)[0])
+    assert loop.plan.checkpointing
+    assert loop.plan.micro_batch == 1
+    assert loop.steps == 1
+
+
+class Shaking(nn.Module):
+    """A block that draws numbers of Python and of NumPy, and counts how often it is called in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(6, 6))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return self.inner(x).tanh() * (1 + random.random() + float(np.random.rand()))  # noqa: S311
+
+
+def test_what_is_computed_again_draws_the_same_numbers() -> None:
+    """Memory may run out in any model, so that checkpointing must be right in any."""
+    results = []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        model = nn.Sequential(Shaking(), Shaking(), Shaking(), nn.Linear(6, 3))
+        blocks = nn.Sequential(nn.Sequential(*model[:3]), model[3])
+        loop = loop_of(blocks, plan=hotloop.Plan("cpu", checkpointing=checkpointing))
+        seed_everything()
+        for batch in batches(3):
+            loop.step(batch)
+        results.append([blocks.state_dict(), random.getstate(), np.random.get_state()[1].tolist()])
+    assert results[0][0]["0.0.calls"] == 3
+    assert_same(*results, "with and without")
+
+
+def test_batch_normalisation_that_is_left_with_one_item_says_so() -> None:
+    model = Picky(random_network(), 1)
+    with pytest.warns(MemoryWarning), pytest.raises(DoesNotFit, match="cannot learn from one alone"):
+        loop_of(model).step(batches(1, size=4)[0])
+
+
+def test_a_piece_without_a_valid_item_does_not_count() -> None:
+    """Its loss is the mean of nothing, which is NaN."""
+
+    def by_hand(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int]:
+        losses = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        valid = batch[1] > 0
+        return (losses * valid).sum() / valid.sum(), int(valid.sum())  # a gradient of NaN, where none is
+
+    x = batches(1)[0][0]
+    y = torch.tensor([1, 2, 0, 0, 0, 0, 2, 1])  # the pieces in the middle have none
+    expected = plain_network()
+    F.cross_entropy(expected(x), y, ignore_index=0).backward()
+    for objective in (by_hand, classify_some, partial(classify_some, on_device=True)):
+        model = Picky(plain_network(), 2)
+        loop = loop_of(model, loss=None, objective=objective)
+        with pytest.warns(MemoryWarning):
+            loss = loop.step((x, y))
+        assert loss == pytest.approx(F.cross_entropy(expected(x), y, ignore_index=0).item(), rel=1e-6)
+        for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
+
+
+def test_pieces_grow_back_and_steps_are_plain_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portion, "PATIENCE", 3)
+    monkeypatch.setattr(portion, "MOST_PATIENCE", 6)
+    model = Picky(plain_network(), 2)
+    loop = loop_of(model)
+    with pytest.warns(MemoryWarning):
+        loop.step(batches(1)[0])
+    assert loop.plan.micro_batch == 2
+    model.most = 8
+    for batch in batches(30):
+        loop.step(batch)
+    assert loop.plan.micro_batch is None
+    assert loop._step.is_bare
+    assert loop.out_of_memory == 2
+
+
+def test_only_pieces_of_one_size_are_compiled() -> None:
+    compiled: list[int] = []
+
+    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        compiled.append(len(batch[0]))
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    model = Picky(plain_network(), 5)
+    turn = Turn("loss", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (sgd(model),))
+    plan = hotloop.Plan("cpu", compile="default")
+    survivor = Survivor([model], torch.device("cpu"))
+    step = Step(model, (turn,), plan, compiled={"loss": counting}, survivor=survivor)
+    step(batches(1, size=9)[0])
+    assert model.sizes == [9, 5, 4]
+    assert compiled == [9, 5]
+
+
+def test_the_second_turn_fails_and_the_first_has_learnt_once() -> None:
+    results = []
+    for often in (0, 1):
+        model = Gan()
+        left = [often]
+
+        def spoilt(model: Any, batch: Batch, left: list[int] = left) -> Tensor:
+            loss = generate(model, batch)
+            if left[0]:
+                left[0] -= 1
+                raise torch.OutOfMemoryError("out of memory")
+            return loss
+
+        loop = Loop(
+            model,
+            two(model),
+            objective={"critic": criticise, "gen": spoilt},
+            device="cpu",
+            plan=hotloop.Plan("cpu", micro_batch=4),
+        )
+        batch = (batches(1)[0][0],)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MemoryWarning)
+            loop.step(batch)
+        assert loop.steps == 2
+        results.append([model.critic[0].weight.detach(), [int(s["step"]) for s in loop._optimizers[0].state.values()]])
+        assert loop.plan.micro_batch == (2 if often else 4)
+    assert_same(*results, "the first turn")
+
+
+def test_weights_that_two_optimizers_share_learn_from_each_gradient_once() -> None:
+    def shared(model: nn.Module) -> Any:
+        return [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)]
+
+    results = []
+    for window in (1, 2):
+        model = plain_network()
+        loop = loop_of(model, shared, accumulate=window)
+        whole = batches(1)[0]
+        halves = [(x, y) for x, y in zip(whole[0].chunk(2), whole[1].chunk(2), strict=True)]
+        for batch in [whole] if window == 1 else halves:
+            loop.step(batch)
+        results.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(*results)
+
+
+CUDA_MIB = 2**20
+
+
+def big(rows: int = 512) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 64, generator=generator)
+    return TensorDataset(x, x[:, :3].argmax(1))
+
+
+class Wide(nn.Module):
+    """About 16 MiB for each item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.spread, self.head = nn.Linear(64, 64), nn.Linear(64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.spread(x)[:, None, :].repeat(1, 2**14, 1).tanh().sigmoid().mean(1))
+
+
+@contextmanager
+def capped(mebibytes: int) -> Iterator[None]:
+    """The memory of the GPU, as far as this process may take it."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + mebibytes * CUDA_MIB) / total)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+
+
+def wide_loop(plan: hotloop.Plan) -> Loop:
+    model = Wide()
+    return Loop(model, torch.optim.Adam(model.parameters(), 1e-3), nn.CrossEntropyLoss(), device="cuda", plan=plan)
+
+
+def losses_of(loop: Loop, epochs: int) -> list[float]:
+    loader = DataLoader(big(), 64, shuffle=True, generator=torch.Generator().manual_seed(3))
+    torch.manual_seed(7)
+    return [epoch.loss for epoch in loop.fit(loader, epochs=epochs, progress=False).epochs]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::hotloop.errors.MemoryWarning")
+@pytest.mark.parametrize(
+    "plan",
+    [
+        hotloop.Plan("cuda:0"),
+        hotloop.Plan("cuda:0", graph=1),
+        hotloop.Plan("cuda:0", graph=16, stream="resident"),
+        hotloop.Plan("cuda:0", precision="fp16"),
+    ],
+    ids=["eager", "graph", "burst", "fp16"],
+)
+def test_survival_on_a_gpu_that_is_too_small(plan: hotloop.Plan) -> None:
+    free = losses_of(wide_loop(plan), 4)
+    loop = wide_loop(plan)
+    with capped(400):  # 64 items would take a GiB
+        tight = losses_of(loop, 4)
+    assert loop.out_of_memory > 0
+    assert loop.plan.micro_batch is not None
+    assert loop.steps + loop.skipped == 4 * 8
+    torch.testing.assert_close(tight, free, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::hotloop.errors.MemoryWarning")
+@pytest.mark.parametrize("graph", [0, 1])
+def test_pieces_grow_back_when_there_is_more_room(graph: int) -> None:
+    loop = wide_loop(hotloop.Plan("cuda:0", graph=graph))
+    with capped(400):
+        losses_of(loop, 1)
+        assert loop.plan.micro_batch is not None
+    failures = loop.out_of_memory
+    losses_of(loop, 40)  # 320 steps: the room is looked at every few, and it doubles after 50
+    assert loop.plan.micro_batch is None
+    assert loop.out_of_memory == failures
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::hotloop.errors.MemoryWarning")
+@pytest.mark.parametrize("graph", [0, 1])
+def test_nothing_waits_for_the_gpu_because_memory_might_run_out(
+    graph: int, no_waits: Callable[[], AbstractContextManager[None]]
+) -> None:
+    loop = wide_loop(hotloop.Plan("cuda:0", graph=graph))
+    batch = tuple(t.cuda() for t in big(64).tensors)
+    for _ in range(250):
+        loop.step(batch)
+    with no_waits():
+        for _ in range(20):  # one of these passes is looked at closely
+            loop.step(batch)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::hotloop.errors.MemoryWarning")
+def test_steps_in_pieces_do_not_wait_either(no_waits: Callable[[], AbstractContextManager[None]]) -> None:
+    loop = wide_loop(hotloop.Plan("cuda:0", micro_batch=16))
+    batch = tuple(t.cuda() for t in big(64).tensors)
+    for _ in range(8):
+        loop.step(batch)
+    with no_waits():
+        for _ in range(5):
+            loop.step(batch)
+
+
+@pytest.mark.gpu
+def test_one_item_that_does_not_fit_names_the_activations() -> None:
+    class Huge(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(64, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x[:, None, :].repeat(1, 2**19, 1).tanh().mean(1))  # 128 MiB for each item, twice
+
+    model = Huge()
+    loop = Loop(model, torch.optim.Adam(model.parameters(), 1e-3), nn.CrossEntropyLoss(), device="cuda", plan="plain")
+    with (
+        capped(200),
+        pytest.warns(MemoryWarning),
+        pytest.raises(DoesNotFit, match=r"activations \d[\s\S]*raise that share"),
+    ):
+        loop.step(tuple(t.cuda() for t in big(4).tensors))

@@ -1,0 +1,728 @@
+"""Resume is exact: a run that was stopped again and again ends as one that never was, to the bit."""
+
+import random
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from hotloop import Loop, Plan, Report
+from hotloop.checkpoint.tree import pack
+from hotloop.errors import BadArgument
+from hotloop.loop.progress import Display
+from hotloop.loop.saved import put_back
+
+ITEMS, BATCH = 45, 6  # eight batches, the last with three items
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return output.argmax(1) == target
+
+
+def points() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(ITEMS, 6, generator=generator)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+@dataclass
+class Script:
+    """What a person's script builds before it calls `fit`: the same each time that it is started."""
+
+    loop: Loop
+    loader: Iterable[Any]
+    more: dict[str, Any] = field(default_factory=dict)  # for fit
+
+
+def network(*, norm: bool = True) -> nn.Sequential:
+    torch.manual_seed(1)
+    layers: list[nn.Module] = [nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+def shuffled(*, own: bool = True, dataset: Dataset[Any] | None = None, **options: Any) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(3) if own else None
+    return DataLoader(dataset or TensorDataset(*points()), BATCH, shuffle=True, generator=generator, **options)
+
+
+def held_out() -> dict[str, Any]:
+    return {"validate": DataLoader(TensorDataset(*points()), 16), "metrics": {"accuracy": accuracy}}
+
+
+def script(
+    scheduler: Callable[[torch.optim.Optimizer], Any] = lambda optimizer: None,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
+    loader: Callable[[], Iterable[Any]] = shuffled,
+    *,
+    model: Callable[[], nn.Module] = network,
+    **options: Any,
+) -> Script:
+    made = model()
+    steps = optimizer(made.parameters(), lr=0.02)
+    goal = {"loss": nn.CrossEntropyLoss()} if "objective" not in options else {}
+    loop = Loop(made, steps, device="cpu", plan="plain", scheduler=scheduler(steps), **goal, **options)
+    return Script(loop, loader(), held_out())
+
+
+def momentum(parameters: Any, lr: float) -> torch.optim.SGD:
+    return torch.optim.SGD(parameters, lr=lr, momentum=0.9, nesterov=True)
+
+
+def one_cycle() -> Script:
+    return script(lambda o: OneCycleLR(o, 0.05, total_steps=24), momentum, clip_norm=0.5)
+
+
+def per_epoch() -> Script:
+    return script(lambda o: StepLR(o, 1, 0.5), schedule="epoch")
+
+
+def plateau() -> Script:
+    return script(lambda o: ReduceLROnPlateau(o, patience=0, threshold=0.5, factor=0.3))
+
+
+def plateau_without_evaluation() -> Script:
+    return replace(script(lambda o: ReduceLROnPlateau(o, patience=0, threshold=0.5), accumulate=3), more={})
+
+
+def schedules_in_a_row() -> Script:
+    return script(
+        lambda o: SequentialLR(o, [LambdaLR(o, lambda n: (n + 1) / 6), OneCycleLR(o, 0.03, total_steps=30)], [5])
+    )
+
+
+def accumulated() -> Script:
+    return script(accumulate=3, clip_norm=0.3)
+
+
+def half_precision() -> Script:
+    made = script(precision="fp16", clip_norm=1.0)
+    for scaler in made.loop._step.update._scalers.values():
+        scaler.load_state_dict(
+            {**scaler.state_dict(), "growth_interval": 3, "scale": 2.0**20}
+        )  # it moves within the run
+    return made
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 6))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+
+def fooled(model: Any, batch: Any) -> Tensor:
+    return -model.critic(model.generator(torch.randn(len(batch[0]), 2))).mean()
+
+
+def told_apart(model: Any, batch: Any) -> Tensor:
+    made = model.generator(torch.randn(len(batch[0]), 2)).detach()
+    return nn.functional.softplus(-model.critic(batch[0])).mean() + nn.functional.softplus(model.critic(made)).mean()
+
+
+def gan() -> Script:
+    model = Pair()
+    optimizers = {
+        "critic": torch.optim.Adam(model.critic.parameters(), 0.01),
+        "generator": torch.optim.RMSprop(model.generator.parameters(), 0.01),
+    }
+    objectives = {"critic": told_apart, "generator": fooled}
+    return Script(Loop(model, optimizers, objective=objectives, device="cpu", plan="plain"), shuffled())
+
+
+def global_order() -> Script:
+    return script(loader=lambda: shuffled(own=False))
+
+
+class Augmented(Dataset[Any]):
+    """Items that are other ones each time, by all three generators that people use."""
+
+    def __init__(self) -> None:
+        self.inputs, self.targets = points()
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = torch.rand(6) + random.random() + float(np.random.rand())  # noqa: S311
+        return self.inputs[index] + 0.1 * noise, self.targets[index]
+
+
+def augmenting() -> Script:
+    return script(loader=lambda: shuffled(dataset=Augmented()))
+
+
+def workers() -> Script:
+    made = script(loader=lambda: shuffled(dataset=Augmented(), num_workers=2))
+    return replace(made, more={})
+
+
+class Moving(nn.Module):
+    """Holds what a state_dict leaves out: a buffer that is not saved, a counter, a tensor, what learns from when on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+        self.calls = 0
+        self.phase = "early"
+        self.temperature = torch.ones(())
+        self.inner[0].weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.mean.lerp_(x.mean(0), 0.1)
+            self.temperature = self.temperature * 0.99
+            if self.calls == 7:
+                self.phase = "late"
+                self.inner[0].weight.requires_grad_(True)
+        return self.inner(x - self.mean) / self.temperature + 0.01 * self.calls
+
+
+def moving() -> Script:
+    return script(model=Moving)
+
+
+class Weighed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        if self.training:
+            self.seen += 1
+        return nn.functional.cross_entropy(output * self.scale, target) + 0.01 * self.scale.square().sum()
+
+
+def criterion_that_learns() -> Script:
+    model, criterion = network(), Weighed()
+    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()], 0.01)
+    return Script(Loop(model, optimizer, criterion, device="cpu", plan="plain"), shuffled())
+
+
+class Goal(nn.Module):
+    """An objective that is a module with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, model: nn.Module, batch: Any) -> Tensor:
+        loss = nn.functional.cross_entropy(model(batch[0]) + self.bias, batch[1])
+        self.average.lerp_(loss.detach(), 0.1)
+        return loss + 0.1 * self.average
+
+
+def objective_that_learns() -> Script:
+    model, goal = network(), Goal()
+    optimizer = torch.optim.Adam([*model.parameters(), *goal.parameters()], 0.01)
+    return Script(Loop(model, optimizer, objective=goal, device="cpu", plan="plain"), shuffled())
+
+
+def weight_without_a_module() -> Script:
+    model, sharpness = network(), nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.Adam([*model.parameters(), sharpness], 0.01)
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]) * sharpness, batch[1])
+
+    return Script(Loop(model, optimizer, objective=objective, device="cpu", plan="plain"), shuffled())
+
+
+def plain_list() -> Script:
+    return script(loader=lambda: list(zip(*(each.split(BATCH) for each in points()), strict=True)))
+
+
+class Talker(nn.Module):
+    """Takes and returns what a model of Hugging Face does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.drop, self.head = nn.Embedding(11, 8), nn.Dropout(0.2), nn.Linear(8, 11)
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        scores = self.head(self.drop(self.embed(input_ids)))
+        return {"loss": nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten()), "logits": scores}
+
+
+class Words(Dataset[Any]):
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = (torch.arange(5) * (index + 1)) % 11
+        return {"input_ids": ids, "labels": ids.roll(-1)}
+
+
+def dicts() -> Script:
+    model = Talker()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    return Script(Loop(model, optimizer, device="cpu", plan="plain"), shuffled(dataset=Words()))
+
+
+def resident() -> Script:
+    model = network()
+    plan = Plan("cpu", stream="resident", accumulate=2)
+    loop = Loop(model, torch.optim.AdamW(model.parameters(), 0.02), nn.CrossEntropyLoss(), device="cpu", plan=plan)
+    return Script(loop, shuffled(), held_out())
+
+
+def shuffled_evaluation() -> Script:
+    made = script(lambda o: ReduceLROnPlateau(o, patience=0, threshold=0.5))
+    return replace(made, more={**held_out(), "validate": shuffled()})
+
+
+def trained_before() -> Script:
+    """A script that has a loop of its own first, and a fit that is not saved."""
+    made = script(lambda o: StepLR(o, 5, 0.9))
+    for batch in made.loop.batches(made.loader):
+        made.loop.step(batch)
+    made.loop.fit(made.loader, progress=False)
+    return made
+
+
+SCRIPTS = [
+    trained_before,
+    one_cycle,
+    per_epoch,
+    plateau,
+    plateau_without_evaluation,
+    schedules_in_a_row,
+    accumulated,
+    half_precision,
+    gan,
+    global_order,
+    augmenting,
+    workers,
+    moving,
+    criterion_that_learns,
+    objective_that_learns,
+    weight_without_a_module,
+    plain_list,
+    dicts,
+    resident,
+    shuffled_evaluation,
+]
+
+
+@dataclass
+class Ended:
+    """How a run ended, as data that can be compared."""
+
+    report: Report
+    state: Any
+    tensors: dict[str, Tensor]
+    lives: int
+
+
+def ended(made: Script, report: Report, lives: int = 1) -> Ended:
+    tensors, state = pack(made.loop.state())
+    return Ended(report, state, {name: tensor.clone() for name, tensor in tensors.items()}, lives)
+
+
+def interrupt_at(loop: Loop, step: int, signum: int) -> None:
+    """Send this process a signal in the middle of the step with this number, counted from now."""
+    plain, left = loop.step, step
+
+    def counting(batch: Any) -> Tensor:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signum)
+        return plain(batch)
+
+    loop.step = counting  # type: ignore[method-assign]
+
+
+def started(build: Callable[[], Script], life: int = 1) -> Script:
+    """The script, begun once more; what else it has drawn in each of its lives is of no importance."""
+    made = build()
+    torch.manual_seed(life)
+    np.random.seed(life)
+    random.seed(life)
+    return made
+
+
+def unbroken(build: Callable[[], Script], epochs: int = 3) -> Ended:
+    """The run that was never stopped, and never saved."""
+    made = started(build)
+    return ended(made, made.loop.fit(made.loader, epochs=epochs, progress=False, **made.more))
+
+
+def broken(
+    build: Callable[[], Script], stops: Iterable[int], epochs: int = 3, signum: int = signal.SIGTERM, **more: Any
+) -> Ended:
+    """The same run, stopped after so many steps of each of its lives; each life is begun as a new process would."""
+    left = iter(stops)
+    with tempfile.TemporaryDirectory() as folder:
+        for life in range(1, 200):
+            made = started(build, life)
+            if (stop := next(left, None)) is not None:
+                interrupt_at(made.loop, stop, signum)
+            options = {"save": folder, "every": "1h", "resume": True, "progress": False} | more
+            report = made.loop.fit(made.loader, epochs=epochs, **options, **made.more)
+            if not report.interrupted:
+                assert report.resumed == life - 1
+                return ended(made, report, life)
+    raise AssertionError("it does not come to its end")
+
+
+def same(one: Ended, other: Ended) -> None:
+    """Weights, buffers, optimizers, schedules, scalers, losses, the curve and all random states."""
+    assert one.state == other.state
+    assert one.tensors.keys() == other.tensors.keys()
+    for name, tensor in one.tensors.items():
+        assert tensor.dtype == other.tensors[name].dtype
+        assert torch.equal(tensor, other.tensors[name]), name
+    for report in (one.report, other.report):
+        assert all(epoch.seconds > 0 for epoch in report.epochs)
+    reports = [
+        replace(each.report, epochs=tuple(replace(e, seconds=0.0) for e in each.report.epochs)) for each in (one, other)
+    ]
+    for name in ("steps", "skipped", "epochs", "curve", "precision", "stopped", "interrupted"):
+        assert getattr(reports[0], name) == getattr(reports[1], name), name
+
+
+@pytest.mark.parametrize("build", SCRIPTS, ids=[build.__name__ for build in SCRIPTS])
+def test_a_run_that_is_stopped_ends_as_one_that_was_not(build: Callable[[], Script]) -> None:
+    whole = unbroken(build)
+    stopped = broken(build, [3, 7] if build is workers else [1, 4, 2, 8, 1, 3])
+    assert stopped.lives >= (3 if build is workers else 6), "windows of accumulation are completed first"
+    same(whole, stopped)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    build=st.sampled_from([accumulated, plateau, gan, resident, augmenting]),
+    stops=st.lists(st.integers(1, 20), max_size=6),
+    signum=st.sampled_from([signal.SIGTERM, signal.SIGINT]),
+)
+def test_wherever_it_is_stopped(build: Callable[[], Script], stops: list[int], signum: int) -> None:
+    same(unbroken(build), broken(build, stops, signum=signum))
+
+
+def test_a_time_limit_that_is_over_after_every_batch() -> None:
+    limited = broken(per_epoch, [], epochs=2, time_limit=1e-9)
+    assert limited.lives == 17, "sixteen batches, and a last life that ends the epoch"
+    same(unbroken(per_epoch, epochs=2), limited)
+
+
+def test_checkpoints_in_the_middle_change_nothing() -> None:
+    same(unbroken(accumulated), broken(accumulated, [5, 9], every="1 steps"))
+
+
+def test_more_epochs_than_before_go_on(tmp_path: Path) -> None:
+    options = {"save": tmp_path, "resume": True, "progress": False}
+    made = started(per_epoch)
+    made.loop.fit(made.loader, epochs=2, **options, **made.more)
+    made = started(per_epoch, 2)
+    report = made.loop.fit(made.loader, epochs=3, **options, **made.more)
+    same(unbroken(per_epoch), ended(made, report))
+
+
+def test_a_longer_schedule_goes_on_from_where_it_was(tmp_path: Path) -> None:
+    def build(epochs: int) -> Script:
+        return script(lambda o: OneCycleLR(o, 0.05, total_steps=8 * epochs))
+
+    options = {"save": tmp_path, "resume": True, "progress": False}
+    made = build(2)
+    made.loop.fit(made.loader, epochs=2, **options)
+    made = build(4)
+    made.loop.fit(made.loader, epochs=4, **options)
+    (scheduler,) = made.loop._schedule.schedulers
+    assert (scheduler.total_steps, scheduler.last_epoch) == (32, 32)
+    longer = build(4)
+    longer.loop.fit(longer.loader, epochs=4, progress=False)
+    assert scheduler.get_last_lr() == longer.loop._schedule.schedulers[0].get_last_lr()
+
+
+def test_settings_of_the_script_win_where_training_does_not_change_them(tmp_path: Path) -> None:
+    options = {"save": tmp_path, "resume": True, "progress": False}
+    made = script()
+    made.loop.fit(made.loader, epochs=1, **options)
+    made = script(accumulate=2)
+    made.loop.model[3].p = 0.7
+    made.loop.fit(made.loader, epochs=2, **options)
+    assert made.loop.model[3].p == 0.7
+    assert made.loop.plan.accumulate == 2
+    assert made.loop.steps == 8 + 4
+
+
+def test_the_same_loop_goes_on_in_a_notebook() -> None:
+    """Nothing is built anew there, and a second Ctrl-C may have left a window of accumulation half full."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = started(moving_and_accumulating)
+        options = {"save": folder, "every": "1 steps", "resume": True, "progress": False, "epochs": 3, **made.more}
+        plain, calls = made.loop.step, 0
+
+        def twice(batch: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            loss = plain(batch)
+            if calls in (5, 11):
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            return loss
+
+        made.loop.step = twice  # type: ignore[method-assign]
+        reports = [made.loop.fit(made.loader, **options) for _ in range(3)]
+        assert [report.interrupted for report in reports] == [True, True, False]
+        notebook = ended(made, reports[-1])
+        again = started(moving_and_accumulating)
+        report = again.loop.fit(again.loader, **{**options, "epochs": 4})
+        assert report.resumed == 3
+        assert again.loop.model.calls == 32
+        assert again.loop.model.phase == "late", "what changed before a checkpoint that a loop took up itself is in it"
+        assert again.loop.model.inner[0].weight.requires_grad
+    same(unbroken(moving_and_accumulating), notebook)
+
+
+def moving_and_accumulating() -> Script:
+    return script(model=Moving, accumulate=3)
+
+
+def test_a_report_covers_the_whole_run() -> None:
+    whole, stopped = unbroken(per_epoch), broken(per_epoch, [3, 4, 5])
+    report = stopped.report
+    assert report.resumed == 3
+    assert report.steps == whole.report.steps == 24
+    assert [epoch.number for epoch in report.epochs] == [1, 2, 3]
+    assert [epoch.items for epoch in report.epochs] == [ITEMS] * 3
+    assert sum(epoch.seconds for epoch in report.epochs) <= report.seconds
+    assert 0 < report.saving <= report.seconds
+
+
+def test_how_an_optimizer_computes_is_a_setting(tmp_path: Path) -> None:
+    first = script(optimizer=lambda parameters, lr: torch.optim.AdamW(parameters, lr, foreach=True))
+    first.loop.fit(first.loader, save=tmp_path, progress=False)
+    made = script(optimizer=lambda parameters, lr: torch.optim.AdamW(parameters, lr, foreach=False))
+    made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
+    assert made.loop._optimizers[0].param_groups[0]["foreach"] is False
+
+
+# A checkpoint of something else
+
+
+def other_model() -> Script:
+    return script(model=lambda: nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3)))
+
+
+def other_optimizer() -> Script:
+    return script(optimizer=momentum)
+
+
+def more_groups() -> Script:
+    made = script()
+    made.loop._optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    return made
+
+
+def parameters_in_another_order() -> Script:
+    return script(optimizer=lambda parameters, lr: torch.optim.AdamW([*parameters][::-1], lr))
+
+
+def two_optimizers() -> Script:
+    model = network()
+    halves = [torch.optim.AdamW(half.parameters(), 0.02) for half in (model[:2], model[2:])]
+    return Script(Loop(model, halves, nn.CrossEntropyLoss(), device="cpu", plan="plain"), shuffled())
+
+
+def with_a_scheduler() -> Script:
+    return per_epoch()
+
+
+def loss_with_weights() -> Script:
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    return Script(Loop(model, optimizer, Weighed(), device="cpu", plan="plain"), shuffled())
+
+
+OTHERS = {
+    other_model: r"another model: 9 tensors differ .*; 0\.bias is float32\[9\] here and float32\[8\] in the checkpoint",
+    other_optimizer: "the optimizer is SGD here and AdamW in the checkpoint",
+    more_groups: "1 tensor differs .*number 1 is float32.* here and not there",
+    parameters_in_another_order: "in another order than in the checkpoint: 4.bias for 0.weight",
+    two_optimizers: "has 1 optimizers, and this loop has 2",
+    with_a_scheduler: "has 0 schedulers, and this loop has 1",
+    loss_with_weights: "another CrossEntropyLoss|another Weighed",
+}
+
+
+@pytest.mark.parametrize(("build", "says"), OTHERS.items(), ids=[build.__name__ for build in OTHERS])
+def test_a_checkpoint_of_something_else_is_refused_before_anything_changes(
+    tmp_path: Path, build: Callable[[], Script], says: str
+) -> None:
+    first = script()
+    first.loop.fit(first.loader, save=tmp_path, progress=False)
+    made = build()
+    before = ended(made, first.loop.fit(first.loader, progress=False))
+    modes = [module.training for module in made.loop.model.modules()]
+    with pytest.raises(BadArgument, match=says) as refusal:
+        made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
+    assert refusal.value.fix
+    after = ended(made, before.report)
+    same(before, after)
+    assert modes == [module.training for module in made.loop.model.modules()]
+
+
+def test_a_scheduler_of_another_kind_is_refused(tmp_path: Path) -> None:
+    first = per_epoch()
+    first.loop.fit(first.loader, save=tmp_path, progress=False)
+    with pytest.raises(BadArgument, match=r"has the schedulers \['StepLR'\], and this loop \['ReduceLROnPlateau'\]"):
+        plateau().loop.fit(first.loader, save=tmp_path, resume=True, progress=False)
+
+
+def test_a_state_of_a_later_version_is_refused() -> None:
+    loop = script().loop
+    with pytest.raises(BadArgument, match="format 99") as refusal:
+        put_back(loop, {**loop.state(), "format": 99})
+    assert "version" in str(refusal.value.fix)
+
+
+# Plans
+
+
+def test_a_plan_that_was_found_is_carried_on(tmp_path: Path) -> None:
+    made = auto()
+    found = made.loop.tune(made.loader, steps=50, progress=False)
+    plan = replace(made.loop.plan, channels_last=True)
+    made.loop.go_on_with(plan)
+    made.loop.fit(made.loader, save=tmp_path, progress=False)
+    made = auto()
+    made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
+    assert made.loop.plan == plan
+    assert made.loop.tuning == found
+    kept = auto(plan="plain")
+    kept.loop.fit(kept.loader, epochs=3, save=tmp_path, resume=True, progress=False)
+    assert kept.loop.plan == auto(plan="plain").loop.plan, "who asks for a plan gets it"
+
+
+def auto(**options: Any) -> Script:
+    model = network(norm=False)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    return Script(Loop(model, optimizer, nn.CrossEntropyLoss(), **{"device": "cpu"} | options), shuffled())
+
+
+def test_a_plan_of_another_kind_of_device_is_left_behind() -> None:
+    loop = auto().loop
+    plan = Plan("cuda", precision="bf16", graph=1, tf32=True)
+    tuned = auto()
+    tuning = tuned.loop.tune(tuned.loader, steps=20, progress=False)
+    state = {**loop.state(), "plan": plan.to_json(), "tuning": replace(tuning, plan=plan).to_json()}
+    before = loop.plan
+    put_back(loop, state)
+    assert loop.plan == before
+    assert loop.tuning is None, "the tuner of this device is yet to look"
+
+
+def test_what_the_person_asks_for_comes_before_the_plan_of_the_checkpoint() -> None:
+    state = auto().loop.state()
+    state["plan"] = replace(Plan.from_json(state["plan"]), accumulate=4, precision="bf16", fused=True).to_json()
+    loop = auto(precision="fp32", clip_norm=0.1).loop
+    put_back(loop, state)
+    assert (loop.plan.accumulate, loop.plan.precision, loop.plan.clip_norm, loop.plan.fused) == (1, "fp32", 0.1, True)
+
+
+def test_weights_whose_shapes_the_first_batch_decides() -> None:
+    def build() -> Script:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+        return Script(Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain"), shuffled())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Lazy modules", UserWarning)
+        same(unbroken(build), broken(build, [3, 2]))
+
+
+# On a GPU
+
+
+def on_a_gpu(**plan: Any) -> Script:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    scheduler = OneCycleLR(optimizer, 0.02, total_steps=32, cycle_momentum=False)
+    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cuda", plan=Plan("cuda", **plan), scheduler=scheduler)
+    return Script(loop, shuffled(), held_out())
+
+
+GPU_PLANS: list[dict[str, Any]] = [
+    {"stream": "direct"},
+    {"stream": "prefetched"},
+    {"stream": "resident"},
+    {"stream": "direct", "precision": "fp16"},
+    {"stream": "direct", "graph": 1},
+    {"stream": "resident", "graph": 4},
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", GPU_PLANS, ids=str)
+def test_a_run_on_a_gpu_that_is_stopped_ends_as_one_that_was_not(
+    monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
+) -> None:
+    whole = unbroken(lambda: on_a_gpu(**plan), epochs=4)
+    plain, left = Display.stretch, iter([4, 6, 3])
+
+    def build() -> Script:
+        count = next(left, 10**6)
+
+        def stretch(self: Display, *seen: Any) -> None:
+            nonlocal count
+            count -= 1
+            if count == 0:
+                signal.raise_signal(signal.SIGTERM)
+            plain(self, *seen)
+
+        monkeypatch.setattr(Display, "stretch", stretch)
+        return on_a_gpu(**plan)
+
+    stopped = broken(build, [], epochs=4)
+    assert stopped.lives == 4
+    assert stopped.report.steps == whole.report.steps
+    for name, tensor in whole.tensors.items():
+        if not name.startswith(("watch", "random")):  # what is seen of the losses depends on when they are looked at
+            torch.testing.assert_close(tensor, stopped.tensors[name], rtol=1e-4, atol=1e-6, msg=name)
+    for one, other in zip(whole.report.epochs, stopped.report.epochs, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_nothing_waits_where_a_loop_tells_its_state(no_waits) -> None:
+    made = on_a_gpu(stream="resident")
+    made.loop.fit(made.loader, progress=False)
+    with no_waits():
+        pack(made.loop.state())
+
+
+@pytest.mark.gpu
+def test_a_run_of_a_gpu_goes_on_without_one(tmp_path: Path) -> None:
+    made = on_a_gpu(stream="resident", graph=4)
+    first = made.loop.fit(made.loader, epochs=1, save=tmp_path, progress=False)
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.02)
+    scheduler = OneCycleLR(optimizer, 0.02, total_steps=32, cycle_momentum=False)
+    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", scheduler=scheduler)
+    report = loop.fit(shuffled(), epochs=2, save=tmp_path, resume=True, progress=False)
+    assert (report.device, report.steps, report.resumed) == ("cpu", 16, 1)
+    assert report.epochs[0] == first.epochs[0]
+    assert loop.plan.graph == 0
+    assert optimizer.param_groups[0]["lr"] < 0.02

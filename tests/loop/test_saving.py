@@ -1,0 +1,685 @@
+"""`Loop.fit(save=…)`: when it saves, how it ends, and what it does with damage and with disks that are full."""
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from hotloop import Loop, Report
+from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, folders, load
+from hotloop.errors import BadArgument, OutputError
+from hotloop.loop.saving import Interval, interval_in, seconds_in
+
+FILES = ("tensors.safetensors", "state.json", "sums.json")
+
+
+def loop_of(task: Any, **options: Any) -> Loop:
+    model = task.model(dropout=0.2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    return Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain", **options)
+
+
+def fit(task: Any, folder: Path, *, loop: Loop | None = None, **options: Any) -> Report:
+    """Seven steps for each epoch."""
+    loop = loop or loop_of(task)
+    return loop.fit(task.loader(16), save=folder, progress=False, **options)
+
+
+def weights(loop: Loop) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in loop.model.parameters()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+# Words for times
+
+
+@given(
+    value=st.floats(0.001, 1e6),
+    unit=st.sampled_from(
+        [("s", 1), ("sec", 1), ("seconds", 1), ("min", 60), ("minutes", 60), ("m", 60), ("h", 3600), ("days", 86400)]
+    ),
+    gap=st.sampled_from(["", " ", "  "]),
+    upper=st.booleans(),
+)
+def test_times_are_read(value: float, unit: tuple[str, int], gap: str, upper: bool) -> None:
+    written = f"{value:.6f}"
+    words = f"{written}{gap}{unit[0].upper() if upper else unit[0]}"
+    assert seconds_in(words) == pytest.approx(float(written) * unit[1])
+    assert interval_in(words) == Interval(seconds=seconds_in(words))
+
+
+@given(st.integers(1, 10**12), st.sampled_from(["step", "steps", " steps", " STEPS "]))
+def test_steps_are_read(count: int, word: str) -> None:
+    assert interval_in(f"{count}{word}") == Interval(steps=count)
+
+
+NOT_TIMES = ["", "5", "min", "-5min", "5 parsecs", "500ms", "0s", "0 steps", "1.5 steps", "5min later", "nan s", "1e3s"]
+
+
+@pytest.mark.parametrize("words", [*NOT_TIMES, 0, -1.0, float("nan"), True, None, [5], b"5min"], ids=repr)
+@pytest.mark.parametrize("read", [seconds_in, interval_in])
+def test_nonsense_is_no_time(read: Callable[[Any], Any], words: Any) -> None:
+    with pytest.raises(BadArgument, match="is no length of time") as refusal:
+        read(words)
+    assert "such as" in str(refusal.value.fix)
+
+
+@given(st.one_of(st.text(), st.floats(), st.integers(), st.booleans(), st.binary()))
+def test_anything_is_a_time_or_a_clear_refusal(words: Any) -> None:
+    try:
+        interval = interval_in(words)
+    except BadArgument as refusal:
+        assert refusal.fix  # noqa: PT017  # either is right
+    else:
+        assert (interval.steps or interval.seconds or 0) > 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("every", "often"), ("time_limit", "soon"), ("keep", 0)])
+def test_nonsense_is_refused_before_anything_is_made(task, tmp_path: Path, name: str, value: Any) -> None:
+    with pytest.raises(BadArgument):
+        fit(task, tmp_path / "run", **{name: value})
+    assert not (tmp_path / "run").exists()
+
+
+# When it is saved
+
+
+def test_every_so_many_steps_the_last_of_them_and_the_end(task, tmp_path: Path) -> None:
+    report = fit(task, tmp_path, epochs=2, every="1 step", keep=100)
+    assert report.saved == 14
+    steps = [int(name.removeprefix("step-")) for name in names(tmp_path)]
+    assert steps[-1] == 14
+    assert len(steps) >= 2, "a save that finds the last one still being written is left out, and is no error"
+    assert 0 < report.saving < report.seconds
+    assert report.stopped is None
+
+
+def test_what_a_save_costs_is_counted(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Store.write
+
+    def slower(self: Store, *arguments: Any, **options: Any) -> Path:
+        time.sleep(0.4)
+        return slow(self, *arguments, **options)
+
+    monkeypatch.setattr(Store, "write", slower)
+    report = fit(task, tmp_path, every="1h")
+    assert report.saving >= 0.4, "at the end it is waited for"
+
+
+def test_training_does_not_wait_for_a_save(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    write = Store.write
+
+    def blocked(self: Store, *arguments: Any, **options: Any) -> Path:
+        assert release.wait(30)
+        return write(self, *arguments, **options)
+
+    monkeypatch.setattr(Store, "write", blocked)
+    loop = loop_of(task)
+    plain, state, asked = loop.step, loop.state, []
+
+    def step(batch: Any) -> torch.Tensor:
+        if loop.steps == 12:
+            release.set()
+        return plain(batch)
+
+    loop.step = step  # type: ignore[method-assign]
+    loop.state = lambda: asked.append(loop.steps) or state()  # type: ignore[method-assign, func-returns-value]
+    report = fit(task, tmp_path, loop=loop, epochs=2, every="2 steps")
+    assert report.steps == 14, "the save of step 2 was held up until step 12"
+    assert asked[:2] == [0, 2]
+    assert asked[2] >= 12, "nothing is gathered for a save that could not be written"
+    assert report.saved == 14
+
+
+def test_only_the_last_few_and_the_best_stay(task, tmp_path: Path) -> None:
+    report = fit(task, tmp_path, epochs=8, every="1h", keep=2, validate=task.loader(50))
+    losses = [epoch.metrics["loss"] for epoch in report.epochs]
+    best = Store(tmp_path).best()
+    assert best is not None
+    assert len(names(tmp_path)) <= 3
+    saved = load(best)
+    assert saved.score == min(losses)
+    assert saved.tree["run"]["first"] == 1 + losses.index(min(losses))
+
+
+def test_without_save_nothing_is_written(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = loop_of(task).fit(task.loader(16), progress=False)
+    assert names(tmp_path) == []
+    assert (report.saved, report.saving, report.resumed) == (None, 0.0, 0)
+
+
+# Beginning and going on
+
+
+def test_resume_without_a_folder_is_refused(task) -> None:
+    with pytest.raises(BadArgument, match="resume=True without save="):
+        loop_of(task).fit(task.loader(), resume=True)
+
+
+def test_an_empty_folder_begins(task, tmp_path: Path) -> None:
+    report = fit(task, tmp_path, resume=True)
+    assert (report.resumed, report.steps) == (0, 7)
+
+
+def test_a_folder_with_a_run_is_refused_without_resume(task, tmp_path: Path) -> None:
+    fit(task, tmp_path)
+    before = names(tmp_path)
+    with pytest.raises(BadArgument, match="an earlier run, the last of step 7") as refusal:
+        fit(task, tmp_path)
+    assert "resume=True" in str(refusal.value.fix)
+    assert names(tmp_path) == before
+
+
+def test_a_finished_run_gives_its_report_at_once(task, tmp_path: Path) -> None:
+    first = fit(task, tmp_path, epochs=2, validate=task.loader(50))
+    before = names(tmp_path)
+    loop = loop_of(task)
+    again = fit(task, tmp_path, loop=loop, epochs=2, validate=task.loader(50), resume=True)
+    assert again.epochs == first.epochs
+    assert (again.steps, again.curve, again.started) == (first.steps, first.curve, first.started)
+    assert (again.resumed, again.interrupted, again.saved) == (1, False, 14)
+    assert names(tmp_path) == before
+    fewer = fit(task, tmp_path, epochs=1, resume=True)
+    assert fewer.steps == 14, "what is done is done"
+
+
+def test_what_cannot_be_the_same_is_told(task, tmp_path: Path) -> None:
+    fit_until(task, tmp_path, 3)
+    other = DataLoader(task.dataset, 20, shuffle=True, generator=torch.Generator().manual_seed(3))
+    with pytest.warns(CheckpointWarning, match="not all is as in a run that was never stopped: the last batch"):
+        loop_of(task).fit(other, save=tmp_path, resume=True, progress=False)
+
+
+def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    plain, state, asked = loop.step, loop.state, []
+
+    def step(batch: Any) -> torch.Tensor:
+        if loop.steps == 1:
+            loop._optimizers[0].param_groups[0]["note"] = object()
+        return plain(batch)
+
+    loop.step = step  # type: ignore[method-assign]
+    loop.state = lambda: asked.append(loop.steps) or state()  # type: ignore[method-assign, func-returns-value]
+    with pytest.warns(CheckpointWarning) as told:
+        report = fit(task, tmp_path, loop=loop, epochs=2, every="4 steps")
+    assert asked == [0, 4, 8, 12, 14], "it is tried again when it is time for the next, not at every step"
+    assert len(told) == 1
+    assert "it is a builtins.object" in str(told[0].message)
+    assert report.steps == 14
+
+
+def test_what_cannot_be_saved_is_refused_before_the_training(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    loop._optimizers[0].param_groups[0]["note"] = object()
+    with pytest.raises(BadArgument, match=r"optimizers\[0\].param_groups\[0\].note: it is a builtins.object"):
+        fit(task, tmp_path, loop=loop)
+    assert loop.steps == 0
+
+
+# Damage
+
+
+def flip(path: Path, where: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[where] ^= 1
+    path.write_bytes(content)
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("touch exploded",)
+
+
+def bomb(path: Path) -> None:
+    path.write_bytes(pickle.dumps({"model": Bomb()}))
+
+
+DAMAGE: dict[str, Callable[[Path], Any]] = {
+    "cut short": lambda latest: os.truncate(latest / FILES[0], 700),
+    "empty": lambda latest: os.truncate(latest / FILES[0], 0),
+    "a bit of a weight": lambda latest: flip(latest / FILES[0]),
+    "a bit of the header": lambda latest: flip(latest / FILES[0], 20),
+    "a bit of the state": lambda latest: flip(latest / FILES[1], 100),
+    "a bit of the sums": lambda latest: flip(latest / FILES[2], 60),
+    "no tensors": lambda latest: (latest / FILES[0]).unlink(),
+    "no state": lambda latest: (latest / FILES[1]).unlink(),
+    "no sums": lambda latest: (latest / FILES[2]).unlink(),
+    "nothing": lambda latest: [(latest / name).unlink() for name in FILES],
+    "a bomb for tensors": lambda latest: bomb(latest / FILES[0]),
+    "a bomb for the state": lambda latest: bomb(latest / FILES[1]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_the_last_good_checkpoint_is_used(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = loop_of(task)
+    expected.fit(task.loader(16), epochs=3, progress=False)
+    folder = tmp_path / "run"
+    fit(task, folder, epochs=1)
+    fit(task, folder, epochs=2, resume=True)
+    damage(folder / "step-000000014")
+    loop = loop_of(task)
+    with pytest.warns(CheckpointWarning, match="step-000000014.*; step-000000007 is used instead"):
+        report = fit(task, folder, loop=loop, epochs=3, resume=True)
+    assert report.resumed == 1
+    assert all(map(torch.equal, weights(loop), weights(expected)))
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_none_that_is_good_is_a_clear_error(task, tmp_path: Path) -> None:
+    fit(task, tmp_path, epochs=1)
+    fit(task, tmp_path, epochs=2, resume=True)
+    for latest in tmp_path.iterdir():
+        flip(latest / FILES[0])
+    loop = loop_of(task)
+    before = weights(loop)
+    with pytest.raises(
+        DamagedCheckpoint, match=r"no checkpoint can be used: .*step-000000014.*step-000000007"
+    ) as error:
+        fit(task, tmp_path, loop=loop, epochs=3, resume=True)
+    assert "start anew in another folder" in str(error.value.fix)
+    assert all(map(torch.equal, before, weights(loop)))
+
+
+def test_other_things_in_the_folder_are_left_alone(task, tmp_path: Path) -> None:
+    (tmp_path / "step-7").mkdir()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "sums.json").write_text("mine")
+    (tmp_path / "model.pt").write_bytes(pickle.dumps(Bomb()))
+    report = fit(task, tmp_path, resume=True, keep=1)
+    assert report.resumed == 0
+    assert {"step-7", "notes", "model.pt"} < set(names(tmp_path))
+    assert (tmp_path / "notes" / "sums.json").read_text() == "mine"
+
+
+def test_a_checkpoint_of_something_that_is_no_run_is_refused(task, tmp_path: Path) -> None:
+    Store(tmp_path).save(5, {"model": {"weight": torch.zeros(2)}})
+    with pytest.raises(BadArgument, match=r"not one of Loop\.fit"):
+        fit(task, tmp_path, resume=True)
+
+
+# Disks
+
+
+def test_a_disk_that_is_full_does_not_end_the_training(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fit(task, tmp_path, epochs=1)
+    real = folders.Summing.write
+
+    def full(self: folders.Summing, data: Any) -> None:
+        if self.sum.size > 500:
+            raise OSError(28, "No space left on device")
+        real(self, data)
+
+    monkeypatch.setattr(folders.Summing, "write", full)
+    loop = loop_of(task)
+    with pytest.warns(CheckpointWarning) as told:
+        report = fit(task, tmp_path, loop=loop, epochs=3, every="2 steps", resume=True)
+    assert len(told) == 1, "once, not with every save"
+    assert "No space left on device" in str(told[0].message)
+    assert report.steps == 21
+    assert report.saved == 7, "the old one stands"
+    assert names(tmp_path) == ["step-000000007"]
+    monkeypatch.undo()
+    assert fit(task, tmp_path, epochs=3, resume=True).steps == 21
+
+
+def test_a_file_that_may_not_grow(task, tmp_path: Path) -> None:
+    """The same by the system's own limit, which cuts a write in the middle."""
+    program = """
+        import resource, sys, warnings
+        import torch, hotloop
+        from torch import nn
+        from hotloop.checkpoint import CheckpointWarning, Store
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        model = nn.Linear(400, 200)
+        data = [(torch.randn(8, 400), torch.randn(8, 200)) for _ in range(6)]
+        loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain")
+        loop.fit(data, save=sys.argv[1], progress=False)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            report = loop.fit(data, save=sys.argv[1], epochs=4, every="1 step", progress=False, resume=True)
+        print(len([w for w in told if w.category is CheckpointWarning]), report.steps, report.saved)
+        print(Store(sys.argv[1]).load_latest().step)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split() == ["1", "24", "6", "6"]
+    assert names(tmp_path / "run") == ["step-000000006"]
+
+
+def test_a_place_that_cannot_be_written_to_is_told_at_once(task, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    loop = loop_of(task)
+    for place in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with pytest.raises(OutputError, match="checkpoints cannot be written to") as refusal:
+            fit(task, place, loop=loop)
+        assert refusal.value.fix
+    assert loop.steps == 0
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_told_at_once(task, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(OutputError, match="Permission denied"):
+        fit(task, tmp_path)
+
+
+def test_no_room_at_all_is_told_at_once(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("hotloop.loop.saving.tempfile.TemporaryFile", full)
+    with pytest.raises(OutputError, match="No space left"):
+        fit(task, tmp_path)
+    assert names(tmp_path) == []
+
+
+# The end
+
+
+def fit_until(task: Any, folder: Path, step: int, signum: int = signal.SIGTERM, **options: Any) -> tuple[Report, Loop]:
+    """A run that gets a signal in the middle of a step."""
+    loop = options.pop("loop", None) or loop_of(task)
+    plain = loop.step
+    left = [step]
+
+    def counting(batch: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signum)
+        return plain(batch)
+
+    loop.step = counting
+    return fit(task, folder, loop=loop, **{"epochs": 3, "every": "1h"} | options), loop
+
+
+@pytest.mark.parametrize(("signum", "why"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
+def test_a_signal_saves_and_ends(task, tmp_path: Path, signum: int, why: str) -> None:
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)]
+    report, loop = fit_until(task, tmp_path, 10, signum, validate=task.loader(50))
+    assert (report.interrupted, report.stopped, report.steps, report.saved) == (True, why, 10, 10)
+    assert [epoch.items for epoch in report.epochs] == [103, 48]
+    assert report.epochs[1].metrics == {}
+    assert loop.model.training
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)] == handlers
+
+
+def test_a_window_of_accumulation_is_completed_first(task, tmp_path: Path) -> None:
+    report, loop = fit_until(task, tmp_path, 4, loop=loop_of(task, accumulate=3))
+    assert (report.steps, report.saved) == (2, 2)
+    assert loop._watch.batches == 6
+    assert load(tmp_path / "step-000000002").tree["run"]["consumed"] == 6
+
+
+def test_a_window_that_the_end_of_the_epoch_cuts_short_is_completed_too(task, tmp_path: Path) -> None:
+    report, _ = fit_until(task, tmp_path, 7, loop=loop_of(task, accumulate=3), validate=task.loader(50))
+    assert (report.steps, report.saved, len(report.epochs)) == (3, 3, 1)
+    again = fit(task, tmp_path, loop=loop_of(task, accumulate=3), epochs=3, validate=task.loader(50), resume=True)
+    assert [set(epoch.metrics) for epoch in again.epochs] == [{"loss"}] * 3
+
+
+def test_a_schedule_that_watches_the_loss_is_not_forgotten_there(task, tmp_path: Path) -> None:
+    def build() -> Loop:
+        model = task.model()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        watcher = ReduceLROnPlateau(optimizer)
+        goal = nn.CrossEntropyLoss()
+        return Loop(model, optimizer, goal, device="cpu", plan="plain", accumulate=3, scheduler=watcher)
+
+    fit_until(task, tmp_path, 7, loop=build())
+    loop = build()
+    fit(task, tmp_path, loop=loop, epochs=3, resume=True)
+    assert loop._schedule.schedulers[0].last_epoch == 3
+
+
+def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    state = loop.state
+
+    def interrupted() -> dict[str, Any]:
+        signal.raise_signal(signal.SIGTERM)
+        return state()
+
+    loop.state = interrupted  # type: ignore[method-assign]  # which is asked for once everything is set up
+    report = fit(task, tmp_path, loop=loop, epochs=3)
+    assert (report.interrupted, report.stopped, report.steps, report.saved) == (True, "SIGTERM", 0, None)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("last", [False, True])
+def test_in_the_evaluation_it_is_done_when_the_run_goes_on(task, tmp_path: Path, signum: int, last: bool) -> None:
+    left = [2 if last else 1]
+
+    def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signum)
+        return output.argmax(1) == target
+
+    options = {"epochs": 2, "metrics": {"accuracy": accuracy}}
+    expected = loop_of(task).fit(
+        task.loader(16), validate=task.loader(103), progress=False, **options | {"metrics": {"accuracy": _accuracy}}
+    )
+    loop = loop_of(task)
+    report = fit(task, tmp_path, loop=loop, validate=task.loader(103), **options)
+    number = 2 if last else 1
+    assert (report.interrupted, report.saved, len(report.epochs)) == (True, 7 * number, number)
+    assert report.epochs[-1].metrics == {}
+    assert loop.model.training
+    again = fit(task, tmp_path, validate=task.loader(103), resume=True, **options)
+    assert [epoch.metrics for epoch in again.epochs] == [epoch.metrics for epoch in expected.epochs]
+    assert [epoch.loss for epoch in again.epochs] == [epoch.loss for epoch in expected.epochs]
+    assert not again.interrupted
+    calls = left[0]
+    third = fit(task, tmp_path, validate=task.loader(103), resume=True, **options)
+    assert third.epochs == again.epochs
+    assert left[0] == calls, "what was evaluated is not evaluated again"
+    best = Store(tmp_path).best()
+    assert best is not None
+    assert load(best).score == min(epoch.metrics["loss"] for epoch in again.epochs)
+
+
+def _accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.argmax(1) == target
+
+
+def test_ctrl_c_twice_ends_in_the_middle_and_leaves_the_last_checkpoint(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    plain, left = loop.step, [10]
+
+    def impatient(batch: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return plain(batch)
+
+    loop.step = impatient  # type: ignore[method-assign]
+    report = fit(task, tmp_path, loop=loop, epochs=3, every="4 steps")
+    assert (report.interrupted, report.steps) == (True, 9)
+    assert report.saved in (4, 8), "nothing is saved of a step that was cut in two"
+    expected = loop_of(task)
+    expected.fit(task.loader(16), epochs=3, progress=False)
+    resumed = loop_of(task)
+    fit(task, tmp_path, loop=resumed, epochs=3, resume=True)
+    assert all(map(torch.equal, weights(resumed), weights(expected)))
+
+
+def test_sigterm_twice_still_saves(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    plain, left = loop.step, [10]
+
+    def impatient(batch: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        return plain(batch)
+
+    loop.step = impatient  # type: ignore[method-assign]
+    report = fit(task, tmp_path, loop=loop, epochs=3, every="1h")
+    assert (report.stopped, report.steps, report.saved) == ("SIGTERM", 10, 10)
+
+
+def test_after_everything_is_done_a_signal_is_no_interruption(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    position = loop._position
+
+    def late(consumed: int | None) -> dict[str, Any]:
+        if consumed is None:
+            signal.raise_signal(signal.SIGTERM)  # in the last save
+        return position(consumed)
+
+    loop._position = late  # type: ignore[method-assign]
+    report = fit(task, tmp_path, loop=loop, every="1h")
+    assert (report.interrupted, report.stopped, report.saved) == (False, None, 7)
+
+
+def test_a_time_limit(task, tmp_path: Path) -> None:
+    report = fit(task, tmp_path, epochs=10**6, time_limit=0.3)
+    assert (report.interrupted, report.stopped) == (True, "the time limit")
+    assert 0.3 < report.seconds < 30
+    assert report.saved == report.steps
+    later = fit(task, tmp_path, epochs=10**6, time_limit=0.3, resume=True)
+    assert later.steps > report.steps, "it counts from the start of each life"
+    assert later.started == report.started
+    assert later.seconds > report.seconds + 0.25
+    assert later.saving > report.saving
+    unsaved = loop_of(task).fit(task.loader(16), epochs=10**6, time_limit=0.1, progress=False)
+    assert (unsaved.stopped, unsaved.saved) == ("the time limit", None)
+
+
+def test_in_another_thread(task, tmp_path: Path) -> None:
+    reports: list[Report] = []
+    handler = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=lambda: reports.append(fit(task, tmp_path, every="1 step", time_limit="1h")))
+    thread.start()
+    thread.join()
+    assert (reports[0].steps, reports[0].saved) == (7, 7)
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_signals_that_were_ignored_stay_ignored(task, tmp_path: Path, signum: int) -> None:
+    before = signal.signal(signum, signal.SIG_IGN)
+    try:
+        report, _ = fit_until(task, tmp_path, 3, signum, epochs=1)
+        assert signal.getsignal(signum) is signal.SIG_IGN
+    finally:
+        signal.signal(signum, before)
+    assert (report.interrupted, report.steps) == (False, 7)
+
+
+def test_an_error_leaves_the_handlers_and_the_last_checkpoint(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    plain, left = loop.step, [6]
+
+    def failing(batch: Any) -> torch.Tensor:
+        left[0] -= 1
+        if left[0] == 0:
+            raise ValueError("mine")
+        return plain(batch)
+
+    loop.step = failing  # type: ignore[method-assign]
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(ValueError, match="mine"):
+        fit(task, tmp_path, loop=loop, every="2 steps")
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert names(tmp_path)
+    assert all(name.startswith("step-") for name in names(tmp_path)), "what was being written is finished"
+
+
+PROGRAM = """
+    import sys, threading, time
+    import torch, hotloop
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    class Noise(Dataset):
+        def __len__(self):
+            return 64
+
+        def __getitem__(self, index):
+            return torch.rand(4) + index, torch.ones(1)
+
+    def main():
+        torch.set_num_threads(1)
+        model = nn.Linear(4, 1)
+        data = DataLoader(Noise(), 8, num_workers=int(sys.argv[2]))
+        optimizer = torch.optim.SGD(model.parameters(), 1e-6)
+        loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain")
+        saving = {"save": sys.argv[1], "every": "1h", "resume": True} if sys.argv[1] else {}
+        report = loop.fit(data, epochs=100000, **saving)
+        print(report.stopped, report.steps, report.saved, report.resumed)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def killed(folder: str, signum: int, workers: int, seconds: float) -> tuple[int, list[str], str]:
+    """A process group that trains and gets a signal, workers and all, as a scheduler sends it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM), folder, str(workers)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith("epoch "):
+            break
+    time.sleep(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signum)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out.split(), said + err
+
+
+def test_sigterm_to_the_whole_group_saves_although_it_kills_the_workers(tmp_path: Path) -> None:
+    before = 0
+    for life in range(3):
+        code, told, err = killed(str(tmp_path), signal.SIGTERM, 2, 0.07 * life)
+        assert code == 0, err
+        why, steps, saved, resumed = told
+        assert (why, steps, int(resumed)) == ("SIGTERM", saved, life)
+        assert int(steps) > before, "nothing is lost"
+        before = int(steps)
+        assert "Traceback" not in err
+
+
+def test_sigterm_without_save_means_what_it_always_does() -> None:
+    code, told, _ = killed("", signal.SIGTERM, 0, 0)
+    assert code == -signal.SIGTERM
+    assert told == []
