@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hotloop import Loop, Report
-from hotloop.errors import BadArgument, EmptyLoader
+from hotloop.errors import BadArgument, EmptyLoader, MemoryWarning
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -165,3 +165,17 @@ def test_a_loader_without_a_batch_is_refused_also_where_its_data_lives_on_the_de
     loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
     with pytest.raises(EmptyLoader, match="fewer than batch_size=500"):
         loop.fit(task.loader(500, drop_last=True), progress=False)
+
+
+def test_a_cache_that_is_emptied_in_every_step_is_told(task: Any) -> None:
+    model = task.model()
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        torch.cuda.empty_cache()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", plan="plain")
+    before = torch.cuda.empty_cache
+    with pytest.warns(MemoryWarning, match="test_fit.py"):
+        loop.fit(task.loader(), progress=False)
+    assert torch.cuda.empty_cache is before

@@ -24,6 +24,7 @@ from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.update import Schedule
 from hotloop.loop.watch import Ending, Watch
+from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, Report
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class Fit:
         wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
         self._draws.of(validate)
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
-        with self.stop.listening(terminate=self.saver is not None), shown as self.display:
+        listening = self.stop.listening(terminate=self.saver is not None)
+        with listening, shown as self.display, EmptyCacheWatch() as self._cache:
             self.tuner.display = self.display
             self._say_where_it_goes_on(epochs, length)
             if self.saver is not None and is_shaped(self.loop):
@@ -152,6 +154,7 @@ class Fit:
             for batches, items in stretches:
                 done += items
                 self.consumed += batches
+                self._cache.step()
                 self.display.stretch(batches, number, self.watch.latest, done / (time.perf_counter() - start))
                 if self._must_end():
                     break

@@ -68,7 +68,6 @@ def put_back(loop: "Loop", state: dict[str, Any]) -> None:
         for scheduler, values in zip(loop._schedule.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(values)
     _put_plan(loop, state)
-    loop._step.update.__post_init__()  # a step that was cut short may have left half a window in it
     loop._step.update.go_on(state["update"])
     loop._survivor.portion.go_on(state["portion"])
     loop.epoch = state["epoch"]

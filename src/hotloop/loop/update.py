@@ -244,7 +244,8 @@ class Update:
         return {"steps": self.steps, "skipped": self.skipped, "scalers": scalers}
 
     def go_on(self, state: dict[str, Any]) -> None:
-        """Continue from what `to_state` gave."""
+        """Continue from what `to_state` gave; half a window that a step has left behind is dropped."""
+        self.__post_init__()
         self.steps, self.skipped = state["steps"], state["skipped"]
         for name, scaler in self._scalers.items():
             if name in state["scalers"]:
