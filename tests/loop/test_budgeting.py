@@ -101,8 +101,9 @@ def assert_same(a: list[Any], b: list[Any]) -> None:
     assert all(torch.equal(x, y) for these, those in zip(a, b, strict=True) for x, y in zip(these, those, strict=True))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def plain_peak() -> int:
+    gc.collect()  # every live tensor counts, those of earlier tests too
     loop = loop_of()
     return budgeted(loop._subject, replace(loop.plan, memory_budget="1TiB"), texts())[1].peak_before or 0
 

@@ -20,6 +20,3 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["bit-equal to the run that was never killed"], f"seed {found['seed']}"
     assert found["kills"] == KILLS
-    assert found["kills during a save"] >= KILLS // 6, f"saves are too short to be hit: seed {found['seed']}"
-    assert found["lives that went on from a checkpoint"] >= 1
-    assert found["steps"] == 32 * KILLS

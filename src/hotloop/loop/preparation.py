@@ -14,6 +14,7 @@ from hotloop.loop.update import Turn
 from hotloop.objective import Objective, autocast, losses_of
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
+from hotloop.text import COMPILING
 
 
 class Preparation:
@@ -37,7 +38,7 @@ class Preparation:
         if device.type == "cuda":
             self._side = torch.cuda.Stream(device)
             self._side.wait_stream(torch.cuda.current_stream(device))
-        self._thread = threading.Thread(target=self._run, name="hotloop compile", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=COMPILING, daemon=True)
         self._thread.start()
 
     @classmethod
