@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _leave(ending: SystemExit) -> None:
-    """End at once where a compiler still works in a thread: at the usual end its own threads would abort the process."""
+    """End at once where a compiler still works in a thread: at the usual end its own threads would abort it all."""
     if any(thread.name == COMPILING and thread.is_alive() for thread in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
