@@ -1,6 +1,5 @@
 """What all tests share: the `gpu` marker, a torch that does not fight over the cores, and small things to train."""
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,21 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 torch.set_num_threads(1)
 
 
-# Signals and threads that must meet at one moment, which a busy machine may not grant: HOTLOOP_TIMING=1 runs them.
-TIMING = {
-    "test_a_step_that_does_not_fit_at_all_is_brought_into_its_budget",
-    "test_a_time_limit",
-    "test_ctrl_c_twice_ends_in_the_middle_and_leaves_the_last_checkpoint",
-    "test_sigterm_to_the_whole_group_saves_although_it_kills_the_workers",
-    "test_the_budget_is_kept_by_measured_bytes",
-}
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not os.environ.get("HOTLOOP_TIMING"):
-        for item in items:
-            if getattr(item, "originalname", item.name) in TIMING:
-                item.add_marker(pytest.mark.skip(reason="depends on the moment; HOTLOOP_TIMING=1 runs it"))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch sees none (`hotloop device` says why)")

@@ -17,15 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import BadArgument
 from hotloop.loop import largest
 from hotloop.loop.largest import Largest, Try, climb, largest_batch, sized
-from hotloop.memory.storages import Following
 from hotloop.memory.usage import Usage
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -212,25 +209,7 @@ def test_any_other_error_is_passed_on_and_leaves_no_trace() -> None:
     assert_same(before, everything(loop))
 
 
-class Memory(TorchDispatchMode):
-    """A device whose memory ends: what operations make may take so many bytes at a time."""
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self._capacity = capacity
-        self._following = Following(torch.device("cpu"), lambda key, size: None)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
-            if isinstance(value, Tensor):
-                self._following.see(value)
-        if self._following.live > self._capacity:
-            raise torch.OutOfMemoryError(f"more than {self._capacity} bytes")
-        return result
-
-
-def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch, memory_of: Any) -> None:
     """Real steps in a memory that ends: what was found fits in plain PyTorch too, and a little more does not."""
     capacity = 60_000
 
@@ -238,7 +217,7 @@ def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
         model = Odd()
         optimizer = torch.optim.Adam(model.parameters())
-        with Memory(capacity):
+        with memory_of(capacity):
             x, y = sized(tokens(), 12, items)
             for _ in range(2):
                 optimizer.zero_grad()
@@ -248,7 +227,7 @@ def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(largest, "time_of", lambda step, batch: 1e-3)
     loop = loop_of()
     before = everything(loop)
-    with Memory(capacity):
+    with memory_of(capacity):
         found = largest_batch(loop._subject, tokens())
     assert found.reason == "memory"
     assert_same(before, everything(loop))

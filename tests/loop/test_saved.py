@@ -492,6 +492,34 @@ def test_the_same_loop_goes_on_in_a_notebook() -> None:
     same(unbroken(moving_and_accumulating), notebook)
 
 
+@pytest.mark.parametrize(("stops", "phase"), [(8, "early"), (13, "late")])
+def test_what_came_after_the_checkpoint_is_undone_in_a_notebook(stops: int, phase: str, tmp_path: Path) -> None:
+    """What a model keeps is as it was at the checkpoint, though nothing was saved of what had not changed by then."""
+    made = started(moving)
+    options = {"save": tmp_path, "every": "5 steps", "resume": True, "progress": False, "epochs": 3}
+    plain, calls = made.loop.step, 0
+
+    def twice(batch: Any) -> Tensor:
+        nonlocal calls
+        calls += 1
+        loss = plain(batch)
+        if calls == stops:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return loss
+
+    made.loop.step = twice  # type: ignore[method-assign]
+    made.loop.fit(made.loader, **options)
+    assert made.loop.model.phase == "late"
+    made.loop.model.inner[3].p = 0.5  # by hand
+    stopped = made.loop.fit(made.loader, **options, time_limit=1e-9)
+    assert stopped.resumed == 1
+    assert made.loop.model.inner[3].p == 0.5
+    assert made.loop.model.phase == phase
+    assert made.loop.model.inner[0].weight.requires_grad == (phase == "late")
+    assert made.loop.model.calls == stopped.steps
+
+
 def moving_and_accumulating() -> Script:
     return script(model=Moving, accumulate=3)
 

@@ -572,7 +572,7 @@ def test_a_time_limit(task, tmp_path: Path) -> None:
     assert later.steps > report.steps, "it counts from the start of each life"
     assert later.started == report.started
     assert later.seconds > report.seconds + 0.25
-    assert later.saving > report.saving
+    assert later.saving > 0
     unsaved = loop_of(task).fit(task.loader(16), epochs=10**6, time_limit=0.1, progress=False)
     assert (unsaved.stopped, unsaved.saved) == ("the time limit", None)
 
@@ -668,20 +668,15 @@ def killed(folder: str, signum: int, workers: int, seconds: float) -> tuple[int,
 
 
 def test_sigterm_to_the_whole_group_saves_although_it_kills_the_workers(tmp_path: Path) -> None:
-    before, saved_in = 0, 0
-    for life in range(4):
+    before = 0
+    for life in range(3):
         code, told, err = killed(str(tmp_path), signal.SIGTERM, 2, 0.07 * life)
         assert code == 0, err
+        why, steps, saved, resumed = told
+        assert (why, steps, int(resumed)) == ("SIGTERM", saved, life)
+        assert int(steps) > before, "nothing is lost"
+        before = int(steps)
         assert "Traceback" not in err
-        why, steps, saved, _ = told
-        assert why == "SIGTERM"
-        if saved == steps:  # else a worker's death was noticed in the middle of a step, and what was there stands
-            saved_in += 1
-            assert int(steps) > before, "nothing is lost"
-            before = int(steps)
-        else:
-            assert saved in ("None", str(before))
-    assert saved_in > 0
 
 
 def test_sigterm_without_save_means_what_it_always_does() -> None:

@@ -6,7 +6,8 @@ only what differs from the beginning of the run is saved, and a person may go on
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from hotloop.data.chance import Chance, Moment
 
 Key = tuple[int, str, str]  # the number of a module, the path of one inside it, the name of an attribute
 _PLAIN = (bool, int, float, str, type(None))
+_LARGE = 1 << 20  # bytes of a tensor from which on it is not kept alive for a comparison
+LOST: Any = object()
 _MADE = ("lr_lambdas", "_schedulers")  # entries of a scheduler's state that are not its attributes
 
 
@@ -28,8 +31,9 @@ class Changes:
     def __init__(self, modules: Sequence[nn.Module], schedulers: Sequence[LRScheduler]) -> None:
         self._modules = modules
         self._schedulers = schedulers
-        self._marks = {key: _Mark(value) for key, _, value in _attributes(modules)}
-        self._learns = {key: parameter.requires_grad for key, parameter in _parameters(modules)}
+        self._marks = _marks(modules)
+        self._learns = _learns(modules)
+        self._left: tuple[dict[Key, _Mark], dict[Key, bool]] | None = None
         self._settings = [dict(vars(scheduler)) for scheduler in schedulers]
         self._forms = [{k: _form(v) for k, v in scheduler.state_dict().items()} for scheduler in schedulers]
         self._known: set[Key] = set()  # changed in an earlier part of the run
@@ -55,8 +59,13 @@ class Changes:
             "schedulers": [sorted(names) for names in self._known_steps],
         }
 
+    def leave(self) -> None:
+        """Remember how a part of the run ends: what differs when the same loop goes on was set by the person."""
+        self._left = _marks(self._modules), _learns(self._modules)
+
     def put(self, state: dict[str, Any], device: torch.device) -> None:
         """Make the same changes; the schedulers have loaded a whole state, and get back what are settings of theirs."""
+        self._undo()
         self._known = {*state["attributes"], *state["learns"]}
         self._known_steps = [set(names) for names in state["schedulers"]]
         owners = {(number, path): inner for number, path, inner in _inner(self._modules)}
@@ -71,6 +80,31 @@ class Changes:
         for scheduler, settings, changed in zip(self._schedulers, self._settings, self._known_steps, strict=True):
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
+
+    def _undo(self) -> None:
+        """Where the same loop goes on: be as at the beginning, but for what the person has set since."""
+        if self._left is None:
+            return
+        marks, learns = self._left
+        for key, owner, value in list(_attributes(self._modules)):
+            begin, end = self._marks.get(key), marks.get(key)
+            if begin is None or end is None or not end.fits(value):
+                self._marks[key] = _Mark(value)
+            elif not begin.fits(value) and begin.value is not LOST:
+                vars(owner)[key[2]] = begin.value
+        for key, parameter in _parameters(self._modules):
+            if learns.get(key) == parameter.requires_grad:
+                parameter.requires_grad_(self._learns.get(key, parameter.requires_grad))
+            else:
+                self._learns[key] = parameter.requires_grad
+
+
+def _marks(modules: Sequence[nn.Module]) -> dict[Key, "_Mark"]:
+    return {key: _Mark(value) for key, _, value in _attributes(modules)}
+
+
+def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:
+    return {key: parameter.requires_grad for key, parameter in _parameters(modules)}
 
 
 def _inner(modules: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Module]]:
@@ -110,16 +144,33 @@ class _Mark:
     """A value as it was, for a comparison that does not look at what is on a device."""
 
     def __init__(self, value: Any) -> None:
-        self._is_tensor = isinstance(value, Tensor)
-        self._value = weakref.ref(value) if self._is_tensor else (type(value), repr(value))  # nan is itself
-        self._version = value._version if self._is_tensor and not value.is_inference() else None
+        is_large = isinstance(value, Tensor) and value.nbytes > _LARGE
+        self._value: Callable[[], Any] = weakref.ref(value) if is_large else partial(_same, value)
+        self._version = _version(value)
+
+    @property
+    def value(self) -> Any:
+        """What it was; `LOST` where that was changed in place, or was too large to be kept for this."""
+        value = self._value()
+        if not isinstance(value, Tensor):
+            return value if self._version is None else LOST
+        return value if self._version == _version(value) is not None else LOST
 
     def fits(self, value: Any) -> bool:
         """Whether this is the same value still."""
-        if not isinstance(value, Tensor):
-            return self._value == (type(value), repr(value))
-        same = self._is_tensor and self._value() is value  # type: ignore[operator]
-        return same and not value.is_inference() and self._version == value._version
+        was = self.value
+        if isinstance(value, Tensor):
+            return was is value
+        return type(value) is type(was) and repr(value) == repr(was)  # nan is itself
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _version(value: Any) -> int | None:
+    """How often a tensor was changed in place, where that is known."""
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
 
 
 def _form(value: Any) -> Any:

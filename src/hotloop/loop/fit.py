@@ -67,7 +67,7 @@ class Fit:
         self._earlier: dict[str, Any] = {"seconds": 0.0, "tuning": 0.0, "saving": 0.0, "peak_memory": 0}
         self._resumed = 0
         self._resumption = Resumption()
-        self._changes = None if self.saver is None else Changes(modules_of(self.loop), self.schedule.schedulers)
+        self._changes = None if self.saver is None else self._changes_of_the_run(self.saver)
         self._draws = Draws()  # of the evaluation
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
@@ -76,6 +76,12 @@ class Fit:
         self._before = (self.loop.steps, self.loop.skipped, self.watch.batches, self.loop.out_of_memory)
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
+
+    def _changes_of_the_run(self, saver: Saver) -> Changes:
+        """Those since the loop began, where the same one goes on: as in a notebook, where nothing is built anew."""
+        if saver.found is None or self.loop._changes is None:
+            self.loop._changes = Changes(modules_of(self.loop), self.schedule.schedulers)
+        return self.loop._changes
 
     def go_on(self, tree: dict[str, Any], loader: Iterable[Any], tell: Callable[[str], None]) -> None:
         """Be where a checkpoint was; one of another run is refused before anything has changed."""
@@ -131,6 +137,12 @@ class Fit:
         self.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 
+    def close(self) -> None:
+        """Whatever ended it: nothing is written any more."""
+        if self.saver is not None and self._changes is not None:
+            self.saver.close()
+            self._changes.leave()
+
     def _say_where_it_goes_on(self, epochs: int, length: int | None) -> None:
         if not self._resumed:
             return
@@ -161,9 +173,10 @@ class Fit:
             else:
                 whole = True
         except (KeyboardInterrupt, RuntimeError) as error:
-            if not self.stop.asked:
+            of_a_loader = is_of_a_loader(error)
+            if not (self.stop.asked or (of_a_loader and self.stop.comes())):
                 raise
-            if is_of_a_loader(error):  # the signal also reached its workers; nothing was left half done here
+            if of_a_loader:  # the signal also reached its workers; nothing was left half done here
                 self._must_end()
         if self.watch.items_seen:
             means = self.watch.end_epoch()
@@ -267,6 +280,8 @@ class Fit:
 
     def _report(self, *, done: bool) -> Report:
         loop = self.loop
+        if self.saver is not None:
+            self.saver.settle()
         steps, skipped, first, failures = self._before
         so_far = self._so_far()
         return Report(

@@ -19,6 +19,7 @@ from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.budgeting import Budgeting, budgeted
 from hotloop.loop.burst import Bursts, stretches
+from hotloop.loop.changes import Changes
 from hotloop.loop.fit import Fit
 from hotloop.loop.largest import Largest, largest_batch
 from hotloop.loop.looking import Memory, memory_of
@@ -127,6 +128,7 @@ class Loop:
         self._given: Any = None  # the batch that `batches` gave out last
         self._expected: int | None = None  # batches of the run, where `fit` knows them
         self._seen_before: dict[str, Any] | None = None  # of an epoch that is resumed, until it has begun
+        self._changes: Changes | None = None  # since the first run that was saved
         self.epoch = 0  # of the data, from 1 once it has begun
         self._step = self._carry_out(self._step_for(begin))
 
@@ -295,8 +297,7 @@ class Loop:
             return fit.run(partial(self._epoch, loader, device_transform), length, epochs, validate, metrics, progress)
         finally:
             self._expected = None
-            if saver is not None:
-                saver.close()
+            fit.close()
 
     def largest_batch(
         self,

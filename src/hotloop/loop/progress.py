@@ -25,6 +25,7 @@ from hotloop.records import Epoch
 from hotloop.text import count, duration
 
 REFRESH = 0.1  # seconds
+PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
 _LOADER = "torch.utils.data.dataloader"
 MANY = 20  # lines of epochs, from which on they are shown only now and then
 
@@ -175,6 +176,13 @@ class Stop:
             yield
         finally:
             self._at_once = False
+
+    def comes(self) -> bool:
+        """Whether the end is asked for now or in a moment: a loader's workers may die of a signal before it is here."""
+        until = time.monotonic() + PATIENCE
+        while not self.asked and self._before and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.asked
 
     def _hear(self, signum: int, frame: FrameType | None) -> None:
         pressed = signum == signal.SIGINT

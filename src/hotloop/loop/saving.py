@@ -119,8 +119,12 @@ class Saver:
         """Refuse what a checkpoint cannot hold, before the time to train it was spent."""
         pack(tree)
 
+    def settle(self) -> None:
+        """Wait until what is being written is there."""
+        self.writer.wait()
+
     def close(self) -> None:
-        """Wait for what is being written."""
+        """The same, and nothing is written any more."""
         self.writer.close()
 
     def _not_taken(self, step: int, error: Exception) -> bool:
