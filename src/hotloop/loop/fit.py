@@ -18,7 +18,7 @@ from hotloop.data import Resumption
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
 from hotloop.loop.changes import Changes, Draws
-from hotloop.loop.progress import Display, Stop, is_of_a_loader
+from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
 from hotloop.loop.saved import check_run, is_shaped, modules_of
 from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
@@ -132,8 +132,7 @@ class Fit:
                     self.first, self.consumed = number, 0
                     self._save_epoch(validate, metrics, last=self.stop.asked or number == epochs)
             self._finish(validate, metrics, wait=True)
-            if self.saver is not None and (last := self._last) is not None:
-                self.saver.save(self.loop.steps, lambda: last, wait=True)
+            self._save_end()
         self.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 
@@ -164,6 +163,7 @@ class Fit:
         done, whole = 0, False
         try:
             for batches, items in stretches:
+                self.stop.shield()
                 done += items
                 self.consumed += batches
                 self._cache.step()
@@ -172,7 +172,7 @@ class Fit:
                     break
             else:
                 whole = True
-        except (KeyboardInterrupt, RuntimeError) as error:
+        except (KeyboardInterrupt, *FAILURES) as error:
             of_a_loader = is_of_a_loader(error)
             if not (self.stop.asked or (of_a_loader and self.stop.comes())):
                 raise
@@ -207,6 +207,16 @@ class Fit:
         if last or best or self.saver.is_due(self.loop.steps):
             self._finish(validate, metrics, wait=True)
             self.saver.save(self.loop.steps, lambda: self._tree(None), loss, wait=last)
+
+    def _save_end(self) -> None:
+        """Save what is not yet: the evaluation was cut short, or the end was asked for between two epochs."""
+        if self.saver is None:
+            return
+        self.saver.settle()
+        if (last := self._last) is not None:
+            self.saver.save(self.loop.steps, lambda: last, wait=True)
+        elif self.stop.asked and self.first and not self.consumed and self.saver.last != self.loop.steps:
+            self.saver.save(self.loop.steps, lambda: self._tree(None), wait=True)
 
     def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
         """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
@@ -272,16 +282,14 @@ class Fit:
                     return self.loop.evaluate(validate, metrics)
             except KeyboardInterrupt:
                 self.stop.why = self.stop.why or "Ctrl-C"
-            except RuntimeError:
-                if not self.stop.asked:
+            except FAILURES as error:
+                if not (self.stop.asked or (is_of_a_loader(error) and self.stop.comes())):
                     raise
         self._cut_short, self._last = True, before  # it is evaluated when the run goes on
         return {}
 
     def _report(self, *, done: bool) -> Report:
         loop = self.loop
-        if self.saver is not None:
-            self.saver.settle()
         steps, skipped, first, failures = self._before
         so_far = self._so_far()
         return Report(

@@ -26,6 +26,7 @@ from hotloop.text import count, duration
 
 REFRESH = 0.1  # seconds
 PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
+FAILURES = (RuntimeError, OSError, EOFError)  # of a loader, where a worker dies, or dies while it hands over a tensor
 _LOADER = "torch.utils.data.dataloader"
 MANY = 20  # lines of epochs, from which on they are shown only now and then
 
@@ -188,20 +189,23 @@ class Stop:
         pressed = signum == signal.SIGINT
         again, self._pressed = pressed and self._pressed, pressed or self._pressed
         self.why = self.why or ("Ctrl-C" if pressed else "SIGTERM")
-        self._shield()
+        self.shield()
         if again or self._at_once:  # SIGTERM again is impatience, and the save is what it is impatient for
             self._at_once = False
             raise KeyboardInterrupt
 
-    def _shield(self) -> None:
-        """The signal may have reached the workers of a loader too, whose death PyTorch raises anywhere, even in a save.
+    def shield(self) -> None:
+        """A signal may reach the workers of a loader too, whose death PyTorch raises anywhere, even in a step or a save.
 
         It is let through only where a batch is waited for, which nobody will bring, and where nothing is half done.
+        PyTorch begins to listen with the first workers, so this is of use once they are there.
         """
-        if sys.platform != "win32" and signal.SIGCHLD not in self._before and signal.SIGTERM in self._before:
-            self._before[signal.SIGCHLD] = raises = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            if callable(raises):
-                signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if _waits_for_workers(frame) else None)
+        if sys.platform == "win32" or signal.SIGCHLD in self._before or signal.SIGTERM not in self._before:
+            return
+        raises = signal.getsignal(signal.SIGCHLD)
+        if callable(raises):
+            self._before[signal.SIGCHLD] = raises
+            signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if _waits_for_workers(frame) else None)
 
 
 def _waits_for_workers(frame: FrameType | None) -> bool:
@@ -216,4 +220,4 @@ def is_of_a_loader(error: BaseException) -> bool:
     """Whether a DataLoader complains, of workers that a signal has killed, which it does between two steps."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     complains = any(frame.f_globals.get("__name__") == _LOADER for frame in frames)
-    return complains and isinstance(error, RuntimeError)
+    return complains and isinstance(error, FAILURES)
