@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, SequentialLR, StepLR
@@ -413,6 +413,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_was_not(build: Callable[[], Scri
     stops=st.lists(st.integers(1, 20), max_size=6),
     signum=st.sampled_from([signal.SIGTERM, signal.SIGINT]),
 )
+@example(build=accumulated, stops=[1, 6, 12], signum=signal.SIGTERM)  # only the last evaluation is left
 def test_wherever_it_is_stopped(build: Callable[[], Script], stops: list[int], signum: int) -> None:
     same(unbroken(build), broken(build, stops, signum=signum))
 

@@ -172,7 +172,7 @@ class Loop:
         self.epoch += 1
         self._watch.begin_epoch(self.epoch, self._stream)
         if self._seen_before is not None:
-            self._watch.go_on(self._seen_before, in_epoch=True)
+            self._watch.go_on(self._seen_before)
             self._seen_before = None
         if self._expected is None:  # else `fit` knows the whole
             self._tuner.begin()
@@ -350,7 +350,7 @@ class Loop:
         self._stream = self._stream_of(loader)
         where = Position.from_state(position)
         resumption = self._stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
-        self._watch.go_on(state["watch"], in_epoch=False)
+        self._watch.go_on(state["watch"])
         if where.consumed is not None:
             self.epoch -= 1  # it begins once more
             self._seen_before = state["watch"]

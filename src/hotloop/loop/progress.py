@@ -195,7 +195,7 @@ class Stop:
             raise KeyboardInterrupt
 
     def shield(self) -> None:
-        """A signal may reach the workers of a loader too, whose death PyTorch raises anywhere, even in a step or a save.
+        """A signal may reach a loader's workers too, whose death PyTorch raises anywhere, even in a step or a save.
 
         It is let through only where a batch is waited for, which nobody will bring, and where nothing is half done.
         PyTorch begins to listen with the first workers, so this is of use once they are there.

@@ -141,14 +141,12 @@ class Watch:
             "sums": sums,
         }
 
-    def go_on(self, state: dict[str, Any], *, in_epoch: bool) -> None:
-        """Continue from what `to_state` gave: inside the epoch that has begun, or between two."""
+    def go_on(self, state: dict[str, Any]) -> None:
+        """Continue from what `to_state` gave; where that was inside an epoch, once more when it has begun."""
         self.names, self.batches, self.latest = state["names"], state["batches"], state["latest"]
         self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
-        if in_epoch:
-            self.items = state["items"]
-            self._totals = list(state["totals"])
-            self._sums = None if state["sums"] is None else state["sums"].to(self.device)
+        self.items, self._totals = state["items"], list(state["totals"])
+        self._sums = None if state["sums"] is None else state["sums"].to(self.device)
 
     def _add_fresh(self) -> Tensor:
         if self._sums is None:
