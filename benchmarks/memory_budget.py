@@ -31,7 +31,7 @@ from hotloop.files import write_json
 from hotloop.loop.budgeting import Budgeting, budgeted
 from hotloop.loop.rehearsal import Rehearsal, confirm, rehearsing
 from hotloop.loop.tuning import Subject
-from hotloop.loop.update import turns_of
+from hotloop.loop.turns import turns_of
 from hotloop.memory.oom import clear
 from hotloop.plan import Plan
 from hotloop.text import duration, size

@@ -26,7 +26,8 @@ from hotloop import Loop
 from hotloop.errors import DoesNotFit, MemoryWarning
 from hotloop.loop.step import Step
 from hotloop.loop.survival import Passes
-from hotloop.loop.update import FIRST, Turn, Update
+from hotloop.loop.turns import Turn
+from hotloop.loop.update import FIRST, Update
 from hotloop.memory import portion
 from hotloop.memory.portion import Portion
 from hotloop.memory.survive import Survivor

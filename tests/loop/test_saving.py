@@ -552,14 +552,14 @@ def test_sigterm_twice_still_saves(task, tmp_path: Path) -> None:
 
 def test_after_everything_is_done_a_signal_is_no_interruption(task, tmp_path: Path) -> None:
     loop = loop_of(task)
-    position = loop._position
+    state = loop.state
 
-    def late(consumed: int | None) -> dict[str, Any]:
-        if consumed is None:
+    def late() -> dict[str, Any]:
+        if loop.steps == 7:
             signal.raise_signal(signal.SIGTERM)  # in the last save
-        return position(consumed)
+        return state()
 
-    loop._position = late  # type: ignore[method-assign]
+    loop.state = late  # type: ignore[method-assign]
     report = fit(task, tmp_path, loop=loop, every="1h")
     assert (report.interrupted, report.stopped, report.saved) == (False, None, 7)
 

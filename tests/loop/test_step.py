@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.loop.step import Step, total
-from hotloop.loop.update import Turn
+from hotloop.loop.turns import Turn
 from hotloop.objective import Objective
 from hotloop.plan import Plan
 from hotloop.state import State

@@ -19,10 +19,10 @@ from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
 from hotloop.loop.changes import Changes, Draws
 from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
-from hotloop.loop.saved import check_run, is_shaped, modules_of
+from hotloop.loop.saved import check_run, go_on_in, is_shaped, modules_of, position_of
 from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
-from hotloop.loop.update import Schedule
+from hotloop.loop.turns import Schedule
 from hotloop.loop.watch import Ending, Watch
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, Report
@@ -86,7 +86,7 @@ class Fit:
     def go_on(self, tree: dict[str, Any], loader: Iterable[Any], tell: Callable[[str], None]) -> None:
         """Be where a checkpoint was; one of another run is refused before anything has changed."""
         check_run(tree)
-        self._resumption = self.loop._resume_epoch(loader, tree["loop"], tree["position"], tell)
+        self._resumption = go_on_in(self.loop, loader, tree["loop"], tree["position"], tell)
         assert self._changes is not None
         self._changes.put(tree["changes"], self.loop.device)
         run = tree["run"]
@@ -235,7 +235,7 @@ class Fit:
             "draws": self._draws.to_state(),
         }
         changes = self._changes.to_state()
-        return {"loop": self.loop.state(), "changes": changes, "position": self.loop._position(consumed), "run": run}
+        return {"loop": self.loop.state(), "changes": changes, "position": position_of(self.loop, consumed), "run": run}
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._clock

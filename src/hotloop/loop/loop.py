@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.data import Position, Resumption, Stream, length_of
+from hotloop.data import Stream, length_of
 from hotloop.data.origin import nothing_came
 from hotloop.device import pick
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
@@ -24,13 +24,14 @@ from hotloop.loop.fit import Fit
 from hotloop.loop.largest import Largest, largest_batch
 from hotloop.loop.looking import Memory, memory_of
 from hotloop.loop.progress import telling
-from hotloop.loop.saved import put_back, put_randomness, state_of
+from hotloop.loop.saved import state_of
 from hotloop.loop.saving import Saver, seconds_in
 from hotloop.loop.step import Step, total
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.tuning import Subject, plan_of
-from hotloop.loop.update import Every, Optimizers, Schedule, Schedulers, Turn, turns_of
+from hotloop.loop.turns import Every, Optimizers, Schedule, Schedulers, turns_of
 from hotloop.loop.watch import Watch
+from hotloop.loop.words import advice_on_loss, check_that_it_can_learn, memory_words
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import surely
 from hotloop.memory.survive import Survivor
@@ -42,12 +43,10 @@ from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Tuning
 from hotloop.records import Report
 from hotloop.state import State
-from hotloop.text import shorten
 
 Transform = Callable[[Any], Any]
 # What a plan by hand asks for and the tuner may not change.
 _KEPT = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget")
-_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
 
 class Loop:
@@ -85,7 +84,7 @@ class Loop:
         self._objective = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
         self._turns = turns_of(optimizer, self._objective)
         self.model = place(model, self.device, *self._optimizers)
-        _check_that_it_can_learn(self.model, self._turns)
+        check_that_it_can_learn(self.model, self._turns)
         asked = {"precision": precision, "accumulate": accumulate, "clip_norm": clip_norm}
         self._subject = Subject(
             self.model,
@@ -109,7 +108,7 @@ class Loop:
         self._plans_itself = plan == "auto"
         self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
         self._schedule = Schedule.of(scheduler, schedule)
-        self._watch = Watch(self.device, single=len(self._turns) == 1, advice=_advice(begin))
+        self._watch = Watch(self.device, single=len(self._turns) == 1, advice=advice_on_loss(begin))
         self._bursts = Bursts()
         self._modes: list[bool] = []  # of the layers, in the last epoch
         self.budgeting: Budgeting | None = None  # how the blocks that are computed again were chosen
@@ -121,7 +120,7 @@ class Loop:
             self.device,
             most=begin.micro_batch,
             relieve=self._relieve,
-            told=self._told_of_memory,
+            told=self._tell_of_memory,
         )
         self._evaluating = Survivor([self.model], self.device)
         self._stream: Stream[Any] | None = None
@@ -342,25 +341,6 @@ class Loop:
         """Everything that decides how training goes on, but the position of the loader, as plain data and tensors."""
         return state_of(self)
 
-    def _resume_epoch(
-        self, loader: Iterable[Any], state: dict[str, Any], position: dict[str, Any], tell: Callable[[str], None]
-    ) -> Resumption:
-        """Be where a checkpoint was: the loop, the loader, and last the random numbers."""
-        put_back(self, state)
-        self._stream = self._stream_of(loader)
-        where = Position.from_state(position)
-        resumption = self._stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
-        self._watch.go_on(state["watch"])
-        if where.consumed is not None:
-            self.epoch -= 1  # it begins once more
-            self._seen_before = state["watch"]
-        put_randomness(self, state)
-        return resumption
-
-    def _position(self, consumed: int | None) -> dict[str, Any]:
-        assert self._stream is not None
-        return self._stream.position(consumed).to_state()
-
     @property
     def is_between_windows(self) -> bool:
         """Whether no gradient waits for its update."""
@@ -497,44 +477,12 @@ class Loop:
     def _relieve(self) -> bool:
         return self._step.relieve()
 
-    def _told_of_memory(self, failed: int, follows: int) -> None:
+    def _tell_of_memory(self, failed: int, follows: int) -> None:
         """Say once that memory ran out, and how training goes on."""
-        if self._survivor.portion.failures > 1:
-            return
-        words = f"out of memory with {failed} items at once: batches are computed in pieces of {follows}"
-        norms = [name for name, module in self.model.named_modules() if isinstance(module, _NORMS) and module.training]
-        if norms:
-            words += (
-                f"; batch normalisation ({shorten(norms, 2)}) sees each piece by itself, so that what it learns depends"
-                " on their size: put those layers in eval mode, or keep to one size with Plan(micro_batch=…)"
-            )
-        else:
-            words += ", with the gradient of the whole batch"
-        warnings.warn(words, MemoryWarning, stacklevel=2)
+        if self._survivor.portion.failures == 1:
+            warnings.warn(memory_words(self.model, failed, follows), MemoryWarning, stacklevel=2)
 
     def _told_of(self, step: Step) -> None:
         """Say once that a part of the plan could not be carried out."""
         why, step.obstacle = step.obstacle, None
         warnings.warn(f"the step is not recorded as a CUDA graph: {why}", PlanWarning, stacklevel=3)
-
-
-def _check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:
-    """Refuse a run that would change nothing: an optimizer of another model, or weights that are all frozen."""
-    own = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for turn in turns for parameter in turn.parameters if id(parameter) in own]
-    if not held:
-        raise BadArgument("the optimizer holds none of the model's parameters", fix="build it from model.parameters()")
-    if not any(parameter.requires_grad for parameter in held):
-        raise BadArgument(
-            "every parameter that the optimizer holds is frozen", fix="set requires_grad_() on what is to learn"
-        )
-
-
-def _advice(plan: Plan) -> list[str]:
-    """What to try when the loss is not finite."""
-    advice = ["lower the learning rate"]
-    if plan.clip_norm is None:
-        advice.append("clip the gradient with clip_norm=1.0")
-    if plan.precision == "fp16":
-        advice.append('use precision="bf16" or "fp32": fp16 holds nothing above 65,504')
-    return advice

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from hotloop.loop.compilation import compiled_objectives, hushed
 from hotloop.loop.rig import Rig
-from hotloop.loop.step import compiled_objectives, hushed
-from hotloop.loop.update import Turn
+from hotloop.loop.turns import Turn
 from hotloop.objective import Objective, autocast, losses_of
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan

@@ -1,6 +1,6 @@
 """A loop as plain data and tensors, and a loop that goes on from there: what a checkpoint holds of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop.data import Position
+from hotloop.data import Position, Resumption
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan, Tuning
 from hotloop.state import Randomness
@@ -49,7 +49,7 @@ def state_of(loop: "Loop") -> dict[str, Any]:
 
 
 def put_back(loop: "Loop", state: dict[str, Any]) -> None:
-    """Make a loop what it was when `state_of` was asked; the random states are put back last, by `put_randomness`."""
+    """Make a loop what it was when `state_of` was asked, but for the random states."""
     check(loop, state)
     modules = modules_of(loop)
     with loop._plain_for_a_while():
@@ -73,8 +73,26 @@ def put_back(loop: "Loop", state: dict[str, Any]) -> None:
     loop.epoch = state["epoch"]
 
 
-def put_randomness(loop: "Loop", state: dict[str, Any]) -> None:
+def go_on_in(
+    loop: "Loop", loader: Iterable[Any], state: dict[str, Any], position: dict[str, Any], tell: Callable[[str], None]
+) -> Resumption:
+    """Be where a checkpoint was: the loop, the loader, and last the random numbers."""
+    put_back(loop, state)
+    loop._stream = loop._stream_of(loader)
+    where = Position.from_state(position)
+    resumption = loop._stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
+    loop._watch.go_on(state["watch"])
+    if where.consumed is not None:
+        loop.epoch -= 1  # it begins once more
+        loop._seen_before = state["watch"]
     Randomness.from_state(state["random"], loop.device).put()
+    return resumption
+
+
+def position_of(loop: "Loop", consumed: int | None) -> dict[str, Any]:
+    """Where the loader is; `consumed` batches of the epoch were trained on, None between two epochs."""
+    assert loop._stream is not None
+    return loop._stream.position(consumed).to_state()
 
 
 def check_run(tree: Any) -> None:

@@ -1,8 +1,7 @@
 """`Step`: forward, backward and update of one batch, as a plan says: plainly, compiled, or as a CUDA graph."""
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -13,11 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.levers import repeated_blocks
+from hotloop.loop.compilation import compiled_objectives, hushed
 from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
 from hotloop.loop.rig import Rig
 from hotloop.loop.survival import Passes
-from hotloop.loop.update import FIRST, Turn, Update
+from hotloop.loop.turns import Turn
+from hotloop.loop.update import FIRST, Update
 from hotloop.memory.oom import Failure, began_with, half_updated, is_out_of_memory
 from hotloop.memory.pieces import contents, restore
 from hotloop.memory.survive import Survivor
@@ -30,7 +31,6 @@ Parts = dict[str, Tensor]
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
 See = Callable[[Parts, int | Tensor], None]
 _FIXED = (tuple, list, Tensor)  # batches that nobody takes anything out of
-MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are recorded here, of whole steps
 
 
 class Dependent(Protocol):
@@ -417,22 +417,6 @@ class Step:
         self.rig.engage()
         self._plain = self.plan.compile == "off" and not self.plan.graph
         self.forget()
-
-
-def compiled_objectives(turns: tuple[Turn, ...], plan: Plan) -> dict[str, Objective]:
-    """Each objective as the compiler makes it, when it is first called; none where the plan does not compile."""
-    if plan.compile == "off":
-        return {}
-    mode = MODES[plan.compile]
-    return {turn.name: torch.compile(turn.objective, mode=mode, dynamic=False) for turn in turns}
-
-
-@contextmanager
-def hushed() -> Iterator[None]:
-    """A compilation without the compiler's advice, which is about what the levers try."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch\._inductor")
-        yield
 
 
 def total(parts: Parts) -> Tensor:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.errors import DoesNotFit
-from hotloop.loop.update import Aside, Taken, Turn, Update, Window
+from hotloop.loop.turns import Turn
+from hotloop.loop.update import Taken, Update
+from hotloop.loop.window import Aside, Window
 from hotloop.memory.pieces import bounds, contents, pieces_of, restore
 from hotloop.memory.survive import Survivor
 from hotloop.objective import Criterion, Losses, Objective, as_objective, autocast, averages, items_in, losses_of

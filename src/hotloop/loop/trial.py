@@ -18,7 +18,7 @@ from hotloop.levers import Lever
 from hotloop.loop.burst import Burst, why_not_recorded
 from hotloop.loop.graph import WARM, CannotCapture
 from hotloop.loop.step import Step
-from hotloop.loop.update import Turn
+from hotloop.loop.turns import Turn
 from hotloop.objective import Objective
 from hotloop.plan import Plan
 from hotloop.state import CannotCopy, Randomness, State

@@ -37,7 +37,7 @@ from hotloop.levers import (
 from hotloop.loop.inspection import signature
 from hotloop.loop.step import Step
 from hotloop.loop.trial import Material, Trials
-from hotloop.loop.update import Turn
+from hotloop.loop.turns import Turn
 from hotloop.objective import Objective
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning

@@ -1,139 +1,23 @@
-"""From losses to new weights: backward, accumulation, loss scaling, clipping, the optimizers and their schedules."""
+"""From losses to new weights: backward, accumulation, loss scaling, clipping and the optimizers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hotloop.errors import BadArgument
+from hotloop.loop.turns import Turn
+from hotloop.loop.window import Aside, Window
 from hotloop.memory.guard import guarded_step
 from hotloop.memory.oom import half_updated, is_out_of_memory, is_recording, surely
-from hotloop.objective import Losses, Objective
+from hotloop.objective import Losses
 from hotloop.plan import Plan
 
-Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
-Schedulers = LRScheduler | Sequence[LRScheduler] | None
-Every = Literal["step", "epoch"]
-
 FIRST = 2  # updates in which an optimizer allocates what it will go on using
-
-
-@dataclass(frozen=True)
-class Turn:
-    """One objective and the optimizers that follow it; most loops have one turn, a GAN has two."""
-
-    name: str
-    objective: Objective
-    optimizers: tuple[Optimizer, ...]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        every = (p for o in self.optimizers for group in o.param_groups for p in group["params"])
-        return list(dict.fromkeys(every))  # two optimizers may share one
-
-
-def turns_of(optimizer: Optimizers, objective: Objective | Mapping[str, Objective]) -> tuple[Turn, ...]:
-    """Pair objectives with optimizers: by name where there are several objectives, else all follow the one."""
-    if isinstance(objective, Mapping):
-        if not isinstance(optimizer, Mapping) or set(optimizer) != set(objective):
-            named = sorted(optimizer) if isinstance(optimizer, Mapping) else type(optimizer).__name__
-            raise BadArgument(
-                f"objectives {sorted(objective)} do not pair with optimizers {named}",
-                fix="give both as dicts with the same names; the turns are taken in the order of the objectives",
-            )
-        return tuple(Turn(name, objective[name], (optimizer[name],)) for name in objective)
-    every = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
-    optimizers = (every,) if isinstance(every, Optimizer) else tuple(every)
-    wrong = next((o for o in optimizers if not isinstance(o, Optimizer)), None)
-    if wrong is not None or not optimizers:
-        raise BadArgument(
-            f"the optimizer is a {type(wrong).__name__}" if optimizers else "no optimizer was given",
-            fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
-        )
-    return (Turn("loss", objective, optimizers),)
-
-
-@dataclass(slots=True)
-class Window:
-    """The batches of one turn since its last update."""
-
-    batches: int = 0
-    first: int | float | Tensor = 1  # items in its first batch: the unit in which the others count
-    weight: float | Tensor = 0.0  # the sum of the others' weights in that unit
-    is_weighed: bool = False  # whether it holds the gradients of several batches or pieces, by their weights
-
-    def weighed(self, losses: Losses, unit: int | None) -> Tensor | None:
-        """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is."""
-        if not self.is_weighed:
-            first = losses.count if unit is None or losses.is_counted else unit
-            self.first = first.clamp_min(1) if isinstance(first, Tensor) else max(first, 1)
-            self.is_weighed = True
-        weight = losses.count / self.first
-        self.weight = self.weight + weight
-        return losses.total * weight if isinstance(weight, Tensor) or weight else None
-
-    def divide(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-        """Make the sum of the weighed gradients their mean."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if not gradients or (isinstance(self.weight, float) and self.weight == 0):
-            return
-        surely(partial(torch._foreach_div_, gradients, self.weight), device)
-
-
-class Learner(Protocol):
-    """What has gradients: a turn of a step, or the model of a person's own loop."""
-
-    @property
-    def parameters(self) -> Sequence[nn.Parameter]: ...
-
-
-class Aside:
-    """The gradients of a learner, out of the way of a batch that may fail.
-
-    `empty`: there are none. `kept`: those that are there are zeros, and stay where they are, since a CUDA graph has
-    their addresses.
-    """
-
-    def __init__(self, learner: Learner, *, empty: bool = False, kept: bool = False) -> None:
-        self._learner, self._kept = learner, kept
-        self._before: list[tuple[nn.Parameter, Tensor]] = []
-        if not empty and not kept:
-            self._before = [(p, p.grad) for p in learner.parameters if p.grad is not None]
-            for parameter, _ in self._before:
-                parameter.grad = None
-
-    def undo(self) -> None:
-        """The batch failed and will be repeated: take its gradients back."""
-        for parameter in self._learner.parameters:
-            if parameter.grad is not None:
-                if self._kept:
-                    parameter.grad.zero_()
-                else:
-                    parameter.grad = None
-
-    def put(self) -> None:
-        """The batch failed for good: the gradients are as they were."""
-        self.undo()
-        for parameter, before in self._before:
-            parameter.grad = before
-
-    def join(self) -> None:
-        """The batch went well: add its gradients to those that were there."""
-        if not self._before:
-            return
-        both = [(before, p.grad) for p, before in self._before if p.grad is not None]
-        if any(before.is_sparse or new.is_sparse for before, new in both):
-            self._before = [(p, before if p.grad is None else before + p.grad) for p, before in self._before]
-        elif both:
-            torch._foreach_add_([before for before, _ in both], [new for _, new in both])
-        for parameter, total in self._before:
-            parameter.grad = total
 
 
 @dataclass
@@ -364,45 +248,3 @@ def _clip(parameters: list[nn.Parameter], most: float, device: torch.device) -> 
     for dtype in {gradient.dtype for gradient in gradients}:
         alike = [p for p in parameters if p.grad is not None and p.grad.dtype == dtype]
         surely(partial(nn.utils.clip_grads_with_norm_, alike, most, norm), device)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Advances learning-rate schedulers: never for a step that was skipped."""
-
-    schedulers: tuple[LRScheduler, ...]
-    every: Every
-
-    @classmethod
-    def of(cls, scheduler: Schedulers, every: Every) -> "Schedule":
-        if every not in ("step", "epoch"):
-            raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
-        schedulers = (
-            () if scheduler is None else (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
-        )
-        return cls(schedulers, every)
-
-    @property
-    def watches_a_metric(self) -> bool:
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self.schedulers)
-
-    def after_update(self, turn: Turn) -> None:
-        if not self.schedulers:
-            return
-        for scheduler in self._counting("step"):
-            if scheduler.optimizer in turn.optimizers:
-                scheduler.step()
-
-    def after_epoch(self) -> None:
-        for scheduler in self._counting("epoch"):
-            scheduler.step()
-
-    def after_evaluation(self, value: float) -> None:
-        """For schedulers that watch a metric: the validation loss, or the training loss without one."""
-        for scheduler in self.schedulers:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(value)
-
-    def _counting(self, every: Every) -> list[LRScheduler]:
-        """The schedulers that count these; one that watches a metric counts nothing."""
-        return [s for s in self.schedulers if every == self.every and not isinstance(s, ReduceLROnPlateau)]

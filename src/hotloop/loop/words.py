@@ -1,0 +1,44 @@
+"""What a loop says in words: what cannot learn, what to try when a loss is lost, how it goes on in little memory."""
+
+from torch import nn
+
+from hotloop.errors import BadArgument
+from hotloop.loop.turns import Turn
+from hotloop.plan import Plan
+from hotloop.text import shorten
+
+_NORMS = (nn.modules.batchnorm._BatchNorm,)
+
+
+def check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:
+    """Refuse a run that would change nothing: an optimizer of another model, or weights that are all frozen."""
+    own = {id(parameter) for parameter in model.parameters()}
+    held = [parameter for turn in turns for parameter in turn.parameters if id(parameter) in own]
+    if not held:
+        raise BadArgument("the optimizer holds none of the model's parameters", fix="build it from model.parameters()")
+    if not any(parameter.requires_grad for parameter in held):
+        raise BadArgument(
+            "every parameter that the optimizer holds is frozen", fix="set requires_grad_() on what is to learn"
+        )
+
+
+def advice_on_loss(plan: Plan) -> list[str]:
+    """What to try when the loss is not finite."""
+    advice = ["lower the learning rate"]
+    if plan.clip_norm is None:
+        advice.append("clip the gradient with clip_norm=1.0")
+    if plan.precision == "fp16":
+        advice.append('use precision="bf16" or "fp32": fp16 holds nothing above 65,504')
+    return advice
+
+
+def memory_words(model: nn.Module, failed: int, follows: int) -> str:
+    """That memory ran out, and how training goes on."""
+    words = f"out of memory with {failed} items at once: batches are computed in pieces of {follows}"
+    norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS) and module.training]
+    if not norms:
+        return words + ", with the gradient of the whole batch"
+    return words + (
+        f"; batch normalisation ({shorten(norms, 2)}) sees each piece by itself, so that what it learns depends"
+        " on their size: put those layers in eval mode, or keep to one size with Plan(micro_batch=…)"
+    )
