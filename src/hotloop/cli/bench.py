@@ -153,7 +153,8 @@ def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
     """The figures and the pictures, each file whole or not at all."""
     from hotloop.bench.about import slug
     from hotloop.files import write_whole
-    from hotloop.report.benchmark import bars, curves, roofline
+    from hotloop.report.benchmark import bars, curves
+    from hotloop.report.roofline import roofline
 
     figures = _write_figures(benchmark, folder)
     files: dict[str, bytes] = {}
