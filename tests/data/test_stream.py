@@ -1,5 +1,6 @@
 """`Stream`: the loader's own batches, on the device, with their origin."""
 
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -282,6 +283,7 @@ def test_a_transform_changes_batches_on_the_device() -> None:
 @pytest.mark.parametrize("kind", ["direct", "prefetched", "resident"])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_batches_on_cuda(kind: Any, workers: int) -> None:
+    gc.collect()  # else the workers of the plain loader may: see hotloop.data.forking
     data = TensorDataset(torch.randn(5000, 64), torch.arange(5000))
     plain = DataLoader(data, 64, shuffle=True, generator=seeded(), num_workers=workers)
     ours = stream(DataLoader(data, 64, shuffle=True, generator=seeded(), num_workers=workers), "cuda", kind)

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from hotloop.data.forking import forking
 from hotloop.errors import EmptyLoader
 from hotloop.placement import tensors_in
 
@@ -68,7 +69,8 @@ class Tap:
 
     def begin(self, first: int = 0) -> Iterator[tuple[Origin, Any]]:
         """The batches of an epoch, the iterator of which is made at once; `first` is the number of the first one."""
-        batches = iter(self.loader)
+        with forking():
+            batches = iter(self.loader)
         return self._named(batches, self.sampler.drawn, first)  # another epoch may begin before this one ends
 
     def _named(self, batches: Iterator[Any], drawn: deque[Any], first: int) -> Iterator[tuple[Origin, Any]]:

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from hotloop.data.chance import Moment
+from hotloop.data.forking import forking
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class Workers:
         init = self._loader.worker_init_fn
         self._loader.__dict__["worker_init_fn"] = _Starting(init, carried)
         try:
-            iter(self._loader)
+            with forking():
+                iter(self._loader)
         finally:
             self._loader.__dict__["worker_init_fn"] = init
         self._told = {number: _told(moment) for number, moment in enumerate(carried)}
