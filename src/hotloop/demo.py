@@ -14,9 +14,11 @@ from torch import Tensor
 from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument
 from hotloop.records import Report
+from hotloop.report.document import Gallery, Picture
 from hotloop.report.folder import RunFolder, new_run
-from hotloop.report.page import Gallery, Picture, Training, page
+from hotloop.report.page import Training, page
 from hotloop.report.plots import confusion, loss_curve
+from hotloop.report.runs import DATA, PAGE, Run, figures_of
 from hotloop.report.words import Fact
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.judging import Verdict, confusions, drawn_by, judge
@@ -193,8 +195,22 @@ class _Demo:
             galleries=[Gallery("Sprites", self.sheets), Gallery("What the classifier confuses", [matrix])],
             command=command(outcome),
         )
-        self.folder.write("report.html", html)
-        self.folder.write_json("report.json", outcome.to_json())
+        self.folder.write(PAGE, html)
+        self.folder.write_json(DATA, run_of(outcome).with_data(outcome.to_json()))
+
+
+def run_of(outcome: Outcome) -> Run:
+    """The entry of a demo among the runs."""
+    figures = {"sorted right, accuracy": outcome.accuracy}
+    if outcome.verdict:
+        figures["drawn as the class asked for, accuracy"] = outcome.verdict.right
+    for name, report in (("sorting", outcome.sorting), ("drawing", outcome.drawing)):
+        if report is not None:
+            figures |= figures_of(report, f"{name}: ")
+    known = {name: value for name, value in figures.items() if value is not None}
+    begun = outcome.sorting or outcome.drawing
+    device = outcome.choice.name or str(outcome.choice.device)
+    return Run("demo", "sprites, sorted and drawn", begun.started if begun else "", device, known)
 
 
 def headlines(outcome: Outcome) -> list[Fact]:

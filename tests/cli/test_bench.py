@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 from hotloop.cli.bench import bench
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, OutputError
 from hotloop.records import Benchmark
+from hotloop.report.runs import read_run
 
 QUICK = ("mlp", "--quick", "--devices", "cpu", "--contestants", "tutorial,hotloop", "--plan-for", "1", "--repeats", "1")
 
@@ -25,9 +26,11 @@ def test_the_figures_and_the_pictures_are_written(tmp_path: Path) -> None:
     done = run(*QUICK, "--out", str(tmp_path / "new"))
     assert done.exit_code == 0, done.output
     (folder,) = (tmp_path / "new").iterdir()
-    (figures,) = folder.glob("*.json")
+    (figures,) = folder.glob("20*.json")
     names = {path.name for path in folder.iterdir()}
-    assert names == {figures.name, "bars.png", "roofline-cpu.png", "curves-mlp.png"}
+    pictures = {"bars.png", "roofline-cpu.png", "curves-mlp.png"}
+    assert names == {figures.name, "report.html", "report.json", *pictures}
+    assert read_run(folder).run.kind == "bench"
     for picture in folder.glob("*.png"):
         assert picture.read_bytes().startswith(b"\x89PNG")
     benchmark = Benchmark.from_json(json.loads(figures.read_text()))
@@ -54,8 +57,9 @@ def test_where_nobody_could_run_the_exit_code_says_so(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "no loop of an expert" in done.stdout
     (folder,) = (tmp_path / "out").iterdir()
-    (figures,) = folder.iterdir()
+    (figures,) = folder.glob("20*.json")
     assert json.loads(figures.read_text())["failures"]
+    assert "no loop of an expert" in (folder / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

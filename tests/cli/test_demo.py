@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hotloop.cli import main
@@ -120,7 +121,9 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
         for line in process.stdout:
             if "Learning to sort" in line:
                 break
-        time.sleep(8)  # long enough to be in the middle of the epoch, which takes minutes
+        begun = sum(psutil.Process(process.pid).cpu_times()[:2])
+        while sum(psutil.Process(process.pid).cpu_times()[:2]) < begun + 8:  # seconds of work, not of a busy machine
+            time.sleep(0.1)  # it is in the middle of the epoch, which takes minutes
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error

@@ -16,6 +16,7 @@ from torch import nn
 import hotloop
 from hotloop.cli import main
 from hotloop.plan import Plan, Tuning
+from hotloop.report.runs import read_run
 
 MINE = """
 import torch
@@ -123,7 +124,9 @@ def test_the_plan_is_written_for_a_loop_to_take_and_the_way_to_it_is_drawn(folde
     before = names(folder)
     done = run(*SMALL, "--out", "my plan.json", "--plot", "way.png")
     assert done.code == 0, done.error
-    assert names(folder) - before == {"my plan.json", "way.png"}
+    (kept,) = (folder / "runs").iterdir()
+    assert names(folder) - before == {"my plan.json", "way.png", "runs", kept.name, "report.html", "report.json"}
+    assert read_run(kept).run.title == "Linear"
     assert (folder / "way.png").read_bytes().startswith(b"\x89PNG")
     tuning = Tuning.from_json(json.loads((folder / "my plan.json").read_text()))
     assert tuning.steps == 5
@@ -138,10 +141,12 @@ def test_the_plan_is_written_for_a_loop_to_take_and_the_way_to_it_is_drawn(folde
 
 
 def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) -> None:
-    done = run(*SMALL, "--json")
+    done = run(*SMALL, "--json", "--no-report")
     assert done.code == 0, done.error
     data = json.loads(done.out)
     assert data.pop("out") == "plan.json"
+    assert data.pop("report") is None
+    assert not (folder / "runs").exists()
     assert data == json.loads((folder / "plan.json").read_text())
     assert {"resident", "fused", "compile"} <= {trial["lever"] for trial in data["trials"]}
     assert "HOTLOOP_DEVICE asks for cpu" in done.error

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -12,45 +11,17 @@ from hypothesis import strategies as st
 
 from hotloop.records import Report
 from hotloop.report import page as module
-from hotloop.report.page import Gallery, Picture, Training, data_uri
+from hotloop.report.document import Gallery, Picture, data_uri
+from hotloop.report.page import Training
 from hotloop.report.page import page as page_of
 
+from .reading import Reader
 from .reports import made_report
 
 
 def page(report: Report, pictures: Sequence[Picture] = (), **words: Any) -> str:
     """A page of one training with one gallery."""
     return page_of([Training("", report)], galleries=[Gallery("Pictures", pictures)] if pictures else [], **words)
-
-
-VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
-
-
-class Reader(HTMLParser):
-    """Collects tags, addresses and text, and insists that tags close in order."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.text = ""
-        self._open: list[str] = []
-        self.feed(html)
-        self.close()
-        assert self._open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "srcset", "href", "data", "action")]
-        assert not any(name.startswith("on") for name, _ in attrs)
-        if tag not in VOID:
-            self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self._open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 @pytest.fixture

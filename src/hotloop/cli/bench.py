@@ -152,9 +152,11 @@ def _must_be_a_place_for(folder: Path) -> None:
 def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
     """The figures and the pictures, each file whole or not at all."""
     from hotloop.bench.about import slug
-    from hotloop.files import write_whole
+    from hotloop.files import write_json, write_whole
     from hotloop.report.benchmark import bars, curves
+    from hotloop.report.pages import benchmark_page, benchmark_run
     from hotloop.report.roofline import roofline
+    from hotloop.report.runs import DATA, PAGE
 
     figures = _write_figures(benchmark, folder)
     files: dict[str, bytes] = {}
@@ -167,9 +169,11 @@ def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:
     for each in benchmark.curves:
         place = f"-{slug(each.device)}" if several else ""
         files[f"curves-{each.workload}{place}.png"] = curves(each)
+    files[PAGE] = benchmark_page(benchmark).encode()
     for file, content in files.items():
         write_whole(folder / file, content)
-    return [figures, *(folder / file for file in files)]
+    write_json(folder / DATA, benchmark_run(benchmark).with_data(benchmark.to_json()))
+    return [figures, *(folder / file for file in files), folder / DATA]
 
 
 def _write_figures(benchmark: "Benchmark", folder: Path) -> Path:

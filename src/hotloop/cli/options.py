@@ -14,6 +14,9 @@ Device = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
+Report = Annotated[
+    bool, typer.Option("--report/--no-report", help="Also write report.html and report.json, into runs/ and the time.")
+]
 Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same result; another, another.")]
 Classes = Annotated[
     list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")

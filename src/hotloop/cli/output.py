@@ -17,6 +17,8 @@ from hotloop.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hotloop.report.runs import Run
+
 COMMAND = re.compile(r"`[^`]+`")
 
 
@@ -56,6 +58,17 @@ def must_be_writable(path: Path) -> None:
         raise OutputError(f"{printable(str(path))} is a folder", fix="choose the name of a file for --out")
     if not os.access(path.parent, os.W_OK):
         raise OutputError(f"{folder} may not be written to", fix="choose another place for --out")
+
+
+def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
+    """Write the page of a run and its data into a folder of its own; the folder."""
+    from hotloop.report.folder import new_run
+    from hotloop.report.runs import DATA, PAGE
+
+    with new_run() as folder:
+        folder.write(PAGE, page)
+        folder.write_json(DATA, run.with_data(data))
+    return folder.path
 
 
 def print_json(data: dict[str, Any]) -> None:

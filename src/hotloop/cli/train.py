@@ -1,16 +1,19 @@
 """`hotloop train`: teach a network to sort sprites or to draw them."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Seed
-from hotloop.cli.output import console, must_be_writable, print_json, say
+from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Report, Seed
+from hotloop.cli.output import console, keep, must_be_writable, print_json, say
 from hotloop.cli.sprites import load_or_make
+from hotloop.text import plural
 
 if TYPE_CHECKING:
-    from hotloop.records import Report
+    from hotloop.records import Report as Training
     from hotloop.sprites.dataset import SpriteSet
     from hotloop.sprites.store import Trained
     from hotloop.sprites.training import Recipe, Run
@@ -55,6 +58,7 @@ def classify(
     every: Every = "5min",
     resume: Resume = False,
     time_limit: TimeLimit = None,
+    report: Report = True,
     as_json: Json = False,
 ) -> None:
     """Learn to tell the classes of sprites apart; judged on sprites that it never saw.
@@ -69,8 +73,8 @@ def classify(
 
     run = _run(save, every, resume, time_limit)
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
-    trained, report = learn_to_sort(sprites, held_out, recipe, device=device, **run)
-    _finish(trained, report, out, as_json, f"hotloop evaluate {out}")
+    trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
+    _finish(trained, training, out, report, as_json, f"hotloop evaluate {out}")
 
 
 @app.command()
@@ -87,6 +91,7 @@ def draw(
     every: Every = "5min",
     resume: Resume = False,
     time_limit: TimeLimit = None,
+    report: Report = True,
     as_json: Json = False,
 ) -> None:
     """Learn to draw new sprites of a class. They are made of palette colours, so they are always crisp.
@@ -101,8 +106,8 @@ def draw(
 
     run = _run(save, every, resume, time_limit)
     recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
-    trained, report = learn_to_draw(sprites, recipe, device=device, **run)
-    _finish(trained, report, out, as_json, f"hotloop generate --model {out}")
+    trained, training = learn_to_draw(sprites, recipe, device=device, **run)
+    _finish(trained, training, out, report, as_json, f"hotloop generate --model {out}")
 
 
 def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "Run":
@@ -160,18 +165,31 @@ def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
     return sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
 
 
-def _finish(trained: "Trained", report: "Report", out: Path, as_json: bool, then: str) -> None:
+def _finish(trained: "Trained", training: "Training", out: Path, report: bool, as_json: bool, then: str) -> None:
     from hotloop.files import finite
     from hotloop.report.table import summary
 
     trained.save(out)
+    kept = _kept(trained, training) if report else None
     if as_json:
-        print_json({"out": str(out), "classes": list(trained.classes), **finite(report.to_json())})
+        about = {"out": str(out), "report": None if kept is None else str(kept), "classes": list(trained.classes)}
+        print_json({**about, **finite(training.to_json())})
     else:
         words = console()
-        words.print(summary(report, f"hotloop train: {trained.kind}"))
-        say(words, f"Written: {out}. Next: `{then}`")
-    if report.interrupted and report.saved is not None:
-        say(console(stderr=True), f"Ended by {report.stopped}, saved at step {report.saved}: `--resume` goes on there.")
-    if report.interrupted:
+        words.print(summary(training, f"hotloop train: {trained.kind}"))
+        say(words, f"Written: {out}{'' if kept is None else f' and {kept}'}. Next: `{then}`")
+    if training.interrupted and training.saved is not None:
+        ended = f"Ended by {training.stopped}, saved at step {training.saved}: `--resume` goes on there."
+        say(console(stderr=True), ended)
+    if training.interrupted:
         raise typer.Exit(INTERRUPTED)
+
+
+def _kept(trained: "Trained", training: "Training") -> Path:
+    """The page and the data of the run; the page."""
+    from hotloop.report.page import Training, page
+    from hotloop.report.runs import PAGE, run_of
+
+    title = f"A {trained.kind} for {plural(len(trained.classes), 'class', 'classes')} of sprites"
+    html = page([Training("", training)], title=title, command=shlex.join(["hotloop", *sys.argv[1:]]))
+    return keep(html, run_of(training, title), training.to_json()) / PAGE

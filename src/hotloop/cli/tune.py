@@ -1,6 +1,8 @@
 """`hotloop tune`: try every lever on a training loop, and write the plan that was found."""
 
 import os
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotloop.cli.options import Device, Json
-from hotloop.cli.output import console, must_be_writable, print_json, say
+from hotloop.cli.options import Device, Json, Report
+from hotloop.cli.output import console, keep, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import printable
 
@@ -40,6 +42,7 @@ def tune(
         Path | None, typer.Option(metavar="FILE", help="Also draw the way from the plain loop to the plan, as a PNG.")
     ] = None,
     device: Device = None,
+    report: Report = True,
     as_json: Json = False,
 ) -> None:
     """Find the fastest plan for a training loop on this machine, by trying.
@@ -68,16 +71,19 @@ def tune(
     say(words, f"{loop.device}: {loop.choice.reason}")
     tuning = loop.tune(loader, steps=steps, seconds=(3600 if steps is None else None) if seconds is None else seconds)
     _write(tuning, out, plot)
+    kept = _kept(tuning) if report else None
     if as_json:
         from hotloop.files import finite
 
-        print_json({"out": str(out), **finite(tuning.to_json())})
+        print_json({"out": str(out), "report": None if kept is None else str(kept), **finite(tuning.to_json())})
         return
     from hotloop.report.tuning import tuning_table, tuning_words
 
     words.print(tuning_table(tuning))
     say(words, tuning_words(tuning))
     say(words, f'Written: {printable(str(out))}. Use it with `hotloop.Loop(..., plan="{out}")`')
+    if kept is not None:
+        say(words, f"The page: {kept}")
 
 
 def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
@@ -87,6 +93,15 @@ def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
     write_json(out, tuning.to_json())
     if plot is not None:
         write_whole(plot, waterfall(tuning))
+
+
+def _kept(tuning: "Tuning") -> Path:
+    """The page and the data of the tuning; the page."""
+    from hotloop.report.pages import tuning_page, tuning_run
+    from hotloop.report.runs import PAGE
+
+    page = tuning_page(tuning, shlex.join(["hotloop", *sys.argv[1:]]))
+    return keep(page, tuning_run(tuning), tuning.to_json()) / PAGE
 
 
 def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
@@ -129,7 +144,6 @@ def _explained(file: str) -> Iterator[None]:
 def _from_file(target: str) -> "tuple[Loop, Any]":
     """What a function in a person's own file returns."""
     import importlib.util
-    import sys
 
     from hotloop import Loop
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.records import Benchmark, Curves, Score
-from hotloop.report.plots import FEW, LIGHT, Theme, _dress, encoded
+from hotloop.report.plots import FEW, LIGHT, Form, Theme, _dress, encoded
 from hotloop.report.tuning import DASH, TIMES, _short, half_spread, times
 from hotloop.text import count, duration, printable
 
@@ -31,6 +31,7 @@ HEADER = (
     "\nstart",
     "\nwhole",
 )
+PLAIN_HEADER = [" ".join(name.split()) for name in HEADER]
 LEGEND = (
     "Per second: the median, ± half the way from the slowest repeat to the fastest. Start: seconds until it runs. "
     "Whole: per second with the start counted in."
@@ -41,8 +42,8 @@ def scores_table(benchmark: Benchmark) -> Table:
     """Every score, by workload and device, and how it stands to the tutorial, the best peer and the expert."""
     outer = Table.grid()
     outer.add_column(overflow="fold")
-    groups = _groups(benchmark)
-    cells = {key: [list(_cells(score, scores)) for score in scores] for key, scores in groups.items()}
+    groups = groups_of(benchmark)
+    cells = {key: [list(cells_of(score, scores)) for score in scores] for key, scores in groups.items()}
     columns = zip(*(row for rows in cells.values() for row in rows), strict=True)
     widths = [max(map(cell_len, column)) for column in columns]  # the same in every group, so that all of them align
     for number, (key, rows) in enumerate(cells.items()):
@@ -62,11 +63,11 @@ def scores_table(benchmark: Benchmark) -> Table:
     return outer
 
 
-def bars(benchmark: Benchmark, theme: Theme = LIGHT) -> bytes:
-    """How fast each contestant is, a panel for each workload and device, as a PNG."""
-    groups = _groups(benchmark)
+def bars(benchmark: Benchmark, theme: Theme = LIGHT, form: Form = "png") -> bytes:
+    """How fast each contestant is, a panel for each workload and device, as a picture."""
+    groups = groups_of(benchmark)
     if not groups:
-        return nothing("no contestant was timed", theme)
+        return nothing("no contestant was timed", theme, form)
     names = sorted({score.contestant for score in benchmark.scores}, key=_place)
     columns = min(2, len(groups))
     lines = -(-len(groups) // columns)
@@ -84,14 +85,14 @@ def bars(benchmark: Benchmark, theme: Theme = LIGHT) -> bytes:
             panel.set_yticks(range(len(names)), map(printable, names) if number % columns == 0 else [""] * len(names))
         else:
             panel.set_axis_off()
-    return encoded(figure)
+    return encoded(figure, form)
 
 
-def curves(curves: Curves, theme: Theme = LIGHT) -> bytes:
-    """The losses of both loops, and below them their difference inside the noise of the tutorial's, as a PNG."""
+def curves(curves: Curves, theme: Theme = LIGHT, form: Form = "png") -> bytes:
+    """The losses of both loops, and below them their difference inside the noise of the tutorial's, as a picture."""
     steps, tutorial, ours, noise = _arrays(curves)
     if not len(steps):
-        return nothing("no step was run", theme)
+        return nothing("no step was run", theme, form)
     figure = Figure(figsize=(9, 5), facecolor=theme.background)
     _pad(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1.4))
@@ -116,7 +117,7 @@ def curves(curves: Curves, theme: Theme = LIGHT) -> bytes:
     lower.set_ylim(low, high + 0.35 * (high - low))  # room for the legend
     lower.set_xlabel("update", color=theme.faint)
     lower.xaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
-    return encoded(figure)
+    return encoded(figure, form)
 
 
 def curve_figures(curves: Curves) -> dict[str, float]:
@@ -136,7 +137,7 @@ def _place(contestant: str) -> tuple[int, str]:
     return ORDER.get(contestant, ORDER[OURS] - 1), contestant
 
 
-def _groups(benchmark: Benchmark) -> dict[tuple[str, str], list[Score]]:
+def groups_of(benchmark: Benchmark) -> dict[tuple[str, str], list[Score]]:
     """The scores of each workload and device, in the order of the benchmark."""
     groups: dict[tuple[str, str], list[Score]] = {}
     for score in benchmark.scores:
@@ -149,7 +150,8 @@ def _best(scores: Sequence[Score], *contestants: str) -> float | None:
     return max((score.rate for score in scores if score.contestant in contestants and score.rate > 0), default=None)
 
 
-def _cells(score: Score, rivals: Sequence[Score]) -> Iterator[str]:
+def cells_of(score: Score, rivals: Sequence[Score]) -> Iterator[str]:
+    """A score as a row of the table."""
     yield printable(score.contestant)
     yield count(score.rate)
     yield half_spread(score.rate, score.low, score.high)
@@ -234,8 +236,8 @@ def title(axes: Axes, words: str, theme: Theme) -> None:
     axes.set_title(printable(words), loc="left", color=theme.text, fontsize=11, fontweight="bold", parse_math=False)
 
 
-def nothing(words: str, theme: Theme) -> bytes:
+def nothing(words: str, theme: Theme, form: Form = "png") -> bytes:
     """A picture that says why there is nothing on it."""
     figure = Figure(figsize=(9, 2), facecolor=theme.background)
     figure.text(0.5, 0.5, words, ha="center", va="center", color=theme.faint, parse_math=False)
-    return encoded(figure)
+    return encoded(figure, form)

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter
 
 from hotloop.records import Benchmark, Score
 from hotloop.report.benchmark import EXPERT, OURS, TUTORIAL, nothing, title
-from hotloop.report.plots import LIGHT, Theme, _dress, encoded
+from hotloop.report.plots import LIGHT, Form, Theme, _dress, encoded
 from hotloop.report.tuning import _short
 from hotloop.text import count, printable
 
@@ -24,8 +24,8 @@ WIDE, TALL = 6.85, 3.9  # inches of the roofline
 Unit = tuple[float, str]  # what the operations per second are counted in, and its name
 
 
-def roofline(benchmark: Benchmark, device: str, theme: Theme = LIGHT) -> bytes:
-    """How near the workloads come to the limits of a device, as a PNG: points under a roof, and the shares below.
+def roofline(benchmark: Benchmark, device: str, theme: Theme = LIGHT, form: Form = "png") -> bytes:
+    """How near the workloads come to the limits of a device, as a picture: points under a roof, and the shares below.
 
     Operations and bytes are counted for plain PyTorch, not measured: a fused loop moves fewer bytes than are counted.
     """
@@ -33,7 +33,7 @@ def roofline(benchmark: Benchmark, device: str, theme: Theme = LIGHT) -> bytes:
     scores = sorted((score for score in scores if score.flops and score.traffic and score.rate > 0), key=_intensity)
     roofs = {name: limit for name, limit in benchmark.ceilings.get(device, {}).items() if limit > 0}
     if not scores:
-        return nothing(f"nothing on {printable(device)} has its operations counted", theme)
+        return nothing(f"nothing on {printable(device)} has its operations counted", theme, form)
     foot = 0.95 + 0.26 * len({score.workload for score in scores})
     height = foot + TALL + 0.95
     figure = Figure(figsize=(9, height), facecolor=theme.background)
@@ -45,7 +45,7 @@ def roofline(benchmark: Benchmark, device: str, theme: Theme = LIGHT) -> bytes:
     _draw_points(axes, scores, unit, theme)
     title(axes, _short(f"{unit[1]} on {device}, {benchmark.hardware}", 74), theme)
     _draw_shares(figure.add_axes((0, 0, 1, foot / height), xlim=(0, 9), ylim=(foot, 0)), scores, roofs, unit, theme)
-    return encoded(figure)
+    return encoded(figure, form)
 
 
 def _frame(axes: Axes, scores: Sequence[Score], roofs: dict[str, float], unit: Unit, theme: Theme) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.plan import Trial, Tuning
-from hotloop.report.plots import LIGHT, Theme, _dress, encoded
+from hotloop.report.plots import LIGHT, Form, Theme, _dress, encoded
 from hotloop.report.words import UNKNOWN
 from hotloop.text import duration, plural, printable
 
@@ -102,15 +102,15 @@ def tuning_table(tuning: Tuning) -> Table:
     table.add_row("plain loop", "", times(1.0), "", duration(tuning.plain_step), end_section=True)
     styles = {"kept": "bold green", "dropped": "", "not tried": "dim"}
     for number, trial in enumerate(tuning.trials, 1):
-        cells = [Text(cell, style="dim" if trial.verdict == "not tried" else "") for cell in _cells(trial)]
+        cells = [Text(cell, style="dim" if trial.verdict == "not tried" else "") for cell in cells_of(trial)]
         table.add_row(*cells, style=styles[trial.verdict], end_section=number == len(tuning.trials))
     spent = f"tuned in {duration(tuning.seconds)}"
     table.add_row("the plan", "", times(tuning.gain), "", duration(tuning.step), "", spent, style="bold")
     return table
 
 
-def waterfall(tuning: Tuning, theme: Theme = LIGHT) -> bytes:
-    """From the plain loop to the plan, a row for each lever that was tried, as a PNG.
+def waterfall(tuning: Tuning, theme: Theme = LIGHT, form: Form = "png") -> bytes:
+    """From the plain loop to the plan, a row for each lever that was tried, as a picture.
 
     The axis is logarithmic and begins at 1: wherever a bar begins, it is as long as its lever's gain is large.
     """
@@ -132,10 +132,10 @@ def waterfall(tuning: Tuning, theme: Theme = LIGHT) -> bytes:
     _head(figure, tuning, height, theme)
     words = "\n".join(caption)
     figure.text(EDGE / WIDTH, 0.1 / height, words, color=theme.faint, fontsize=8, linespacing=1.45, parse_math=False)
-    return encoded(figure)
+    return encoded(figure, form)
 
 
-def _cells(trial: Trial) -> Iterator[str]:
+def cells_of(trial: Trial) -> Iterator[str]:
     """A lever as a row of the table; what was not timed is a dash."""
     yield printable(trial.lever)
     yield trial.tier

@@ -30,9 +30,16 @@ def headlines(report: Report) -> list[Fact]:
         facts.append(Fact(f"validation {name}", metric(name, scored.metrics[name]), f"after epoch {scored.number}"))
     facts += [_loss(report), _speed(report)]
     done = "1 epoch" if len(report.epochs) == 1 else f"{len(report.epochs)} epochs"
-    facts.append(Fact("time", duration(report.seconds), f"{done}, stopped by Ctrl-C" if report.interrupted else done))
+    if report.interrupted:
+        done += f", stopped by {stopper(report)}"
+    facts.append(Fact("time", duration(report.seconds), done))
     facts.append(Fact("device", report.device, report.device_name or UNKNOWN))
     return facts
+
+
+def stopper(report: Report) -> str:
+    """What ended a run before its time."""
+    return report.stopped or "Ctrl-C"
 
 
 def timings(report: Report) -> list[Fact]:

@@ -1,0 +1,68 @@
+"""`hotloop report`: the runs that were kept, and any two of them side by side."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotloop.cli.options import Json
+from hotloop.cli.output import console, print_json, say
+
+
+def report(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FOLDER]...", help="A folder of runs to list, or two runs to compare.", show_default="runs"
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List runs, or compare two of them.
+
+    Every run (train, demo, tune, bench, profile) leaves [bold]report.html[/bold] for a browser and the same as data in
+    [bold]report.json[/bold]. Figures with the same name in both are compared; × is the second over the first, green
+    where it is better.
+
+    [bold]Examples[/bold]
+      hotloop report                              [dim]the runs in runs/, the latest first[/dim]
+      hotloop report runs/before runs/after       [dim]side by side[/dim]
+      hotloop report runs --json
+    """
+    from hotloop.errors import BadArgument
+    from hotloop.report.folder import RUNS
+
+    places = folders or [RUNS]
+    if len(places) > 2:
+        raise BadArgument(f"{len(places)} folders were given", fix="give one to list, or two runs to compare")
+    _list(places[0], as_json) if len(places) == 1 else _compare(places[0], places[1], as_json)
+
+
+def _list(folder: Path, as_json: bool) -> None:
+    from hotloop.report.runs import kept_in, runs_table
+
+    runs, failed = kept_in(folder)
+    for why in failed:
+        say(console(stderr=True), f"left out: {why}")
+    if as_json:
+        print_json({"runs": [{"folder": str(kept.folder), **kept.run.to_json()} for kept in runs], "failed": failed})
+        return
+    words = console()
+    if not runs:
+        say(words, f"no run is in {folder} yet: `hotloop demo` or `hotloop train classify` makes one")
+        return
+    words.print(runs_table(runs))
+    if len(runs) > 1:
+        say(words, f"Compare two: `hotloop report {runs[1].folder} {runs[0].folder}`")
+
+
+def _compare(first: Path, second: Path, as_json: bool) -> None:
+    from hotloop.report.runs import comparison_table, read_run
+
+    a, b = read_run(first), read_run(second)
+    if as_json:
+        names = dict.fromkeys([*a.run.figures, *b.run.figures])
+        figures = {name: [a.run.figures.get(name), b.run.figures.get(name)] for name in names}
+        print_json({"runs": [a.run.to_json(), b.run.to_json()], "figures": figures})
+        return
+    console().print(comparison_table(a, b))
