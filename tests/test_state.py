@@ -414,3 +414,23 @@ def test_a_cpu_is_the_host() -> None:
     before = Randomness(CPU)
     torch.rand(1)
     assert before.same_on_device(Randomness(CPU)), "there is no other device on which something could be drawn"
+
+
+def test_random_states_as_data_and_one_of_a_device_that_is_not_there() -> None:
+    state = Randomness(CPU).to_state()
+    first = rolls([*DICE.values()])
+    Randomness.from_state({**state, "cuda": torch.zeros(16, dtype=torch.uint8)}, CPU).put()
+    assert rolls([*DICE.values()]) == first
+
+
+@pytest.mark.gpu
+def test_random_states_of_a_gpu_as_data() -> None:
+    device = torch.device("cuda:0")
+    before = Randomness(device)
+    first = torch.rand(3, device=device).tolist()
+    assert not before.same_on_device(Randomness(device))
+    assert before.same_on_host(Randomness(device))
+    Randomness.from_state(Randomness(CPU).to_state(), device).put()  # of a run without one: it goes on as it is
+    assert not before.same_on_device(Randomness(device))
+    Randomness.from_state(before.to_state(), device).put()
+    assert torch.rand(3, device=device).tolist() == first

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hotloop.memory.leaks import watch_growth as watch_growth
     from hotloop.memory.release import release as release
     from hotloop.memory.usage import usage as usage
+    from hotloop.monitor.watching import watch as watch
     from hotloop.placement import golden_rule as golden_rule
     from hotloop.placement import move as move
     from hotloop.placement import place as place
@@ -48,6 +49,7 @@ _HOMES = {
     "survive_oom": "loop.survival",
     "to_numpy": "placement",
     "usage": "memory.usage",
+    "watch": "monitor.watching",
     "watch_growth": "memory.leaks",
 }
 
@@ -71,6 +73,7 @@ __all__ = [  # found by __getattr__
     "survive_oom",
     "to_numpy",
     "usage",
+    "watch",
     "watch_growth",
 ]
 

@@ -1,7 +1,7 @@
 """Plain frozen records of numbers and strings, to and from JSON: what the engine writes and the reports read."""
 
 import types
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Self, get_args, get_origin, get_type_hints
 
 
@@ -67,6 +67,51 @@ class Epoch(Record):
 
 
 @dataclass(frozen=True)
+class GpuLoad(Record):
+    """A GPU over a stretch of time, as it was sampled: all that ran on it, whoever started it."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    utilisation: float | None = None  # mean, percent
+    utilisation_p95: float | None = None
+    memory_peak: int | None = None  # bytes, the most that was in use at a sample
+    memory_total: int | None = None
+    power: float | None = None  # mean, watts
+    joules: float | None = None
+    energy_from: str | None = None  # counter: the GPU's own; power: its samples over the time
+    temperature: float | None = None  # the highest, degrees Celsius
+    throttled: float | None = None  # share of the samples, 0 to 1
+    reasons: dict[str, float] = field(default_factory=dict)  # for throttling → share of the samples
+
+
+@dataclass(frozen=True)
+class Load(Record):
+    """The hardware over a stretch of time."""
+
+    seconds: float  # from the first sample to the last
+    samples: int
+    gpus: tuple[GpuLoad, ...] = ()
+    cpu: float | None = None  # of the host, mean percent of all cores
+    notes: tuple[str, ...] = ()  # what could not be read, and why
+
+    @property
+    def joules(self) -> float | None:
+        """Energy of all the GPUs together; None where that of one is not known, or there is none."""
+        each = [gpu.joules for gpu in self.gpus if gpu.joules is not None]
+        return sum(each) if each and len(each) == len(self.gpus) else None
+
+    def joules_per(self, items: float, per: int = 1000) -> float | None:
+        """Energy for each `per` items of the `items` that were trained on meanwhile.
+
+        >>> Load(60.0, 120, (GpuLoad(0, "H200", joules=36_000.0),)).joules_per(90_000)
+        400.0
+        """
+        joules = self.joules
+        return None if joules is None or items <= 0 else joules * per / items
+
+
+@dataclass(frozen=True)
 class Report(Record):
     """What a run did, as it was measured."""
 
@@ -92,6 +137,8 @@ class Report(Record):
     resumed: int = 0  # times that it went on from a checkpoint
     saved: int | None = None  # the step of the last checkpoint
     saving: float = 0.0  # seconds for which checkpoints held training up
+    load: Load | None = None  # what it asked of the hardware since it began, or last went on; None: nobody looked
+    watched: int = 0  # items that were trained on meanwhile
 
 
 @dataclass(frozen=True)

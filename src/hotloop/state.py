@@ -1,15 +1,15 @@
 """`State`: everything that a training step changes, copied aside and put back to the bit."""
 
-import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+
+from hotloop.dice import all_dice, host_dice, same
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
@@ -122,52 +122,37 @@ class Randomness:
     """The states of all generators of random numbers: PyTorch's on the host and the device, Python's and NumPy's."""
 
     def __init__(self, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
-        self._device = device if device.type == "cuda" else None
-        self._host = torch.get_rng_state()
-        self._there = torch.cuda.get_rng_state(device) if self._device else None
-        self._python = random.getstate()
-        self._numpy = np.random.get_state()  # the state that people's datasets use
+        self._dice = all_dice(device)
+        self._states = {name: dice.take() for name, dice in self._dice.items()}
         self._others = [(generator, generator.get_state()) for generator in generators]
 
     def to_state(self) -> dict[str, Any]:
         """The states as plain data and tensors; those of other generators are their holders' affair."""
-        return {"host": self._host, "device": self._there, "python": self._python, "numpy": self._numpy}
+        return dict(self._states)
 
     @classmethod
     def from_state(cls, state: dict[str, Any], device: torch.device) -> "Randomness":
         """What `to_state` was asked for; the state of a device that is not there now is left out."""
         made = cls(device)
-        made._host, made._python, made._numpy = state["host"], state["python"], state["numpy"]
-        if state["device"] is not None and made._there is not None:
-            made._there = state["device"]
+        made._states |= state
         return made
 
     def put(self) -> None:
-        torch.set_rng_state(self._host)
-        if self._device is not None and self._there is not None:
-            torch.cuda.set_rng_state(self._there, self._device)
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        for name, dice in self._dice.items():
+            dice.put(self._states[name])
         for generator, state in self._others:
             generator.set_state(state)
 
     def same_on_host(self, other: "Randomness") -> bool:
         """Whether nothing was drawn on the host between the two."""
-        a, b = self._numpy, other._numpy
-        assert isinstance(a, tuple)
-        assert isinstance(b, tuple)
-        return (
-            torch.equal(self._host, other._host)
-            and self._python == other._python
-            and bool(np.array_equal(a[1], b[1]))
-            and a[2:] == b[2:]
-        )
+        return self._same(other, host_dice().keys())
 
     def same_on_device(self, other: "Randomness") -> bool:
         """Whether nothing was drawn on the device between the two."""
-        if self._there is None or other._there is None:
-            return True
-        return torch.equal(self._there, other._there)
+        return self._same(other, self._dice.keys() & other._dice.keys() - host_dice().keys())
+
+    def _same(self, other: "Randomness", names: Iterable[str]) -> bool:
+        return all(same(self._states[name], other._states[name]) for name in names)
 
 
 def _own_values(module: nn.Module) -> dict[str, Any]:

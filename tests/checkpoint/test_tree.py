@@ -155,12 +155,9 @@ def test_a_defaultdict_comes_back_as_a_dict() -> None:
 
 
 def test_random_states_come_back() -> None:
-    states = (
-        random.getstate(),
-        np.random.get_state(),
-        torch.get_rng_state(),
-        np.random.default_rng(0).bit_generator.state,
-    )
+    random.gauss(0, 1)  # which makes two numbers, and keeps one for later
+    kinds = [getattr(np.random, kind)(7).state for kind in ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")]
+    states = (random.getstate(), np.random.get_state(), np.random.get_state(legacy=False), torch.get_rng_state(), kinds)
     assert same(again(states), states)
 
 

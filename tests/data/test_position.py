@@ -26,9 +26,11 @@ from torch.utils.data import (
 )
 
 from hotloop import stream
+from hotloop.checkpoint.tree import pack, unpack
 from hotloop.data import Stream
 from hotloop.data.chance import Moment
-from hotloop.data.position import Position
+from hotloop.data.position import FORMAT, Position
+from hotloop.errors import BadArgument
 
 EPOCHS = 3
 Build = Callable[[], Any]
@@ -186,27 +188,9 @@ def values(batch: Any) -> list[float]:
 
 
 def carried_over(position: Position) -> Position:
-    """The position as another process gets it: its numbers and words through JSON, its tensors as bytes."""
-    tensors: list[Any] = []
-
-    def out(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            tensors.append((value.numpy().tobytes(), value.dtype, value.shape))
-            return {"tensor": len(tensors) - 1}
-        if isinstance(value, dict):
-            assert all(type(key) is str for key in value)
-            return {key: out(each) for key, each in value.items()}
-        return [out(each) for each in value] if isinstance(value, list) else value
-
-    def back(value: Any) -> Any:
-        if isinstance(value, dict):
-            if value.keys() == {"tensor"}:
-                data, dtype, shape = tensors[value["tensor"]]
-                return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape)
-            return {key: back(each) for key, each in value.items()}
-        return [back(each) for each in value] if isinstance(value, list) else value
-
-    return Position.from_state(back(json.loads(json.dumps(out(position.to_state())))))
+    """The position as another process gets it, from a checkpoint."""
+    tensors, data = pack(position.to_state())
+    return Position.from_state(unpack({n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(data))))
 
 
 class Run:
@@ -372,6 +356,32 @@ def test_what_has_to_be_loaded_again_is_told() -> None:
     again = stream(WITH_WORKERS["augmented"](), "cpu")
     assert again.resume(position, lambda done, of: told.append((done, of))).loaded == 3
     assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+class Telling(AtOnce):
+    """A sampler that tells something of itself which no checkpoint can hold."""
+
+    state_dict = staticmethod(lambda: {"rows": len})
+    load_state_dict = dict
+
+
+def test_a_sampler_that_tells_what_cannot_be_saved_is_named_when_it_is_saved() -> None:
+    """And not before: training goes on without a checkpoint."""
+    run = Run(lambda: DataLoader(DATA, 3, sampler=Telling()), "direct")
+    run.epoch(2)
+    state = run.stream.position(2).to_state()
+    with pytest.raises(BadArgument, match=r"cannot hold began\.samplers\[0\]\.rows: it is a builtins\."):
+        pack(state)
+
+
+@pytest.mark.parametrize("damage", [{"format": FORMAT - 1}, {"began": None}, {"ahead": [{"more": 1}]}, {"more": 1}])
+def test_a_state_of_something_else_is_refused(damage: dict[str, Any]) -> None:
+    run = Run(LOADERS["in order"], "direct")
+    run.epoch(2)
+    state = run.stream.position(2).to_state()
+    assert Position.from_state(state).consumed == 2
+    with pytest.raises(BadArgument, match="no position of a loader"):
+        Position.from_state(state | damage)
 
 
 class Ahead:

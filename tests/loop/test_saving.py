@@ -9,7 +9,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from hotloop import Loop, Report
 from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, folders, load
@@ -597,6 +597,34 @@ def test_signals_that_were_ignored_stay_ignored(task, tmp_path: Path, signum: in
     finally:
         signal.signal(signum, before)
     assert (report.interrupted, report.steps) == (False, 7)
+
+
+class Telling(Sampler[int]):
+    """A sampler whose state nothing but pickle could hold."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(32).tolist())
+
+    def __len__(self) -> int:
+        return 32
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"more": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_sampler_that_cannot_be_saved_is_told_once_and_ends_no_run(
+    task: Any, tmp_path: Path, evaluated: bool
+) -> None:
+    loader = DataLoader(TensorDataset(task.inputs[:32], task.targets[:32]), 8, sampler=Telling())
+    validate = task.loader(16) if evaluated else None
+    options = {"save": tmp_path, "every": "2 steps", "progress": False, "validate": validate}
+    with pytest.warns(CheckpointWarning, match=r"samplers\[0\]") as told:
+        report = loop_of(task).fit(loader, epochs=2, **options)
+    assert len(told) == 1
+    assert (report.steps, report.saved) == (8, None)
 
 
 def test_a_signal_between_two_epochs_saves(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotloop.memory.portion import LOOK_EVERY, MOST_PATIENCE, PATIENCE, Portion
@@ -47,6 +47,7 @@ def test_halves_until_it_fits_and_remembers() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 64), st.integers(1, 200), st.booleans(), st.floats(0, 0.9))
+@example(2, 3, True, 0.75)  # a failure that leaves no room at all
 def test_tries_become_rare(capacity: int, items: int, tells: bool, leftover: float) -> None:
     device = Device(capacity, tells=tells, leftover=leftover)
     portion = Portion(room=device.room)

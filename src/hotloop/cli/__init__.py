@@ -12,7 +12,10 @@ from hotloop.cli import demo as demo
 from hotloop.cli import device as device
 from hotloop.cli import evaluate as evaluate
 from hotloop.cli import generate as generate
+from hotloop.cli import profile as profile
+from hotloop.cli import report as report
 from hotloop.cli import sprites as sprites
+from hotloop.cli import top as top
 from hotloop.cli import train as train
 from hotloop.cli import tune as tune
 from hotloop.errors import HotloopError
@@ -25,7 +28,19 @@ class InOrder(TyperGroup):
     """Lists the verbs in the order in which a person meets them."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        order = ["demo", "device", "sprites", "train", "evaluate", "generate", "tune", "bench"]
+        order = [
+            "demo",
+            "device",
+            "sprites",
+            "train",
+            "evaluate",
+            "generate",
+            "tune",
+            "profile",
+            "bench",
+            "report",
+            "top",
+        ]
         return sorted(super().list_commands(ctx), key=order.index)
 
 
@@ -65,6 +80,9 @@ app.command("evaluate")(evaluate.evaluate)
 app.command("generate")(generate.generate)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
+app.command("profile", context_settings={"allow_interspersed_args": False})(profile.profile)
+app.command("report")(report.report)
+app.command("top")(top.top)
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
 """`Chance`: everything that a loader draws random numbers from, noted at one moment and put back at another."""
 
-import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from types import ModuleType
 from typing import Any
@@ -13,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hotloop.data.samplers import generators_of, has_known_sampler, samplers_of
+from hotloop.dice import Dice, Generator, host_dice, same
 
-_KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _DEEPEST = 4  # how far into a dataset to look for generators: its transform, that one's parts, theirs
 _MOST = 64  # entries of a list or dict that are looked at
 _SIMPLE = (str, bytes, int, float, Tensor, np.ndarray, type, ModuleType, type(None))
@@ -33,23 +32,17 @@ class Moment:
     @classmethod
     def now(cls) -> "Moment":
         """The global states alone."""
-        return cls(torch.get_rng_state(), random.getstate(), _numpy_state())
+        return cls(**{name: dice.take() for name, dice in host_dice().items()})
 
     def differs(self, other: "Moment") -> list[bool]:
         """For each global generator, whether something was drawn from it between the two."""
-        return [
-            not torch.equal(self.torch, other.torch),
-            self.python != other.python,
-            not _equal(self.numpy, other.numpy),
-        ]
+        return [not same(getattr(self, name), getattr(other, name)) for name in host_dice()]
 
     def put(self) -> None:
         """Make these the global states."""
-        torch.set_rng_state(self.torch)
-        if self.python is not None:
-            random.setstate(self.python)
-        if self.numpy is not None:
-            np.random.set_state(self.numpy)
+        for name, dice in host_dice().items():
+            if (state := getattr(self, name)) is not None:
+                dice.put(state)
 
 
 class Chance:
@@ -65,20 +58,19 @@ class Chance:
         samplers = list(samplers_of(loader)) if isinstance(loader, DataLoader) else []
         searched = [] if self.in_torch_alone else samplers or [loader]
         found = [*generators_of(loader), *_found_in([*searched, dataset])]
-        self._own = list({id(generator): generator for generator in found}.values())
+        self._own = [Dice.of(generator) for generator in {id(each): each for each in found}.values()]
         self._samplers = [sampler for sampler in samplers if _tells(sampler)]
 
     def note(self) -> Moment:
         """The states now, as far as the order of the epoch depends on them."""
-        own = tuple(map(_state, self._own))
-        samplers = tuple(map(_told, self._samplers))
+        own, samplers = self._taken(), tuple(map(_told, self._samplers))
         if self.in_torch_alone:
             return Moment(torch.get_rng_state(), own=own, samplers=samplers)
-        return Moment(torch.get_rng_state(), random.getstate(), _numpy_state(), own, samplers)
+        return replace(Moment.now(), own=own, samplers=samplers)
 
     def note_all(self) -> Moment:
         """The states now, all of them: the making of a batch may draw from any."""
-        return Moment(torch.get_rng_state(), random.getstate(), _numpy_state(), tuple(map(_state, self._own)))
+        return replace(Moment.now(), own=self._taken())
 
     def put(self, moment: Moment) -> None:
         """Put back everything that was noted."""
@@ -87,8 +79,8 @@ class Chance:
 
     def put_own(self, moment: Moment) -> None:
         """Put back what the loader holds itself, and leave the global generators."""
-        for generator, state in zip(self._own, moment.own, strict=False):
-            _set_state(generator, state)
+        for dice, state in zip(self._own, moment.own, strict=False):
+            dice.put(state)
         for sampler, state in zip(self._samplers, moment.samplers, strict=False):
             _tell(sampler, state)
 
@@ -96,34 +88,8 @@ class Chance:
         """Whether the loader of the moment held as many generators as this one."""
         return len(moment.own) == len(self._own)
 
-
-def _numpy_state() -> dict[str, Any]:
-    state = np.random.get_state(legacy=False)
-    assert isinstance(state, dict)
-    return state
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
-
-
-def _state(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+    def _taken(self) -> tuple[Any, ...]:
+        return tuple(dice.take() for dice in self._own)
 
 
 def is_stateful(value: object) -> bool:
@@ -146,7 +112,7 @@ def _tell(sampler: Any, state: Any) -> None:
         sampler.epoch = state
 
 
-def _found_in(roots: Iterable[object]) -> Iterator[Any]:
+def _found_in(roots: Iterable[object]) -> Iterator[Generator]:
     """Generators that objects hold, in their attributes or some way below."""
     seen: set[int] = set()
     level: list[object] = list(roots)
@@ -156,7 +122,7 @@ def _found_in(roots: Iterable[object]) -> Iterator[Any]:
             if isinstance(each, _SIMPLE) or id(each) in seen:
                 continue
             seen.add(id(each))
-            if isinstance(each, _KINDS):
+            if isinstance(each, Generator):
                 yield each
             else:
                 below += _parts(each)

@@ -3,17 +3,22 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hotloop.data.chance import Chance, Moment, is_stateful
 from hotloop.data.epochs import Epochs, Skip, Tell
+from hotloop.data.forking import forking
 from hotloop.data.origin import Origin, Tap
-from hotloop.data.plain import NotPlain, plain
 from hotloop.data.position import Position
 from hotloop.data.resident import asked_in_advance, is_constant
 from hotloop.data.workers import Workers
 
 Batch = tuple[Origin, Any]
+_WORDS = (type(None), bool, int, float, str, bytes)
+_DEEPEST = 50  # levels; an account that contains itself has no end
 
 
 class Feed(Epochs[Batch]):
@@ -50,7 +55,9 @@ class Feed(Epochs[Batch]):
     def _opened(self, first: int) -> Iterator[Batch]:
         self._times += 1
         if self._tap is None:
-            return ((Origin(number), batch) for number, batch in enumerate(iter(self._source), first))
+            with forking():
+                batches = iter(self._source)
+            return ((Origin(number), batch) for number, batch in enumerate(batches, first))
         batches = self._tap.begin(first)
         return batches if self._staff is None else self._staff.listen(batches)
 
@@ -101,14 +108,26 @@ class Feed(Epochs[Batch]):
         if not self._is_stateful:
             return None
         account = self._source.state_dict()  # type: ignore[attr-defined]
-        try:
-            plain(account)
-        except NotPlain:
-            return None
-        return account
+        return account if _is_plain(account) else None
 
 
 def _may_be_random(source: object) -> bool:
     if isinstance(source, DataLoader):
         return not is_constant(source.dataset)
     return not isinstance(source, list | tuple)
+
+
+def _is_plain(value: Any, levels: int = _DEEPEST) -> bool:
+    """Whether every checkpoint can hold a value; only these types themselves, for a subclass may hold more."""
+    kind = type(value)
+    if not levels:
+        return False
+    if kind is dict:
+        return all(type(key) in _WORDS and _is_plain(item, levels - 1) for key, item in value.items())
+    if kind in (list, tuple):
+        return all(_is_plain(item, levels - 1) for item in value)
+    if kind is Tensor:
+        return value.layout == torch.strided and not (value.is_quantized or value.is_meta)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return value.dtype.kind in "biuf"
+    return kind in _WORDS

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotloop.data.chance import Moment
-from hotloop.data.plain import NotPlain, from_plain, plain
 from hotloop.errors import BadArgument
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -46,25 +45,24 @@ class Position:
     reason: str | None = None  # why not all can be the same again
 
     def to_state(self) -> dict[str, Any]:
-        """The position as plain data and tensors, nested."""
+        """The position as nested data, which a checkpoint can hold if it can hold what samplers tell."""
         fields = vars(self) | {"began": vars(self.began), "now": vars(self.now)}
         fields |= {"ahead": [vars(m) for m in self.ahead], "carried": [vars(m) for m in self.carried]}
-        state: dict[str, Any] = plain({"format": FORMAT, **fields})
-        return state
+        return {"format": FORMAT, **fields}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Position":
         """The position that `to_state` was asked for."""
         try:
-            fields = from_plain(state)
+            fields = dict(state)
             if fields.pop("format") != FORMAT:
-                raise NotPlain("another format")
+                raise ValueError("another format")
             for name in ("began", "now"):
                 fields[name] = Moment(**fields[name])
             for name in ("ahead", "carried"):
                 fields[name] = tuple(Moment(**moment) for moment in fields[name])
             return cls(**fields)
-        except (NotPlain, KeyError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BadArgument(
                 f"this is no position of a loader: {error!r}", fix="use the version of hotloop that wrote it"
             ) from error

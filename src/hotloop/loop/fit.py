@@ -18,6 +18,7 @@ from hotloop.data import Resumption
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
 from hotloop.loop.changes import Changes, Draws
+from hotloop.loop.journal import Journal
 from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
 from hotloop.loop.saved import check_run, go_on_in, is_shaped, modules_of, position_of
 from hotloop.loop.saving import Saver
@@ -50,6 +51,7 @@ class Fit:
     watch: Watch
     schedule: Schedule
     tuner: Tuner
+    journal: Journal
     saver: Saver | None = None
     time_limit: float | None = None  # seconds
     stop: Stop = field(default_factory=Stop)
@@ -66,6 +68,7 @@ class Fit:
         self._epoch_earlier = 0.0  # seconds of the epoch in progress, in an earlier part
         self._earlier: dict[str, Any] = {"seconds": 0.0, "tuning": 0.0, "saving": 0.0, "peak_memory": 0}
         self._resumed = 0
+        self._items = 0  # trained on, since it began or last went on
         self._resumption = Resumption()
         self._changes = None if self.saver is None else self._changes_of_the_run(self.saver)
         self._draws = Draws()  # of the evaluation
@@ -113,7 +116,7 @@ class Fit:
         self._draws.of(validate)
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
         listening = self.stop.listening(terminate=self.saver is not None)
-        with listening, shown as self.display, EmptyCacheWatch() as self._cache:
+        with self.journal, listening, shown as self.display, EmptyCacheWatch() as self._cache:
             self.tuner.display = self.display
             self._say_where_it_goes_on(epochs, length)
             if self.saver is not None and is_shaped(self.loop):
@@ -166,8 +169,11 @@ class Fit:
                 self.stop.shield()
                 done += items
                 self.consumed += batches
+                self._items += items
                 self._cache.step()
-                self.display.stretch(batches, number, self.watch.latest, done / (time.perf_counter() - start))
+                rate = done / (time.perf_counter() - start)
+                self.display.stretch(batches, number, self.watch.latest, rate)
+                self.journal.stretch(self.watch.latest, rate)
                 if self._must_end():
                     break
             else:
@@ -272,6 +278,7 @@ class Fit:
             self.schedule.after_evaluation(epoch.metrics.get("loss", epoch.loss))
         self.epochs.append(epoch)
         self.display.epoch(epoch)
+        self.journal.epoch(epoch)
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
         """The evaluation after an epoch; empty where the run has to end before it is done."""
@@ -315,6 +322,8 @@ class Fit:
             resumed=self._resumed,
             saved=None if self.saver is None else self.saver.last,
             saving=so_far["saving"],
+            load=self.journal.load,
+            watched=self._items,
         )
 
 

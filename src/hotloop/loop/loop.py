@@ -21,6 +21,7 @@ from hotloop.loop.budgeting import Budgeting, budgeted
 from hotloop.loop.burst import Bursts, stretches
 from hotloop.loop.changes import Changes
 from hotloop.loop.fit import Fit
+from hotloop.loop.journal import Journal, Logged
 from hotloop.loop.largest import Largest, largest_batch
 from hotloop.loop.looking import Memory, memory_of
 from hotloop.loop.progress import telling
@@ -267,6 +268,8 @@ class Loop:
         keep: int = 3,
         resume: bool = False,
         time_limit: str | float | None = None,
+        monitor: bool = True,
+        log: Logged = None,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
 
@@ -277,6 +280,10 @@ class Loop:
         and at the end; the last `keep` and the best stay. With `resume` the run goes on from the last of them, or
         begins where there is none: it ends with the weights of a run that was never stopped. Ctrl-C, SIGTERM and
         `time_limit` ("2h") save and end.
+
+        With `monitor` the device is looked at twice a second, and the report tells what the run asked of it:
+        utilisation, memory, energy, throttling. `log` takes these and the losses as they come: "tensorboard", a file
+        that ends in `.jsonl`, or a `Log` of your own.
         """
         if epochs < 1:
             raise BadArgument(f"epochs={epochs}", fix="give a whole number of at least 1")
@@ -284,7 +291,8 @@ class Loop:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
         saver = None if save is None else Saver(save, every, keep=keep, resume=resume)
-        fit = Fit(self, self._watch, self._schedule, self._tuner, saver, limit)
+        journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
+        fit = Fit(self, self._watch, self._schedule, self._tuner, journal, saver, limit)
         self._tuner.begin()
         length = length_of(loader)
         try:

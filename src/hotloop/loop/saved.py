@@ -19,7 +19,7 @@ from hotloop.text import shorten
 if TYPE_CHECKING:
     from hotloop.loop.loop import Loop
 
-FORMAT = 1
+FORMAT = 2
 _FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's
 _FIX = "build it as it was, or choose another folder for a new run"
 

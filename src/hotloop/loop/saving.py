@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from hotloop.checkpoint import Checkpoint, CheckpointWarning, Store, Writer
 from hotloop.checkpoint.tree import pack
-from hotloop.data.plain import NotPlain
 from hotloop.errors import BadArgument, OutputError
 from hotloop.text import printable
 
@@ -106,7 +105,7 @@ class Saver:
         began = time.perf_counter()
         try:
             taken = self.writer.submit(step, tree(), score, wait=wait)
-        except (BadArgument, NotPlain) as error:  # it was checked before the run, so something has come into it since
+        except BadArgument as error:  # it was checked before the run, so something has come into it since
             taken = self._not_taken(step, error)
         if taken or not self.writer.busy:  # what failed is tried again when it is time for the next
             self._last_step, self._last_time = step, time.monotonic()

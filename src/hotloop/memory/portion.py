@@ -7,7 +7,7 @@ PATIENCE = 50  # good passes before larger pieces are tried
 MOST_PATIENCE = 6400
 MORE_ROOM = 1.1  # times the room of the last failure: reason enough to try at once
 LOOK_EVERY = 10  # passes between two looks at the room
-_LEARNT = ("limit", "failures", "_room_at_failure", "_good", "_passes", "_largest", "_patience")
+_LEARNT = ("limit", "failures", "_room_at_failure", "_room_at_try", "_good", "_passes", "_largest", "_patience")
 
 
 class Portion:
@@ -28,6 +28,7 @@ class Portion:
         self.failures = 0
         self._room = room
         self._room_at_failure: int | None = None
+        self._room_at_try = 0
         self._good: int | None = None  # the size to fall back to while a larger one is tried
         self._passes = 0  # good ones since the last change
         self._largest = 0  # items of the largest batch so far
@@ -51,7 +52,7 @@ class Portion:
             self.limit, self._good = self._good, None
             self._patience = min(2 * self._patience, MOST_PATIENCE)
             # The room that the try was made with was not enough, however little the failure has left of it.
-            room = room if room is None else max(room, self._room_at_failure or 0)
+            room = room if room is None else max(room, self._room_at_failure or 0, self._room_at_try)
         else:
             self.limit, self._good = max(1, -(-size // 2)), None
         self._room_at_failure = room
@@ -66,6 +67,7 @@ class Portion:
             return False
         if self._passes < self._patience and not self._has_more_room():
             return False
+        self._room_at_try = self._room() or 0
         self._good = self.limit
         self.limit = 2 * self.limit
         if self.most is not None:

@@ -1,29 +1,18 @@
 """`Rewind`: what a pass changes besides gradients, noted before it and put back when it fails."""
 
-import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hotloop.dice import Dice, all_dice, same
 from hotloop.memory.oom import surely
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two turns has its looks
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
-
-
-@dataclass(frozen=True)
-class _Dice:
-    """A generator of random numbers."""
-
-    get: Callable[[], Any]
-    put: Callable[[Any], object]
-    is_same: Callable[[Any, Any], bool]
 
 
 class Rewind:
@@ -36,14 +25,14 @@ class Rewind:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device) -> None:
         self._modules = modules
         self._device = device
-        self._dice = list(_dice_of(device))
-        self._cast: list[_Dice] = []  # those that passes were seen to use
+        self._dice = list(all_dice(device).values())
+        self._cast: list[Dice] = []  # those that passes were seen to use
         self._written: list[Tensor] = []  # tensors that passes were seen to write to
         self._copies: list[Tensor] = []  # what they held before the pass
         self._changing: list[dict[str, Any]] = []  # tables in which passes were seen to put other tensors
         self._passes = 0
         self._looking = False
-        self._states: list[tuple[_Dice, Any]] = []
+        self._states: list[tuple[Dice, Any]] = []
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []  # what they held before the pass
         self._held: list[tuple[Tensor, Tensor, int | None]] = []  # tensors in those, their copies and versions
 
@@ -58,10 +47,10 @@ class Rewind:
         if self._looking:
             self._dice += [dice for dice in self._own_dice() if dice not in self._dice]
             self._hold(self._own_tables())
-            self._states = [(dice, dice.get()) for dice in self._dice]
+            self._states = [(dice, dice.take()) for dice in self._dice]
             return
         if self._cast:
-            self._states = [(dice, dice.get()) for dice in self._cast]
+            self._states = [(dice, dice.take()) for dice in self._cast]
         if self._written:
             torch._foreach_copy_(self._copies, self._written)
         if self._changing:
@@ -100,7 +89,7 @@ class Rewind:
 
     def _learn(self) -> None:
         """See what the pass has changed, and note only that from now on."""
-        used = [dice for dice, state in self._states if not dice.is_same(state, dice.get())]
+        used = [dice for dice, state in self._states if not same(state, dice.take())]
         self._cast = [dice for dice in self._dice if dice in used or dice in self._cast]
         known = {id(table) for table in self._changing}
         self._changing = [t for t, before in self._tables if id(t) in known or _is_other(t, before)]
@@ -119,31 +108,15 @@ class Rewind:
         """Where modules keep their buffers."""
         return (inner._buffers for inner in self._inner() if inner._buffers)
 
-    def _own_dice(self) -> Iterator[_Dice]:
+    def _own_dice(self) -> Iterator[Dice]:
         """Generators that modules have for themselves."""
         for inner in self._inner():
             for value in vars(inner).values():
                 if isinstance(value, torch.Generator):
-                    yield _Dice(value.get_state, value.set_state, torch.equal)
+                    yield Dice.of(value)
 
     def _inner(self) -> Iterable[nn.Module]:
         return dict.fromkeys(inner for module in self._modules for inner in module.modules())
-
-
-def _dice_of(device: torch.device) -> Iterable[_Dice]:
-    yield _Dice(torch.get_rng_state, torch.set_rng_state, torch.equal)
-    if device.type == "cuda":
-        yield _Dice(
-            lambda: torch.cuda.get_rng_state(device), lambda s: torch.cuda.set_rng_state(s, device), torch.equal
-        )
-    elif device.type == "mps":
-        yield _Dice(torch.mps.get_rng_state, torch.mps.set_rng_state, torch.equal)
-    yield _Dice(random.getstate, random.setstate, lambda a, b: a == b)
-    yield _Dice(_numpy_state, np.random.set_state, lambda a, b: a[2:] == b[2:] and np.array_equal(a[1], b[1]))
-
-
-def _numpy_state() -> Any:
-    return np.random.get_state()  # of the generator that people's code uses without naming one
 
 
 def _is_plain(buffer: Any) -> bool:

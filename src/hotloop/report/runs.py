@@ -55,6 +55,7 @@ def figures_of(report: Report, prefix: str = "") -> dict[str, float]:
         "seconds": report.seconds,
         "training loss": report.epochs[-1].loss if report.epochs else None,
         "peak memory in bytes": report.peak_memory,
+        "energy for 1,000 items in joules": None if report.load is None else report.load.joules_per(report.watched),
     }
     scored = words.last_scored(report)
     figures |= {f"validation {name}": value for name, value in (scored.metrics if scored else {}).items()}

@@ -72,8 +72,43 @@ def setting(report: Report) -> list[Fact]:
         Fact("model", plural(report.parameters, "parameter")),
         Fact("peak memory on the device", size(report.peak_memory), _why_unknown(report)),
         Fact("updates skipped by the scaler", count(report.skipped)),
+        *hardware(report),
         Fact("started", when(report.started)),
     ]
+
+
+def hardware(report: Report) -> list[Fact]:
+    """What the run asked of the hardware, as far as it was looked at."""
+    load = report.load
+    if load is None or not load.samples:
+        return []
+    facts = []
+    for gpu in load.gpus:
+        name = "GPU" if len(load.gpus) == 1 else f"GPU {gpu.index}"
+        if gpu.utilisation is not None:
+            high = gpu.utilisation_p95
+            detail = "" if high is None else f"95% of the samples are at or below {high:.0f}%"
+            facts.append(Fact(f"{name} utilisation", f"{gpu.utilisation:.0f}%", detail))
+        if gpu.throttled:
+            facts.append(Fact(f"{name} throttled", f"{gpu.throttled:.0%} of the time", ", ".join(gpu.reasons)))
+    if (joules := load.joules) is not None:
+        each = load.joules_per(report.watched)
+        detail = "" if each is None else f"{count(each)} J for 1,000 items"
+        facts.append(Fact("energy of the GPU" + "s" * (len(load.gpus) > 1), energy(joules), detail))
+    if load.cpu is not None:
+        facts.append(Fact("CPU of the host", f"{load.cpu:.0f}%", "mean of all cores, whoever used them"))
+    return facts
+
+
+def energy(joules: float) -> str:
+    """Joules in the unit that suits them.
+
+    >>> energy(420.0), energy(52_000.0), energy(7.2e6)
+    ('420 J', '52.0 kJ', '2.00 kWh')
+    """
+    if joules < 10_000:
+        return f"{count(joules)} J"
+    return f"{joules / 1e3:.1f} kJ" if joules < 3.6e6 else f"{joules / 3.6e6:.2f} kWh"
 
 
 def chief_metric(report: Report) -> str | None:

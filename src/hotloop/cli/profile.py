@@ -1,0 +1,163 @@
+"""`hotloop profile`: where the time of an unmodified script's training steps goes, line by line."""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotloop.cli.options import Json
+from hotloop.cli.output import console, print_json, say
+from hotloop.errors import BadArgument
+from hotloop.text import printable
+
+if TYPE_CHECKING:
+    from hotloop.profiling.record import Profile
+
+GRACE = 30.0  # seconds for a script to end once its profile is written
+FILES = {
+    "report.html": "the page, for a browser",
+    "trace.json.gz": "every event, for Perfetto or Chrome",
+    "report.json": "all of the page as data",
+}
+
+
+def profile(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT.py [ARGUMENTS]...", help="What you would write after `python`.", show_default=False
+        ),
+    ],
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to profile.")] = 20,
+    warmup: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Steps before them.", show_default="until they settle")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
+    ] = None,
+    ceilings: Annotated[
+        bool, typer.Option("--ceilings/--no-ceilings", help="Also measure what the device can do at most.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Run a script, find its training steps, and show where their time goes.
+
+    The script needs no change: steps are found by its optimizers. The first ones warm up, then some are profiled, and
+    the script is ended as if by Ctrl-C, so that its own clean-up runs. Options of `hotloop profile` stand before the
+    script's name, the script's own after it.
+
+    The page says how much of a step is waiting for data, copying, gaps, computing; which lines of your own code cost
+    most; where the host waits; and how memory goes up and down.
+
+    [bold]Examples[/bold]
+      hotloop profile train.py --epochs 3         [dim]then open runs/.../report.html[/dim]
+      hotloop profile --steps 50 train.py
+      hotloop profile -m project.train            [dim]as python -m would run it[/dim]
+      hotloop profile --json train.py > profile.json
+    """
+    from hotloop.profiling.script import TRACE
+    from hotloop.report.folder import new_run
+    from hotloop.report.runs import DATA, PAGE
+
+    target, *arguments = command
+    if not module and not Path(target).exists():
+        raise BadArgument(f"there is no file {printable(target)}", fix="give the script as you would give it to python")
+    with new_run(out) as run, tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
+        found, trace = _profiled(target, arguments, folder, (steps, warmup), module=module, as_json=as_json)
+        if ceilings:
+            found = _with_ceilings(found)
+        from hotloop.report.profile import profile_page, profile_run
+
+        words = shlex.join(["hotloop", *sys.argv[1:]])
+        run.write(PAGE, profile_page(found, command=words))
+        run.write(TRACE, trace)
+        run.write_json(DATA, profile_run(found).with_data({"command": words, "profile": found.to_json()}))
+    if as_json:
+        from hotloop.files import finite
+
+        print_json({"folder": str(run.path), **finite(found.to_json())})
+    else:
+        _show(found, run.path)
+
+
+def _profiled(
+    target: str,
+    arguments: list[str],
+    folder: str,
+    counts: tuple[int, int | None],
+    *,
+    module: bool,
+    as_json: bool,
+) -> "tuple[Profile, bytes]":
+    """Run the script in a process of its own; its output goes where it would go, or past the JSON to stderr."""
+    import json
+
+    from hotloop.profiling.record import Profile
+    from hotloop.profiling.script import PROFILE, TRACE, Request
+
+    request = Request(target, tuple(arguments), folder, *counts, module)
+    # Without the lines that the profiler's own library writes at every start and stop.
+    quiet = {"KINETO_LOG_LEVEL": "9", **os.environ}
+    child = subprocess.Popen(request.command(), env=quiet, stdout=sys.stderr if as_json else None)  # noqa: S603
+    code = _end_of(child, Path(folder, PROFILE))
+    if not Path(folder, PROFILE).exists():
+        raise typer.Exit(code if code > 0 else 128 - code)
+    data = json.loads(Path(folder, PROFILE).read_text())
+    return Profile.from_json(data), Path(folder, TRACE).read_bytes()
+
+
+def _end_of(child: "subprocess.Popen[bytes]", written: Path) -> int:
+    """Wait for the script. One that does not end though its profile is there is ended."""
+    asked = False
+    while True:
+        try:
+            return child.wait(timeout=1.0)
+        except KeyboardInterrupt:  # the script got it too, and ends by itself
+            if asked:
+                child.kill()
+                raise
+            asked = True
+        except subprocess.TimeoutExpired:
+            if written.exists():
+                break
+    for ending in (None, child.terminate, child.kill):
+        if ending is not None:
+            ending()
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=GRACE)
+    return child.wait()
+
+
+def _with_ceilings(found: "Profile") -> "Profile":
+    """Measured now that the script has ended, and the device is free."""
+    import torch
+
+    from hotloop.bench.ceilings import ceilings
+    from hotloop.profiling.advice import with_ceilings
+
+    say(console(stderr=True), "measuring what the device can do at most")
+    return with_ceilings(found, ceilings(torch.device(found.device)))
+
+
+def _show(found: "Profile", folder: Path) -> None:
+    from rich.text import Text
+
+    from hotloop.report.profile import profile_summary
+
+    words = console()
+    words.print()
+    words.print(profile_summary(found))
+    words.print()
+    say(words, "Written:")
+    paths = {printable(str(folder / name)): what for name, what in FILES.items()}
+    width = max(map(len, paths))
+    for path, what in paths.items():
+        words.print(Text.assemble(f"  {path:<{width}}", (f"  {what}", "dim")), soft_wrap=True)

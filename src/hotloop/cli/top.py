@@ -1,0 +1,222 @@
+"""`hotloop top`: the hardware as it works, with advice, in the terminal, as data, or as a page."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotloop.cli.options import INTERRUPTED
+from hotloop.cli.output import print_json
+from hotloop.errors import BadArgument
+from hotloop.text import printable
+
+if TYPE_CHECKING:
+    from hotloop.monitor.advice import Advisor
+    from hotloop.monitor.reading import Reading
+    from hotloop.top.live import Keep, Read
+    from hotloop.top.options import Options
+
+SHORTEST, LONGEST = 0.1, 3600  # seconds from a sample to the next
+
+
+def top(
+    once: Annotated[bool, typer.Option("--once", help="Print one sample and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; with --interval or --count, a line for each sample.")
+    ] = False,
+    interval: Annotated[
+        float | None,
+        typer.Option("--interval", "-i", metavar="SECONDS", help="From a sample to the next.", show_default="1"),
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-n", metavar="N", help="End after so many samples.", show_default=False)
+    ] = None,
+    user: Annotated[
+        str, typer.Option("--user", "-u", metavar="NAME", help="Only processes of users with this in their name.")
+    ] = "",
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append each sample to this file, a line of JSON each.", show_default=False),
+    ] = None,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page with the last hour instead, for a browser.")] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="Of the page; 0 for any that is free.")] = 8080,
+    bind: Annotated[
+        str,
+        typer.Option(
+            "--bind", "--host", metavar="ADDRESS", help="Where the page listens; by default for this machine alone."
+        ),
+    ] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD",
+            envvar="HOTLOOP_TOKEN",
+            help="What a browser must bring to see the page; elsewhere than on this machine, one is always needed.",
+            show_default="none, or made up",
+        ),
+    ] = None,
+    example: Annotated[
+        int | None, typer.Option(metavar="GPUS", hidden=True, help="Show a made-up machine with so many GPUs.")
+    ] = None,
+) -> None:
+    """Watch GPUs, their processes and the host, with advice on what to change.
+
+    In a terminal it is a live view: [bold]?[/bold] lists the keys, [bold]q[/bold] quits.
+    Pipes, dumb terminals and NO_COLOR get plain text.
+    What the driver does not tell is shown as –, never as 0.
+
+    [bold]Examples[/bold]
+      hotloop top                        [dim]look, and press ? for the keys[/dim]
+      hotloop top --once                 [dim]one sample, as text[/dim]
+      hotloop top --json                 [dim]one sample, for a script[/dim]
+      hotloop top --json --interval 5    [dim]a line every 5 s, until Ctrl-C[/dim]
+      hotloop top --log gpu.jsonl        [dim]look, and keep every sample[/dim]
+      hotloop top --web                  [dim]a page for the browser here[/dim]
+      hotloop top --web --bind 0.0.0.0   [dim]for others too, behind a token[/dim]
+    """
+    _must_make_sense(once, as_json, web, interval, count)
+    every = 1.0 if interval is None else interval
+    many = 1 if once else count
+    with _machine(example) as read, _log(log) as keep:
+        if web:
+            _serve(read, keep, bind, port, token, every)
+        elif as_json and interval is None and count is None:
+            _print_object(read, keep)
+        elif as_json:
+            _print_lines(read, keep, every, many)
+        else:
+            _look(read, keep, every, many, user)
+
+
+def _must_make_sense(once: bool, as_json: bool, web: bool, interval: float | None, count: int | None) -> None:
+    if interval is not None and not SHORTEST <= interval <= LONGEST:
+        raise BadArgument(f"--interval {interval}", fix=f"give seconds, from {SHORTEST} to {LONGEST:,}")
+    if count is not None and count < 1:
+        raise BadArgument(f"--count {count}", fix="give a whole number of at least 1")
+    if once and (interval is not None or count is not None):
+        raise BadArgument("--once is one sample", fix="leave out --interval and --count, or --once")
+    if web and (once or as_json or count is not None):
+        raise BadArgument(
+            "--web shows a page until Ctrl-C, and prints nothing", fix="leave out --once, --json and --count, or --web"
+        )
+
+
+@contextmanager
+def _machine(example: int | None) -> "Iterator[Read]":
+    """Where readings come from: the hardware, or one that is made up."""
+    if example is not None:
+        from hotloop.top.example import machine
+
+        yield machine(example)
+        return
+    from hotloop.monitor.sampler import Sampler
+
+    with Sampler() as sampler:
+        yield sampler.read
+
+
+@contextmanager
+def _log(path: Path | None) -> "Iterator[Keep]":
+    """What is done with each sample besides showing it: nothing, or a line in a file."""
+    if path is None:
+        yield lambda reading, advice: None
+        return
+    from hotloop.monitor.logs import JsonLines
+    from hotloop.top.plain import as_data
+
+    with closing(JsonLines(path)) as lines:
+        yield lambda reading, advice: lines.append(as_data(reading, advice))
+
+
+def _adviser() -> "Advisor":
+    """Advice for the person who looks."""
+    from hotloop.monitor.advice import Advisor
+
+    return Advisor(user=_me())
+
+
+def _me() -> str | None:
+    """The user, as processes are told by."""
+    import psutil
+
+    try:
+        return psutil.Process().username()
+    except (psutil.Error, OSError, KeyError):  # as in a container whose user has no name
+        return None
+
+
+def _look(read: "Read", keep: "Keep", every: float, count: int | None, user: str) -> None:
+    """The live view, or text where there can be none."""
+    from hotloop.top.options import Options
+    from hotloop.top.plain import is_plain
+
+    options = Options(user=user.strip(), me=_me())
+    if is_plain(sys.stdout) or count == 1:
+        _print_text(read, keep, every, count, options)
+        return
+    from hotloop.top.live import run
+
+    run(read, _adviser().see, every=every, count=count, keep=keep, options=options)
+
+
+def _print_text(read: "Read", keep: "Keep", every: float, count: int | None, options: "Options") -> None:
+    from hotloop.top.plain import Texts, is_plain, samples
+
+    advise = _adviser().see
+    texts = Texts(sys.stdout, options, every, styled=not is_plain(sys.stdout))
+    with _until_stopped():
+        for reading in samples(read, every=every, count=count):
+            advice = advise(reading)
+            keep(reading, advice)
+            texts.show(reading, advice)
+
+
+def _print_object(read: "Read", keep: "Keep") -> None:
+    from hotloop.top.plain import as_data, samples
+
+    with _until_stopped():
+        [reading] = samples(read, count=1)
+        advice = _adviser().see(reading)
+        keep(reading, advice)
+        print_json(as_data(reading, advice))
+
+
+def _print_lines(read: "Read", keep: "Keep", every: float, count: int | None) -> None:
+    from hotloop.top.plain import as_line, samples
+
+    advise = _adviser().see
+    with _until_stopped():
+        for reading in samples(read, every=every, count=count):
+            advice = advise(reading)
+            keep(reading, advice)
+            sys.stdout.write(as_line(reading, advice))
+            sys.stdout.flush()
+
+
+@contextmanager
+def _until_stopped() -> "Iterator[None]":
+    """Ctrl-C is how samples without end are ended: nothing is said about it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _serve(read: "Read", keep: "Keep", bind: str, port: int, token: str | None, every: float) -> None:
+    """The page, until Ctrl-C."""
+    from hotloop.top.web import serve
+
+    advise = _adviser().see
+
+    def logged() -> "Reading":
+        reading = read()
+        keep(reading, advise(reading))
+        return reading
+
+    def ready(address: str) -> None:
+        print(f"The page is at {printable(address)} (Ctrl-C ends it)", flush=True)
+
+    serve(logged, host=bind, port=port, token=token, every=every, ready=ready, advisor=_adviser())

@@ -1,0 +1,187 @@
+"""`Watching`: the hardware is looked at from a thread while something runs, and what it did is added up."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from hotloop.errors import BadArgument
+from hotloop.monitor.history import History
+from hotloop.monitor.load import Tally
+from hotloop.monitor.logs import Log, open_log, scalars
+from hotloop.monitor.reading import Reading
+from hotloop.records import Load, Timing
+
+EVERY = 0.5  # seconds between two samples
+LAST_READING = 2.0  # seconds that the end waits for the last reading; a driver that hangs is left behind
+REMEMBERED = 3600.0  # seconds of history
+
+
+def watch(
+    every: float = EVERY,
+    gpus: Collection[int | str] | None = None,
+    log: Log | str | os.PathLike[str] | None = None,
+) -> "Watching":
+    """Watch the hardware while a block runs.
+
+        with hotloop.watch() as watching:
+            train()
+        print(watching.load.joules)
+
+    `gpus` are those to tell of, by index or UUID: by default those that this program uses. `log` takes the numbers of
+    every sample: "tensorboard", a path that ends in `.jsonl`, or a `Log`.
+    """
+    return Watching(every=every, gpus=gpus, log=log)
+
+
+class Watching:
+    """Samples the hardware twice a second in a thread of its own, from `with` or `start()` to its end or `stop()`.
+
+    What goes wrong in there is noted in the load and never reaches the training. A process that was forked off has no
+    such thread, and none is started in it.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Reading] | None = None,  # in place of a `Sampler`
+        *,
+        every: float = EVERY,
+        gpus: Collection[int | str] | None = None,
+        log: Log | str | os.PathLike[str] | None = None,
+        step: Callable[[], int] | None = None,  # of the training, for the log; without it, samples are counted
+    ) -> None:
+        if not 0 < every < threading.TIMEOUT_MAX:
+            raise BadArgument(f"every={every}", fix="give the seconds between two samples, such as 0.5")
+        self.every = every
+        self.history = History(max(REMEMBERED, every), every=max(1.0, every))
+        self.latest: Reading | None = None
+        self._read = read
+        self._gpus = gpus
+        self._step = step
+        self._given = log
+        self._log: Log | None = None
+        self._tally = Tally(gpus)
+        self._load = self._tally.load()
+        self._ending = threading.Event()
+        self._left = False  # nobody waits for the thread any more
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+
+    @property
+    def load(self) -> Load:
+        """What was added up so far, or in all."""
+        return self._load
+
+    def start(self) -> Self:
+        """Open the log and begin to watch; returns at once."""
+        if self._thread is not None:
+            raise BadArgument("this has been started before", fix="make a new one for each stretch of time")
+        self._log = open_log(self._given) if isinstance(self._given, str | os.PathLike) else self._given
+        self._thread = threading.Thread(target=self._run, name="hotloop watch", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> Load:
+        """Take a last reading and end; gives the load. A driver that hangs is not waited for."""
+        if self._thread is None or os.getpid() != self._process:
+            return self.load
+        self._ending.set()
+        self._thread.join(LAST_READING)
+        if self._thread.is_alive() and not self._left:
+            self._left = True
+            note = f"the last reading took longer than {LAST_READING:.0f} s and was not waited for"
+            self._load = replace(self._load, notes=(*self._load.notes, note))
+        return self.load
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            with _sampler(self._read) as read:
+                self._sample_until_the_end(read)
+        except Exception as error:  # noqa: BLE001  # a broken driver may raise anything, and it is not the training's fault
+            self._note("the hardware is not watched", error)
+        self._close_log()
+
+    def _sample_until_the_end(self, read: Callable[[], Reading]) -> None:
+        due = time.monotonic()
+        while True:
+            ending = self._ending.is_set()  # asked before the reading: one always comes after the end
+            self._sample(read)
+            if ending or self._left:
+                return
+            now = time.monotonic()
+            due = due + self.every if due + self.every > now else now + self.every
+            self._ending.wait(due - now)
+
+    def _sample(self, read: Callable[[], Reading]) -> None:
+        try:
+            reading = read()
+        except Exception as error:  # noqa: BLE001  # the same
+            self._note("a reading failed", error)
+            return
+        if self._left:
+            return
+        self._tally.add(reading, time.monotonic())
+        self.history.add(reading)
+        self.latest, self._load = reading, self._tally.load()  # whole records change hands, so that nobody needs a lock
+        self._write(reading)
+
+    def _write(self, reading: Reading) -> None:
+        if self._log is None:
+            return
+        try:
+            step = self._load.samples - 1 if self._step is None else self._step()
+            self._log.write(scalars(reading, self._gpus), step=step, time=reading.time)
+        except Exception as error:  # noqa: BLE001  # a full disk, a closed log: the training goes on without it
+            self._note("the log is not written any more", error)
+            self._close_log()
+
+    def _close_log(self) -> None:
+        log, self._log = self._log, None
+        if log is None or log is self._given:  # whoever made it closes it
+            return
+        try:
+            log.close()
+        except Exception as error:  # noqa: BLE001  # the same
+            self._note("the log was not closed", error)
+
+    def _note(self, what: str, error: Exception) -> None:
+        self._tally.note(f"{what}: {type(error).__name__}: {error}")
+        if not self._left:
+            self._load = self._tally.load()
+
+
+@contextmanager
+def _sampler(read: Callable[[], Reading] | None) -> Iterator[Callable[[], Reading]]:
+    if read is not None:
+        yield read
+        return
+    from hotloop.monitor.sampler import Sampler  # noqa: PLC0415  # NVML is looked for in the thread, not in the training
+
+    with Sampler() as sampler:
+        yield sampler.read
+
+
+def sampling_cost(read: Callable[[], Reading] | None = None, *, repeats: int = 50) -> Timing:
+    """Seconds that one sample takes, reading and adding up together; over `every`, the most that watching can cost.
+
+    >>> from hotloop.monitor.reading import Host
+    >>> 0 < sampling_cost(lambda: Reading(time.time(), Host(cpu=3.0)), repeats=3).median < EVERY
+    True
+    """
+    from hotloop.clock import measure  # noqa: PLC0415  # it imports torch, which watching does not need
+
+    watching = Watching(read)
+    with _sampler(read) as reads:
+        return measure(lambda: watching._sample(reads), repeats=repeats)

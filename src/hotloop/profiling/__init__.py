@@ -1,0 +1,1 @@
+"""Where the time of training steps went: recorded by `Profiler`, worked out from plain events, kept as a `Profile`."""

@@ -1,0 +1,139 @@
+"""What a profile means, in sentences: what costs time, and what to do about it. Rules over plain figures."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from hotloop.profiling.record import Advice, HostWait, Profile
+from hotloop.text import duration
+
+NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
+HALF = ("bf16", "fp16")
+WORDS = {
+    "data": "waiting for data",
+    "copies": "copying between host and device",
+    "waits": "the device idle while the host waits for it",
+    "gaps": "the device idle while the host prepares work",
+    "communication": "communicating",
+    "compute": "computing",
+}
+
+
+def part_words(name: str, device: str) -> str:
+    """A part of the time in words.
+
+    >>> part_words("gaps", "cpu"), part_words("data", "cuda:0")
+    ('Python between operations', 'waiting for data')
+    """
+    return "Python between operations" if name == "gaps" and not has_kernels(device) else WORDS[name]
+
+
+def has_kernels(device: str) -> bool:
+    """Whether work on a device is apart from the host's, so that the host can wait for it."""
+    return device.split(":", maxsplit=1)[0] not in ("cpu", "mps")
+
+
+def advise(profile: Profile, *, workers: bool = False) -> tuple[Advice, ...]:
+    """The costliest first. `workers`: the batches come from processes of their own."""
+    shares = profile.parts.shares
+    told = [
+        *_on_data(profile, shares["data"], workers=workers),
+        *_on_copies(shares["copies"]),
+        *_on_gaps(profile, shares["gaps"] + shares["waits"]),
+        *_on_communication(shares["communication"]),
+    ]
+    ranked = [advice for _, advice in sorted(told, key=lambda pair: -pair[0])]
+    return (*ranked, *_on_waits(profile), *_on_precision(profile))
+
+
+def with_ceilings(profile: Profile, ceilings: dict[str, float]) -> Profile:
+    """The same profile with what the device can do at most, and with the advice that follows from that."""
+    measured = replace(profile, ceilings=ceilings)
+    return replace(measured, advice=(*profile.advice, *(a for a in _on_precision(measured) if a not in profile.advice)))
+
+
+def _on_data(profile: Profile, share: float, *, workers: bool) -> Iterator[tuple[float, Advice]]:
+    if share < NOTABLE:
+        return
+    pinned = ", pin_memory=True" if has_kernels(profile.device) else ""
+    fix = (
+        "give the DataLoader more workers (num_workers) and let them fetch further ahead (prefetch_factor), "
+        "do less in __getitem__, or keep the data on the device: hotloop.Loop does where it fits"
+        if workers
+        else f"read it in processes of its own: DataLoader(..., num_workers=4, persistent_workers=True{pinned}); "
+        "or do the slow part of __getitem__ once, beforehand"
+    )
+    yield share, Advice(f"The loop waits {share:.0%} of its time for data.", fix)
+
+
+def _on_copies(share: float) -> Iterator[tuple[float, Advice]]:
+    if share >= NOTABLE:
+        what = f"Copies between host and device take {share:.0%} of the time, and nothing is computed meanwhile."
+        fix = (
+            "let them run beside the computing: DataLoader(..., pin_memory=True) and .to(device, non_blocking=True), "
+            "or iterate over hotloop.stream(loader, device), which copies ahead"
+        )
+        yield share, Advice(what, fix)
+
+
+def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Advice]]:
+    if share < 2 * NOTABLE:
+        return
+    if has_kernels(profile.device):
+        what = f"The device has nothing to do for {share:.0%} of the time: the host does not prepare work fast enough."
+        fix = (
+            "take the waits out of the step, give larger batches, or let the host do less per step: "
+            "torch.compile(model), or hotloop.Loop, which records the step as a CUDA graph"
+        )
+    else:
+        what = f"{share:.0%} of the time passes in Python, between operations."
+        fix = (
+            "larger batches, or fewer and larger operations; what is done in each step beside training counts here too"
+        )
+    if not profile.data_known:
+        what += " Waiting for data is part of it, since the batches do not come from a DataLoader."
+    yield share, Advice(what, fix)
+
+
+def _on_communication(share: float) -> Iterator[tuple[float, Advice]]:
+    if share >= NOTABLE:
+        what = f"Communication between processes takes {share:.0%} of the time, and nothing is computed meanwhile."
+        yield share, Advice(what, "larger batches, accumulation with no_sync(), or gradients in bf16")
+
+
+def _on_waits(profile: Profile) -> Iterator[Advice]:
+    """The lines that wait in about every step."""
+    steady = [wait for wait in profile.waits if wait.calls >= 0.5 and wait.line is not None]
+    for wait in steady[:3]:
+        yield Advice(_wait_words(wait, profile), _way_out(wait))
+
+
+def _wait_words(wait: HostWait, profile: Profile) -> str:
+    where = f"{wait.line} ({wait.what})"
+    if not has_kernels(profile.device):
+        return (
+            f"{where} reads a value from a tensor in every step: nothing on a CPU, but on a GPU the host waits there."
+        )
+    return f"The host waits for the device at {where}, {duration(wait.seconds)} in a step."
+
+
+def _way_out(wait: HostWait) -> str:
+    if ".item()" in wait.what:
+        return "keep the value on the device (total += loss.detach()) and read it once in a while, not in every step"
+    if "synchronize" in wait.what:
+        return "leave it out: PyTorch waits by itself where a value is needed"
+    if ".cpu()" in wait.what or ".to()" in wait.what:
+        return "copy without waiting, to or from pinned memory: .to(device, non_blocking=True)"
+    return "avoid results whose size depends on values: multiply by the mask, or torch.where"
+
+
+def _on_precision(profile: Profile) -> Iterator[Advice]:
+    """Products in full precision on a device that is much faster in half."""
+    full = sum(profile.flops.get(name, 0.0) for name in ("fp32", "tf32"))
+    plain = max((profile.ceilings.get(name, 0.0) for name in ("fp32", "tf32") if profile.flops.get(name)), default=0.0)
+    half = max((profile.ceilings.get(name, 0.0) for name in HALF), default=0.0)
+    busy = profile.parts.shares["compute"]
+    if plain and half > 1.5 * plain and full > 0.5 * sum(profile.flops.values()) and busy > 0.5:
+        yield Advice(
+            f"Products run in full precision; in half precision this device computes {half / plain:.1f} times as fast.",
+            'put the forward under torch.autocast("cuda", torch.bfloat16); hotloop.Loop tries it and compares losses',
+        )

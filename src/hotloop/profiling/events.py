@@ -1,0 +1,95 @@
+"""`Event`: what happened when, on the host or on the device, read from the trace that PyTorch's profiler writes."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+MARK = "hotloop.step"  # recorded where a step ends
+DATA = "hotloop.data"  # recorded around waiting for data that is no DataLoader's own
+EPOCH = "hotloop.epoch"  # recorded around a DataLoader's __iter__, which starts its workers
+LOADER = "enumerate(DataLoader)#"  # what PyTorch records around a DataLoader's __next__
+UPDATE = "Optimizer.step#"  # and around an update
+
+Kind = Literal[
+    "mark",  # host: the end of a step
+    "data",  # host: waiting for a batch
+    "update",  # host: an optimizer's step
+    "operation",  # host: an operation of PyTorch, which may have others inside
+    "talk",  # host: with other processes
+    "wait",  # host: a call that waits for the device
+    "call",  # host: any other call of the device's library, such as the launch of a kernel
+    "kernel",  # device
+    "copy",  # device: between host and device
+    "communication",  # device: with other devices
+]
+ON_DEVICE: tuple[Kind, ...] = ("kernel", "copy", "communication")
+
+_WAITS = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|^(cudaMemcpy|hipMemcpy|cuMemcpyDtoH_v2)$")
+_TALK = ("c10d::", "gloo:", "nccl:", "mpi:", "ucc:")
+_CALLS = ("cuda_runtime", "cuda_driver", "xpu_runtime", "privateuse1_runtime")
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A stretch of time on one thread of the host or one stream of the device, in seconds."""
+
+    name: str
+    kind: Kind
+    start: float
+    end: float
+    thread: int = 0  # of the device: the stream
+    correlation: int | None = None  # the same for a call on the host and what it makes the device do
+
+
+def events_in(trace: dict[str, Any]) -> list[Event]:
+    """The events of a Chrome trace in the order in which they begin; what tells nothing about time is left out."""
+    found = list(_events(trace.get("traceEvents", ())))
+    return sorted(_that_block(found), key=lambda event: (event.start, -event.end))
+
+
+def _events(rows: Iterable[dict[str, Any]]) -> Iterator[Event]:
+    for row in rows:
+        if row.get("ph") != "X":
+            continue
+        name, kind = str(row.get("name", "")), _kind(str(row.get("name", "")), str(row.get("cat", "")))
+        if kind is None:
+            continue
+        start, details = float(row["ts"]) / 1e6, row.get("args") or {}
+        thread = row.get("tid")
+        yield Event(
+            name,
+            kind,
+            start,
+            start + max(float(row.get("dur", 0)), 0) / 1e6,
+            thread if isinstance(thread, int) else 0,
+            details.get("correlation") if kind in (*ON_DEVICE, "wait", "call") else None,
+        )
+
+
+def _kind(name: str, category: str) -> Kind | None:
+    if category == "user_annotation":
+        if name == MARK:
+            return "mark"
+        if name in (DATA, EPOCH) or name.startswith(LOADER):
+            return "data"
+        return "update" if name.startswith(UPDATE) else "talk" if name.startswith(_TALK) else None
+    if category == "cpu_op":
+        return "talk" if name.startswith(_TALK) else "operation"
+    if category in _CALLS:
+        return "wait" if _WAITS.match(name) else "call"
+    if category == "kernel":
+        return "communication" if name.lower().startswith(("nccl", "rccl")) else "kernel"
+    if category == "gpu_memcpy":
+        return "kernel" if "DtoD" in name else "copy"  # within the device it is work like any other
+    return "kernel" if category == "gpu_memset" else None
+
+
+def _that_block(events: list[Event]) -> Iterator[Event]:
+    """A copy to or from memory that is not pinned holds the host up, though its call says "Async"."""
+    held = {event.correlation for event in events if event.kind == "copy" and "Pageable" in event.name}
+    for event in events:
+        if event.kind == "call" and event.correlation in held and event.correlation is not None:
+            yield Event(event.name, "wait", event.start, event.end, event.thread, event.correlation)
+        else:
+            yield event

@@ -1,0 +1,205 @@
+"""Which operations cost most and where the host waits, joined with the lines that a look has seen."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from hotloop.placement.sites import Site, _short
+from hotloop.profiling.events import ON_DEVICE, Event
+from hotloop.profiling.looking import Seen
+from hotloop.profiling.parts import training_threads
+from hotloop.profiling.record import HostWait, Line, Operation
+
+TOP = 10
+WAITING = {  # operations that wait for a device, by what people write
+    "aten::_local_scalar_dense": ".item() or a branch on a tensor",
+    "aten::_to_copy": ".cpu() or .to()",
+    "aten::copy_": ".cpu(), .to() or .copy_()",
+    "aten::nonzero": ".nonzero() or an index of true and false",
+    "aten::masked_select": ".masked_select()",
+    "aten::_unique2": ".unique()",
+    "cudaDeviceSynchronize": "torch.cuda.synchronize()",
+    "cudaEventSynchronize": "synchronize() of an event",
+    "cudaStreamSynchronize": "synchronize() of a stream",
+}
+READING = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::_unique2"}  # on any device
+_HOST = ("operation", "update", "data", "wait", "call")
+
+
+@dataclass(slots=True)
+class Cost:
+    """An operation that ran once, with all that it asked for in turn."""
+
+    name: str
+    phase: str
+    step: int
+    start: float
+    whole: bool  # with the operations inside it; else by itself
+    seconds: float = 0.0  # on the host
+    device: float = 0.0  # seconds on the device
+    waited: float = 0.0  # seconds in which the host waited for the device
+    seen: Seen | None = None  # the same operation in the step that was looked at
+    inner: "Cost | None" = None  # the first inside it that is whole: what it was begun for
+
+    @property
+    def site(self) -> Site | None:
+        """The line of the person's that asked for it."""
+        known = self.seen or (self.inner.seen if self.inner else None)
+        return known.site if known else None
+
+
+@dataclass(slots=True)
+class _Open:
+    """An event of the host that has not ended yet."""
+
+    end: float
+    phase: str
+    cost: Cost | None
+
+
+def costs(events: Sequence[Event], seen: Iterable[Seen]) -> list[Cost]:
+    """What each operation of each step cost. `seen` is one step of the same loop, looked at."""
+    known: dict[tuple[str, str], list[Seen]] = defaultdict(list)
+    for each in seen:
+        known[each.phase, each.name].append(each)
+    marks = sorted(event.end for event in events if event.kind == "mark")
+    asked: dict[int, Cost] = {}
+    found: list[Cost] = []
+    for thread in training_threads(events):
+        own = sorted((e for e in events if e.kind in _HOST and e.thread == thread), key=lambda e: (e.start, -e.end))
+        found += _walk(own, known, marks, asked)
+    found = [cost for cost in found if 0 <= cost.step < len(marks) - 1]
+    found += _on_the_device(events, asked, marks)
+    _match(found, known)
+    return found
+
+
+def costliest(found: Iterable[Cost], steps: int, step_seconds: float, *, device: bool) -> tuple[Operation, ...]:
+    """The operations that take most of the time, by the line that asks for them."""
+    groups: dict[tuple[str, str, Site | None], list[Cost]] = defaultdict(list)
+    for cost in found:
+        if device or cost.phase != "data":  # on a CPU, that is time of waiting for data
+            groups[cost.name, cost.phase, cost.site].append(cost)
+    rows = []
+    for (name, phase, site), group in groups.items():
+        seconds = sum(cost.device if device else cost.seconds for cost in group) / steps
+        if seconds > 0:
+            largest = max(group, key=lambda cost: cost.device if device else cost.seconds)
+            shapes = largest.seen.shapes if largest.seen else ""
+            share = seconds / step_seconds if step_seconds else 0.0
+            calls = len(group) / steps
+            rows.append(Operation(plain(name), phase, line_of(site), seconds, share, calls, shapes))
+    return tuple(sorted(rows, key=lambda row: -row.seconds)[:TOP])
+
+
+def waits_in(found: Iterable[Cost], steps: int, *, device: bool) -> tuple[HostWait, ...]:
+    """Where the host waits for the device; on a CPU, where it would wait for one."""
+    groups: dict[tuple[str, Site | None], list[float]] = defaultdict(list)
+    for cost in found:
+        # On a CPU, optimizers read their own counters, which lie on the host whatever the device is.
+        if cost.waited if device else cost.name in READING and cost.phase in ("forward", "backward"):
+            what = WAITING.get(cost.name, plain(cost.name))
+            groups[what, cost.site].append(cost.waited if device else cost.seconds)
+    rows = [
+        HostWait(what, line_of(site), sum(times) / steps, len(times) / steps) for (what, site), times in groups.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: -row.seconds)[:TOP])
+
+
+def line_of(site: Site | None) -> Line | None:
+    """A line as a profile keeps it."""
+    return None if site is None else Line(_short(site.file), site.line, site.code)
+
+
+def plain(name: str) -> str:
+    """The name of an operation without what tells a reader nothing.
+
+    >>> plain("aten::addmm"), plain("autograd::engine::evaluate_function: MmBackward0")
+    ('addmm', 'MmBackward0')
+    """
+    for prefix in ("autograd::engine::evaluate_function: ", "torch::autograd::", "aten::", "void "):
+        name = name.removeprefix(prefix)
+    return name.split("<")[0].split("(")[0].strip() or name
+
+
+def _walk(
+    events: Sequence[Event],
+    known: dict[tuple[str, str], list[Seen]],
+    marks: list[float],
+    asked: dict[int, Cost],
+) -> Iterator[Cost]:
+    """The operations of one thread. One that the look has seen is taken whole, the others each by itself."""
+    stack: list[_Open] = []
+    for event in events:
+        while stack and stack[-1].end <= event.start:
+            stack.pop()
+        outer = stack[-1] if stack else _Open(0.0, "forward", None)
+        phase, cost, taken = _phase(event, outer.phase), outer.cost, event.end - event.start
+        calls = event.kind in ("wait", "call")
+        if (event.kind == "operation" and not (cost and cost.whole)) or (event.kind == "wait" and cost is None):
+            step = bisect_right(marks, event.start) - 1
+            around, cost = cost, Cost(event.name, phase, step, event.start, (phase, event.name) in known)
+            cost.seconds = 0.0 if calls else taken
+            if around is not None:
+                around.seconds = max(around.seconds - taken, 0.0)
+            if cost.whole:
+                _begin_for(cost, stack)
+            yield cost
+        if not calls:
+            stack.append(_Open(event.end, phase, cost))
+        elif cost is not None:
+            cost.waited += taken if event.kind == "wait" else 0.0
+            if event.correlation is not None:
+                asked[event.correlation] = cost
+
+
+def _begin_for(cost: Cost, stack: Iterable[_Open]) -> None:
+    """Tell those around an operation what they were begun for."""
+    for outer in stack:
+        if outer.cost is not None and outer.cost.inner is None:
+            outer.cost.inner = cost
+
+
+def _phase(event: Event, outer: str) -> str:
+    if event.kind in ("data", "update"):
+        return event.kind
+    if outer == "forward" and event.name.startswith("autograd::engine"):
+        return "backward"
+    return outer
+
+
+def _on_the_device(events: Sequence[Event], asked: dict[int, Cost], marks: list[float]) -> list[Cost]:
+    """Give the time of the device to the operations that asked for it; what nobody asked for stands for itself."""
+    alone = []
+    for event in events:
+        if event.kind in ON_DEVICE:
+            cost = asked.get(event.correlation) if event.correlation is not None else None
+            if cost is None:
+                step = bisect_right(marks, event.start) - 1
+                if 0 <= step < len(marks) - 1:
+                    cost = Cost(event.name, "", step, event.start, whole=False)
+                    alone.append(cost)
+            if cost is not None:
+                cost.device += event.end - event.start
+    return alone
+
+
+def _match(found: Iterable[Cost], known: dict[tuple[str, str], list[Seen]]) -> None:
+    """Pair operations with those that were seen: the third `addmm` of a forward is the third that was seen there.
+
+    Where a step runs another number of them than the one that was looked at, only what is the same for all is known.
+    """
+    groups: dict[tuple[int, str, str], list[Cost]] = defaultdict(list)
+    for cost in found:
+        if cost.whole:
+            groups[cost.step, cost.phase, cost.name].append(cost)
+    for (_, phase, name), group in groups.items():
+        entries = known[phase, name]
+        group.sort(key=lambda cost: cost.start)
+        if len(entries) == len(group):
+            for cost, entry in zip(group, entries, strict=True):
+                cost.seen = entry
+        elif len({entry.site for entry in entries}) == 1:
+            for cost in group:
+                cost.seen = entries[0]

@@ -1,0 +1,184 @@
+"""An unmodified script, run as `python script.py` would run it, and profiled until there is enough.
+
+Run as a program (`python -m hotloop.profiling.script`), so that the script has a process of its own.
+"""
+
+import json
+import os
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.files import write_json, write_whole
+from hotloop.profiling.profiler import Profiler
+from hotloop.profiling.rounds import Rounds
+from hotloop.text import plural, printable
+
+PROFILE, TRACE = "profile.json", "trace.json.gz"
+FAILED, INTERRUPTED = 1, 130
+_HERE = str(Path(__file__).parent)
+
+
+class Enough(BaseException):
+    """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be profiled."""
+
+    target: str  # a file, or the name of a module
+    arguments: tuple[str, ...]
+    folder: str  # where the profile and the trace are put
+    steps: int
+    warmup: int | None
+    module: bool
+
+    def command(self) -> list[str]:
+        """The program that does it."""
+        return [sys.executable, "-m", "hotloop.profiling.script", json.dumps(asdict(self))]
+
+
+class Run:
+    """A script that is being profiled."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._rounds = Rounds()
+        self._profiler = Profiler(
+            steps=request.steps, warmup=request.warmup, name=Path(request.target).name, tell=_tell
+        )
+        self._ended = 0  # times that the script was told to end
+
+    def run(self) -> int:
+        """Run the script; the exit code of the program."""
+        with self._profiler, _watching(self._updated):
+            ending = self._script()
+        if isinstance(ending, Exception):
+            _show(ending)
+            return FAILED
+        if not self._ended:
+            try:
+                self._write()
+            except BadArgument:
+                if isinstance(ending, KeyboardInterrupt):
+                    return INTERRUPTED
+                raise self._too_short(ending) from None
+        return 0
+
+    def _script(self) -> BaseException | None:
+        """What ended the script; None where it came to its end."""
+        sys.argv = [self._request.target, *self._request.arguments]
+        try:
+            if self._request.module:
+                runpy.run_module(self._request.target, run_name="__main__", alter_sys=True)
+            else:
+                if not sys.flags.safe_path:
+                    sys.path[0] = str(Path(self._request.target).resolve().parent)
+                runpy.run_path(self._request.target, run_name="__main__")
+        except Enough:
+            return None
+        except SystemExit as ending:
+            if isinstance(ending.code, str):
+                print(ending.code, file=sys.stderr)
+            return ending
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever the script lets through
+            return error
+        return None
+
+    def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """An optimizer has stepped."""
+        if not self._profiler.done and self._rounds.ends(id(optimizer)):
+            self._profiler.step()
+        if self._profiler.done:
+            self._end()
+
+    def _end(self) -> None:
+        """What was found is written first: what the script does once it is told to end is its own affair."""
+        if not self._ended:
+            self._write()
+            _tell("that is enough: ending the script")
+        self._ended += 1
+        if self._ended > 2:
+            _tell("the script catches every exception, so it is ended without its own clean-up")
+            sys.stdout.flush()
+            os._exit(0)
+        raise Enough
+
+    def _write(self) -> None:
+        folder = Path(self._request.folder)
+        profile = self._profiler.profile
+        write_whole(folder / TRACE, self._profiler.trace)
+        write_json(folder / PROFILE, profile.to_json())
+
+    def _too_short(self, ending: BaseException | None) -> BadArgument:
+        how = f"ended itself with {ending.code!r}" if isinstance(ending, SystemExit) else "came to its end"
+        made = self._profiler.seen
+        target = printable(self._request.target)
+        if made:
+            what = f"{target} {how} after {plural(made, 'training step')}, and a profile needs at least 3"
+            return BadArgument(what, fix="let it train longer")
+        return BadArgument(
+            f"{target} {how} without a training step: no torch.optim optimizer called step() in this process",
+            fix="give the arguments with which it trains; a script that trains in processes of its own cannot be seen",
+        )
+
+
+@contextmanager
+def _watching(updated: Any) -> Iterator[None]:
+    """Notice the steps of all optimizers; a thread that is told to end does so in silence."""
+    hook = register_optimizer_step_post_hook(updated)
+    before = threading.excepthook
+
+    def quiet(args: Any) -> None:
+        if not isinstance(args.exc_value, Enough):
+            before(args)
+
+    threading.excepthook = quiet
+    try:
+        yield
+    finally:
+        hook.remove()
+        threading.excepthook = before
+
+
+def _show(error: BaseException) -> None:
+    """An error as Python shows it, without the frames of this program."""
+    shown = traceback.TracebackException.from_exception(error)
+    _without_ours(shown)
+    sys.stdout.flush()
+    print("".join(shown.format()), end="", file=sys.stderr)
+
+
+def _without_ours(shown: traceback.TracebackException) -> None:
+    kept = [f for f in shown.stack if not f.filename.startswith((_HERE, "<frozen runpy>", runpy.__file__ or "\0"))]
+    shown.stack = traceback.StackSummary.from_list(kept)
+    for other in (shown.__cause__, shown.__context__):
+        if other is not None:
+            _without_ours(other)
+
+
+def _tell(what: str) -> None:
+    print(f"hotloop: {what}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    data = json.loads(arguments[0])
+    try:
+        return Run(Request(**{**data, "arguments": tuple(data["arguments"])})).run()
+    except HotloopError as error:
+        _tell(str(error))
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+// The parts of the page that are words: advice, processes, facts in a line.
+
+import { UNKNOWN, bytes, count, lasting, percent, plural, rate, say, sayList, sayWithCode, sentence } from "./words.js";
+
+const ROWS = 200; // processes that are shown
+
+export const $ = (id) => document.getElementById(id);
+export const copy = (id) => $(id).content.firstElementChild.cloneNode(true);
+
+export function lead({ gpus, host, driver }) {
+  const names = new Map();
+  for (const gpu of gpus) names.set(gpu.name, (names.get(gpu.name) ?? 0) + 1);
+  const parts = [...names].map(([name, number]) => (number > 1 ? `${number} × ${name}` : name));
+  if (!gpus.length) parts.push("no GPU");
+  if (host.cores) parts.push(plural(host.cores, "core"));
+  if (driver) parts.push(`driver ${driver}`);
+  return parts.join(" · ");
+}
+
+export function hostFacts(host) {
+  return [
+    `swap ${bytes(host.swap_used)}`,
+    `disk ${rate(host.disk_read)} read, ${rate(host.disk_written)} written`,
+    `network ${rate(host.net_received)} in, ${rate(host.net_sent)} out`,
+  ].join(" · ");
+}
+
+export function gpuFacts(gpu) {
+  if (gpu.error !== null) return "";
+  const facts = [`clock ${count(gpu.clock)} of ${count(gpu.clock_most, " MHz")}`];
+  if (gpu.fan !== null) facts.push(`fan ${percent(gpu.fan)}`);
+  facts.push(`PCIe ${rate(gpu.received)} in, ${rate(gpu.sent)} out`);
+  if (gpu.ecc_uncorrected !== null || gpu.ecc_corrected !== null) {
+    facts.push(`memory errors ${count(gpu.ecc_corrected)} corrected, ${count(gpu.ecc_uncorrected)} not`);
+  }
+  return facts.join(" · ");
+}
+
+export function showTrouble(trouble) {
+  $("trouble").hidden = !trouble;
+  say($("trouble"), trouble ? `The hardware could not be read just now: ${trouble}` : "");
+}
+
+// With a GPU, what could not be read is a note; without one, it is the reason.
+export function showNotes({ gpus, notes }) {
+  $("none").hidden = gpus.length > 0;
+  sayList($("reasons"), notes.length ? notes : ["No GPU was found. `hotloop device` says why."]);
+  $("notes").hidden = gpus.length === 0 || notes.length === 0;
+  sayList($("note-list"), notes);
+}
+
+export function showChips(chips, reasons) {
+  while (chips.children.length > reasons.length) chips.lastElementChild.remove();
+  while (chips.children.length < reasons.length) chips.append(document.createElement("span"));
+  reasons.forEach((reason, i) => say(chips.children[i], `slowed by ${reason}`));
+}
+
+export function showAdvice(advice) {
+  const list = $("pieces");
+  $("advice").hidden = advice.length === 0;
+  while (list.children.length > advice.length) list.lastElementChild.remove();
+  while (list.children.length < advice.length) list.append(copy("a-piece"));
+  advice.forEach((piece, i) => {
+    const item = list.children[i];
+    item.dataset.rule = piece.rule;
+    sayWithCode(item.querySelector(".words"), sentence(piece.words));
+    sayWithCode(item.querySelector(".fix"), sentence(piece.fix ?? ""));
+    say(item.querySelector(".rule"), piece.rule);
+  });
+}
+
+// A row for each process on each GPU; rows are kept while their process lives.
+export function showProcesses({ gpus, time }) {
+  const all = gpus.flatMap((gpu) => (gpu.processes ?? []).map((process) => ({ gpu: gpu.index, ...process })));
+  all.sort((one, other) => (other.memory ?? -1) - (one.memory ?? -1) || one.pid - other.pid || one.gpu - other.gpu);
+  $("processes").hidden = gpus.length === 0;
+  document.querySelector("#processes .scroll").hidden = all.length === 0;
+  const told = gpus.some((gpu) => gpu.processes !== null);
+  $("no-processes").hidden = all.length > 0;
+  say($("no-processes"), told ? "No process holds memory of a GPU." : `${UNKNOWN} The driver does not tell.`);
+  say($("processes-facts"), all.length > ROWS ? `the ${ROWS} largest of ${count(all.length)}` : "");
+  const body = $("rows");
+  const rows = new Map([...body.children].map((row) => [row.dataset.key, row]));
+  all.slice(0, ROWS).forEach((process, place) => {
+    const key = `${process.gpu}:${process.pid}`;
+    const row = rows.get(key) ?? copy("a-row");
+    rows.delete(key);
+    row.dataset.key = key;
+    if (body.children[place] !== row) body.insertBefore(row, body.children[place] ?? null);
+    showProcess(row, process, time);
+  });
+  for (const row of rows.values()) row.remove();
+}
+
+function showProcess(row, process, time) {
+  const [gpu, memory, , pid, user, cpu, kind, runs] = row.cells;
+  say(gpu, String(process.gpu));
+  say(memory, bytes(process.memory));
+  say(row.querySelector(".program"), process.name ?? UNKNOWN);
+  row.querySelector(".ours").hidden = !process.ours;
+  say(row.querySelector("small"), process.command ?? "");
+  row.querySelector("small").title = process.command ?? "";
+  say(pid, String(process.pid));
+  say(user, process.user ?? UNKNOWN);
+  say(cpu, percent(process.cpu));
+  say(kind, process.kind);
+  say(runs, process.started === null ? UNKNOWN : lasting(time - process.started));
+}

@@ -1,0 +1,107 @@
+"""`hotloop profile` as a program: the script in its own process, the folder that is left, JSON, errors."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hotloop.profiling.record import Profile
+
+SCRIPT = """
+import argparse, sys, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+torch.set_num_threads(1)
+
+class Slow(Dataset):
+    def __len__(self):
+        return 2000
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return torch.randn(8), index % 2
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=5)
+given = parser.parse_args()
+net = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+try:
+    for inputs, targets in DataLoader(Slow(), batch_size=4):
+        loss = nn.functional.cross_entropy(net(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        last = loss.item()
+finally:
+    print("clean", given.steps)
+"""
+
+
+def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "hotloop", "profile", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=folder)
+
+
+def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run(tmp_path, "--steps", "4", "--warmup", "6", "--no-ceilings", "--out", "out", "train.py", "--steps", "77")
+    assert done.returncode == 0, done.stderr
+    assert "clean 77" in done.stdout  # what stands after the script is the script's own
+    assert "waiting for data" in done.stdout
+    assert "train.py:" in done.stdout
+    assert "out/report.html" in done.stdout
+    assert "hotloop: profiling 4 steps" in done.stderr
+    assert "USDT" not in done.stderr
+    data = json.loads((tmp_path / "out/report.json").read_text())
+    profile = Profile.from_json(data["profile"])
+    assert (data["kind"], profile.steps, profile.name) == ("profile", 4, "train.py")
+    assert profile.parts.data > 4 * 0.008
+    assert "last = loss.item()" in (tmp_path / "out/report.html").read_text()
+    trace = json.loads(gzip.decompress((tmp_path / "out/trace.json.gz").read_bytes()))
+    assert trace["traceEvents"]
+
+
+def test_json_is_one_object_and_the_scripts_words_go_past_it(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = run(tmp_path, "--steps", "2", "--warmup", "1", "--json", "train.py")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    assert "clean 5" in done.stderr
+    assert Path(tmp_path, data["folder"], "report.html").exists()
+    assert data["ceilings"]["fp32"] > 0
+    assert data["steps"] == 2
+
+
+def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def deep():\n    raise KeyError('gone')\n\ndeep()\n")
+    done = run(tmp_path, "broken.py")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "KeyError: 'gone'"
+    assert "hotloop/" not in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("absent.py",), "there is no file absent.py"),
+        (("--steps", "0", "train.py"), "--steps"),
+        ((), "SCRIPT"),
+    ],
+    ids=["no file", "no steps", "nothing"],
+)
+def test_mistakes_are_told_before_anything_runs(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+    (tmp_path / "train.py").write_text("print('ran')\n")
+    done = run(tmp_path, *args)
+    assert done.returncode == 2
+    assert says in done.stdout + done.stderr
+    assert "ran" not in done.stdout
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,231 @@
+"""`Profiler` on real loops."""
+
+import gzip
+import json
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from hotloop.errors import BadArgument
+from hotloop.profiling.profiler import Profiler
+from hotloop.profiling.record import Profile
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+class Slow(Dataset):
+    """Forty milliseconds for two items."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        time.sleep(0.02)
+        return torch.full((8,), float(index)), index % 2
+
+
+def train(
+    profiler: Profiler, data: Dataset, device: str, *, batch: int = 2, reads: bool = True, width: int = 16
+) -> None:
+    model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profiler:
+        for inputs, targets in DataLoader(data, batch_size=batch):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(inputs.to(device)), targets.to(device))
+            loss.backward()
+            optimizer.step()
+            if reads:
+                loss.item()  # read
+            profiler.step()
+            if profiler.done:
+                break
+
+
+def tensors(count: int) -> TensorDataset:
+    return TensorDataset(torch.randn(count, 8), torch.randint(0, 2, (count,)))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_parts_add_up_to_the_time_of_the_steps(device: str) -> None:
+    profiler = Profiler(device, steps=6, warmup=7)
+    train(profiler, tensors(64), device)
+    profile = profiler.profile
+    assert profile.steps == len(profile.seconds) == 6
+    assert profile.parts.total == pytest.approx(sum(profile.seconds), rel=0.02)
+    assert sum(profile.parts.shares.values()) == pytest.approx(1)
+    assert profile.median_step.parts.total == pytest.approx(sorted(profile.seconds)[2], rel=1e-6)
+    assert profile.slow_step.parts.total == pytest.approx(sorted(profile.seconds)[-2], rel=1e-6)
+    assert profile.parts.compute > 0
+
+
+def test_waiting_for_data_is_measured_and_told() -> None:
+    profiler = Profiler("cpu", steps=4, warmup=1)
+    train(profiler, Slow(), "cpu")
+    profile = profiler.profile
+    assert profile.data_known
+    assert profile.parts.data >= 4 * 0.04  # sleeping takes at least as long as was asked for
+    assert f"waits {profile.parts.shares['data']:.0%} of its time for data" in profile.advice[0].what
+    assert "num_workers" in profile.advice[0].fix
+
+
+def test_operations_and_waits_have_the_persons_own_lines() -> None:
+    profiler = Profiler("cpu", steps=3, warmup=7)
+    train(profiler, tensors(64), "cpu")
+    profile = profiler.profile
+    forward = [o for o in profile.operations if o.name == "addmm"]
+    assert forward[0].line.code.startswith("loss = nn.functional.cross_entropy(model(")
+    assert forward[0].line.file.endswith("test_profiler.py")
+    assert (forward[0].calls, forward[0].phase) == (2, "forward")
+    assert len(profile.operations) == 10
+    assert sum(o.line is not None for o in profile.operations) >= 6
+    (wait,) = profile.waits
+    assert wait.line.code == "loss.item()  # read"
+    assert wait.calls == 1
+    assert any("on a GPU the host waits there" in advice.what for advice in profile.advice)
+
+
+def test_a_step_counts_its_operations() -> None:
+    profiler = Profiler("cpu", steps=2, warmup=7)
+    train(profiler, tensors(64), "cpu", width=16)
+    forward = 2 * 2 * 8 * 16 + 2 * 2 * 16 * 2
+    backward = 2 * forward - 2 * 2 * 8 * 16  # the inputs have no gradient
+    assert profiler.profile.flops == {"fp32": forward + backward}
+    assert profiler.profile.rate == pytest.approx((forward + backward) / profiler.profile.mean)
+
+
+def test_data_that_no_loader_gives_is_unknown() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    with Profiler("cpu", steps=2, warmup=1) as profiler:
+        while not profiler.done:
+            weight.square().sum().backward()
+            profiler.step()
+    assert not profiler.profile.data_known
+    assert "unknown" in profiler.profile.notes[-1]
+
+
+def test_a_loop_that_ends_early_gets_a_profile_of_what_there_was() -> None:
+    profiler = Profiler("cpu", steps=50)
+    train(profiler, tensors(10), "cpu")
+    assert profiler.seen == 5
+    assert 1 <= profiler.profile.steps <= 3
+    assert "warm-up" in profiler.profile.notes[0]
+    assert profiler.profile.operations[0].line is not None
+
+
+def test_a_loop_that_ends_in_the_middle_of_the_recording() -> None:
+    profiler = Profiler("cpu", steps=50, warmup=6)
+    train(profiler, tensors(40), "cpu")
+    assert profiler.profile.steps == 20 - 7
+    assert "13 recorded steps of the 50" in profiler.profile.notes[0]
+
+
+def test_a_loop_of_two_steps_is_an_error_that_says_so() -> None:
+    profiler = Profiler("cpu")
+    train(profiler, tensors(4), "cpu")
+    with pytest.raises(BadArgument, match="only 2 training steps"):
+        _ = profiler.profile
+
+
+def test_accumulation_is_one_step() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    optimizer = torch.optim.SGD([weight])
+    with Profiler("cpu", steps=3, warmup=6) as profiler:
+        while not profiler.done:
+            for _ in range(4):
+                weight.square().sum().backward()
+            optimizer.step()
+            profiler.step()
+    squares = [o for o in profiler.profile.operations if o.name == "pow" and o.phase == "forward"]
+    assert squares[0].calls == 4
+
+
+def test_the_record_and_the_trace_survive_a_trip_through_files() -> None:
+    profiler = Profiler("cpu", steps=2, warmup=1)
+    train(profiler, tensors(64), "cpu")
+    again = Profile.from_json(json.loads(json.dumps(profiler.profile.to_json())))
+    assert again == profiler.profile
+    events = json.loads(gzip.decompress(profiler.trace))["traceEvents"]
+    assert sum(event["name"] == "hotloop.step" for event in events) == 3
+
+
+def test_two_profilers_at_once_are_refused() -> None:
+    with torch.profiler.profile(), pytest.raises(BadArgument, match="a profiler of its own"):
+        train(Profiler("cpu", steps=2, warmup=1), tensors(64), "cpu")
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(0, None), (5, 0), (-1, 3)])
+def test_impossible_counts_are_refused(steps: int, warmup: int | None) -> None:
+    with pytest.raises(BadArgument, match="at least 1"):
+        Profiler(steps=steps, warmup=warmup)
+
+
+def test_it_leaves_nothing_behind() -> None:
+    before = DataLoader.__iter__
+    train(Profiler("cpu", steps=2, warmup=1), tensors(64), "cpu")
+    assert DataLoader.__iter__ is before
+    assert not torch._C._autograd._profiler_enabled()
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_error_in_the_loop_passes_through_and_leaves_nothing() -> None:
+    def fail(profiler: Profiler, after: int) -> None:
+        with profiler:
+            for _ in range(after):
+                profiler.step()
+            raise ZeroDivisionError
+
+    for after in (0, 1, 2, 9):
+        with pytest.raises(ZeroDivisionError):
+            fail(Profiler("cpu", steps=20, warmup=7), after)
+        assert not torch._C._autograd._profiler_enabled()
+        assert torch._C._len_torch_dispatch_stack() == 0
+
+
+@pytest.mark.gpu
+def test_a_gpu_tells_compute_gaps_copies_and_waits() -> None:
+    profiler = Profiler("cuda", steps=8, warmup=8)
+    train(profiler, tensors(2048), "cuda", batch=64)
+    profile = profiler.profile
+    assert profile.device.startswith("cuda")
+    assert profile.parts.compute > 0
+    assert profile.parts.gaps > 0  # a tiny network is bound by its host
+    assert profile.peak_memory > 0
+    reads = [wait for wait in profile.waits if ".item()" in wait.what]
+    assert reads[0].line.code == "loss.item()  # read"
+    assert reads[0].calls == pytest.approx(1)
+    assert reads[0].seconds > 0
+    assert any(".to(device)" in (wait.line.code if wait.line else "") for wait in profile.waits)  # not pinned
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_computes_all_the_time_is_told_so_and_its_lines_are_known() -> None:
+    weights = torch.randn(4096, 4096, device="cuda", requires_grad=True)
+    inputs = torch.randn(4096, 4096, device="cuda")
+    optimizer = torch.optim.SGD([weights], lr=1e-6)
+    with Profiler(steps=5, warmup=8) as profiler:
+        while not profiler.done:
+            optimizer.zero_grad()
+            (inputs @ weights).sum().backward()  # product
+            optimizer.step()
+            profiler.step()
+    profile = profiler.profile
+    assert profile.parts.shares["compute"] > 0.8
+    assert profile.parts.total == pytest.approx(sum(profile.seconds), rel=0.02)
+    product = profile.operations[0]
+    assert product.name == "mm"
+    assert product.line.code.endswith("# product")
+    backward = [o for o in profile.operations if o.name == "mm" and o.phase == "backward"]
+    assert backward[0].line == next(o for o in profile.operations if o.phase == "forward" and o.name == "mm").line
+    assert sum(profile.flops.values()) == 2 * 2 * 4096**3
+    begin = time.perf_counter()
+    for _ in range(5):
+        optimizer.zero_grad()
+        (inputs @ weights).sum().backward()
+        optimizer.step()
+    torch.cuda.synchronize()
+    plain = (time.perf_counter() - begin) / 5
+    assert profile.median == pytest.approx(plain, rel=0.3)  # the step of the device, not of the host that runs ahead

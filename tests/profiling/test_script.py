@@ -1,0 +1,274 @@
+"""Unmodified scripts, run and ended: in this process, so that it is quick; `tests/cli` runs one in its own."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from hotloop.profiling.record import Profile
+from hotloop.profiling.script import PROFILE, TRACE, Request, main
+
+HEAD = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    def model():
+        return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+    def step(net, optimizer):
+        optimizer.zero_grad()
+        net(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
+    """Write a script and profile it: exit code, profile if there is one, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["python"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("the script had to be ended without its clean-up"))
+
+    def call(body: str, *arguments: str, steps: int = 3, warmup: int | None = 6, head: str = HEAD, **options):
+        (tmp_path / "train.py").write_text(dedent(head) + dedent(body))
+        request = Request(
+            options.get("target", "train.py"), arguments, str(tmp_path), steps, warmup, options.get("module", False)
+        )
+        code = main([request.command()[-1]])
+        written = tmp_path / PROFILE
+        profile = Profile.from_json(json.loads(written.read_text())) if written.exists() else None
+        return code, profile, *capfd.readouterr()
+
+    return call
+
+
+def test_the_tutorials_loop_names_its_waits_and_their_lines(run, tmp_path: Path) -> None:
+    code, profile, out, err = run("""
+        data = TensorDataset(torch.randn(400, 4), torch.randint(0, 2, (400,)))
+        total = 0.0
+        optimizer = torch.optim.Adam(net.parameters())
+        for inputs, targets in DataLoader(data, batch_size=4, shuffle=True):
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+        print("never reached")
+    """)
+    assert code == 0, err
+    assert profile.steps == 3
+    assert profile.parts.total == pytest.approx(sum(profile.seconds), rel=0.02)
+    (wait,) = profile.waits
+    assert (wait.line.file, wait.line.code) == ("train.py", "total += loss.item()")
+    codes = {operation.line.code for operation in profile.operations if operation.line}
+    assert {"loss = nn.functional.cross_entropy(net(inputs), targets)", "optimizer.step()"} <= codes
+    assert profile.data_known
+    assert "never reached" not in out
+    assert "hotloop: profiling 3 steps" in err
+    assert "Traceback" not in err
+    assert (tmp_path / TRACE).read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_a_script_sees_what_python_would_show_it(run, tmp_path: Path) -> None:
+    code, profile, out, err = run(
+        """
+        import argparse, sys
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--rounds", type=int)
+        asked = parser.parse_args().rounds
+        print(__name__, sys.argv, sys.path[0], sys.modules["__main__"].__file__, asked)
+        for _ in range(asked):
+            step(net, optimizer)
+        """,
+        "--rounds",
+        "100",
+    )
+    assert (code, profile.steps) == (0, 3), err
+    assert out.split()[0] == "__main__"
+    assert "['train.py', '--rounds', '100']" in out
+    assert f" {tmp_path} " in out
+    assert out.endswith("train.py 100\n")
+
+
+def test_clean_up_runs_and_nothing_is_printed_of_the_end(run) -> None:
+    code, profile, out, err = run("""
+        from contextlib import contextmanager
+
+        @contextmanager
+        def resource():
+            try:
+                yield
+            finally:
+                print("closed")
+
+        try:
+            with resource():
+                while True:
+                    try:
+                        step(net, optimizer)
+                    except Exception:
+                        print("never reached")
+        finally:
+            print("finished")
+    """)
+    assert (code, profile.steps) == (0, 3)
+    assert out == "closed\nfinished\n"
+    assert "Enough" not in err
+
+
+def test_a_script_that_catches_everything_is_ended(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        monkeypatch.undo()
+        raise Ended(code)
+
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended):
+        run("""
+            while True:
+                try:
+                    step(net, optimizer)
+                except BaseException as error:
+                    if type(error).__name__ == "Ended":
+                        raise
+        """)
+
+
+def test_a_gan_makes_one_step_of_both_optimizers(run) -> None:
+    code, profile, _, err = run("""
+        other = model()
+        critic = torch.optim.SGD(other.parameters(), lr=0.01)
+        while True:
+            step(other, critic)
+            step(net, optimizer)
+    """)
+    assert (code, profile.steps) == (0, 3), err
+    forward = next(o for o in profile.operations if o.name == "addmm")
+    assert forward.calls == 4
+
+
+def test_accumulation_makes_one_step_of_several_passes(run) -> None:
+    code, profile, _, err = run("""
+        while True:
+            for _ in range(3):
+                net(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """)
+    assert (code, profile.steps) == (0, 3), err
+    assert next(o for o in profile.operations if o.name == "addmm").calls == 6
+
+
+def test_an_error_of_the_script_is_shown_as_python_shows_it(run) -> None:
+    code, profile, _, err = run("""
+        def inner():
+            raise ValueError("broken <b>")
+
+        step(net, optimizer)
+        inner()
+    """)
+    assert (code, profile) == (1, None)
+    assert err.splitlines()[-1] == "ValueError: broken <b>"
+    assert 'train.py", line' in err
+    assert "in inner" in err
+    for foreign in ("hotloop/profiling", "runpy"):
+        assert foreign not in err
+
+
+def test_an_error_while_a_step_is_looked_at_hides_our_frames_too(run) -> None:
+    code, _, _, err = run("""
+        step(net, optimizer)
+        torch.ones(2, 3) @ torch.ones(2, 3)
+    """)
+    assert code == 1
+    assert "RuntimeError: mat1 and mat2" in err
+    assert "hotloop/profiling" not in err
+
+
+def test_a_script_that_is_no_python_is_shown_as_python_shows_it(run) -> None:
+    code, _, _, err = run("def broken(:\n    pass\n", head="")
+    assert code == 1
+    assert "SyntaxError" in err
+    assert "hotloop/profiling" not in err
+
+
+@pytest.mark.parametrize(
+    ("ending", "how"), [("", "came to its end"), ("raise SystemExit(7)", "ended itself with 7")], ids=["end", "exit"]
+)
+def test_a_script_that_never_steps_is_told_what_was_looked_for(run, ending: str, how: str) -> None:
+    code, profile, _, err = run(f"""
+        print("hello")
+        {ending}
+    """)
+    assert (code, profile) == (2, None)
+    assert f"train.py {how} without a training step" in err
+    assert "called step()" in err
+    assert "fix:" in err
+
+
+def test_a_script_with_few_steps_gets_a_profile_of_what_there_was(run) -> None:
+    code, profile, _, err = run(
+        """
+        for _ in range(5):
+            step(net, optimizer)
+        raise SystemExit(0)
+    """,
+        steps=20,
+        warmup=None,
+    )
+    assert code == 0, err
+    assert profile.steps == 2
+    assert "warm-up" in profile.notes[0]
+
+
+def test_a_script_with_two_steps_is_told_how_many_it_takes(run) -> None:
+    code, profile, _, err = run("""
+        step(net, optimizer)
+        step(net, optimizer)
+    """)
+    assert (code, profile) == (2, None)
+    assert "after 2 training steps, and a profile needs at least 3" in err
+
+
+def test_ctrl_c_gives_a_profile_of_what_there_was(run) -> None:
+    code, profile, _, _ = run(
+        """
+        for number in range(9):
+            step(net, optimizer)
+        raise KeyboardInterrupt
+    """,
+        steps=20,
+    )
+    assert (code, profile.steps) == (0, 2)
+
+
+def test_a_module_runs_as_python_would_run_it(run, tmp_path: Path) -> None:
+    package = tmp_path / "project"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "learn.py").write_text("from train import step, net, optimizer\nwhile True: step(net, optimizer)\n")
+    code, profile, _, err = run("", target="project.learn", module=True)
+    assert (code, profile.name) == (0, "project.learn"), err
+    assert profile.operations[0].line.file == "train.py"
+    sys.modules.pop("train", None)
+
+
+def test_workers_of_a_loader_end_with_the_script(run) -> None:
+    code, profile, _, err = run("""
+        data = TensorDataset(torch.randn(400, 4))
+        for (inputs,) in DataLoader(data, batch_size=4, num_workers=1):
+            step(net, optimizer)
+    """)
+    assert (code, profile.steps) == (0, 3), err
+    assert profile.data_known
+    assert "Traceback" not in err

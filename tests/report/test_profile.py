@@ -1,0 +1,204 @@
+"""The page and the short answer of a profile."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import StringIO
+from xml.etree import ElementTree
+
+import pytest
+from rich.console import Console
+
+from hotloop.profiling.advice import with_ceilings
+from hotloop.profiling.record import Line, Parts, Profile
+from hotloop.report import profile as module
+from hotloop.report.document import Plot
+from hotloop.report.plots import DARK, LIGHT
+from hotloop.report.profile import headlines, profile_page, profile_run, profile_summary
+from hotloop.report.profile_plots import always_there, memory_plot, parts_bar, step_plot
+
+from .profiles import made_profile
+
+DEVICES = ("cuda:0", "cpu")
+
+
+class Text(HTMLParser):
+    """What a page says, and the names of its elements."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self.tags: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.tags.add(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.said.append(data)
+
+    def __str__(self) -> str:
+        return " ".join(" ".join(self.said).split())
+
+
+def shown(profile: Profile, width: int = 100) -> str:
+    console = Console(file=StringIO(), width=width, highlight=False)
+    console.print(profile_summary(profile))
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without pictures, which take seconds."""
+    monkeypatch.setattr(module, "_plot", lambda title, draw, caption="": Plot(title, "", b"", b"", caption=caption))
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_page_answers_in_order(device: str) -> None:
+    page = str(Text(profile_page(made_profile(device), command="hotloop profile train.py")))
+    headings = [
+        "Where a step of train.py spends its time",
+        "Where a step's time went",
+        "What to do about it",
+        "How far the computing is from the device's ceilings",
+        "The costliest operations",
+        "What the host waited for",
+        "Memory over a step",
+        "The second-slowest step",
+        "How it was measured",
+    ]
+    places = [page.index(heading) for heading in headings]
+    assert places == sorted(places)
+    assert "hotloop profile train.py" in page
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_figures_of_a_gpu_are_those_of_its_timeline() -> None:
+    profile = made_profile("cuda:0")
+    assert profile.median == pytest.approx(0.020)
+    parts = profile.median_step.parts
+    assert parts.compute == pytest.approx(0.003 + 0.0004 + 0.0057 + 0.001)
+    assert parts.copies == pytest.approx(0.0012)
+    assert parts.data == pytest.approx(0.005)
+    assert parts.waits == pytest.approx(0.0194 - 0.0182 - 0.0001)
+    page = str(Text(profile_page(profile)))
+    assert "/project/net.py:11 mm, backward 784×64, 64×512 5.7 ms" in page
+    assert "/project/train.py:26 .item() or a branch on a tensor 4.7 ms 1" in page
+    assert "It took 6 ms longer than the median step; waiting for data took 6 ms more." in page
+    assert "The loop waits 32% of its time for data." in page  # 42 of 132 ms
+
+
+def test_the_shares_add_up() -> None:
+    for device in DEVICES:
+        profile = made_profile(device)
+        assert sum(profile.parts.shares.values()) == pytest.approx(1)
+        assert profile.parts.total == pytest.approx(sum(profile.seconds))
+
+
+def test_ceilings_are_of_the_precision_that_was_used() -> None:
+    profile = made_profile("cuda:0")
+    assert profile.ceiling == 40e12
+    mixed = replace(profile, flops={"fp32": 40e12, "bf16": 600e12})
+    assert mixed.ceiling == pytest.approx(640e12 / 2)  # a second each
+    assert replace(profile, ceilings={}).ceiling is None
+    bare = with_ceilings(replace(profile, parts=Parts(compute=1.0), ceilings={}, advice=()), profile.ceilings)
+    assert any("half precision" in advice.what for advice in bare.advice)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_what_is_unknown_says_so() -> None:
+    profile = replace(
+        made_profile("cpu"), data_known=False, flops={}, ceilings={}, memory=(), operations=(), waits=(), plain=None
+    )
+    page = str(Text(profile_page(profile)))
+    assert "no DataLoader was seen" in page
+    assert "waiting for data no DataLoader was seen: it is among the gaps unknown unknown" in page
+    assert "Unknown: the run ended before a step could be looked at." in page
+    assert "Nothing: no line reads a value" in page
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_single_step_has_no_slow_one() -> None:
+    profile = made_profile(steps=1)
+    assert profile.slow_step is None
+    assert "second-slowest" not in profile_page(profile)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_nothing_from_outside_becomes_markup() -> None:
+    evil = '<script>alert("x")</script>\x1b[2J'
+    profile = made_profile(name=evil)
+    operation = replace(profile.operations[0], name=evil, line=Line(evil, 3, evil), shapes=evil)
+    wait = replace(profile.waits[0], what=evil, line=Line(evil, 3, evil))
+    advice = replace(profile.advice[0], what=evil, fix=evil)
+    profile = replace(
+        profile, operations=(operation,), waits=(wait,), advice=(advice,), notes=(evil,), device_name=evil
+    )
+    page = profile_page(profile, command=evil)
+    assert "script" not in Text(page).tags
+    assert "<script" not in page
+    assert "\x1b" not in shown(profile)
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    page = profile_page(made_profile())
+    assert "default-src 'none'" in page
+    assert not re.search(r'(src|href|srcset)="(?!data:)', page)
+    assert page.count("data:image/svg+xml") == 16  # four pictures, wide and narrow, by day and by night
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("narrow", [False, True], ids=["wide", "narrow"])
+def test_the_pictures_are_drawings(theme, narrow: bool) -> None:
+    profile = made_profile()
+    for picture in (
+        parts_bar(profile, "svg", theme, narrow),
+        step_plot(profile, profile.median_step, "svg", theme, narrow),
+        memory_plot(profile, "svg", theme, narrow),
+    ):
+        assert ElementTree.fromstring(picture).tag.endswith("svg")  # noqa: S314  # our own
+
+
+def test_pictures_of_nothing_are_drawn_too() -> None:
+    profile = made_profile()
+    empty = replace(profile.median_step, parts=Parts(), slices=())
+    assert step_plot(profile, empty)
+    assert parts_bar(replace(profile, parts=Parts()))
+
+
+def test_the_terminal_says_the_same() -> None:
+    said = shown(made_profile("cuda:0"))
+    assert "A step takes 20 ms on cuda:0; the largest part of it, 46%, is compute." in said
+    assert "waiting for data" in said
+    assert "█" in said
+    assert "/project/net.py:11" in said
+    assert "fix: " in said
+    assert all(len(line) <= 60 for line in shown(made_profile(), 60).splitlines())
+
+
+def test_figures_are_kept_where_the_terminal_is_narrow() -> None:
+    said = shown(made_profile("cuda:0"), 60)
+    assert "25.9%" in said
+    assert "5.7 ms" in said
+
+
+def test_memory_that_is_always_there_does_not_press_the_rest_flat() -> None:
+    profile = made_profile()
+    assert always_there(profile) == 0
+    data = replace(profile, memory=tuple(replace(m, other=m.other + 10**8) for m in profile.memory))
+    assert always_there(data) == 10**8 + 200_000
+
+
+def test_the_first_numbers() -> None:
+    facts = {fact.label: fact.value for fact in headlines(made_profile("cuda:0"))}
+    assert facts["a step, in the median"] == "20 ms"
+    assert facts["steps profiled"] == "6"
+    assert facts["of what the device can compute"].endswith("%")
+
+
+def test_two_profiles_can_be_compared() -> None:
+    run = profile_run(made_profile())
+    assert (run.kind, run.title) == ("profile", "train.py")
+    assert run.figures["median step in seconds"] == pytest.approx(0.02)
+    assert run.figures["compute, in seconds of a step"] > 0
