@@ -1,14 +1,16 @@
 """What a loop tells of its memory, and what it plans by it."""
 
 import json
+import time
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
-from hotloop.errors import MemoryWarning
+from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.loop import Loop
 
 
@@ -97,3 +99,51 @@ def test_a_budget_that_cannot_be_kept_is_told() -> None:
 def test_nonsense_is_refused_at_once() -> None:
     with pytest.raises(hotloop.HotloopError, match="lots"):
         deep(hotloop.Plan("cpu", memory_budget="lots"))
+
+
+class Slow(Dataset[tuple[Tensor, Tensor]]):
+    """Items that take a moment to make."""
+
+    def __init__(self, items: int) -> None:
+        self.inputs, self.targets = batch(items)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(0.002)
+        return self.inputs[index], self.targets[index]
+
+
+def shuffled(dataset: Dataset[Any]) -> DataLoader[Any]:
+    return DataLoader(dataset, 16, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def test_a_profile_tells_where_the_time_of_a_step_goes() -> None:
+    profile = deep().profile(shuffled(Slow(64)), steps=6, progress=False)
+    assert (profile.steps, profile.device) == (6, "cpu")
+    assert profile.parts.shares["data"] > 0.3, "sixteen items of 2 ms each"
+    assert sum(profile.parts.shares.values()) == pytest.approx(1, abs=0.02)
+    lines = {operation.line.file for operation in profile.operations if operation.line is not None}
+    assert any(file.endswith("test_looking.py") for file in lines), "the forward of the block above"
+
+
+def test_a_profile_leaves_no_trace() -> None:
+    ends = []
+    for looks in (False, True):
+        loop, loader = deep(), shuffled(TensorDataset(*batch(64)))
+        loop.model.eval()
+        torch.manual_seed(2)
+        if looks:
+            loop.profile(loader, steps=2, progress=False)
+            assert not loop.model.training
+        report = loop.fit(loader, epochs=2, progress=False)
+        ends.append((report.steps, report.curve, [parameter.clone() for parameter in loop.model.parameters()]))
+    (steps, curve, weights), (other_steps, other_curve, other_weights) = ends
+    assert (steps, curve) == (other_steps, other_curve)
+    assert all(torch.equal(a, b) for a, b in zip(weights, other_weights, strict=True))
+
+
+def test_what_can_be_read_only_once_is_not_profiled_away() -> None:
+    with pytest.raises(BadArgument, match="only once"):
+        deep().profile(iter([batch()]))

@@ -1,13 +1,20 @@
-"""The memory of a loop: what is held now and, for a real step on copies of the weights, where it goes."""
+"""A look at a loop: where the memory and the time of real steps go, on copies of the weights."""
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
+from hotloop.data.samplers import generators_of
 from hotloop.loop.step import Step
 from hotloop.loop.tuning import Subject
 from hotloop.memory.tracking import Track, track
 from hotloop.memory.usage import Holdings, Usage, holdings, usage
 from hotloop.plan import Plan
+from hotloop.profiling.profiler import Profiler
+from hotloop.profiling.record import Profile
 from hotloop.records import Record
 from hotloop.state import Randomness, State
 
@@ -32,17 +39,44 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
 
 
 def _tracked(subject: Subject, plan: Plan, batch: Any) -> Track:
-    """A step that is looked at operation by operation; afterwards everything is as before."""
-    origin, random = State.of(subject.modules, subject.optimizers), Randomness(subject.device)
+    """A step that is looked at operation by operation."""
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
     step = Step(subject.model, subject.turns, plain, averages=subject.averages)
-    origin.copy().put()
-    step.rig.engage()
-    try:
+    with _on_copies(subject, step):
         step(batch)  # in which the optimizers allocate what they keep
         with track(subject.model, subject.device) as seen:
             step(batch)
         return seen.record()
+
+
+def profile_of(
+    subject: Subject, step: Step, batches: Iterable[Any], steps: int, loader: object, tell: Callable[[str], None]
+) -> Profile:
+    """Where the time of steps goes on these batches of a loader, which are read again and again."""
+    with (
+        _on_copies(subject, step, generators_of(loader)),
+        Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler,
+    ):
+        while not profiler.done:
+            for batch in batches:
+                step(batch)
+                profiler.step()
+                if profiler.done:
+                    break
+    return profiler.profile
+
+
+@contextmanager
+def _on_copies(subject: Subject, step: Step, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+    """Steps of training in here leave everything as it was."""
+    origin, random = State.of(subject.modules, subject.optimizers), Randomness(subject.device, generators)
+    copies = origin.copy()
+    (copies.laid_out(torch.channels_last) if step.plan.channels_last else copies).put()
+    if not subject.model.training:
+        subject.model.train()
+    step.rig.engage()
+    try:
+        yield
     finally:
         step.rig.release()
         origin.put()

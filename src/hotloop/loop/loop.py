@@ -23,7 +23,7 @@ from hotloop.loop.changes import Changes
 from hotloop.loop.fit import Fit
 from hotloop.loop.journal import Journal, Logged
 from hotloop.loop.largest import Largest, largest_batch
-from hotloop.loop.looking import Memory, memory_of
+from hotloop.loop.looking import Memory, memory_of, profile_of
 from hotloop.loop.progress import telling
 from hotloop.loop.saved import state_of
 from hotloop.loop.saving import Saver, seconds_in
@@ -42,6 +42,7 @@ from hotloop.objective import Criterion, Objective, Predict, as_objective, avera
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Tuning
+from hotloop.profiling.record import Profile
 from hotloop.records import Report
 from hotloop.state import State
 
@@ -344,6 +345,33 @@ class Loop:
         with self._plain_for_a_while():
             given = None if batch is None else move(batch, self.device)
             return memory_of(self._subject, self._step.plan, given)
+
+    def profile(
+        self,
+        loader: Iterable[Any],
+        *,
+        steps: int = 20,
+        device_transform: Transform | None = None,
+        progress: bool | None = None,
+    ) -> Profile:
+        """Where the time of a step goes: waiting for data, copies, gaps, compute; by your own lines.
+
+        Real steps of the plan on batches of `loader`, after a warm-up, on copies of the weights; everything is put
+        back afterwards. `hotloop profile script.py` does the same for a script that knows nothing of hotloop.
+        """
+        if isinstance(loader, Iterator):
+            raise BadArgument(
+                f"a {type(loader).__name__} can be read only once, so that nothing would be left to train on",
+                fix="give what can be iterated again, such as a DataLoader",
+            )
+        plan = self._step.plan
+        step = Step(
+            self.model, self._turns, plan, averages=self._subject.averages, compiled=self._step.compiled or None
+        )
+        kind = "auto" if plan.stream == "resident" and not self._by_hand else plan.stream
+        stream = Stream(loader, self.device, kind, device_transform, pinned=plan.pinned, workers=plan.workers)
+        with self._plain_for_a_while(), telling("profiling", progress) as tell:
+            return profile_of(self._subject, step, stream, steps, loader, tell)
 
     def state(self) -> dict[str, Any]:
         """Everything that decides how training goes on, but the position of the loader, as plain data and tensors."""
