@@ -43,3 +43,4 @@ def test_plural_and_shorten() -> None:
 def test_nothing_from_outside_steers_the_terminal(foreign: str) -> None:
     assert printable(foreign).isprintable() or not any(ord(c) < 32 or 127 <= ord(c) < 160 for c in printable(foreign))
     assert "\x1b" not in printable(foreign + "\x1b[2J\r\n")
+    assert len(printable(foreign + "\u2028\u2029").splitlines()) == 1

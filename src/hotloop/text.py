@@ -75,6 +75,19 @@ def printable(foreign: str) -> str:
     >>> printable("ok" + chr(27) + "[2J")
     'ok\\\\x1b[2J'
     """
-    return "".join(
-        char if unicodedata.category(char)[0] != "C" else char.encode("unicode_escape").decode() for char in foreign
-    )
+    return "".join(char.encode("unicode_escape").decode() if _steers(char) else char for char in foreign)
+
+
+def _steers(char: str) -> bool:
+    kind = unicodedata.category(char)
+    return kind[0] == "C" or kind in ("Zl", "Zp")  # control, and the ends of lines and paragraphs
+
+
+def clipped(words: str, limit: int) -> str:
+    """Words from outside on one line, cut where their room ends.
+
+    >>> clipped("as long as it is", 10)
+    'as long a…'
+    """
+    line = printable(" ".join(words.split()))
+    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"

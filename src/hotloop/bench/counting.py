@@ -8,29 +8,15 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode
 
 from hotloop.bench.contestants.by_hand import to
 from hotloop.bench.workloads import Workload
+from hotloop.profiling.flops import ATTENTION
 
 aten = torch.ops.aten
 TABLES = {aten.embedding, aten.index, aten.index_select, aten.gather}  # they read what they pick, not the whole table
 UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
-
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))
-
-
-# On a CPU, where torch's own counter does not know of it.
-ATTENTION: dict[Any, Any] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
-}
 
 
 @dataclass(frozen=True)

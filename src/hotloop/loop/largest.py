@@ -17,7 +17,7 @@ from hotloop.errors import BadArgument
 from hotloop.loop.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
 from hotloop.loop.tuning import Subject
 from hotloop.memory.oom import clear, is_out_of_memory, room
-from hotloop.memory.pieces import _holds_rows
+from hotloop.memory.pieces import holds_rows
 from hotloop.memory.usage import usage
 from hotloop.objective import items_in
 from hotloop.placement import move
@@ -206,7 +206,7 @@ def sized(batch: Any, items: int, wanted: int) -> Any:
         changed.update(parts)
         return changed
     if isinstance(batch, list | tuple):
-        if len(batch) == items and not any(_holds_rows(value, items) for value in batch):
+        if len(batch) == items and not any(holds_rows(value, items) for value in batch):
             return type(batch)(batch[row % items] for row in range(wanted))  # a name or a number for each item
         several = [sized(value, items, wanted) for value in batch]
         return type(batch)(*several) if hasattr(batch, "_fields") else type(batch)(several)

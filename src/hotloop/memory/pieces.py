@@ -92,7 +92,7 @@ def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
         return _cut_tensor(value, rows) if value.dim() and value.size(0) == items else value
     if isinstance(value, np.ndarray):
         return value[rows] if value.ndim and len(value) == items else value
-    if _is_list(value) and len(value) == items and (is_list or not any(_holds_rows(item, items) for item in value)):
+    if _is_list(value) and len(value) == items and (is_list or not any(holds_rows(item, items) for item in value)):
         return value[rows]  # a name, a path or a number for each item
     if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
         return _with_parts(value, partial(_cut, items=items, rows=rows))
@@ -167,6 +167,6 @@ def _is_words(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
 
 
-def _holds_rows(value: Any, items: int) -> bool:
+def holds_rows(value: Any, items: int) -> bool:
     """Whether there is a tensor in it that has a row for each item."""
     return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))

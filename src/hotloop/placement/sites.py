@@ -26,7 +26,7 @@ class Site:
         return linecache.getline(self.file, self.line).strip()
 
     def __str__(self) -> str:
-        where = f"{_short(self.file)}:{self.line}"
+        where = f"{short(self.file)}:{self.line}"
         return f"{where}: {self.code}" if self.code else where
 
 
@@ -66,7 +66,7 @@ def site_of(frame: FrameType) -> Site:
     return Site(frame.f_code.co_filename, frame.f_lineno)
 
 
-def _short(file: str) -> str:
+def short(file: str) -> str:
     """The path as the person would type it from where they stand."""
     try:
         return str(Path(file).relative_to(Path.cwd()))

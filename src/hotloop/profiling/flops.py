@@ -21,7 +21,7 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
 
 _aten = torch.ops.aten
 # On a CPU, where torch's own table does not know of it; these take shapes, the others tensors.
-_ATTENTION: dict[Any, Any] = {
+ATTENTION: dict[Any, Any] = {
     _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }
@@ -36,8 +36,8 @@ def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: A
     """
     packet = getattr(func, "overloadpacket", None)
     try:
-        if packet in _ATTENTION:
-            return float(_ATTENTION[packet](*(a.shape if isinstance(a, Tensor) else a for a in args)))
+        if packet in ATTENTION:
+            return float(ATTENTION[packet](*(a.shape if isinstance(a, Tensor) else a for a in args)))
         if packet in flop_registry:
             return float(flop_registry[packet](*args, **kwargs, out_val=result))
     except _UNCOUNTABLE:  # an overload that the table does not foresee

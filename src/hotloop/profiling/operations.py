@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from hotloop.placement.sites import Site, _short
+from hotloop.placement.sites import Site, short
 from hotloop.profiling.events import ON_DEVICE, Event
 from hotloop.profiling.looking import Seen
 from hotloop.profiling.parts import training_threads
@@ -109,7 +109,7 @@ def waits_in(found: Iterable[Cost], steps: int, *, device: bool) -> tuple[HostWa
 
 def line_of(site: Site | None) -> Line | None:
     """A line as a profile keeps it."""
-    return None if site is None else Line(_short(site.file), site.line, site.code)
+    return None if site is None else Line(short(site.file), site.line, site.code)
 
 
 def plain(name: str) -> str:

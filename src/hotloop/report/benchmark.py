@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.records import Benchmark, Curves, Score
-from hotloop.report.plots import FEW, LIGHT, Form, Theme, _dress, encoded
-from hotloop.report.tuning import DASH, TIMES, _short, half_spread, times
-from hotloop.text import count, duration, printable
+from hotloop.report.plots import FEW, LIGHT, Form, Theme, dress, encoded
+from hotloop.report.tuning import DASH, TIMES, half_spread, times
+from hotloop.text import clipped, count, duration, printable
 
 OURS, TUTORIAL, EXPERT = "hotloop", "tutorial", "expert"
 PEERS = ("accelerate", "fabric", "lightning")
@@ -75,7 +75,7 @@ def bars(benchmark: Benchmark, theme: Theme = LIGHT, form: Form = "png") -> byte
     figure = Figure(figsize=(9, height), facecolor=theme.background)
     _pad(figure)
     panels = figure.subplots(lines, columns, squeeze=False)
-    above = f"{_short(benchmark.hardware, 74)}: per second, and {TIMES} the tutorial's loop"
+    above = f"{clipped(benchmark.hardware, 74)}: per second, and {TIMES} the tutorial's loop"
     figure.suptitle(above, x=0.015, ha="left", color=theme.faint, fontsize=9.5, parse_math=False)
     for number, panel in enumerate(panels.flat):
         if number < len(groups):
@@ -109,7 +109,7 @@ def curves(curves: Curves, theme: Theme = LIGHT, form: Form = "png") -> bytes:
     lower.plot(steps, ours - tutorial, color=theme.loss, linewidth=1.3, **dots)
     lower.axhline(0, color=theme.faint, linewidth=0.8, zorder=1)
     for axes in (upper, lower):
-        _dress(axes, theme)
+        dress(axes, theme)
         axes.margins(x=0.01)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(frameon=False, labelcolor=theme.text, fontsize=9, loc="upper right", ncols=2)
@@ -163,7 +163,7 @@ def cells_of(score: Score, rivals: Sequence[Score]) -> Iterator[str]:
 
 
 def _draw_scores(axes: Axes, scores: Sequence[Score], names: Sequence[str], theme: Theme) -> None:
-    _dress(axes, theme)
+    dress(axes, theme)
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=theme.grid, linewidth=1)
     tutorial = _best(scores, TUTORIAL)

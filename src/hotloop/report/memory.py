@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.files import write_whole
-from hotloop.report.plots import LIGHT, Form, Theme, _dress, encoded
+from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.report.words import UNKNOWN
-from hotloop.text import printable, size
+from hotloop.text import clipped, printable, size
 
 TOP = 15  # modules that a table names
 DASH = "\N{EN DASH}"
@@ -41,7 +41,7 @@ def peak_words(data: Data) -> str:
     elif phase == "optimizer":
         where = "in the optimizer"
     else:
-        where = f"in {phase} of {_short(module, 44)}" if module else f"in {phase}, {OUTSIDE}"
+        where = f"in {phase} of {clipped(module, 44)}" if module else f"in {phase}, {OUTSIDE}"
     return f"peak {size(data['peak'])} {where}"
 
 
@@ -57,7 +57,7 @@ def timeline_picture(data: Data, form: Form = "png", theme: Theme = LIGHT) -> by
     figure = Figure(figsize=(9, 4.7), layout=engine, facecolor=theme.background)
     axes = figure.subplots()
     points = [(float(at), float(live), str(phase)) for at, live, phase in data["timeline"]]
-    _dress(axes, theme)
+    dress(axes, theme)
     if points and data["peak"] > 0:
         _draw_curve(axes, points, theme)
         _draw_peak(axes, data, points, theme)
@@ -152,7 +152,7 @@ def _draw_peak(axes: Axes, data: Data, points: Sequence[tuple[float, float, str]
     at, peak = max(points, key=lambda point: point[1])[0], float(data["peak"])
     place = (at - first) / (last - first) if last > first else 0.5
     words = [size(peak)]
-    words += [_short(data["at"]["module"], 40)] if data["at"]["module"] else []
+    words += [clipped(data["at"]["module"], 40)] if data["at"]["module"] else []
     axes.plot([at], [peak], "o", color=theme.text, markersize=5, zorder=5)
     axes.annotate(
         "\n".join(words),
@@ -172,7 +172,7 @@ def _draw_peak(axes: Axes, data: Data, points: Sequence[tuple[float, float, str]
 def _scale(axes: Axes, data: Data, points: Sequence[tuple[float, float, str]], theme: Theme) -> None:
     """Round numbers of a binary unit upwards, of a decimal one to the right."""
     peak, first, last = float(data["peak"]), points[0][0], points[-1][0]
-    unit, name = _unit(peak)
+    unit, name = unit_for(peak)
     axes.set_ylim(0, peak * 1.24)  # room for the words at the peak
     ticks = MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]).tick_values(0, peak / unit)
     axes.set_yticks([tick * unit for tick in ticks if 0 <= tick * unit <= peak * 1.1])
@@ -187,7 +187,7 @@ def _head(figure: Figure, axes: Axes, data: Data, phases: set[str], theme: Theme
     title = axes.set_title(peak_words(data), loc="left", color=theme.text, fontsize=13, fontweight="bold", pad=30)
     title.set_parse_math(False)
     line = data["at"].get("line")
-    below = f"live tensors on {data.get('device') or UNKNOWN}" + (f" · {_short(line, 70)}" if line else "")
+    below = f"live tensors on {data.get('device') or UNKNOWN}" + (f" · {clipped(line, 70)}" if line else "")
     axes.text(0, 1.035, below, transform=axes.transAxes, color=theme.faint, fontsize=8.5, parse_math=False)
     patches = [Patch(color=_colour(phase, theme), alpha=0.75, label=phase) for phase in PHASES if phase in phases]
     if patches:
@@ -201,17 +201,11 @@ def _colour(phase: str, theme: Theme) -> str:
     return {"forward": theme.metric, "backward": theme.loss, "optimizer": PURPLE[dark]}.get(phase, theme.faint)
 
 
-def _unit(n: float) -> tuple[float, str]:
+def unit_for(n: float) -> tuple[float, str]:
     """The binary unit that suits a number of bytes.
 
-    >>> _unit(3 * 2**20)
+    >>> unit_for(3 * 2**20)
     (1048576.0, 'MiB')
     """
     power = min(int(math.log(max(n, 1), 1024)), 4)
     return 1024.0**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
-
-
-def _short(words: str, limit: int) -> str:
-    """Words from outside on one line, cut where their room ends."""
-    line = printable(" ".join(words.split()))
-    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"

@@ -49,7 +49,7 @@ def loss_curve(report: Report, form: Form = "png", theme: Theme = LIGHT, *, narr
         _draw_metric(lower, report, name, theme)
     _draw_loss(upper, report, theme)
     for each in axes:
-        _dress(each, theme)
+        dress(each, theme)
     axes[-1].set_xlabel("epoch", color=theme.faint)
     _mark_epochs(axes, len(report.epochs), theme)
     return encoded(figure, form)
@@ -169,7 +169,7 @@ def _mark_epochs(axes: Sequence[Axes], epochs: int, theme: Theme) -> None:
     axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=12, integer=True))
 
 
-def _dress(axes: Axes, theme: Theme) -> None:
+def dress(axes: Axes, theme: Theme) -> None:
     axes.set_facecolor(theme.background)
     axes.grid(axis="y", color=theme.grid, linewidth=1)
     axes.set_axisbelow(True)

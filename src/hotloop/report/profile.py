@@ -10,12 +10,11 @@ from rich.text import Text
 from hotloop.profiling.advice import has_kernels
 from hotloop.profiling.record import PARTS, Line, Operation, Profile, StepParts
 from hotloop.report.document import Block, Document, Facts, Plot, Table, Words
-from hotloop.report.memory import _short
 from hotloop.report.plots import DARK, LIGHT
 from hotloop.report.profile_plots import always_there, label, memory_plot, parts_bar, step_plot
 from hotloop.report.runs import Run
 from hotloop.report.words import UNKNOWN, Fact, when
-from hotloop.text import count, duration, plural, printable, size
+from hotloop.text import clipped, count, duration, plural, printable, size
 
 MEANING = {
     "data": "the next batch was not ready",
@@ -191,7 +190,7 @@ def _waits(profile: Profile) -> list[list[str]]:
 
 def _where(line: Line | None) -> str:
     """A line and the beginning of what it says, which must not make a table too wide to read."""
-    return UNKNOWN if line is None else f"{line}: {_short(line.code, CODE)}" if line.code else str(line)
+    return UNKNOWN if line is None else f"{line}: {clipped(line.code, CODE)}" if line.code else str(line)
 
 
 def _said_of_waits(profile: Profile) -> str:

@@ -8,8 +8,8 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from hotloop.profiling.advice import has_kernels
 from hotloop.profiling.record import CATEGORIES, PARTS, Profile, StepParts
-from hotloop.report.memory import _unit
-from hotloop.report.plots import LIGHT, Form, Theme, _dress, encoded
+from hotloop.report.memory import unit_for
+from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.text import duration
 
 LABELS = {
@@ -92,7 +92,7 @@ def step_plot(
     height = 0.62 + max(len(lanes), 1) * (0.56 if narrow else 0.42)
     figure = Figure(figsize=(4.2 if narrow else 9, height), layout="constrained", facecolor=theme.background)
     axes = figure.subplots()
-    _dress(axes, theme)
+    dress(axes, theme)
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=theme.grid, linewidth=1)
     edges = np.linspace(0, step.parts.total, len(step.slices) + 1)
@@ -120,7 +120,7 @@ def memory_plot(profile: Profile, form: Form = "png", theme: Theme = LIGHT, narr
     """What was alive over a step, one category upon another."""
     figure = Figure(figsize=(4.2, 3.6) if narrow else (9, 3.9), layout="constrained", facecolor=theme.background)
     axes = figure.subplots()
-    _dress(axes, theme)
+    dress(axes, theme)
     samples = profile.memory
     at = np.array([sample.seconds for sample in samples])
     base = np.zeros(len(samples))
@@ -136,7 +136,7 @@ def memory_plot(profile: Profile, form: Form = "png", theme: Theme = LIGHT, narr
     peak = float(base.max()) if len(base) else 0.0
     axes.set_ylim(0, peak * 1.12 or 1)
     axes.set_xlim(0, float(at.max()) if len(at) and at.max() > 0 else 1)
-    unit, name = _unit(peak)
+    unit, name = unit_for(peak)
     axes.set_yticks([tick * unit for tick in MaxNLocator(5).tick_values(0, peak / unit) if tick * unit <= peak * 1.12])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / unit:g} {name}"))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 8))

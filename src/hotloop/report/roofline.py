@@ -10,9 +10,8 @@ from matplotlib.ticker import FuncFormatter
 
 from hotloop.records import Benchmark, Score
 from hotloop.report.benchmark import EXPERT, OURS, TUTORIAL, nothing, title
-from hotloop.report.plots import LIGHT, Form, Theme, _dress, encoded
-from hotloop.report.tuning import _short
-from hotloop.text import count, printable
+from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
+from hotloop.text import clipped, count, printable
 
 MEMORY = "bytes"  # the key of the memory's speed among the ceilings
 MARKS: dict[str, dict[str, Any]] = {
@@ -43,14 +42,14 @@ def roofline(benchmark: Benchmark, device: str, theme: Theme = LIGHT, form: Form
     _frame(axes, scores, roofs, unit, theme)
     _draw_roof(axes, roofs, unit, theme)
     _draw_points(axes, scores, unit, theme)
-    title(axes, _short(f"{unit[1]} on {device}, {benchmark.hardware}", 74), theme)
+    title(axes, clipped(f"{unit[1]} on {device}, {benchmark.hardware}", 74), theme)
     _draw_shares(figure.add_axes((0, 0, 1, foot / height), xlim=(0, 9), ylim=(foot, 0)), scores, roofs, unit, theme)
     return encoded(figure, form)
 
 
 def _frame(axes: Axes, scores: Sequence[Score], roofs: dict[str, float], unit: Unit, theme: Theme) -> None:
     """Logarithmic axes with room for every point and roof, and at the bottom for the names."""
-    _dress(axes, theme)
+    dress(axes, theme)
     at = [_intensity(score) for score in scores]
     heights = [*_reached(scores), *(limit for name, limit in roofs.items() if name != MEMORY)]
     ridge = max(heights) / roofs.get(MEMORY, max(heights) / max(at))
@@ -138,7 +137,7 @@ def _draw_shares(axes: Axes, scores: Sequence[Score], roofs: dict[str, float], u
 def _labels(scores: Sequence[Score]) -> dict[str, tuple[str, str]]:
     """What each workload is called under the points and in the table: numbers where the names have no room."""
     workloads = list(dict.fromkeys(score.workload for score in scores))
-    names = [_short(workload, 24) for workload in workloads]
+    names = [clipped(workload, 24) for workload in workloads]
     fit = sum(map(_width, names)) < WIDE
     labels = [(name, name) if fit else (str(number), f"{number}  {name}") for number, name in enumerate(names, 1)]
     return dict(zip(workloads, labels, strict=True))

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.plan import Trial, Tuning
-from hotloop.report.plots import LIGHT, Form, Theme, _dress, encoded
+from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.report.words import UNKNOWN
-from hotloop.text import duration, plural, printable
+from hotloop.text import clipped, duration, plural, printable
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 DASH = "\N{EN DASH}"  # in place of what was not timed
@@ -154,8 +154,8 @@ def _rows(tuning: Tuning) -> Iterator[_Row]:
             continue
         gain, low, high = (_positive(value) for value in (trial.gain, trial.low, trial.high))
         end, lowest, highest = (None if value is None else level * value for value in (gain, low, high))
-        why = "" if trial.verdict == "kept" else _short(trial.why, 300)
-        yield _Row(trial.verdict, _short(trial.lever, 24), level, end, lowest, highest, trial.step, why)
+        why = "" if trial.verdict == "kept" else clipped(trial.why, 300)
+        yield _Row(trial.verdict, clipped(trial.lever, 24), level, end, lowest, highest, trial.step, why)
         if trial.verdict == "kept" and end is not None:
             level = end
     yield _Row("plan", "the plan", 1.0, _positive(tuning.gain), None, None, tuning.step)
@@ -166,7 +166,7 @@ def _untried(tuning: Tuning) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for trial in tuning.trials:
         if trial.verdict == "not tried":
-            by_reason.setdefault(_short(trial.why, 90), []).append(_short(trial.lever, 24))
+            by_reason.setdefault(clipped(trial.why, 90), []).append(clipped(trial.lever, 24))
     parts = [f"{', '.join(levers)} ({why})" if why else ", ".join(levers) for why, levers in by_reason.items()]
     return textwrap.wrap(f"not tried: {'; '.join(parts)}", 135) if parts else []
 
@@ -182,7 +182,7 @@ def _range(rows: list[_Row]) -> tuple[float, float]:
 
 def _ground(axes: Axes, theme: Theme) -> None:
     """The axis of the bars, and the line of the plain loop."""
-    _dress(axes, theme)
+    dress(axes, theme)
     axes.grid(visible=False, axis="y")
     axes.grid(axis="x", color=theme.grid, linewidth=1)
     axes.axvline(1, color=theme.faint, linewidth=1)
@@ -248,7 +248,7 @@ def _link(axes: Axes, rows: list[_Row], theme: Theme) -> None:
 
 def _head(figure: Figure, tuning: Tuning, height: float, theme: Theme) -> None:
     gain = f"{times(tuning.gain)} the plain loop" if tuning.gain is not None else "gain unknown"
-    title = f"{_short(tuning.model, 40)} on {_short(tuning.device_name or UNKNOWN, 40)}: {gain}"
+    title = f"{clipped(tuning.model, 40)} on {clipped(tuning.device_name or UNKNOWN, 40)}: {gain}"
     top = 1 - 0.16 / height
     figure.text(EDGE / WIDTH, top, title, color=theme.text, fontsize=12, fontweight="bold", va="top", parse_math=False)
     below = 1 - 0.45 / height
@@ -266,9 +266,3 @@ def _dash(seconds: float | None) -> str:
 def _positive(value: float | None) -> float | None:
     """What can lie on a logarithmic axis."""
     return value if value is not None and math.isfinite(value) and value > 0 else None
-
-
-def _short(words: str, limit: int) -> str:
-    """Words from outside on one line, cut where their room ends."""
-    line = printable(" ".join(words.split()))
-    return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
