@@ -314,7 +314,7 @@ LEVERS: tuple[Lever, ...] = (
     ),
     Lever(
         "flipped", "B", "gradients of convolutions are computed as convolutions with flipped weights", "nothing",
-        "the layers compute as before", _with(flipped=True), _flipped,
+        "the layers compute as before", _with(flipped=True, compile="off"), _flipped,
     ),
     Lever(
         "fused", "B", "one kernel updates all weights", "nothing", "the optimizer's flag is set back",
@@ -328,7 +328,7 @@ LEVERS: tuple[Lever, ...] = (
     ),
     Lever(
         "max-autotune", "B", "a compilation that also tries kernels for the matrix products", "a long compilation",
-        "the compiled function is dropped", _with(compile="max-autotune"), _autotune,
+        "the compiled function is dropped", _with(compile="max-autotune", flipped=False), _autotune,
     ),
     Lever(
         "checkpointing", "A", "activations are computed again instead of kept", "nothing", "the blocks are unwrapped",

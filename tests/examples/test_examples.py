@@ -63,6 +63,18 @@ LESSONS = {
         r"(?s)(all processes have the same weights: True.*){2}",
         r"(?s)(same as one process on all 16 items: True.*){2}",
     ],
+    "12_watch.py": [
+        r"(?s)[1-9][\d,]* items in 2\.00 s on .*[1-9][\d,]* items; [1-9]\d* samples in",
+        r"CPU of the host: \d+% of all cores",
+        r"energy of the GPUs: (unknown|[\d,]+ J)",
+    ],
+    "13_profile.py": [
+        r"a step: \S+ \S+ for the batch, \S+ \S+ for the rest",
+        r"waiting for data +\d+\.\d%",
+        r"all of a step +100\.0%",
+        r"(?s)by your own line:\n.*%  \w+, (forward|backward): .*13_profile\.py:\d+  (x|return) ",
+        r"the weights are as before: True",
+    ],
     "gpu_and_cuda_example.py": [r"(?s)epoch 3: accuracy (0\.[89]\d+|1\.0+)\n.*epoch 3: loss 0\.\d+, accuracy \1\n"],
 }
 # What it must hold where there is no GPU.
@@ -72,6 +84,8 @@ ON_CPU = {
     "05_device_mismatch.py": [r"There is no GPU here, so 'meta' plays its part"],
     "06_timing_cpu_vs_gpu.py": [r"There is only a CPU column\. No GPU can be used"],
     "08_memory_tips.py": [r"does not count the memory of a CPU", r"highest memory unknown"],
+    "12_watch.py": [r"energy of the GPUs: unknown\n"],
+    "13_profile.py": [r"The loop waits \d+% of its time for data\.\n  fix: read it in processes of its own"],
 }
 # And where there is one: signs that it was really used.
 ON_CUDA = {
@@ -85,6 +99,8 @@ ON_CUDA = {
     "08_memory_tips.py": [r"backward pass, on cuda", r"after empty_cache +allocated", r"highest memory \d.*iB"],
     "09_profiler.py": [r"one step on cuda:0", r"aten::convolution_backward.* \d.* (µs|ms)\n"],
     "10_data_parallel.py": [r"GPUs here: [1-9]"],
+    "12_watch.py": [r"GPU \d+ \(.+\):\n  utilisation: \d+% in the mean", r"power: [\d,]+ W", r"J for 1,000 items"],
+    "13_profile.py": [r"10 steps on cuda:0", r"computing +\d+\.\d%"],
     "gpu_and_cuda_example.py": [r"the model is on cuda:0", r"highest memory: \d.*iB"],
 }
 

@@ -25,6 +25,7 @@ from hotloop.loop import largest
 from hotloop.loop.largest import Largest, Try, climb, largest_batch, sized
 from hotloop.memory.usage import Usage
 
+PLENTY = 600.0  # seconds: a busy machine must not end a search
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -146,7 +147,7 @@ def test_real_steps_find_the_capacity_and_leave_no_trace(capacity: int) -> None:
     if capacity:
         loop.step(tokens(2))
     before = everything(loop)
-    found = largest_batch(loop._subject, tokens())
+    found = largest_batch(loop._subject, tokens(), seconds=PLENTY)
     assert (found.items, found.reason) == (capacity, "memory")
     assert {each.items for each in found.tried if each.fits} <= set(range(1, capacity + 1))
     assert all(each.items > capacity for each in found.tried if not each.fits)
@@ -240,7 +241,7 @@ def test_a_cpu_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody raises there: the search ends where the next size is expected to need too much."""
     monkeypatch.setattr(largest, "usage", lambda device: Usage("cpu", free=4 * 2**20, total=2**30))
     monkeypatch.setattr(largest, "time_of", lambda step, batch: 1e-3)
-    found = largest_batch(loop_of()._subject, tokens())
+    found = largest_batch(loop_of()._subject, tokens(), seconds=PLENTY)
     assert found.reason == "memory"
     assert found.memory is not None
     peaks = [each.peak for each in found.tried if each.fits]

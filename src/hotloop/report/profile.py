@@ -71,7 +71,8 @@ def profile_run(profile: Profile) -> Run:
     """The entry of a profile among the runs that are kept."""
     figures = {"median step in seconds": profile.median}
     for name, seconds in profile.parts.over(profile.steps).seconds.items():
-        figures[f"{label(name, profile.device)}, in seconds of a step"] = seconds
+        if seconds:
+            figures[f"{label(name, profile.device)} in a step, in seconds"] = seconds
     if profile.peak_memory is not None:
         figures["peak memory in bytes"] = profile.peak_memory
     return Run("profile", profile.name, profile.date, profile.device_name or profile.device, figures)
@@ -267,7 +268,7 @@ def _top(operations: Sequence[Operation]) -> Grid:
     table = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("share", justify="right", no_wrap=True, min_width=6)
     table.add_column("time", justify="right", no_wrap=True, min_width=7)
-    table.add_column("operation", no_wrap=True, overflow="ellipsis")
+    table.add_column("operation", no_wrap=True, overflow="ellipsis", max_width=34)
     table.add_column("your line", no_wrap=True, overflow="ellipsis")
     for operation in operations:
         line = operation.line

@@ -31,8 +31,8 @@ PROCESSES = (
 HELD = Advice(
     rule="idle-memory",
     gpu=0,
-    words="4.1 GiB of GPU 0 is held by python3 (PID 20417, guest), idle for 12 min",
-    fix="end it with `kill 20417` if it is yours, or ask guest",
+    words="4.1 GiB of GPU 0 is held by python3 (PID 20417 of guest, idle for 12 min)",
+    fix="if nobody needs it, end it (`kill 20417`); of a notebook, shut the kernel down",
 )
 
 
