@@ -201,4 +201,5 @@ def test_two_profiles_can_be_compared() -> None:
     run = profile_run(made_profile())
     assert (run.kind, run.title) == ("profile", "train.py")
     assert run.figures["median step in seconds"] == pytest.approx(0.02)
-    assert run.figures["compute, in seconds of a step"] > 0
+    assert run.figures["compute in a step, in seconds"] > 0
+    assert all(name.endswith(("seconds", "bytes")) for name in run.figures), "so that less is known to be better"
