@@ -221,6 +221,7 @@ def test_web_is_served_with_the_options(run: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_web_without_its_package_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.delitem(sys.modules, "hotloop.top.server", raising=False)  # where another test has served already
     done = run("--web", "--port", "0", "--example", "1")
     assert done.code == 2
     assert "pip install hotloop[web]" in done.err
