@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
+from hotloop.loop.epoch import epoch_of
 from hotloop.loop.graph import CannotCapture, Recording
 from hotloop.waits import waits
 
@@ -263,10 +264,10 @@ def test_nothing_waits_in_steady_steps(graph: int) -> None:
                 break
     assert len(seen) == 0, str(seen)
     if graph > 1:
-        for _ in loop._epoch(batches, None):
+        for _ in epoch_of(loop, batches):
             pass
         with waits() as seen:
-            for _ in loop._epoch(batches, None):
+            for _ in epoch_of(loop, batches):
                 pass
         assert len(seen) == 0, str(seen)
 

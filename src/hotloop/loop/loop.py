@@ -1,7 +1,7 @@
 """`Loop`: the training loop a person would write by hand, with the device, the precision and the waits looked after."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
-from hotloop.data.origin import nothing_came
 from hotloop.device import pick
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.budgeting import Budgeting, budgeted
-from hotloop.loop.burst import Bursts, stretches
+from hotloop.loop.burst import Bursts
 from hotloop.loop.changes import Changes
+from hotloop.loop.epoch import Transform, epoch_of
 from hotloop.loop.fit import Fit
 from hotloop.loop.journal import Journal, Logged
 from hotloop.loop.largest import Largest, largest_batch
@@ -38,7 +38,7 @@ from hotloop.memory.oom import surely
 from hotloop.memory.survive import Survivor
 from hotloop.memory.usage import usage
 from hotloop.misfit import REFUSALS, explanation
-from hotloop.objective import Criterion, Objective, Predict, as_objective, averages, items_in
+from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Tuning
@@ -46,7 +46,6 @@ from hotloop.profiling.record import Profile
 from hotloop.records import Report
 from hotloop.state import State
 
-Transform = Callable[[Any], Any]
 # What a plan by hand asks for and the tuner may not change.
 _KEPT = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget")
 
@@ -302,7 +301,8 @@ class Loop:
                     fit.go_on(saver.found.tree, loader, tell)
             done = 0 if length is None else fit.first * length + fit.consumed
             self._expected = None if length is None else self._watch.batches + epochs * length - done
-            return fit.run(partial(self._epoch, loader, device_transform), length, epochs, validate, metrics, progress)
+            epoch = partial(epoch_of, self, loader, device_transform)
+            return fit.run(epoch, length, epochs, validate, metrics, progress)
         finally:
             self._expected = None
             fit.close()
@@ -381,44 +381,6 @@ class Loop:
     def is_between_windows(self) -> bool:
         """Whether no gradient waits for its update."""
         return self._step.update.phase[0]
-
-    def _epoch(self, loader: Iterable[Any], device_transform: Transform | None) -> Iterator[tuple[int, int]]:
-        """One epoch of training; after each stretch of it, the batches and the items that it held."""
-        stream = self._stream = self._stream_of(loader)
-        if stream.resident is None:
-            for batch in self.batches(loader, device_transform=device_transform):
-                self.step(batch)
-                yield 1, items_in(batch)
-            return
-        self._begin_epoch(loader)
-        resident = stream.resident
-        draws = stretches(resident.draws(), lambda: self._bursts.size(self._step, resident))
-        for number, drawn in ((stream.first + number, drawn) for number, drawn in draws):
-            if self._tuner.is_busy and len(drawn) > 1:
-                self._before_step(loader, device_transform, None)
-            burst = self._bursts.of(self._step, resident, drawn, device_transform)
-            origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
-            if burst is not None:
-                losses = burst.run(drawn, self._after_updates)
-                self._watch.see_burst(burst.names, (losses,), burst.batch, origins)
-                yield len(drawn), len(drawn) * burst.batch
-                continue
-            for stream.origin, each in zip(origins, drawn, strict=True):
-                batch = resident.gather(resident.items(), each)
-                if device_transform is not None:
-                    batch = device_transform(batch)
-                if self._tuner.is_busy:
-                    self._before_step(loader, device_transform, batch)
-                self._given = batch
-                self.step(batch)
-                yield 1, items_in(batch)
-        if not self._watch.items_seen:
-            raise nothing_came(loader)
-        self._end_epoch()
-
-    def _after_updates(self) -> None:
-        for turn in self._turns:
-            self._schedule.after_update(turn)
 
     def _before_step(self, loader: Iterable[Any], transform: Transform | None, batch: Any) -> None:
         self._tuner.tick()
