@@ -14,6 +14,7 @@ from hotloop.cli import evaluate as evaluate
 from hotloop.cli import generate as generate
 from hotloop.cli import profile as profile
 from hotloop.cli import report as report
+from hotloop.cli import simulate as simulate
 from hotloop.cli import sprites as sprites
 from hotloop.cli import top as top
 from hotloop.cli import train as train
@@ -37,6 +38,7 @@ class InOrder(TyperGroup):
             "generate",
             "tune",
             "profile",
+            "simulate",
             "bench",
             "report",
             "top",
@@ -81,6 +83,7 @@ app.command("generate")(generate.generate)
 app.command("tune")(tune.tune)
 app.command("bench")(bench.bench)
 app.command("profile", context_settings={"allow_interspersed_args": False})(profile.profile)
+app.command("simulate", context_settings={"allow_interspersed_args": False})(simulate.simulate)
 app.command("report")(report.report)
 app.command("top")(top.top)
 

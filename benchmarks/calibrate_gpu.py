@@ -1,0 +1,280 @@
+"""Fit the table of times that `hotloop simulate` uses for an architecture, on a real card: about 5 minutes.
+
+python benchmarks/calibrate_gpu.py --raw benchmarks/results/calibration_h200.json.gz
+
+Synthetic operations of every family over sizes and precisions; no model that predictions are tested on. Kernels are
+timed by CUDA events behind a pause of the device, so that the host's pace does not matter. `--device cpu --quick`
+only shows that it runs: its table is worth nothing and is written nowhere but to `--table`.
+"""
+
+import argparse
+import gzip
+import json
+import statistics
+import time
+from collections import defaultdict
+from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import torch
+from calibration_cases import Call, Case, cases
+from torch import Tensor, nn
+
+from hotloop.clock import synchronize
+from hotloop.files import write_json, write_whole
+from hotloop.simulate import cost
+from hotloop.simulate.cards import Card, card
+from hotloop.simulate.families import kind_of
+from hotloop.simulate.fit import Sample, fit, fit_cache
+from hotloop.simulate.observe import observe
+from hotloop.simulate.table import Host, Link, Table, default_table
+from hotloop.simulate.work import parts_of, switches
+
+TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "simulate" / "tables"
+CYCLES = 2e9  # of the device's clock in a second, at least as many as any has
+
+
+def seconds_of(call: Call, device: torch.device, *, repeats: int = 5, target: float = 4e-3) -> float:
+    """The median seconds of a call on the device, without the host's part in it."""
+    for _ in range(3):
+        call()
+    once = _wall(call, 1, device)
+    calls = min(max(round(target / max(once, 1e-6)), 2), 100)
+    if device.type != "cuda":
+        return min(_wall(call, calls, device) / calls for _ in range(2))
+    pause = min(calls * once + 1e-3, 0.1)  # by then the host has queued them all
+    return statistics.median(_on_device(call, calls, pause) / calls for _ in range(repeats))
+
+
+def _on_device(call: Call, calls: int, pause: float) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(int(pause * CYCLES))
+    start.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def _wall(call: Call, calls: int, device: torch.device) -> float:
+    synchronize(device)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return time.perf_counter() - begin
+
+
+def measure_all(
+    chosen: list[Case], on: Card, device: torch.device, until: float
+) -> tuple[list[tuple[Case, Sample]], list[str]]:
+    """A sample of every case that is mostly one part of one family, until the time is up; and what went wrong."""
+    found, troubles = [], []
+    for number, case in enumerate(chosen):
+        if time.monotonic() > until:
+            troubles.append(f"time was up after {number} of {len(chosen)} cases")
+            break
+        try:
+            sample = _sample(case, on, device)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:  # out of memory, no such kernel
+            troubles.append(
+                f"{case.label}: {type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+            )
+            continue
+        if sample is None:
+            troubles.append(f"{case.label}: no part is most of it, so nothing can be learnt of any")
+        else:
+            found.append((case, sample))
+        if number % 50 == 0:
+            print(f"{number} of {len(chosen)}: {case.label}", flush=True)
+    return found, troubles
+
+
+def _sample(case: Case, on: Card, device: torch.device) -> Sample | None:
+    torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
+    torch.backends.cudnn.allow_tf32 = case.tf32 or not case.label.startswith("conv")
+    with torch.set_grad_enabled("backward=True" in case.label):
+        call = case.make(device)
+        call()  # the first call may do more
+        parts = [part for operation in observe(call) for part in parts_of(operation, switches())]
+        if not parts:
+            return None
+        taken = seconds_of(call, device)
+        # What cannot be measured apart, such as a copy for a second backward pass, is taken off as it is thought to be.
+        thought = {number: cost.seconds_of(part, on, default_table()) for number, part in enumerate(parts)}
+        main = max(thought, key=thought.__getitem__)
+        others = sum(thought.values()) - thought[main]
+        return Sample(parts[main], taken - others) if others <= 0.3 * taken else None
+
+
+def measure_link(on: Card, device: torch.device, *, quick: bool) -> Link:
+    """Copies from and to the host, pinned and pageable, as shares of the link's speed."""
+    if device.type != "cuda":
+        return Link()
+    shares: dict[bool, list[float]] = {True: [], False: []}
+    tiny = torch.zeros(1).pin_memory()
+    latency = _wall(partial(_copy_to, tiny, device), 50, device) / 50
+    for pinned in (True, False):
+        for size in (2**24, 2**26) if quick else (2**22, 2**24, 2**26, 2**28):
+            here = torch.zeros(size // 4)
+            here = here.pin_memory() if pinned else here
+            there = torch.zeros(size // 4, device=device)
+            for call in (partial(there.copy_, here, non_blocking=True), partial(here.copy_, there, non_blocking=True)):
+                _wall(call, 2, device)
+                taken = statistics.median(_wall(call, 3, device) / 3 for _ in range(3))
+                shares[pinned].append(size / max(taken - latency, 1e-9) / on.pcie)
+    every = [*shares[True], *shares[False]]
+    return Link(statistics.median(shares[True]), statistics.median(shares[False]), latency, min(0.3, _spread(every)))
+
+
+def _spread(shares: list[float]) -> float:
+    return statistics.stdev(shares) / statistics.mean(shares) / 2
+
+
+def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device, non_blocking=True)
+
+
+def measure_host(device: torch.device) -> Host:
+    """Seconds of the host for each operation, from small ones that no device is slow at."""
+    x = torch.randn(8, 16, device=device)
+    layers = nn.Sequential(
+        *(layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU()))
+    ).to(device)
+    other = _host(partial(_adds, x), device) / 50
+    result: list[Tensor] = []
+
+    def forward() -> None:
+        result[:] = [layers(x).sum()]
+
+    def backward() -> None:
+        torch.autograd.grad(result[0], list(layers.parameters()), retain_graph=True)
+
+    per_forward = _each(forward, device)
+    forward()
+    per_backward = _each(backward, device)
+    few, many = (_optimizer(count, device) for count in (10, 200))
+    tensor = max((many[0] - few[0]) / max(many[2] - few[2], 1), 0.0)
+    optimizer = max((few[0] - few[2] * tensor) / max(few[1], 1), other / 2)
+    wait = _host(partial(torch.Tensor.item, x.sum()), device)
+    return Host(
+        forward=per_forward,
+        backward=per_backward,
+        optimizer=optimizer,
+        other=other,
+        tensor=tensor,
+        launch=other / 3,  # without Python and the dispatcher
+        copy=other,
+        wait=wait,
+        spread=0.15,
+        measured=True,
+    )
+
+
+def _adds(x: Tensor) -> None:
+    for _ in range(50):
+        x.add_(1.0)
+
+
+def _each(call: Call, device: torch.device) -> float:
+    """Seconds of each operation that is no view, with its share of the views."""
+    kinds = [kind_of(operation.name).family for operation in observe(call)]
+    return _host(call, device) / max(len(kinds) - kinds.count("view"), 1)
+
+
+def _optimizer(count: int, device: torch.device) -> tuple[float, int, int]:
+    """Seconds of a step of Adam on so many tensors, its operations, and the tensors that they are given."""
+    params = [nn.Parameter(torch.ones(8, device=device)) for _ in range(count)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    adam = torch.optim.Adam(params, foreach=True)
+    adam.step()
+    # The counts of steps are kept on the host, so what works on them alone is no operation of the device.
+    seen = [operation for operation in observe(adam.step) if parts_of(operation)]
+    operations = [operation for operation in seen if any(shape.sizes for shape in operation.inputs)]
+    given = sum(len(o.inputs) // max(kind_of(o.name).lists, 1) for o in operations if kind_of(o.name).lists)
+    return _host(adam.step, device), len(operations), given
+
+
+def _host(call: Call, device: torch.device, *, repeats: int = 15) -> float:
+    """The median seconds until a call returns, the device being idle before."""
+    taken = []
+    for _ in range(repeats + 3):
+        synchronize(device)
+        begin = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begin)
+    return statistics.median(taken[3:])
+
+
+def key_of(sample: Sample) -> list[str]:
+    """The curves that a sample counts for: its own, and those of its family that others fall back to."""
+    part = sample.part
+    layout = f"/{part.layout}" if part.layout else ""
+    if part.flops:
+        return [f"{part.family}/{part.precision}{layout}", f"{part.family}/{part.precision}", part.family]
+    return [part.family]
+
+
+def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: float, least: int = 6) -> Table:
+    """The table that the samples make; a curve with too few of them is left to the default."""
+    memory = [sample for sample in samples if sample.part.family in ("pointwise", "copy")]
+    cache = fit_cache(memory, on, floor=floor)
+    groups: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        for key in key_of(sample):
+            groups[key].append(sample)
+    curves = {}
+    for key, group in sorted(groups.items()):
+        if len(group) >= least:
+            curve = fit(group, on, floor=floor, cache=cache)
+            curves[key] = curve.to_json()
+            print(f"{key}: {curve.samples} samples, spread {curve.spread:.1%}", flush=True)
+    date = datetime.now(UTC).date().isoformat()
+    return Table(on.architecture, on.key, torch.__version__, date, floor, cache, 0.05, curves, link, host)
+
+
+def main() -> None:
+    arguments = _arguments()
+    device = torch.device(arguments.device)
+    on = card(arguments.card or (torch.cuda.get_device_name() if device.type == "cuda" else "t4"))
+    until = time.monotonic() + arguments.seconds
+    torch.manual_seed(0)
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # it only shows that it runs, and others may need the cores
+    tiny = torch.zeros(1, device=device)
+    floor = seconds_of(partial(tiny.add_, 1.0), device) * 0.9  # nothing is quicker, and this is still measured
+    host, link = measure_host(device), measure_link(on, device, quick=arguments.quick)
+    print(f"{on.name}: a kernel every {floor * 1e6:.2f} µs, {link}, {host}", flush=True)
+    found, troubles = measure_all(cases(device, quick=arguments.quick), on, device, until)
+    for trouble in troubles:
+        print(f"left out: {trouble}")
+    table = build([sample for _, sample in found], on, link=link, host=host, floor=floor)
+    path = arguments.table or TABLES / f"time-{on.architecture}.json"
+    write_json(path, table.to_json())
+    print(f"wrote {path}")
+    if arguments.raw:
+        rows = [{"label": case.label, "seconds": sample.seconds, "part": asdict(sample.part)} for case, sample in found]
+        raw = {"card": on.key, "torch": torch.__version__, "date": table.date, "samples": rows, "troubles": troubles}
+        write_whole(arguments.raw, gzip.compress(json.dumps(raw).encode(), mtime=0))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--card", help="as `hotloop simulate --gpu` calls it, where its own name is not known")
+    parser.add_argument("--seconds", type=float, default=240.0, help="for measuring; fitting takes a little more")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes, if not into the package")
+    parser.add_argument("--raw", type=Path, metavar="FILE", help="all measurements, as gzipped JSON")
+    parser.add_argument("--quick", action="store_true", help="a few cases only, to see that it runs")
+    arguments = parser.parse_args()
+    if arguments.device == "cpu" and arguments.table is None:
+        parser.error("a CPU is no card: say with --table where its worthless table goes")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""PyTorch's caching allocator of CUDA memory, to the byte: rounding, pools, best fit, splits, merges, running out."""
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable
+
+from hotloop.simulate.tallies import Tally, stats_of
+
+ROUNDING = 512  # every request is rounded up to this
+SMALL = 2**20  # requests up to this share segments of 2 MiB
+SMALL_SEGMENT = 2 * 2**20
+LARGE_SEGMENT = 20 * 2**20  # for requests below 10 MiB; larger ones get a segment of their own
+OWN_SEGMENT = 10 * 2**20
+GRAIN = 2 * 2**20  # of a segment for one large request
+BASE = 0x7F00_0000_0000  # where addresses begin
+
+
+class Full(Exception):
+    """No segment can be had, even after all cached ones were released."""
+
+    def __init__(self, asked: int, segment: int) -> None:
+        super().__init__(f"no room for {asked} bytes")
+        self.asked = asked
+        self.segment = segment  # what the driver was asked for
+
+
+class Block:
+    """A piece of a segment, in use or free; its neighbours in the segment are known."""
+
+    __slots__ = ("address", "after", "before", "in_use", "mapped", "pool", "requested", "size")
+
+    def __init__(self, pool: "Pool", address: int, size: int) -> None:
+        self.pool = pool
+        self.address = address
+        self.size = size
+        self.requested = 0
+        self.in_use = False
+        self.mapped = True  # to memory; addresses alone are not, where segments can grow
+        self.before: Block | None = None
+        self.after: Block | None = None
+
+    @property
+    def split(self) -> bool:
+        """Whether it is only a part of its segment, which therefore cannot be released."""
+        return self.before is not None or self.after is not None
+
+
+class Pool:
+    """The free blocks of one stream, small or large, in the order of best fit."""
+
+    __slots__ = ("blocks", "free", "small", "stream", "tally")
+
+    def __init__(self, small: bool, stream: int, tally: Tally) -> None:
+        self.small = small
+        self.stream = stream
+        self.tally = tally
+        self.free: list[tuple[int, int]] = []  # (size, address), sorted
+        self.blocks: dict[int, Block] = {}  # the same, by address
+
+    def put(self, block: Block) -> None:
+        insort(self.free, (block.size, block.address))
+        self.blocks[block.address] = block
+
+    def remove(self, block: Block) -> None:
+        del self.free[bisect_left(self.free, (block.size, block.address))]
+        del self.blocks[block.address]
+
+    def best(self, size: int) -> Block | None:
+        """The smallest free block that is large enough, of several the one with the lowest address; not removed."""
+        place = bisect_left(self.free, (size, 0))
+        return self.blocks[self.free[place][1]] if place < len(self.free) else None
+
+
+def rounded(size: int) -> int:
+    """What a request takes at least.
+
+    >>> rounded(1), rounded(512), rounded(513)
+    (512, 512, 1024)
+    """
+    return max(ROUNDING, -(-size // ROUNDING) * ROUNDING)
+
+
+def segment_for(size: int) -> int:
+    """The segment that is asked of the driver for a rounded request.
+
+    >>> [segment_for(mib * 2**20) >> 20 for mib in (1, 2, 9, 10, 11)]
+    [2, 20, 20, 10, 12]
+    """
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return LARGE_SEGMENT if size < OWN_SEGMENT else -(-size // GRAIN) * GRAIN
+
+
+class Allocator:
+    """Hands out blocks as PyTorch would on a device with `room` bytes for this process.
+
+    `cap` is the most that may be reserved (`torch.cuda.set_per_process_memory_fraction`); `addresses` says where the
+    driver puts a segment of a size, where that is known.
+    """
+
+    def __init__(self, room: int, *, cap: int | None = None, addresses: Callable[[int], int] | None = None) -> None:
+        self.room = room
+        self.cap = cap
+        self.all = Tally()
+        self._small, self._large = Tally(self.all), Tally(self.all)
+        self.retries = self.failures = self.segments_made = self.segments_released = self.waits = 0
+        self._addresses = addresses or self._next_address
+        self._end = BASE
+        self._pools: dict[tuple[bool, int], Pool] = {}
+        self._going: list[Block] = []  # freed, but a stream may still use them
+
+    @property
+    def allocated(self) -> int:
+        return self.all.allocated.bytes
+
+    @property
+    def reserved(self) -> int:
+        return self.all.reserved.bytes
+
+    @property
+    def limit(self) -> int:
+        """The most that can be reserved."""
+        return self.room if self.cap is None else min(self.room, self.cap)
+
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """A block for `size` bytes, at least one; raises `Full` where there is no room for it."""
+        need = rounded(size)
+        small = need <= SMALL
+        pool = self._pool(small, stream)
+        block = self._cached(pool, need) or self._new(pool, need)
+        if block.split:
+            self._uncount(block)
+        if self._splits(block, need):
+            self._split(block, need)
+        block.in_use = True
+        block.requested = size
+        pool.tally.allocated.up(block.size)
+        pool.tally.active.up(block.size)
+        pool.tally.requested.up(size)
+        return block
+
+    def free(self, block: Block) -> None:
+        """Give a block back that only its own stream has used."""
+        self.let_go(block)
+        self.settle(block)
+
+    def let_go(self, block: Block) -> None:
+        """The first half of a free: no tensor holds the block any more, though a stream may."""
+        block.pool.tally.allocated.down(block.size)
+        self._going.append(block)
+
+    def settle(self, block: Block) -> None:
+        """The second half: no stream uses it any more, so it joins its free neighbours and can be handed out again."""
+        self._going.remove(block)
+        pool = block.pool
+        pool.tally.active.down(block.size)
+        pool.tally.requested.down(block.requested)
+        block.in_use = False
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.in_use and neighbour.mapped:
+                self._uncount(neighbour)
+                pool.remove(neighbour)
+                join(block, neighbour)
+        pool.put(block)
+        if block.split:
+            self._count(block)
+
+    def empty_cache(self) -> None:
+        """Give every segment back to the driver of which no part is in use, and wait for the streams before."""
+        self.waits += 1
+        for block in list(self._going):
+            self.settle(block)
+        for pool in sorted(self._pools.values(), key=lambda pool: pool.small):
+            self._release(pool)
+
+    def could_allocate(self, size: int, stream: int = 0) -> bool:
+        """Whether a request can be met without releasing anything."""
+        need = rounded(size)
+        held = self._pools.get((need <= SMALL, stream))
+        return (held is not None and held.best(need) is not None) or self.reserved + segment_for(need) <= self.limit
+
+    def reset_peaks(self) -> None:
+        for tally in (self.all, self._small, self._large):
+            for gauge in tally.gauges():
+                gauge.reset_peak()
+
+    def reset_ever(self) -> None:
+        self.retries = self.failures = 0
+        for tally in (self.all, self._small, self._large):
+            for gauge in tally.gauges():
+                gauge.reset_ever()
+
+    def stats(self) -> "OrderedDict[str, int]":
+        """The same as `torch.cuda.memory_stats()`."""
+        pools = {"all": self.all, "large_pool": self._large, "small_pool": self._small}
+        counts = {
+            "num_alloc_retries": self.retries,
+            "num_ooms": self.failures,
+            "num_device_alloc": self.segments_made,
+            "num_device_free": self.segments_released,
+            "num_sync_all_streams": self.waits,
+            "max_split_size": -1,
+        }
+        return stats_of(pools, counts)
+
+    def pools(self) -> list[Pool]:
+        return list(self._pools.values())
+
+    def _pool(self, small: bool, stream: int) -> Pool:
+        found = self._pools.get((small, stream))
+        if found is None:
+            found = self._pools[small, stream] = Pool(small, stream, self._small if small else self._large)
+        return found
+
+    def _cached(self, pool: Pool, need: int) -> Block | None:
+        block = pool.best(need)
+        if block is not None:
+            pool.remove(block)
+        return block
+
+    def _new(self, pool: Pool, need: int) -> Block:
+        """A block in a new segment; where there is no room for one, after a release of what is cached."""
+        block = self._grow(pool, need)
+        if block is None:
+            self.empty_cache()
+            self.retries += 1
+            block = self._grow(pool, need)
+        if block is None:
+            self.failures += 1
+            raise Full(need, segment_for(need))
+        return block
+
+    def _grow(self, pool: Pool, need: int) -> Block | None:
+        size = segment_for(need)
+        if self.reserved + size > self.limit:
+            return None
+        self._reserve(pool, size)
+        return Block(pool, self._addresses(size), size)
+
+    def _reserve(self, pool: Pool, size: int) -> None:
+        self.segments_made += 1
+        pool.tally.reserved.up(size)
+
+    def _unreserve(self, pool: Pool, size: int) -> None:
+        self.segments_released += 1
+        pool.tally.reserved.down(size)
+
+    def _release(self, pool: Pool) -> None:
+        for block in [block for block in pool.blocks.values() if not block.split]:
+            pool.remove(block)
+            self._unreserve(pool, block.size)
+
+    def _splits(self, block: Block, need: int) -> bool:
+        rest = block.size - need
+        return rest >= ROUNDING if block.pool.small else rest > SMALL
+
+    def _split(self, block: Block, need: int) -> None:
+        """Keep the front of a block and leave the rest free."""
+        rest = Block(block.pool, block.address + need, block.size - need)
+        block.size = need
+        rest.before, rest.after = block, block.after
+        if rest.after is not None:
+            rest.after.before = rest
+        block.after = rest
+        block.pool.put(rest)
+        self._count(rest)
+
+    def _count(self, block: Block) -> None:
+        """A free block that cannot be released, since its segment is in use."""
+        block.pool.tally.inactive.up(block.size)
+
+    def _uncount(self, block: Block) -> None:
+        block.pool.tally.inactive.down(block.size)
+
+    def _next_address(self, size: int) -> int:
+        address = self._end
+        self._end += -(-size // GRAIN) * GRAIN
+        return address
+
+
+def join(block: Block, neighbour: Block) -> None:
+    """Make a block as large as itself and a free neighbour, which is no more."""
+    if neighbour is block.before:
+        block.address = neighbour.address
+        block.before = neighbour.before
+        if block.before is not None:
+            block.before.after = block
+    else:
+        block.after = neighbour.after
+        if block.after is not None:
+            block.after.before = block
+    block.size += neighbour.size

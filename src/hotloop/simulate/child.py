@@ -1,0 +1,122 @@
+"""The process in which scripts run on simulated GPUs: torch is imported once, and each script gets a fork of it.
+
+A program: `python -m hotloop.simulate.child SHIM REQUESTS REPLIES`, where the latter two are open pipes. Each line of
+the first is a `Request`; each is answered by a line with how its process ended. Nothing here may import torch before
+the shim is loaded.
+"""
+
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hotloop.simulate.request import Request
+from hotloop.simulate.shim import CannotSimulate, install, load
+
+GRACE = 15.0  # seconds beside the time limit in which a script may end itself
+PAUSE = 0.02
+
+
+def main(arguments: Sequence[str]) -> int:
+    built, requests, replies = arguments[0], int(arguments[1]), int(arguments[2])
+    with open(replies, "w", encoding="utf-8", closefd=True) as answers:  # a pipe
+        try:
+            install(load(Path(built)))
+            from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+
+            FakeTensorMode()  # and what this imports when it is first made
+        except CannotSimulate as error:
+            _answer(answers, {"error": error.what, "fix": error.fix})
+            return error.exit_code
+        _answer(answers, {"ready": True})
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, and for whoever asked
+        for line in _lines(requests):
+            _answer(answers, {"code": _serve(Request.from_json(json.loads(line)), requests, replies)})
+    return 0
+
+
+def _serve(request: Request, requests: int, replies: int) -> int | None:
+    """Run a script in a fork; its exit code, negative for a signal, None where it took too long."""
+    runner = os.fork()
+    if not runner:
+        _become(request, requests, replies)
+    deadline = time.monotonic() + request.time_limit + GRACE
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(runner, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if select.select([requests], [], [], PAUSE)[0]:  # only the end of whoever asked makes it readable now
+            break
+    os.kill(runner, signal.SIGKILL)
+    os.waitpid(runner, 0)
+    return None
+
+
+def _become(request: Request, requests: int, replies: int) -> None:
+    """Be the script's process, to its end: exit handlers of the one that forked are not ours to run."""
+    code = 1
+    try:
+        os.close(requests)
+        os.close(replies)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _limit_memory(request.memory_limit)
+        from hotloop.simulate.script import Run  # noqa: PLC0415
+        from hotloop.simulate.simulation import Engine  # noqa: PLC0415
+
+        card = _card(request.card)
+        Run(request, Engine(card, [_listener(name, card) for name in request.listeners], request.steps)).run()
+        code = 0
+    except BaseException:  # noqa: BLE001
+        import traceback  # noqa: PLC0415
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _lines(pipe: int) -> Any:
+    with open(pipe, encoding="utf-8", closefd=False) as lines:
+        yield from iter(lines.readline, "")
+
+
+def _answer(pipe: Any, words: dict[str, Any]) -> None:
+    pipe.write(json.dumps(words) + "\n")
+    pipe.flush()
+
+
+def _limit_memory(limit: int | None) -> None:
+    """Should the host run out of memory, this process is to be the one that ends, and none of the person's others."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    if limit is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
+
+
+def _listener(name: str, card: Any) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)(card)
+
+
+def _card(data: dict[str, Any]) -> Any:
+    from hotloop.simulate.cards import Card  # noqa: PLC0415
+
+    try:
+        return Card.from_json(data)
+    except (TypeError, KeyError):
+        return SimpleNamespace(**{**data, "capability": tuple(data["capability"])})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

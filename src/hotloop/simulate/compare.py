@@ -1,0 +1,110 @@
+"""Cards side by side for the same training: does it fit, how fast, and what does a million samples cost."""
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hotloop.errors import BadArgument
+from hotloop.records import Record
+from hotloop.simulate.cards import Card
+from hotloop.simulate.record import StepTime
+from hotloop.simulate.table import Table
+from hotloop.simulate.timeline import Tape, forecast
+from hotloop.text import printable
+
+_FIX = 'JSON such as {"h200": 3.5, "t4": 0.35}, or lines such as h200,3.5: dollars per hour'
+
+
+@dataclass(frozen=True)
+class Rates(Record):
+    """Something that follows from a step's time, with its interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Row(Record):
+    """A training on one card; what is unknown is None."""
+
+    gpu: str
+    fits: bool | None
+    largest_batch: int | None
+    step_ms: StepTime | None
+    samples_per_second: Rates | None = None
+    dollars_per_hour: float | None = None
+    dollars_per_million: Rates | None = None
+
+
+def compare(
+    tape: Tape,
+    cards: Sequence[Card],
+    *,
+    samples: int | None = None,
+    fits: Mapping[str, bool | None] | None = None,
+    largest: Mapping[str, int | None] | None = None,
+    prices: Mapping[str, float] | None = None,
+    tables: Mapping[str, Table] | None = None,
+) -> list[Row]:
+    """One row per card, in the order given, from one tape; `samples` are those of a step.
+
+    Whether it fits and the largest batch are told by who models memory; a card that it does not fit has no speed.
+    """
+    fits, largest, prices, tables = fits or {}, largest or {}, prices or {}, tables or {}
+    rows = []
+    for card in cards:
+        fitting = fits.get(card.key)
+        found = None if fitting is False else forecast(tape, card, tables.get(card.architecture))
+        speed = _speed(found.step, samples) if found and samples else None
+        price = prices.get(card.key)
+        cost = _cost(speed, price) if speed and price is not None else None
+        step = found.step if found else None
+        rows.append(Row(card.key, fitting, largest.get(card.key), step, speed, price, cost))
+    return rows
+
+
+def _speed(step: StepTime, samples: int) -> Rates | None:
+    if min(step.low, step.median, step.high) <= 0:
+        return None
+    return Rates(*(1e3 * samples / milliseconds for milliseconds in (step.median, step.high, step.low)))
+
+
+def _cost(speed: Rates, price: float) -> Rates:
+    return Rates(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
+
+
+def read_prices(path: Path) -> dict[str, float]:
+    """Dollars per hour by card, from a small JSON or CSV file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        pairs = json.loads(text) if text.lstrip().startswith("{") else dict(_lines(text))
+        prices = {str(card).strip().lower(): float(price) for card, price in pairs.items()}
+    except (OSError, ValueError, TypeError) as error:
+        raise BadArgument(
+            f"cannot read the prices in {printable(str(path))}: {printable(str(error))}", fix=_FIX
+        ) from error
+    if not prices:
+        raise BadArgument(f"there is no price in {printable(str(path))}", fix=_FIX)
+    for card, price in prices.items():
+        if not (math.isfinite(price) and price >= 0):
+            raise BadArgument(f"{printable(str(path))}: {price} is no price for {printable(card)}", fix=_FIX)
+    return prices
+
+
+def _lines(text: str) -> list[tuple[str, str]]:
+    rows = [row for row in csv.reader(text.splitlines()) if row and not row[0].lstrip().startswith("#")]
+    if rows and len(rows[0]) == 2 and not _number(rows[0][1]):
+        rows = rows[1:]  # a heading
+    return [(card, price) for card, price in rows]
+
+
+def _number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,236 @@
+"""What else of torch must know of tensors without data: modules that move, printing, NumPy, loaders, saved files."""
+
+import copy
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim.optimizer import Optimizer
+from torch.utils import _foreach_utils
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader
+
+from hotloop.simulate.crossing import TO_HOST
+from hotloop.simulate.dispatch import SimulatedGpu
+from hotloop.simulate.operations import is_simulated
+from hotloop.simulate.patches import Patches
+from hotloop.simulate.places import here
+
+_WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+
+
+class Conversions:
+    """Teaches torch's Python code about the simulated device."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+        self._hooks: list[Any] = []
+        self._saved: dict[str, Any] = {}  # by path: what a script saved, which is not written
+        self.compiled = False  # whether torch.compile was asked for
+
+    def install(self, patches: Patches) -> None:
+        patches.set(fake_tensor, "init_gpu_context", lambda device: None)  # there is none to initialise
+        for module in (_foreach_utils, importlib.import_module("torch.optim.optimizer")):
+            patches.set(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
+        patches.set(torch, "compile", self._compile)
+        patches.set(nn.Module, "compile", lambda module, *_, **__: setattr(self, "compiled", True))
+        patches.set(nn.RNNBase, "flatten_parameters", lambda module: None)
+        self._modules(patches)
+        self._tensors(patches)
+        self._loaders(patches)
+        self._files(patches)
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def name_all(self, optimizer: Optimizer) -> None:
+        """What an optimizer holds is parameters, gradients and its state."""
+        storages = self._gpu.storages
+        for group in optimizer.param_groups:
+            for parameter in filter(is_simulated, group["params"]):
+                storages.name(parameter, "parameter")
+                if parameter.grad is not None and is_simulated(parameter.grad):
+                    storages.name(parameter.grad, "gradient")
+        for tensor in tree_leaves(list(optimizer.state.values())):
+            if is_simulated(tensor):
+                storages.name(tensor, "optimizer")
+
+    def _modules(self, patches: Patches) -> None:
+        registered = nn.modules.module
+        self._hooks += [
+            registered.register_module_parameter_registration_hook(self._names("parameter")),
+            registered.register_module_buffer_registration_hook(self._names("buffer")),
+        ]
+        apply = nn.Module._apply
+
+        def moved(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+            result: nn.Module = apply(module, fn, recurse)  # type: ignore[no-untyped-call]
+            for tensors, kind in ((module._parameters, "parameter"), (module._buffers, "buffer")):
+                for tensor in tensors.values():
+                    if is_simulated(tensor):
+                        self._gpu.storages.name(tensor, kind)  # type: ignore[arg-type]
+            return result
+
+        patches.set(nn.Module, "_apply", moved)
+        patches.set(nn.DataParallel, "scatter", self._scattered)
+        swap = torch.utils.swap_tensors
+
+        def swapped(first: Tensor, second: Tensor) -> None:
+            self._gpu.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()  # weak references forbid a swap
+            swap(first, second)  # type: ignore[no-untyped-call]
+
+        patches.set(torch.utils, "swap_tensors", swapped)
+
+    def _names(self, kind: str) -> Callable[[nn.Module, str, Any], None]:
+        def name(_module: nn.Module, _name: str, tensor: Any) -> None:
+            if is_simulated(tensor):
+                self._gpu.storages.name(tensor, kind)
+
+        return name
+
+    def _scattered(self, inputs: Any, kwargs: Any, _devices: Any) -> tuple[Any, Any]:
+        def moved(value: Any) -> Any:
+            return value.to("cuda") if isinstance(value, Tensor) else value
+
+        return (tree_map(moved, inputs),), (tree_map(moved, kwargs or {}),)
+
+    def _tensors(self, patches: Patches) -> None:
+        gpu = self._gpu
+
+        def array(tensor: Tensor, dtype: Any = None, copy: bool | None = None) -> Any:
+            gpu.findings.numpy(tensor, "np.asarray")
+            values = gpu.values.tensor(tensor).numpy()
+            return values if dtype is None else values.astype(dtype)
+
+        def numpy(tensor: Tensor, *, force: bool = False) -> Any:
+            if force:
+                return tensor.detach().cpu().numpy()
+            gpu.findings.numpy(tensor, ".numpy()")
+            return gpu.values.tensor(tensor).numpy()
+
+        def words(tensor: Tensor, *, tensor_contents: Any = None) -> str:
+            gpu.teller.waited("print", here())
+            shown = repr(gpu.values.tensor(tensor))
+            return f"{shown[:-1]}, device='{tensor.device}')"
+
+        def formatted(tensor: Tensor, spec: str) -> str:
+            return format(tensor.item(), spec) if not tensor.dim() else format(repr(tensor), spec)
+
+        def listed(tensor: Tensor) -> Any:
+            return tensor.detach().cpu().tolist()
+
+        methods = {"numpy": numpy, "__array__": array, "__repr__": words, "__format__": formatted, "tolist": listed}
+        for name, method in methods.items():
+            patches.set(FakeTensor, name, method)
+        patches.set(FakeTensor, "record_stream", lambda tensor, stream: None)
+        patches.set(FakeTensor, "__deepcopy__", _deep_copy)
+        patches.set(
+            FakeTensor,
+            "data_ptr",
+            lambda tensor: tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.dtype.itemsize,
+        )
+        patches.set(FakeTensor, "is_shared", lambda tensor: False)
+
+    def _loaders(self, patches: Patches) -> None:
+        original = DataLoader.__init__
+
+        def make(loader: Any, *args: Any, **kwargs: Any) -> None:
+            kwargs.update({name: value for name, value in _WORKERS.items() if name in kwargs})
+            kwargs.pop("multiprocessing_context", None)
+            if len(args) > 5:  # the number of workers, by place
+                args = (*args[:5], 0, *args[6:])
+            original(loader, *args, **kwargs)
+
+        patches.set(DataLoader, "__init__", make)
+
+    def _compile(self, model: Any = None, **_: Any) -> Any:
+        self.compiled = True
+        return model if model is not None else (lambda function: function)
+
+    def _files(self, patches: Patches) -> None:
+        save, load = torch.save, torch.load
+
+        def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+            held = list(_simulated_in(obj))
+            if not held:
+                save(obj, f, *args, **kwargs)
+                return
+            if isinstance(f, str | os.PathLike):  # a file of the person's is not overwritten
+                self._saved[str(Path(f).resolve())] = copy.deepcopy(obj, {id(t): _sketch(t) for t in held})
+            else:
+                save(copy.deepcopy(obj, {id(t): self._gpu.values.tensor(t) for t in held}), f, *args, **kwargs)
+            for tensor in held:
+                self._gpu.teller.copied(tensor.nbytes, TO_HOST, pinned=False, blocking=True, place=here())
+
+        def fetch(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            path = str(Path(f).resolve()) if isinstance(f, str | os.PathLike) else ""
+            to = torch.device(map_location).type if isinstance(map_location, str | torch.device) else None
+            if path in self._saved:
+                held = list(_tensors_in(self._saved[path]))
+                drawn = {id(t): _drawn(t, to or "cuda") for t in held if t.is_meta}
+                return copy.deepcopy(self._saved[path], drawn)
+            moved: set[int] = set()
+
+            def stay(storage: Any, location: str) -> Any:
+                if to == "cuda" or (to is None and map_location is None and location.startswith("cuda")):
+                    moved.add(storage._cdata)
+                    return storage
+                return storage if to == "cpu" or not callable(map_location) else map_location(storage, location)
+
+            found = load(f, stay if not isinstance(map_location, dict) else map_location, *args, **kwargs)
+            there = [t for t in _tensors_in(found) if t.untyped_storage()._cdata in moved]
+            return copy.deepcopy(found, {id(t): _like(t, t.to("cuda")) for t in there}) if there else found
+
+        patches.set(torch, "save", keep)
+        patches.set(torch, "load", fetch)
+
+
+def _tensors_in(obj: Any) -> Iterator[Tensor]:
+    """Every tensor that an object would be saved with."""
+    for leaf in tree_leaves(obj):
+        if isinstance(leaf, nn.Module):
+            yield from (*leaf.parameters(), *leaf.buffers())
+        elif isinstance(leaf, Tensor):
+            yield leaf
+
+
+def _simulated_in(obj: Any) -> Iterator[Tensor]:
+    return filter(is_simulated, _tensors_in(obj))
+
+
+def _like(tensor: Tensor, made: Tensor) -> Tensor:
+    """`made` as a parameter, where the other is one."""
+    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+def _sketch(tensor: Tensor) -> Tensor:
+    """A tensor of the simulated device in a file that was not written."""
+    return _like(tensor, torch.empty(tensor.size(), dtype=tensor.dtype, device="meta"))
+
+
+def _drawn(tensor: Tensor, device: str) -> Tensor:
+    return _like(tensor, torch.zeros(tensor.size(), dtype=tensor.dtype, device=device))
+
+
+def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
+    """A copy of its own, as `copy.deepcopy` makes one of a tensor with data."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError("Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol")
+    with torch.no_grad():
+        made = tensor.detach().clone()
+    made.requires_grad_(tensor.requires_grad)
+    if getattr(tensor, "_is_param", False):
+        made._is_param = True
+    if tensor.grad is not None:
+        made.grad = copy.deepcopy(tensor.grad, memo)
+    memo[id(tensor)] = made
+    return made

@@ -1,0 +1,207 @@
+"""`torch.cuda` as the named card would answer."""
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hotloop.simulate.patches import Patches
+from hotloop.simulate.places import here
+from hotloop.simulate.streams import Event, Graph, Stream, Within
+from hotloop.simulate.telling import Teller
+from hotloop.text import size
+
+_CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
+_CUDNN_VERSION = 91000
+
+
+class CardLike(Protocol):
+    """What must be known of a card."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def memory(self) -> int: ...
+    @property
+    def capability(self) -> tuple[int, int]: ...
+    @property
+    def sms(self) -> int: ...
+
+
+class MemoryModel(Protocol):
+    """Who knows how much memory is in use."""
+
+    def memory_stats(self) -> dict[str, int]:
+        """By the names of `torch.cuda.memory_stats`."""
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """Free and total bytes."""
+
+    def reset_peak_memory_stats(self) -> None: ...
+    def empty_cache(self) -> None: ...
+    def set_per_process_memory_fraction(self, fraction: float) -> None: ...
+
+
+class Cuda:
+    """Puts the answers of a card in place of `torch.cuda`'s own."""
+
+    def __init__(self, card: CardLike, teller: Teller, memory: MemoryModel) -> None:
+        self._card = card
+        self._teller = teller
+        self._memory = memory
+        self._stream = Stream()
+        self._generator = torch.Generator(device="cuda")
+
+    def install(self, patches: Patches) -> None:
+        for answers in (self._device(), self._memory_answers(), self._chance(), self._queues()):
+            for name, answer in answers.items():
+                for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs, torch.cuda.streams):
+                    if module is torch.cuda or hasattr(module, name):
+                        patches.set(module, name, answer)
+        patches.set(torch.backends.cuda, "is_built", lambda: True)
+        patches.set(torch.backends.cudnn, "is_available", lambda: True)
+        patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
+        if not hasattr(torch._C, "_cuda_get_cudnn_benchmark_limit"):
+            patches.set(torch._C, "_cuda_get_cudnn_benchmark_limit", lambda: 10)
+            patches.set(torch._C, "_cuda_set_cudnn_benchmark_limit", lambda limit: None)
+        if torch.version.cuda is None:
+            patches.set(torch.version, "cuda", _CUDA_VERSION)
+        patches.set(Stream, "wait", staticmethod(self._waited))
+        patches.set(Event, "wait_told", staticmethod(self._waited))
+        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "memory_stats"):
+            if hasattr(torch.accelerator, name):
+                patches.set(torch.accelerator, name, getattr(torch.cuda, name))
+        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+            if hasattr(torch.accelerator, name):
+                patches.set(torch.accelerator, name, getattr(torch.cuda, name))
+
+    def _waited(self, kind: str) -> None:
+        self._teller.waited(kind, here())
+
+    def _device(self) -> dict[str, Any]:
+        card = self._card
+        major, minor = card.capability
+        properties = SimpleNamespace(
+            name=card.name, major=major, minor=minor, total_memory=card.memory, multi_processor_count=card.sms,
+            warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
+            is_multi_gpu_board=False, gcnArchName="", L2_cache_size=getattr(card, "l2", 50 << 20),
+            shared_memory_per_block=49152, shared_memory_per_block_optin=101376,
+            shared_memory_per_multiprocessor=102400, uuid="GPU-simulated",
+        )  # fmt: skip
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "_initialized": True,
+            "_is_compiled": lambda: True,
+            "_lazy_init": lambda: None,
+            "init": lambda: None,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "set_device": _check_index,
+            "_exchange_device": lambda index: 0,
+            "_maybe_exchange_device": lambda index: 0,
+            "get_device_name": lambda device=None: card.name,
+            "get_device_capability": lambda device=None: (major, minor),
+            "get_device_properties": lambda device=None: properties,
+            "is_bf16_supported": lambda including_emulation=True: major >= 8 or including_emulation,
+            "is_tf32_supported": lambda: major >= 8,
+            "get_arch_list": lambda: [f"sm_{major}{minor}"],
+            "can_device_access_peer": lambda device, peer: False,
+            "ipc_collect": lambda: None,
+            "utilization": lambda device=None: 0,
+            "temperature": lambda device=None: 40,
+            "power_draw": lambda device=None: 100_000,
+            "clock_rate": lambda device=None: 1500,
+            "set_sync_debug_mode": lambda mode: None,
+            "get_sync_debug_mode": lambda: 0,
+            "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
+        }
+
+    def _memory_answers(self) -> dict[str, Any]:
+        def stat(name: str) -> Any:
+            return lambda device=None: self._memory.memory_stats().get(name, 0)
+
+        def reset(device: Any = None) -> None:
+            self._memory.reset_peak_memory_stats()
+
+        return {
+            "memory_allocated": stat("allocated_bytes.all.current"),
+            "max_memory_allocated": stat("allocated_bytes.all.peak"),
+            "memory_reserved": stat("reserved_bytes.all.current"),
+            "max_memory_reserved": stat("reserved_bytes.all.peak"),
+            "memory_cached": stat("reserved_bytes.all.current"),
+            "max_memory_cached": stat("reserved_bytes.all.peak"),
+            "memory_stats": lambda device=None: dict(self._memory.memory_stats()),
+            "memory_summary": lambda device=None, abbreviated=False: self._summary(),
+            "memory_snapshot": lambda *_, **__: [],
+            "mem_get_info": lambda device=None: self._memory.mem_get_info(),
+            "reset_peak_memory_stats": reset,
+            "reset_max_memory_allocated": reset,
+            "reset_max_memory_cached": reset,
+            "reset_accumulated_memory_stats": lambda device=None: None,
+            "empty_cache": self._memory.empty_cache,
+            "set_per_process_memory_fraction": lambda fraction, device=None: (
+                self._memory.set_per_process_memory_fraction(fraction)
+            ),
+            "_record_memory_history": lambda *_, **__: None,
+            "_dump_snapshot": lambda *_, **__: None,
+        }
+
+    def _summary(self) -> str:
+        stats = self._memory.memory_stats()
+        lines = [f"{name}: {size(stats[name])}" for name in sorted(stats) if name.endswith(("current", "peak"))]
+        return "\n".join([f"memory of a simulated {self._card.name}", *lines])
+
+    def _chance(self) -> dict[str, Any]:
+        generator = self._generator
+
+        def seed(number: int) -> None:
+            generator.manual_seed(int(number))
+
+        def set_state(state: Tensor, device: Any = "cuda") -> None:
+            generator.set_state(state)
+
+        def set_states(states: Iterable[Tensor]) -> None:
+            for state in states:
+                set_state(state)
+
+        return {
+            "manual_seed": seed,
+            "manual_seed_all": seed,
+            "seed": lambda: None,
+            "seed_all": lambda: None,
+            "initial_seed": generator.initial_seed,
+            "get_rng_state": lambda device="cuda": generator.get_state(),
+            "get_rng_state_all": lambda: [generator.get_state()],
+            "set_rng_state": set_state,
+            "set_rng_state_all": set_states,
+            "default_generators": (generator,),
+        }
+
+    def _queues(self) -> dict[str, Any]:
+        return {
+            "synchronize": lambda device=None: self._waited("synchronize"),
+            "Stream": Stream,
+            "ExternalStream": Stream,
+            "Event": Event,
+            "stream": Within,
+            "StreamContext": Within,
+            "current_stream": lambda device=None: self._stream,
+            "default_stream": lambda device=None: self._stream,
+            "set_stream": lambda stream: None,
+            "CUDAGraph": Graph,
+            "graph": Within,
+            "graph_pool_handle": lambda: (0, 0),
+            "is_current_stream_capturing": lambda: False,
+            "make_graphed_callables": lambda callables, *_, **__: callables,
+        }
+
+
+def _check_index(device: Any) -> None:
+    index = device if isinstance(device, int) else torch.device(device).index or 0
+    if index > 0:
+        raise RuntimeError("CUDA error: invalid device ordinal")

@@ -1,0 +1,80 @@
+"""What happens on the simulated device, in order: the engine tells it, models of memory and time listen."""
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A tensor without its values."""
+
+    sizes: tuple[int, ...]
+    dtype: str  # as torch names it: float32, bfloat16, int64
+    itemsize: int
+    device: str = "cuda"  # cuda or cpu
+    channels_last: bool = False
+
+    @property
+    def numel(self) -> int:
+        return prod(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the person's own code."""
+
+    file: str
+    line: int
+    function: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An operation on the device: one call of a kernel, or of a few."""
+
+    name: str  # with its overload, such as aten.convolution.default
+    inputs: tuple[Shape, ...]  # the tensors among its arguments, in order
+    outputs: tuple[Shape, ...]
+    arguments: dict[str, Any] = field(default_factory=dict)  # the others, plain, by the names of its schema
+    phase: str = "other"  # forward, backward, optimizer, other
+    module: str = ""  # path of the module that it runs in, where that is known
+    place: Place | None = None
+
+
+class Listener(Protocol):
+    """Hears everything, in the order in which a GPU would get it."""
+
+    def allocated(self, key: int, size: int, kind: str) -> None:
+        """A tensor's memory came to be; kinds: parameter, gradient, optimizer, activation, input, buffer, temporary.
+
+        May raise `torch.OutOfMemoryError`, which is raised at the person's line.
+        """
+
+    def freed(self, key: int) -> None:
+        """And went."""
+
+    def named(self, key: int, kind: str) -> None:
+        """What a memory is turned out to be something else, such as a parameter."""
+
+    def before(self, operation: Operation) -> None:
+        """An operation is about to run: memory that it takes for itself alone is taken now."""
+
+    def after(self, operation: Operation) -> None:
+        """It is queued, its results are allocated, and what it took for itself is free again."""
+
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
+        """Bytes go between host and device."""
+
+    def waited(self, kind: str, place: Place | None) -> None:
+        """The host waits for the device."""
+
+    def host(self, seconds: float) -> None:
+        """The host did something else for so long."""
+
+    def step(self) -> None:
+        """An optimizer has made a step."""

@@ -1,0 +1,20 @@
+"""What the process that simulates is asked to do."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotloop.records import Record
+
+
+@dataclass(frozen=True)
+class Request(Record):
+    """A script, a card, and where the result goes."""
+
+    script: str
+    arguments: tuple[str, ...]
+    card: dict[str, Any]
+    result: str  # the file for the result
+    steps: int = 3
+    time_limit: float = 120.0
+    memory_limit: int | None = None  # bytes of host memory
+    listeners: tuple[str, ...] = field(default=())  # module:name, called with the card

@@ -1,0 +1,158 @@
+"""The largest batch that fits, by few runs, and what would make room for a larger one."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hotloop.errors import BadArgument
+from hotloop.records import Record
+from hotloop.text import size
+
+WITHIN = 0.01  # share of the largest batch by which the answer may be too small
+_RUNS = 24  # a search that needs more than these has lost its way
+
+
+@dataclass(frozen=True)
+class Outcome(Record):
+    """A run with one batch size."""
+
+    fits: bool
+    peak: int | None = None  # bytes of the process; None where it ran out and nobody knows what it would have needed
+    limit: int | None = None  # bytes that there are
+    limited_by: str = ""  # what filled the memory, in words, where it did not fit
+
+
+@dataclass(frozen=True)
+class Largest(Record):
+    """The answer of a search."""
+
+    batch: int | None  # the largest that was seen to fit; None: not even 1 does
+    too_large: int | None  # the smallest that was seen not to fit; None: nothing was too large
+    runs: int
+    limited_by: str
+    tried: tuple[tuple[int, bool, int | None], ...]  # (batch, fits, peak), in the order of the runs
+
+    @property
+    def exact(self) -> bool:
+        """Whether one more does not fit."""
+        return self.too_large is not None and self.too_large == (self.batch or 0) + 1
+
+
+def largest(run: Callable[[int], Outcome], start: int, *, most: int | None = None, within: float = WITHIN) -> Largest:
+    """Find the largest batch that fits, beginning with one that a person uses.
+
+    Memory grows almost linearly with the batch, so from two runs that told their peaks the limit is guessed; guesses
+    narrow a bracket that is halved where they do not help. What is returned was run.
+
+    >>> found = largest(lambda batch: Outcome(batch <= 300, peak=100 + 3 * batch, limit=1000), 16)
+    >>> found.batch, found.too_large, found.runs
+    (300, 301, 4)
+    """
+    if start < 1 or (most is not None and most < 1):
+        raise BadArgument(f"a search from {start} to {most}", fix="begin with a batch of at least 1")
+    search = _Search(run, most, within)
+    search.try_batch(min(start, most or start))
+    while (batch := search.next_batch()) is not None and len(search.tried) < _RUNS:
+        search.try_batch(batch)
+    tried = tuple((batch, outcome.fits, outcome.peak) for batch, outcome in search.tried)
+    return Largest(search.good or None, search.bad, len(tried), search.limited_by, tried)
+
+
+class _Search:
+    """A bracket: `good` fits, `bad` does not."""
+
+    def __init__(self, run: Callable[[int], Outcome], most: int | None, within: float) -> None:
+        self.run = run
+        self.most = most
+        self.within = within
+        self.good = 0
+        self.bad: int | None = None
+        self.tried: list[tuple[int, Outcome]] = []
+        self.limited_by = ""
+        self._misses = 0  # runs since the bracket was last made much narrower
+
+    def try_batch(self, batch: int) -> None:
+        width = None if self.bad is None else self.bad - self.good
+        outcome = self.run(batch)
+        self.tried.append((batch, outcome))
+        if outcome.fits:
+            self.good = max(self.good, batch)
+        elif self.bad is None or batch < self.bad:
+            self.bad, self.limited_by = batch, outcome.limited_by
+        if width is not None and self.bad is not None:
+            self._misses = 0 if self.bad - self.good <= 0.7 * width else self._misses + 1
+
+    def next_batch(self) -> int | None:
+        """What to try now; None where the answer is known well enough."""
+        top = self.bad if self.bad is not None else (self.most or 2**31) + 1
+        if top - self.good <= max(1, int(self.within * self.good)):
+            return None
+        guess = self._guess() if self._misses < 3 else None
+        if guess is None:
+            guess = max(1, 2 * self.good) if self.bad is None else (self.good + self.bad) // 2
+        return min(max(guess, self.good + 1), top - 1)
+
+    def _guess(self) -> int | None:
+        """Where a line through the smallest and the largest batch with a known peak meets the limit.
+
+        With one peak, a line from nothing: what does not grow with the batch makes the true one less steep, so that
+        the guess fits, and is a second point, unless it is too near to the first to tell a slope.
+        """
+        known = sorted({(batch, seen.peak) for batch, seen in self.tried if seen.peak is not None})
+        limit = next((seen.limit for _, seen in reversed(self.tried) if seen.limit is not None), None)
+        if limit is None or not known:
+            return None
+        (less, low), (more, high) = (known[0], known[-1]) if len(known) > 1 else ((0, 0), known[0])
+        assert low is not None
+        assert high is not None
+        if high <= low:
+            return None
+        guess = int(more + (limit - high) * (more - less) / (high - low))
+        if not less and guess < 1.5 * more:
+            return None
+        if self.bad is None:  # a line through two small batches is not to be followed for ever
+            return min(guess, 64 * max(self.good, 1))
+        # What was predicted to fit and does is followed by one more, which is predicted not to.
+        return guess + 1 if guess == self.good else guess
+
+
+@dataclass(frozen=True)
+class Variant(Record):
+    """The same training with one change, simulated."""
+
+    name: str  # such as bf16
+    change: str  # what to write, in words
+    peak: int | None  # bytes of the process at the person's own batch
+    batch: int | None = None  # the largest that fits
+    step_ms: float | None = None
+
+
+def what_helps(plain: Variant, variants: Sequence[Variant]) -> tuple[str, ...]:
+    """Advice in sentences: the changes that make room, the one that makes the most first.
+
+    >>> what_helps(Variant("", "", 8 << 30, 16), [Variant("bf16", "autocast to bf16", 5 << 30, 30)])
+    ('autocast to bf16: 5.0 GiB instead of 8.0 GiB, and a batch of 30 instead of 16 fits',)
+    """
+    said = [(_gain(plain, each), _sentence(plain, each)) for each in variants]
+    return tuple(words for gain, words in sorted(said, key=lambda pair: -pair[0]) if gain > 0.02)
+
+
+def _gain(plain: Variant, other: Variant) -> float:
+    """By what share a batch can be larger, or else the peak is smaller."""
+    if plain.batch is None and other.batch is not None:
+        return float("inf")
+    if plain.batch is not None and other.batch is not None:
+        return other.batch / plain.batch - 1
+    return 1 - other.peak / plain.peak if plain.peak and other.peak is not None else 0.0
+
+
+def _sentence(plain: Variant, other: Variant) -> str:
+    parts = []
+    if plain.peak is not None and other.peak is not None:
+        parts.append(f"{size(other.peak)} instead of {size(plain.peak)}")
+    if other.batch is not None:
+        before = f" instead of {plain.batch:,} fits" if plain.batch else " fits, where not one item did"
+        parts.append(f"a batch of {other.batch:,}{before}")
+    if plain.step_ms and other.step_ms:
+        slower = other.step_ms / plain.step_ms - 1
+        parts.append(f"a step takes {abs(slower):.0%} {'longer' if slower > 0 else 'less'}")
+    return f"{other.change}: {', and '.join(parts)}"

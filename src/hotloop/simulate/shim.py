@@ -1,0 +1,132 @@
+"""The small library that lets PyTorch believe in a CUDA device: built once for each version of torch, then loaded."""
+
+import ctypes
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from hotloop.errors import HotloopError
+from hotloop.text import printable
+
+SOURCE = Path(__file__).with_name("shim.cpp")
+MACHINES = ("x86_64", "aarch64")
+BUILDING = 300.0  # seconds after which a compiler is given up
+
+
+class CannotSimulate(HotloopError, RuntimeError):
+    """This machine cannot run a simulated GPU, or the script cannot be simulated."""
+
+
+def library() -> Path:
+    """The built library; built now where it is not there yet."""
+    _check_machine()
+    torch = _torch_folder()
+    built = _folder() / f"{_key(torch)}.so"
+    if not built.exists():
+        _build(torch, built)
+    return built
+
+
+def load(built: Path) -> ctypes.CDLL:
+    """Load it into this process, in which torch must not have been imported yet."""
+    if "torch" in sys.modules:
+        raise CannotSimulate(
+            "torch was imported before the simulated GPU could be put in place",
+            fix="simulate in a process of its own: hotloop.simulate.running.simulate_script",
+        )
+    libraries = _torch_folder() / "lib"
+    try:
+        for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
+            ctypes.CDLL(str(libraries / name), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
+    except OSError as error:
+        raise CannotSimulate(
+            f"the simulated GPU cannot be loaded: {error}", fix=f"delete {built} so that it is built again"
+        ) from error
+
+
+def install(loaded: ctypes.CDLL) -> None:
+    """Finish what needs torch, and see that it works."""
+    import torch  # noqa: PLC0415  # only after `load`
+
+    loaded.hotloop_simulate_guard()
+    if not torch.zeros(1).pin_memory().is_pinned():
+        raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.13")
+
+
+def _check_machine() -> None:
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        raise CannotSimulate(
+            f"the simulated GPU runs on Linux (x86-64 and arm64), and this is {sys.platform} on {platform.machine()}",
+            fix="run it in a Linux container or virtual machine, in WSL, or on a Linux server: it needs no GPU",
+        )
+
+
+def _torch_folder() -> Path:
+    found = importlib.util.find_spec("torch")
+    if found is None or found.origin is None:
+        raise CannotSimulate("torch is not installed", fix="pip install torch")
+    return Path(found.origin).parent
+
+
+def _key(torch: Path) -> str:
+    """Different for whatever needs another build: torch and where it lies, the machine, Python's ABI and our source."""
+    facts = (importlib.metadata.version("torch"), str(torch), platform.machine(), SOURCE.read_text())
+    return "shim-" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
+
+
+def _folder() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HOTLOOP_CACHE") or Path(home, "hotloop")).expanduser() / "simulate"
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CXX", ""), "c++", "g++", "clang++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise CannotSimulate(
+        "the simulated GPU needs a C++ compiler once, and none was found",
+        fix="install one: apt install g++ (Debian, Ubuntu), dnf install gcc-c++ (Fedora), apk add g++ (Alpine), "
+        "conda install gxx; or set CXX to yours",
+    )
+
+
+def _build(torch: Path, built: Path) -> None:
+    """Compile beside the place and rename, so that two who build at once do not meet."""
+    compiler = _compiler()
+    try:
+        built.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=built.parent, prefix=".building-") as folder:
+            made = Path(folder, built.name)
+            libraries = torch / "lib"
+            command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{torch / 'include'}", str(SOURCE)]
+            command += ["-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
+            run = subprocess.run(  # noqa: S603  # a compiler that the person has installed
+                command, capture_output=True, text=True, timeout=BUILDING, check=False
+            )
+            if run.returncode:
+                raise _failed(compiler, run.stderr)
+            made.replace(built)
+    except subprocess.TimeoutExpired:
+        raise _failed(compiler, f"it did not end within {BUILDING:.0f} s") from None
+    except OSError as error:
+        raise CannotSimulate(
+            f"the simulated GPU cannot be built in {printable(str(built.parent))}: {error.strerror or error}",
+            fix="set HOTLOOP_CACHE to a folder that you may write to",
+        ) from error
+
+
+def _failed(compiler: str, words: str) -> CannotSimulate:
+    first = next((line for line in words.splitlines() if "error" in line), words[:200])
+    return CannotSimulate(
+        f"{printable(compiler)} could not build the simulated GPU for torch {importlib.metadata.version('torch')}: "
+        f"{printable(first)}",
+        fix="use a compiler that knows C++20, such as g++ 11 or newer, or set CXX to one",
+    )

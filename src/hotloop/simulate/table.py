@@ -1,0 +1,135 @@
+"""The constants behind a time: one table per architecture, fitted on a real card, or a default that says so."""
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import BadArgument
+from hotloop.records import Record
+from hotloop.simulate.work import Part
+
+_SAME = {"fp16": "bf16", "bf16": "fp16", "tf32": "bf16", "fp64": "fp32", "fp8": "bf16"}  # the next of kin
+
+
+@dataclass(frozen=True)
+class Curve(Record):
+    """How near an operation of one family comes to what a card can do.
+
+    A latency and a rate: work over (work + half-work) of the best rate, half-work being what the latency would hold.
+    """
+
+    latency: float  # seconds of each kernel
+    memory: float  # share of the bandwidth, of much work
+    compute: float = 1.0  # share of the peak, of much work
+    sharpness: float = 8.0  # 1: computing and moving add up; large: the longer one hides the other
+    tile: float = 0.0  # elements of a tile of the result at which a product is half as quick as with huge tiles
+    spread: float = 0.3  # of the logarithm of the time, about what the curve says
+    samples: int = 0  # measurements that it was fitted to
+
+
+@dataclass(frozen=True)
+class Link(Record):
+    """Copies between host and device, as shares of the link's speed."""
+
+    pinned: float = 0.85
+    pageable: float = 0.3
+    latency: float = 10e-6
+    spread: float = 0.3
+
+
+@dataclass(frozen=True)
+class Host(Record):
+    """Seconds that the host needs for Python, the dispatcher and the launch of one operation.
+
+    Views are no operations of the device, so their time is in that of the operations around them. `other` is for what
+    is neither forward nor backward nor optimizer; `loading` scales what was measured here for data.
+    """
+
+    forward: float = 11e-6
+    backward: float = 8e-6
+    optimizer: float = 9e-6
+    other: float = 6e-6
+    tensor: float = 0.6e-6  # each tensor of a foreach or fused operation
+    launch: float = 2e-6  # each kernel after the first
+    copy: float = 8e-6
+    wait: float = 8e-6
+    loading: float = 0.0
+    spread: float = 0.3
+    measured: bool = False
+
+
+@dataclass(frozen=True)
+class Table(Record):
+    """All constants of an architecture."""
+
+    architecture: str = ""
+    card: str = ""  # that was measured; none in the default
+    torch: str = ""
+    date: str = ""
+    floor: float = 1.5e-6  # seconds from one kernel to the next
+    cache: float = 2.0  # how much quicker than memory the L2 cache is
+    common: float = 0.15  # spread of all operations together: clocks, neighbours, what no single operation shows
+    curves: dict[str, dict[str, float]] = field(default_factory=dict)
+    link: Link = field(default_factory=Link)
+    host: Host = field(default_factory=Host)
+
+    def curve(self, part: Part) -> Curve:
+        """The curve of a part: its own, else of its kin, else the default's."""
+        for key in _keys(part):
+            if key in self.curves:
+                return Curve(**self.curves[key])  # type: ignore[arg-type]  # samples are counted in whole numbers
+        if not self.card:
+            return Curve(latency=2e-6, memory=0.6, compute=0.4, spread=0.5)
+        return default_table().curve(part)
+
+
+def _keys(part: Part) -> list[str]:
+    precisions = [part.precision, _SAME.get(part.precision, part.precision)]
+    layouts = [f"/{part.layout}", ""] if part.layout else [""]
+    return [*(f"{part.family}/{p}{layout}" for p in precisions for layout in layouts), part.family]
+
+
+def load(architecture: str) -> Table:
+    """The table of an architecture, or the default where no card of it was measured.
+
+    >>> load("of no card").card
+    ''
+    """
+    name = f"time-{architecture.lower().replace(' ', '-')}.json"
+    file = resources.files("hotloop.simulate") / "tables" / name
+    if "/" in name or not file.is_file():
+        return default_table()
+    return parse(json.loads(file.read_text()), name)
+
+
+@lru_cache(maxsize=1)
+def default_table() -> Table:
+    """What is used for cards that nobody measured."""
+    file = resources.files("hotloop.simulate") / "tables" / "time-default.json"
+    return parse(json.loads(file.read_text()), "time-default.json")
+
+
+def read(path: Path) -> Table:
+    """A table from a file that `benchmarks/calibrate_gpu.py` wrote."""
+    try:
+        data = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadArgument(f"cannot read the table {path}: {error}", fix="give a file of calibrate_gpu.py") from error
+    return parse(data, str(path))
+
+
+def parse(data: Any, name: str) -> Table:
+    """The table that a JSON document holds."""
+    try:
+        table = Table.from_json(data)
+        for key, values in table.curves.items():
+            curve = Curve(**values)  # type: ignore[arg-type]
+            positive = min(curve.memory, curve.compute, curve.sharpness) > 0
+            if not (positive and curve.latency >= 0 and curve.spread >= 0):
+                raise ValueError(f"{key}: {values}")
+    except (TypeError, ValueError, AttributeError, KeyError) as error:
+        raise BadArgument(f"{name} is no table of times: {error}", fix="calibrate again") from error
+    return table

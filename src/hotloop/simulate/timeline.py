@@ -1,0 +1,265 @@
+"""`Time`: listens to a simulation and tells how long a step would take on a card, and what takes it."""
+
+import math
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hotloop.records import Record
+from hotloop.simulate.cards import Card
+from hotloop.simulate.cost import seconds_of
+from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.families import kind_of
+from hotloop.simulate.play import Event, Launch, Mark, Pause, Price, Step, Transfer, Wait, play
+from hotloop.simulate.record import StepTime
+from hotloop.simulate.table import Host, Link, Table, load
+from hotloop.simulate.work import Part, Tf32, parts_of, switches
+
+SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
+_AKIN = 1.5  # errors are larger by this on another card of the architecture that was measured
+_LAUNCHING = ("forward", "backward", "optimizer", "other", "tensor", "launch")
+
+
+@dataclass(frozen=True)
+class Hot(Record):
+    """An operation that takes much of a step, at a line of the person's code."""
+
+    name: str
+    file: str
+    line: int
+    milliseconds: float  # of each step
+    count: float  # of each step
+
+
+@dataclass(frozen=True)
+class Forecast(Record):
+    """How long a step takes on a card, and what takes it; milliseconds."""
+
+    step: StepTime
+    busy: float  # the device computes
+    copying: float
+    host: float  # Python, the dispatcher and launches
+    bound: str  # device, launches, copies, or data: without it the step would be shorter by the most
+    families: dict[str, float]
+    hottest: tuple[Hot, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def share(self) -> float:
+        """How much of the step the device computes, from 0 to 1."""
+        return min(self.busy / self.step.median, 1.0) if self.step.median else 0.0
+
+
+class Tape:
+    """A `Listener` that keeps what happened, without any card, so that several can be asked about it."""
+
+    def __init__(self, *, tf32: Tf32 | None = None) -> None:
+        """`tf32` says where TF32 is allowed; without it PyTorch is asked at each operation."""
+        self.events: list[Event] = []
+        self.notes: list[str] = []
+        self._tf32 = tf32
+
+    def note(self, sentence: str) -> None:
+        """Something that the forecast does not know, such as a compiled model; told once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def allocated(self, key: int, size: int, kind: str) -> None:
+        """Memory takes no time."""
+
+    def freed(self, key: int) -> None:
+        """Nor does this."""
+
+    def named(self, key: int, kind: str) -> None:
+        """Nor this."""
+
+    def before(self, operation: Operation) -> None:
+        """It counts once it is queued."""
+
+    def after(self, operation: Operation) -> None:
+        kind = kind_of(operation.name)
+        if not kind.known:
+            self.note(f"{operation.name} is not known: its time is that of reading and writing its tensors")
+        parts = parts_of(operation, self._tf32 or switches())
+        if not parts:  # a view, or a copy to or from the host, which `copied` tells
+            return
+        tensors = len(operation.inputs) // max(kind.lists, 1) if kind.family.startswith("optimizer") else 0
+        self.events.append(Launch(operation.name, parts, operation.phase, tensors, operation.place))
+
+    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
+        self.events.append(Transfer(size, pinned, blocking, place))
+
+    def waited(self, kind: str, place: Place | None) -> None:
+        self.events.append(Wait(kind, place))
+
+    def host(self, seconds: float) -> None:
+        self.events.append(Pause(seconds))
+
+    def step(self) -> None:
+        self.events.append(Mark())
+
+
+class Time(Tape):
+    """A `Listener` that tells how long a step takes on a card.
+
+    `table` and `host` are those of the card's architecture where nothing else is given.
+    """
+
+    def __init__(
+        self, card: Card, table: Table | None = None, *, host: Host | None = None, tf32: Tf32 | None = None
+    ) -> None:
+        super().__init__(tf32=tf32)
+        self.card, self.table, self.hosted = card, table, host
+
+    def forecast(self) -> Forecast | None:
+        """What was heard so far, or None where no step was made."""
+        return forecast(self, self.card, self.table, host=self.hosted)
+
+    def to_record(self) -> dict[str, Any]:
+        """What a `Simulation` has of time, by the names of its fields."""
+        found = self.forecast()
+        return {} if found is None else {"step_ms": found.step, "notes": found.notes}
+
+
+def forecast(tape: Tape, card: Card, table: Table | None = None, *, host: Host | None = None) -> Forecast | None:
+    """How long a step of the tape takes on a card, or None where it holds no step."""
+    player = _Player(tape.events, card, table or load(card.architecture), host)
+    steps = player.steps()
+    if not steps:
+        return None
+    typical = _typical(steps)
+    low, high = player.interval(typical.seconds)
+    return Forecast(
+        StepTime(1e3 * typical.seconds, 1e3 * low, 1e3 * high, player.table.card == card.key),
+        1e3 * typical.busy,
+        1e3 * typical.copying,
+        1e3 * typical.host,
+        player.bound(typical.seconds),
+        player.families(),
+        player.hottest(),
+        (*tape.notes, *player.notes()),
+    )
+
+
+class _Player:
+    """One tape on one card, played as often as a question needs."""
+
+    def __init__(self, events: list[Event], card: Card, table: Table, host: Host | None) -> None:
+        self.card, self.table, self.steady = card, table, _steady(events)
+        self.hosted = host or table.host
+        parts = {part for launch in self.steady.launches for part in launch.parts}
+        self.prices = {part: seconds_of(part, card, table) for part in parts}
+        self.spreads = {part.family: table.curve(part).spread for part in parts}
+
+    def steps(self, price: Price | None = None, table: Table | None = None, host: Host | None = None) -> list[Step]:
+        """Those of the second time round: the first begins with an idle device, as no later one does."""
+        events, chosen = [*self.steady.events, *self.steady.events], price or self.prices.__getitem__
+        steps, _ = play(events, self.card, table or self.table, chosen, host=host or self.hosted)
+        return steps[len(steps) // 2 :]
+
+    def seconds(self, price: Price | None = None, table: Table | None = None, host: Host | None = None) -> float:
+        return _typical(self.steps(price, table, host)).seconds
+
+    def interval(self, median: float) -> tuple[float, float]:
+        """Four cases of five: each family is off as a whole, families independently of one another."""
+        wider = 1.0 if self.table.card in ("", self.card.key) else _AKIN
+        sides = []
+        for sign in (-1.0, 1.0):
+            moved = [self._scaled(name, math.exp(sign * wider * spread)) for name, spread in self.spreads.items()]
+            moved.append(self._scaled(None, math.exp(sign * wider * self.table.common)))
+            host = _times(self.hosted, math.exp(sign * self.hosted.spread))
+            moved.append(self.seconds(host=host))
+            factor = math.exp(-sign * self.table.link.spread)  # a quicker link is a shorter step
+            link = replace(
+                self.table.link, pinned=self.table.link.pinned * factor, pageable=self.table.link.pageable * factor
+            )
+            moved.append(self.seconds(table=replace(self.table, link=link)))
+            sides.append(math.sqrt(sum((seconds - median) ** 2 for seconds in moved)))
+        # In proportion, so that a very unsure time never becomes a negative one.
+        shorter, longer = (SURE * side / median if median else 0.0 for side in sides)
+        return median * math.exp(-shorter), median * (1 + longer)
+
+    def _scaled(self, family: str | None, factor: float) -> float:
+        def price(part: Part) -> float:
+            return self.prices[part] * (factor if family in (None, part.family) else 1.0)
+
+        return self.seconds(price)
+
+    def bound(self, median: float) -> str:
+        """What would shorten the step most if it took no time."""
+        free = replace(self.table, link=Link(pinned=math.inf, pageable=math.inf, latency=0.0))
+        without = {
+            "device": self.seconds(lambda _: 0.0),
+            "launches": self.seconds(host=_times(self.hosted, 0.0, _LAUNCHING)),
+            "copies": self.seconds(table=free, host=replace(self.hosted, copy=0.0)),
+            "data": self.seconds(host=replace(self.hosted, loading=0.0)),
+        }
+        return min(without, key=without.__getitem__)
+
+    def families(self) -> dict[str, float]:
+        """Milliseconds of a step by family, the longest first."""
+        sums: dict[str, float] = defaultdict(float)
+        for launch in self.steady.launches:
+            for part in launch.parts:
+                sums[part.family] += 1e3 * self.prices[part] / self.steady.steps
+        return dict(sorted(sums.items(), key=lambda item: -item[1]))
+
+    def hottest(self, most: int = 10) -> tuple[Hot, ...]:
+        """The operations, by the person's lines, that the device is busiest with."""
+        sums: dict[tuple[str, Place], list[float]] = defaultdict(list)
+        for launch in self.steady.launches:
+            if launch.parts:
+                place = launch.place or Place("", 0)
+                sums[launch.name, place].append(sum(self.prices[part] for part in launch.parts))
+        longest = sorted(sums.items(), key=lambda item: -sum(item[1]))[:most]
+        count = self.steady.steps
+        return tuple(
+            Hot(name, place.file, place.line, 1e3 * sum(times) / count, len(times) / count)
+            for (name, place), times in longest
+        )
+
+    def notes(self) -> list[str]:
+        notes = []
+        if self.card.generic:
+            notes.append("only the memory of the card is known: its speed is that of one of about its size")
+        if not self.table.card:
+            notes.append(f"nobody has measured a {self.card.architecture} card: its times are a rule of thumb")
+        elif self.table.card != self.card.key:
+            notes.append(f"times are those of the {self.table.card}, scaled to what the {self.card.name} can do")
+        if self.steady.alone:
+            notes.append("only one step was made: its time holds what happens once, such as making the model")
+        here = sum(event.seconds for event in self.steady.events if isinstance(event, Pause)) / self.steady.steps
+        if here > 0 and self.hosted.loading == 0:
+            notes.append(f"data and other work of the host ({1e3 * here:.1f} ms of each step here) is not counted")
+        return notes
+
+
+@dataclass(frozen=True)
+class _Steady:
+    events: list[Event]
+    steps: int
+    alone: bool = False  # there was but one
+
+    @property
+    def launches(self) -> list[Launch]:
+        return [event for event in self.events if isinstance(event, Launch)]
+
+
+def _steady(events: list[Event]) -> _Steady:
+    """What happens in whole steps after the first; in the first where there is no other."""
+    marks = [number for number, event in enumerate(events) if isinstance(event, Mark)]
+    if not marks:
+        return _Steady([], 1)
+    first = marks[0] + 1 if len(marks) > 1 else 0
+    return _Steady(events[first : marks[-1] + 1], max(len(marks) - 1, 1), alone=len(marks) == 1)
+
+
+def _typical(steps: list[Step]) -> Step:
+    middle = statistics.median_low(step.seconds for step in steps)
+    return next(step for step in steps if step.seconds == middle)
+
+
+def _times(host: Host, factor: float, names: tuple[str, ...] = (*_LAUNCHING, "copy", "wait")) -> Host:
+    """A host that is slower by a factor in what is named."""
+    return Host.from_json({**host.to_json(), **{name: getattr(host, name) * factor for name in names}})

@@ -1,0 +1,98 @@
+"""What the simulated device answers when a script asks for a number: plausible, finite, and not for ever the same."""
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotloop.simulate.events import Place
+from hotloop.simulate.storages import Storages
+
+PATIENCE = 300  # equal answers at one line between two steps, before another is tried
+LIMIT = 20_000  # answers at one line between two steps, before the script is ended
+
+_NEVER = {"isnan", "isinf", "isneginf", "isposinf"}
+_KEEPS = {"any", "all", "logical_or", "logical_and", "bitwise_or", "bitwise_and", "mul", "sum", "max", "amax", "view"}
+_NEGATES = {"logical_not", "bitwise_not"}
+
+
+class Spinning(Exception):
+    """A loop waits for a value that only a real GPU could compute."""
+
+    def __init__(self, place: Place | None) -> None:
+        self.place = place
+        super().__init__("a loop waits for a value that only a real GPU could compute")
+
+
+class Values:
+    """Answers for tensors without data."""
+
+    def __init__(self, storages: Storages) -> None:
+        self._storages = storages
+        self._asked: Counter[Place | None] = Counter()
+        self._dice = torch.Generator().manual_seed(0)  # of its own: the script's random numbers stay as they are
+        self.flipped: set[Place] = set()  # lines at which another answer was tried
+
+    def stepped(self) -> None:
+        """A step was made, so nothing spins."""
+        self._asked.clear()
+
+    def number(self, tensor: Tensor, place: Place | None) -> Any:
+        """The answer to `.item()`, `float()`, `bool()`."""
+        known = self._storages.values(tensor)
+        if known is not None:
+            return known.item()
+        self._asked[place] += 1
+        asked = self._asked[place]
+        if asked > LIMIT:
+            raise Spinning(place)
+        turn = asked // PATIENCE
+        if turn and place is not None:
+            self.flipped.add(place)
+        if tensor.dtype == torch.bool:
+            return _hint(tensor, default=True) ^ bool(turn % 2)
+        if tensor.dtype.is_complex:
+            return 1.0 + 0.0j
+        return (1.0, 0.0, 1e6, -1.0)[turn % 4] if tensor.dtype.is_floating_point else (1, 0, 2**20, -1)[turn % 4]
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """A real tensor on the host in its place: what is known, or numbers between 0 and 1, zeros, truths."""
+        known = self._storages.values(tensor)
+        if known is not None:
+            return known.clone(memory_format=torch.preserve_format)
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        if tensor.dtype == torch.bool:
+            return made.fill_(_hint(tensor, default=True))
+        if tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16) and made.numel() <= 1 << 22:
+            return made.uniform_(0, 1, generator=self._dice)
+        return made.zero_()
+
+
+def hint(func: Any, args: tuple[Any, ...], result: Any) -> None:
+    """Carry along what is known of truths: nothing is NaN or infinite here, so `isnan(loss).any()` is False."""
+    if not isinstance(result, Tensor):
+        return
+    name = func._schema.name.removeprefix("aten::")
+    told = _told(name, args)
+    if told is not None:
+        result._hotloop_truth = told  # type: ignore[attr-defined]
+
+
+def _told(name: str, args: tuple[Any, ...]) -> bool | None:
+    if name in _NEVER:
+        return False
+    if name in ("eq", "ne"):
+        itself = args[1] is args[0] or (isinstance(args[1], float) and math.isinf(args[1]))
+        return ((args[1] is args[0]) == (name == "eq")) if itself else None
+    if name in _KEEPS | _NEGATES:
+        truths = [getattr(arg, "_hotloop_truth", None) for arg in args if isinstance(arg, Tensor)]
+        if truths and None not in truths:
+            both = any(truths) if "or" in name else all(truths)
+            return both if name not in _NEGATES else not both
+    return None
+
+
+def _hint(tensor: Tensor, *, default: bool) -> bool:
+    return bool(getattr(tensor, "_hotloop_truth", default))

@@ -1,0 +1,80 @@
+"""One process of the simulated GPU for all tests: torch is imported there once, and each script gets a fork of it."""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hotloop.simulate.record import Simulation
+from hotloop.simulate.running import Simulator
+from hotloop.simulate.shim import library
+
+ENGINE = Path(__file__).parent / "engine"
+CARD = SimpleNamespace(key="test", name="Test GPU", memory=16 << 30, capability=(8, 0), sms=100)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A script that was simulated."""
+
+    result: Simulation
+    out: str
+    err: str
+    text: str
+
+    def line(self, words: str) -> int:
+        """The number of the line with these words."""
+        (found,) = [number for number, line in enumerate(self.text.splitlines(), start=1) if words in line]
+        return found
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shim, built once for the whole session in a cache of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOTLOOP_CACHE", str(tmp_path_factory.mktemp("built")))
+        return library()
+
+
+@pytest.fixture(scope="session")
+def simulator(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("output")
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        (folder / "out").open("w+") as out,
+        (folder / "err").open("w+") as err,
+    ):
+        patch.setenv("HOTLOOP_CACHE", str(built.parent.parent))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ENGINE), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        with Simulator(stdout=out, stderr=err) as running:
+            yield SimpleNamespace(run=running.run, out=out, err=err)
+
+
+@pytest.fixture
+def run(simulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
+    """Simulate a script, given as its text or as the name of one in the folder `engine`."""
+
+    def call(script: str, *arguments: str, card: Any = CARD, **options: Any) -> Ran:
+        path = ENGINE / f"{script}.py" if "\n" not in script else tmp_path / "train.py"
+        if "\n" in script:
+            path.write_text(dedent(script))
+        before = [file.tell() for file in (simulator.out, simulator.err)]
+        result = simulator.run(path, arguments, card, **options)
+        out, err = (_since(file, place) for file, place in zip((simulator.out, simulator.err), before, strict=True))
+        return Ran(result, out, err, path.read_text())
+
+    return call
+
+
+def _since(file: Any, place: int) -> str:
+    with Path(file.name).open() as again:
+        again.seek(place)
+        text = again.read()
+    file.seek(0, os.SEEK_END)
+    return text

@@ -1,0 +1,44 @@
+# why: formatting a CUDA tensor reads its value.
+# twin: fp16_scaler.py
+# steps: 5
+# expect: sync item or format at print, times 5
+# expect: sync item at scaler
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.amp import GradScaler, autocast
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+half = device == "cuda"
+
+
+class Gated(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width)
+        self.gate = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+model = nn.Sequential(Gated(16), Gated(16), nn.Linear(16, 1)).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scaler = GradScaler(device, enabled=half)
+data = torch.randn(40, 16, device=device)
+goal = data.sum(1, keepdim=True)
+
+for x, y in zip(data.split(8), goal.split(8)):
+    optimizer.zero_grad(set_to_none=True)
+    with autocast(device, dtype=torch.float16, enabled=half):
+        loss = F.smooth_l1_loss(model(x), y)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    nn.utils.clip_grad_norm_(model.parameters(), max_norm=1.0)
+    scaler.step(optimizer)  # <- scaler
+    scaler.update()
+    print(f"loss {loss:.4f}")  # <- print
+
+print("scale", scaler.get_scale(), "loss", loss.item())

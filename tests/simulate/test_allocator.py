@@ -1,0 +1,394 @@
+"""The allocator's model: what PyTorch does, by hand; what always holds, by chance; and a recorded trace, replayed."""
+
+import random
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hotloop.errors import BadArgument
+from hotloop.simulate.allocator import Allocator, Block, Full, rounded, segment_for
+from hotloop.simulate.expandable import ExpandableAllocator
+from hotloop.simulate.replay import Event, Trace, read_trace, replay, write_trace
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+sizes = st.one_of(
+    st.integers(1, 4 * KIB),
+    st.integers(1, 3 * MIB),
+    st.integers(1, 64).map(lambda n: n * 512 * KIB),
+    st.integers(MIB - 600, MIB + 600),
+    st.integers(10 * MIB - 600, 10 * MIB + 600),
+)
+
+
+def test_small_requests_share_a_segment() -> None:
+    allocator = Allocator(GIB)
+    first, second = allocator.allocate(1), allocator.allocate(513)
+    assert (first.size, second.size) == (512, 1024)
+    assert second.address == first.address + 512
+    assert (allocator.allocated, allocator.reserved) == (1536, 2 * MIB)
+
+
+def test_large_requests_below_10_mib_share_one_of_20_mib() -> None:
+    allocator = Allocator(GIB)
+    for _ in range(3):
+        allocator.allocate(6 * MIB)
+    assert (allocator.allocated, allocator.reserved) == (18 * MIB, 20 * MIB)
+    allocator.allocate(3 * MIB)  # 2 MiB are left: a new segment
+    assert allocator.reserved == 40 * MIB
+
+
+def test_larger_ones_have_their_own() -> None:
+    allocator = Allocator(GIB)
+    block = allocator.allocate(11 * MIB)
+    assert (block.size, allocator.allocated, allocator.reserved) == (12 * MIB, 12 * MIB, 12 * MIB)
+
+
+def test_a_rest_of_at_most_1_mib_stays_with_a_large_block() -> None:
+    allocator = Allocator(GIB)
+    exact, split = allocator.allocate(19 * MIB), allocator.allocate(19 * MIB - 512)
+    assert exact.size == 20 * MIB  # 1 MiB is not more than 1 MiB
+    assert split.size == 19 * MIB - 512  # the rest is more
+    assert (allocator.allocated, allocator.reserved) == (39 * MIB - 512, 40 * MIB)
+
+
+def test_the_bounds_themselves() -> None:
+    allocator = Allocator(GIB)
+    allocator.allocate(MIB)  # is small still
+    assert allocator.reserved == 2 * MIB
+    assert allocator.allocate(MIB - 512).size == MIB - 512  # and 512 bytes are worth splitting off
+    allocator.allocate(512)
+    assert (allocator.allocated, allocator.reserved) == (2 * MIB, 2 * MIB)
+    allocator.allocate(10 * MIB)  # has a segment of its own
+    assert allocator.reserved == 12 * MIB
+
+
+def test_best_fit_then_lowest_address() -> None:
+    allocator = Allocator(GIB)
+    blocks = [allocator.allocate(size * MIB) for size in (16, 12, 14, 12)]
+    for block in blocks:
+        allocator.free(block)
+    assert allocator.allocate(12 * MIB).address == blocks[1].address
+    assert allocator.allocate(12 * MIB).address == blocks[3].address
+    assert allocator.allocate(13 * MIB).address == blocks[2].address
+    assert allocator.reserved == 54 * MIB
+
+
+def test_streams_do_not_share() -> None:
+    allocator = Allocator(GIB)
+    allocator.free(allocator.allocate(MIB, stream=0))
+    allocator.allocate(MIB, stream=7)
+    assert allocator.reserved == 4 * MIB
+
+
+def test_what_is_freed_joins_its_neighbours() -> None:
+    allocator = Allocator(GIB)
+    first, second, third = (allocator.allocate(6 * MIB) for _ in range(3))
+    allocator.free(first)
+    allocator.free(third)
+    assert allocator.all.inactive.bytes == 14 * MIB
+    allocator.free(second)
+    assert allocator.all.inactive.bytes == 0
+    assert allocator.allocate(19 * MIB + 1).address == first.address
+    assert allocator.reserved == 20 * MIB
+
+
+def test_what_is_split_cannot_be_released() -> None:
+    allocator = Allocator(100 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+    allocator.allocate(50 * MIB)  # a part of the cached 60 MiB, whose rest stays
+    allocator.allocate(30 * MIB)
+    assert (allocator.reserved, allocator.retries) == (90 * MIB, 0)
+    with pytest.raises(Full) as full:
+        allocator.allocate(19 * MIB)
+    assert (full.value.asked, full.value.segment) == (19 * MIB, 20 * MIB)
+    assert (allocator.retries, allocator.failures, allocator.reserved) == (1, 1, 90 * MIB)
+    allocator.allocate(10 * MIB)
+    assert (allocator.retries, allocator.reserved, allocator.allocated) == (1, 90 * MIB, 90 * MIB)
+
+
+def test_a_release_makes_room() -> None:
+    allocator = Allocator(100 * MIB)
+    allocator.free(allocator.allocate(60 * MIB))
+    allocator.allocate(80 * MIB)
+    assert (allocator.reserved, allocator.retries, allocator.failures) == (80 * MIB, 1, 0)
+
+
+def test_a_cap_holds_like_too_little_memory() -> None:
+    allocator = Allocator(GIB, cap=50 * MIB)
+    allocator.allocate(40 * MIB)
+    with pytest.raises(Full):
+        allocator.allocate(12 * MIB)
+    allocator.cap = None
+    allocator.allocate(12 * MIB)
+
+
+def test_what_another_stream_uses_counts_as_active_until_it_is_done() -> None:
+    allocator = Allocator(GIB)
+    block = allocator.allocate(12 * MIB)
+    allocator.let_go(block)
+    assert (allocator.allocated, allocator.all.active.bytes) == (0, 12 * MIB)
+    assert allocator.allocate(12 * MIB) is not block
+    allocator.settle(block)
+    assert allocator.all.active.bytes == 12 * MIB
+    assert allocator.allocate(12 * MIB) is block
+
+
+def test_statistics_have_pytorchs_names() -> None:
+    allocator = Allocator(GIB)
+    small, large = allocator.allocate(100), allocator.allocate(12 * MIB)
+    allocator.free(large)
+    stats = allocator.stats()
+    assert stats["allocated_bytes.all.current"] == stats["allocated_bytes.small_pool.current"] == small.size
+    assert stats["allocated_bytes.all.peak"] == 12 * MIB + 512
+    assert stats["allocated_bytes.large_pool.freed"] == 12 * MIB
+    assert stats["requested_bytes.all.current"] == 100
+    assert stats["reserved_bytes.all.current"] == 14 * MIB
+    assert stats["inactive_split_bytes.all.current"] == 2 * MIB - 512
+    assert (stats["segment.all.current"], stats["allocation.all.allocated"]) == (2, 2)
+    allocator.reset_peaks()
+    allocator.reset_ever()
+    assert allocator.stats()["allocated_bytes.all.peak"] == 512
+    assert allocator.stats()["allocated_bytes.all.freed"] == 0
+
+
+def test_growing_segments_map_pages() -> None:
+    allocator = ExpandableAllocator(GIB)
+    first, second = allocator.allocate(15 * MIB), allocator.allocate(15 * MIB)
+    assert second.address == first.address + 15 * MIB
+    assert allocator.reserved == 40 * MIB  # two pages of 20 MiB, not two segments of 16
+    allocator.free(first)
+    allocator.empty_cache()
+    assert allocator.reserved == 40 * MIB  # no whole page is free
+    allocator.free(second)
+    third = allocator.allocate(90 * MIB)
+    assert (third.address, allocator.reserved) == (first.address, 100 * MIB)
+    allocator.free(third)
+    allocator.empty_cache()
+    assert allocator.reserved == 0
+
+
+def test_growing_segments_leave_no_slack() -> None:
+    for kind, taken in ((Allocator, 5 * MIB), (ExpandableAllocator, 4 * MIB + 512)):
+        allocator = kind(GIB)
+        for _ in range(3):
+            allocator.allocate(5 * MIB)
+        assert allocator.allocate(4 * MIB + 512).size == taken
+
+
+def test_growing_segments_need_less_where_sizes_grow() -> None:
+    plain, growing = Allocator(GIB), ExpandableAllocator(GIB)
+    for allocator in (plain, growing):
+        for step in range(12, 60, 4):
+            allocator.free(allocator.allocate(step * MIB))
+    assert growing.reserved == 60 * MIB
+    assert plain.reserved == sum(range(12, 60, 4)) * MIB
+
+
+class Holds(RuleBasedStateMachine):
+    """Whatever is asked of it in whatever order."""
+
+    kind: type[Allocator] = Allocator
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allocator = self.kind(256 * MIB)
+        self.live: list[Block] = []
+
+    @rule(size=sizes, stream=st.integers(0, 1))
+    def allocate(self, size: int, stream: int) -> None:
+        pool = next((p for p in self.allocator.pools() if (p.small, p.stream) == (rounded(size) <= MIB, stream)), None)
+        fitting = sorted(b for b in (pool.free if pool else ()) if b[0] >= rounded(size))
+        before = self.allocator.reserved
+        try:
+            block = self.allocator.allocate(size, stream)
+        except Full:
+            block = None
+        if block is None:  # pages may be larger than a segment would be
+            grows = segment_for(rounded(size)) + (0 if self.kind is Allocator else 20 * MIB)
+            assert self.allocator.reserved + grows > 256 * MIB
+            return
+        self.live.append(block)
+        assert block.size >= size
+        assert block.size - rounded(size) <= (0 if block.size <= MIB else MIB)
+        if self.kind is Allocator and fitting:
+            assert (self.allocator.reserved, block.address) == (before, fitting[0][1])
+
+    @rule(data=st.data())
+    def free(self, data: st.DataObject) -> None:
+        if self.live:
+            self.allocator.free(self.live.pop(data.draw(st.integers(0, len(self.live) - 1))))
+
+    @rule()
+    def empty(self) -> None:
+        self.allocator.empty_cache()
+        if self.kind is Allocator:
+            assert all(block.split for pool in self.allocator.pools() for block in pool.blocks.values())
+
+    @invariant()
+    def nothing_overlaps_and_all_adds_up(self) -> None:
+        allocator = self.allocator
+        free = [block for pool in allocator.pools() for block in pool.blocks.values()]
+        spans = sorted((block.address, block.address + block.size) for block in [*self.live, *free])
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
+        assert allocator.allocated == sum(block.size for block in self.live) == allocator.all.active.bytes
+        assert allocator.reserved == allocator.allocated + sum(block.size for block in free) <= allocator.room
+        assert allocator.all.requested.bytes == sum(block.requested for block in self.live)
+        for pool in allocator.pools():
+            assert pool.free == sorted((block.size, block.address) for block in pool.blocks.values())
+            assert not any(b.after and not b.after.in_use and b.after.mapped for b in pool.blocks.values())
+        if self.kind is Allocator:
+            assert allocator.all.inactive.bytes == sum(block.size for block in free if block.split)
+
+    def teardown(self) -> None:
+        for block in self.live:
+            self.allocator.free(block)
+        self.allocator.empty_cache()
+        assert (self.allocator.allocated, self.allocator.reserved) == (0, 0)
+
+
+class HoldsGrowing(Holds):
+    kind = ExpandableAllocator
+
+
+TestHolds = Holds.TestCase
+TestHoldsGrowing = HoldsGrowing.TestCase
+TestHolds.settings = TestHoldsGrowing.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+
+
+@given(sizes)
+def test_a_segment_holds_its_request(size: int) -> None:
+    assert segment_for(rounded(size)) >= rounded(size) >= size
+    assert segment_for(rounded(size)) % (2 * MIB) == 0
+
+
+def recorded(steps: int, cap: int | None = None, seed: int = 0) -> Trace:
+    """A trace as a real allocator would have left it, made by the model itself."""
+    chance = random.Random(seed)  # noqa: S311
+    made: list[Event] = []
+    allocator = Allocator(GIB, cap=cap)
+    live: list[tuple[Block, int]] = []
+    known: set[int] = set()
+
+    def segments() -> dict[int, int]:
+        found = {}
+        for block in [*(b for b, _ in live), *(b for p in allocator.pools() for b in p.blocks.values())]:
+            first = block
+            while first.before:
+                first = first.before
+            total, each = 0, first
+            while each:
+                total, each = total + each.size, each.after  # type: ignore[assignment]
+            found[first.address] = total
+        return found
+
+    sizes_of: dict[int, int] = {}
+    for _ in range(steps):
+        if live and chance.random() < 0.45:
+            block, size = live.pop(chance.randrange(len(live)))
+            made += [Event("free_requested", block.address, size), Event("free_completed", block.address, size)]
+            allocator.free(block)
+            continue
+        size = int(2 ** chance.uniform(4, 25))
+        try:
+            block = allocator.allocate(size)
+        except Full as full:
+            now = segments()
+            made += [Event("segment_free", at, sizes_of[at]) for at in known - set(now)]
+            known = set(now)
+            made.append(Event("oom", 0, full.asked))
+            continue
+        live.append((block, size))
+        now = segments()
+        made += [Event("segment_free", at, sizes_of[at]) for at in known - set(now)]
+        made += [Event("segment_alloc", at, now[at]) for at in set(now) - known]
+        sizes_of |= now
+        known = set(now)
+        made.append(Event("alloc", block.address, size))
+    peak = allocator.all.allocated.most, allocator.all.reserved.most
+    return Trace("made up", GIB, cap, peak, tuple(made), {})
+
+
+@pytest.mark.parametrize("cap", [None, 150 * MIB])
+def test_a_trace_is_followed_to_the_byte(cap: int | None) -> None:
+    trace = recorded(600, cap)
+    found = replay(trace)
+    assert found.exact, str(found.first)
+    assert [reserved for _, reserved in found.figures] == list(found.reserved)
+    if cap is not None:
+        assert any(event.action == "oom" for event in trace.events)
+        assert any(event.action == "segment_free" for event in trace.events)
+
+
+def test_a_trace_is_written_and_read(tmp_path: Path) -> None:
+    trace = recorded(200)
+    write_trace(tmp_path / "one.json.gz", trace)
+    assert read_trace(tmp_path / "one.json.gz") == trace
+
+
+def test_the_first_difference_is_named() -> None:
+    trace = recorded(300)
+    events = list(trace.events)
+    place = next(i for i, event in enumerate(events) if i > 100 and event.action == "segment_alloc")
+    events[place] = events[place]._replace(size=events[place].size + 2 * MIB)
+    found = replay(Trace("other", GIB, None, None, tuple(events)))
+    assert not found.exact
+    assert found.first is not None
+    assert found.first.event >= place
+    assert "instead of" in str(found.first)
+
+
+def test_a_cache_that_was_emptied_by_hand_is_noticed() -> None:
+    events = (
+        Event("segment_alloc", 0, 12 * MIB),
+        Event("alloc", 0, 12 * MIB),
+        Event("free_requested", 0, 12 * MIB),
+        Event("free_completed", 0, 12 * MIB),
+        Event("segment_free", 0, 12 * MIB),
+        Event("segment_alloc", 0, 2 * MIB),
+        Event("alloc", 0, 100),
+    )
+    found = replay(Trace("emptied", GIB, None, (12 * MIB, 12 * MIB), events))
+    assert found.exact, str(found.first)
+    assert found.figures[-1] == (512, 2 * MIB)
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"\x1f\x8b\x08\x00"])
+def test_a_file_without_a_trace_is_an_error_with_a_fix(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "bad").write_bytes(content)
+    with pytest.raises(BadArgument, match="no recorded allocations") as refused:
+        read_trace(tmp_path / "bad")
+    assert refused.value.fix
+
+
+def test_what_was_recorded_on_a_gpu_is_followed_to_the_byte() -> None:
+    for path in sorted((Path(__file__).parent / "traces").glob("*.json.gz")):
+        found = replay(read_trace(path))
+        assert found.exact, f"{path.name}: {found.first}"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record on")
+def test_without_a_gpu_a_recording_is_refused_with_words(tmp_path: Path) -> None:
+    benchmark = Path(__file__).resolve().parents[2] / "benchmarks" / "record_allocations.py"
+    command = [sys.executable, str(benchmark), "--quick", "--out", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 3
+    assert "no CUDA GPU" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+def test_a_recording_on_a_gpu_is_followed_to_the_byte(tmp_path: Path) -> None:
+    benchmark = Path(__file__).resolve().parents[2] / "benchmarks" / "record_allocations.py"
+    command = [sys.executable, str(benchmark), "--one", "cnn", "--steps", "3", "--out", str(tmp_path)]
+    subprocess.run(command, check=True, timeout=300)
+    found = replay(read_trace(tmp_path / "cnn.json.gz"))
+    assert found.exact, str(found.first)
+    assert len(found.figures) > 100

@@ -1,0 +1,109 @@
+"""The calibration runs where it can, and finds a made-up card again from its measurements."""
+
+import gzip
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from hotloop.simulate.cards import card
+from hotloop.simulate.cost import seconds_of
+from hotloop.simulate.fit import Sample
+from hotloop.simulate.products import Product
+from hotloop.simulate.table import Host, Link, default_table, read
+from hotloop.simulate.work import Part
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "calibrate_gpu.py"
+H200 = card("h200")
+
+
+@pytest.fixture(scope="module")
+def calibrate() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BENCHMARK.parent)
+        yield importlib.import_module(BENCHMARK.stem)
+
+
+def test_it_runs_on_a_cpu_and_writes_a_table_and_its_measurements(tmp_path):
+    table, raw = tmp_path / "time.json", tmp_path / "raw.json.gz"
+    options = ["--device", "cpu", "--quick", "--table", str(table), "--raw", str(raw)]
+    command = [sys.executable, str(BENCHMARK), *options]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    written = read(table)
+    assert written.card == "t4"
+    assert written.torch == torch.__version__
+    assert written.host.measured
+    assert 0 < written.host.other < written.host.forward
+    measured = json.loads(gzip.decompress(raw.read_bytes()))
+    assert len(measured["samples"]) >= 15
+    assert all(sample["seconds"] > 0 for sample in measured["samples"])
+
+
+def test_the_table_of_a_cpu_does_not_get_into_the_package(calibrate, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["calibrate_gpu.py", "--device", "cpu", "--quick"])
+    with pytest.raises(SystemExit):
+        calibrate.main()
+    assert "--table" in capsys.readouterr().err
+
+
+def test_a_card_is_found_again_from_its_measurements(calibrate, capsys):
+    products = [Product(1, m, n, k) for m in (128, 640, 2560, 8192) for n in (128, 2560) for k in (640, 4096)]
+    parts = [Part("gemm", 2.0 * (p.rows + p.columns) * p.inner, p.flops, "bf16", product=p) for p in products]
+    parts += [Part("pointwise", bytes=float(2**power)) for power in range(12, 32, 2)]
+    parts += [Part("norm", bytes=1e6), Part("norm", bytes=1e7)]
+    truth = default_table()
+    samples = [Sample(part, seconds_of(part, H200, truth)) for part in parts]
+    table = calibrate.build(samples, H200, link=Link(), host=Host(), floor=truth.floor)
+    assert (table.card, table.architecture) == ("h200", "hopper")
+    assert "norm" not in table.curves  # of too few measurements nothing is concluded
+    for sample in samples:
+        assert seconds_of(sample.part, H200, table) == pytest.approx(sample.seconds, rel=0.1)
+    assert "gemm/bf16" in capsys.readouterr().out
+
+
+def test_the_cases_take_turns_so_that_a_short_run_has_seen_all_families(calibrate):
+    first = [case.label.split()[0] for case in calibrate.cases(torch.device("cpu"), quick=True)[:8]]
+    assert len(set(first)) == 8
+
+
+def test_a_case_that_fails_does_not_end_the_others(calibrate):
+    def broken(_: torch.device) -> None:
+        raise RuntimeError("no such kernel\nand more")
+
+    cases = [calibrate.Case("broken", broken), calibrate.Case("late", broken)]
+    found, troubles = calibrate.measure_all(cases, H200, torch.device("cpu"), until=float("inf"))
+    assert found == []
+    assert troubles[0] == "broken: RuntimeError: no such kernel"
+    assert len(troubles) == 2
+    _, troubles = calibrate.measure_all(cases, H200, torch.device("cpu"), until=0.0)
+    assert troubles == ["time was up after 0 of 2 cases"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_time_of_a_kernel_is_not_the_hosts(calibrate):
+    device = torch.device("cuda")
+    small = torch.zeros(1, device=device)
+    large = torch.zeros(2**28, device=device)
+    assert calibrate.seconds_of(lambda: small.add_(1.0), device) < 20e-6
+    bandwidth = 2 * large.nbytes / calibrate.seconds_of(lambda: large.add_(1.0), device)
+    assert bandwidth > 1e11
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_most_cases_can_be_measured(calibrate):
+    precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    device = torch.device("cuda")
+    try:
+        cases = calibrate.cases(device, quick=True)
+        found, troubles = calibrate.measure_all(cases, H200, device, until=float("inf"))
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = allowed
+    assert len(found) >= 0.8 * len(cases), troubles

@@ -1,0 +1,88 @@
+"""Cards side by side: order, what does not fit, speed and cost with their intervals, and the file of prices."""
+
+import pytest
+
+from hotloop.errors import BadArgument
+from hotloop.simulate.cards import card
+from hotloop.simulate.compare import Row, compare, read_prices
+from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.timeline import Tape, forecast
+
+CARDS = [card(name) for name in ("t4", "a100-80", "h200")]
+
+
+@pytest.fixture
+def tape() -> Tape:
+    tape, a = Tape(), Shape((4096, 4096), "float16", 2)
+    for _ in range(3):
+        for _ in range(20):
+            tape.after(Operation("aten.mm.default", (a, a), (a,), phase="forward"))
+        tape.step()
+    return tape
+
+
+def test_a_row_per_card_in_the_order_given_and_better_cards_are_quicker(tape):
+    rows = compare(tape, CARDS, samples=64)
+    assert [row.gpu for row in rows] == ["t4", "a100-80", "h200"]
+    speeds = [row.samples_per_second.median for row in rows if row.samples_per_second]
+    assert speeds == sorted(speeds)
+    assert len(set(speeds)) == 3
+    for row, on in zip(rows, CARDS, strict=True):
+        alone = forecast(tape, on)
+        assert alone is not None
+        assert row.step_ms == alone.step  # one tape, asked about several cards
+        assert row.samples_per_second.median == pytest.approx(64e3 / alone.step.median)
+
+
+def test_speed_and_cost_keep_their_intervals_the_right_way_round(tape):
+    [row] = compare(tape, CARDS[2:], samples=64, prices={"h200": 3.6})
+    for rates in (row.samples_per_second, row.dollars_per_million):
+        assert rates.low < rates.median < rates.high
+    assert row.dollars_per_million.median == pytest.approx(1e6 / row.samples_per_second.median * 0.001)
+    assert row.dollars_per_million.low == pytest.approx(1e6 / row.samples_per_second.high * 0.001)
+
+
+def test_what_does_not_fit_has_no_speed_and_what_is_unknown_is_none(tape):
+    fits = {"t4": False, "h200": True}
+    rows = compare(tape, CARDS, samples=64, fits=fits, largest={"h200": 512}, prices={"t4": 0.35})
+    assert rows[0] == Row("t4", False, None, None, None, 0.35, None)
+    assert (rows[1].fits, rows[1].largest_batch, rows[1].dollars_per_million) == (None, None, None)
+    assert (rows[2].fits, rows[2].largest_batch) == (True, 512)
+    assert compare(Tape(), CARDS)[0].step_ms is None
+    assert compare(tape, CARDS)[0].samples_per_second is None
+    assert [Row.from_json(row.to_json()) for row in rows] == rows
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"H200": 3.5, "t4": 0.35}', "h200,3.5\nt4,0.35\n", "card,dollars per hour\n# spot\nh200, 3.5\n\nt4,0.35"],
+)
+def test_prices_come_from_json_or_lines(tmp_path, text):
+    path = tmp_path / "prices"
+    path.write_text(text)
+    assert read_prices(path) == {"h200": 3.5, "t4": 0.35}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"h200": "dear"}',
+        "h200,1,2",
+        '{"h200": -1}',
+        "h200,1\nt4,much",
+        '{"h200": null}',
+        '{"a": NaN}',
+        "h200,\x1b[31m",
+    ],
+)
+def test_a_file_that_holds_no_prices_is_an_error_in_words(tmp_path, text):
+    path = tmp_path / "prices"
+    path.write_text(text)
+    with pytest.raises(BadArgument, match="price") as caught:
+        read_prices(path)
+    assert "\x1b" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_an_error_in_words(tmp_path):
+    with pytest.raises(BadArgument, match="cannot read"):
+        read_prices(tmp_path / "none")

@@ -1,0 +1,120 @@
+"""`torch.cuda` answers as the card would."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from hotloop.simulate.kernels import Kernels
+
+from .conftest import CARD
+
+
+def test_the_card_is_the_one_that_was_named(run) -> None:
+    ran = run(
+        """
+        import torch
+        p = torch.cuda.get_device_properties(0)
+        print(torch.cuda.get_device_name(), p.name, p.total_memory, p.multi_processor_count, (p.major, p.minor))
+        print(torch.cuda.device_count(), torch.cuda.get_device_capability("cuda:0"), torch.cuda.is_tf32_supported())
+        print(torch.accelerator.current_accelerator(), torch.cuda.mem_get_info()[1])
+        """
+    )
+    assert ran.out.splitlines() == [
+        f"Test GPU Test GPU {16 << 30} 100 (8, 0)",
+        "1 (8, 0) True",
+        f"cuda {16 << 30}",
+    ]
+
+
+def test_an_old_card_has_no_bf16_of_its_own_and_no_flash_attention(run) -> None:
+    card = SimpleNamespace(**{**vars(CARD), "capability": (7, 5)})
+    ran = run(
+        """
+        import torch
+        print(torch.cuda.is_bf16_supported(including_emulation=False))
+        q = torch.randn(1, 2, 4, 8, device="cuda", dtype=torch.float16)
+        print(torch.nn.functional.scaled_dot_product_attention(q, q, q).shape)
+        """,
+        card=card,
+    )
+    assert ran.out.splitlines() == ["False", "torch.Size([1, 2, 4, 8])"]
+
+
+def test_memory_goes_up_and_down(run) -> None:
+    ran = run(
+        """
+        import torch
+        a = torch.empty(1000, device="cuda")
+        b = torch.empty(1000, device="cuda")
+        print(torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated())
+        del b
+        print(torch.cuda.memory_allocated(), torch.cuda.memory_stats()["allocated_bytes.all.peak"])
+        torch.cuda.reset_peak_memory_stats()
+        print(torch.cuda.max_memory_allocated(), "simulated" in torch.cuda.memory_summary())
+        """
+    )
+    assert ran.out.splitlines() == ["8192 8192", "4096 8192", "4096 True"]
+
+
+def test_seeds_and_states_can_be_kept_and_do_not_touch_the_host(run) -> None:
+    ran = run(
+        """
+        import torch
+        torch.manual_seed(1)
+        first = torch.rand(3)
+        torch.manual_seed(1)
+        state = torch.cuda.get_rng_state()
+        torch.rand(5, device="cuda").cpu()
+        torch.cuda.set_rng_state(state)
+        print(torch.equal(first, torch.rand(3)), torch.cuda.initial_seed())
+        """
+    )
+    assert ran.out == "True 1\n"
+
+
+def test_another_device_is_refused_as_cuda_would(run) -> None:
+    ran = run("import torch\ntorch.cuda.set_device(1)\n")
+    assert "invalid device ordinal" in ran.result.error
+
+
+def test_graphs_streams_and_events_pass_through(run) -> None:
+    ran = run(
+        """
+        import torch
+        x = torch.zeros(4, device="cuda")
+        g, s = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(s):
+            y = x + 1
+        torch.cuda.current_stream().wait_stream(s)
+        with torch.cuda.graph(g):
+            z = y * 2
+        g.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record(); end.record(); end.synchronize()
+        print(z.shape, start.elapsed_time(end) >= 0)
+        """
+    )
+    assert ran.out == "torch.Size([4]) True\n"
+
+
+@pytest.mark.gpu
+def test_properties_have_all_that_a_real_card_has(run) -> None:
+    ran = run("import torch\nprint(*dir(torch.cuda.get_device_properties(0)))\n")
+    real = {name for name in dir(torch.cuda.get_device_properties(0)) if not name.startswith("_")}
+    assert real <= set(ran.out.split()) | {"gcnArchName", "pci_bus_id", "pci_device_id", "pci_domain_id"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_computed_by_the_operation_that_a_real_card_takes(dtype: torch.dtype, masked: bool) -> None:
+    """cuDNN's operation may be taken in place of flash attention on the newest cards: both hold the same memory."""
+    query = torch.randn(2, 4, 128, 64, device="cuda", dtype=dtype, requires_grad=True)
+    mask = torch.ones(2, 4, 128, 128, device="cuda", dtype=torch.bool) if masked else None
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+    names = {event.key for event in profile.key_averages()}
+    flash = not masked and Kernels(torch.cuda.get_device_capability())._flash(query)
+    wanted = ("flash", "cudnn") if flash else ("efficient", "cudnn")
+    assert any(f"_scaled_dot_product_{name}_attention" in key for key in names for name in wanted), names

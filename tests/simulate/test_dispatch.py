@@ -1,0 +1,247 @@
+"""What the engine tells of a script, in order: operations, memory, copies, waits, steps."""
+
+import json
+from collections import Counter
+
+import pytest
+
+HEAD = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+"""
+TRAIN = (
+    HEAD
+    + """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(16, 32), nn.ReLU())
+        self.register_buffer("shift", torch.zeros(4))
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x)) + self.shift
+
+model = Net().to("cuda")
+optimizer = torch.optim.Adam(model.parameters())
+for _ in range(5):
+    x = torch.randn(8, 16).to("cuda")
+    loss = model(x).square().mean()
+    optimizer.zero_grad()
+    loss.backward()  # backward
+    optimizer.step()  # step
+    loss.item()
+"""
+)
+
+
+@pytest.fixture
+def heard(run):
+    """Simulate a script and give what a listener heard of it, with the script."""
+
+    def call(script: str, *arguments: str, **options):
+        ran = run(script, *arguments, listeners=["heard:Heard"], **options)
+        assert ran.result.error is None, ran.result.error
+        return ran, [json.loads(note) for note in ran.result.notes if note.startswith("[")]
+
+    return call
+
+
+def operations(events, phase=None):
+    return [event for event in events if event[0] == "after" and phase in (None, event[2])]
+
+
+def test_every_memory_comes_once_and_goes_once(heard) -> None:
+    _, events = heard(TRAIN)
+    alive = set()
+    for kind, key, *_ in (event for event in events if event[0] in ("allocated", "freed")):
+        assert (key in alive) == (kind == "freed")
+        alive ^= {key}
+    assert alive  # the model is still there
+
+
+def test_what_a_step_leaves_is_the_same_after_each(heard) -> None:
+    _, events = heard(TRAIN)
+    sizes, left = {}, []
+    for event in events:
+        if event[0] == "allocated":
+            sizes[event[1]] = event[2]
+        elif event[0] == "freed":
+            del sizes[event[1]]
+        elif event[0] == "step":
+            left.append(sum(sizes.values()))
+    assert len(left) == 3
+    assert left[1] == left[2] >= left[0]
+
+
+def test_gradients_are_called_so_before_the_optimizer_looks(heard) -> None:
+    _, events = heard(TRAIN)
+    first = next(i for i, event in enumerate(events) if event[0] == "after" and event[2] == "optimizer")
+    gradients = {event[1] for event in events[:first] if event[-1] == "gradient"}
+    assert len(gradients) == 4
+
+
+def test_memory_is_called_what_it_is(heard) -> None:
+    _, events = heard(TRAIN)
+    sizes, kinds = {}, {}
+    for event in events:
+        if event[0] == "allocated":
+            sizes[event[1]], kinds[event[1]] = event[2:]
+        elif event[0] == "named":
+            kinds[event[1]] = event[2]
+        elif event[0] == "freed" and kinds[event[1]] in ("parameter", "optimizer", "buffer"):
+            pytest.fail("a weight or a state went away")
+    total = Counter()
+    for key, kind in kinds.items():
+        total[kind] += sizes[key]
+    weights = 4 * (16 * 32 + 32 + 32 * 4 + 4)
+    assert total["parameter"] == weights
+    assert total["buffer"] == 4 * 4
+    assert total["optimizer"] == 2 * weights
+    assert total["gradient"] == 3 * weights  # of three steps, each set to None before the next
+    assert total["input"] == 3 * 8 * 16 * 4
+    assert total["activation"] > 0
+
+
+def test_an_operation_is_told_around_the_memory_of_its_results(heard) -> None:
+    _, events = heard(TRAIN)
+    at = next(i for i, event in enumerate(events) if event[:2] == ["before", "aten.addmm.default"])
+    assert [event[0] for event in events[at : at + 3]] == ["before", "allocated", "after"]
+    assert events[at + 1][2:] == [8 * 32 * 4, "activation"]
+    assert events[at + 2][5] == [[[32], "float32", "cuda"], [[8, 16], "float32", "cuda"], [[16, 32], "float32", "cuda"]]
+
+
+def test_phases_modules_and_lines(heard) -> None:
+    ran, events = heard(TRAIN)
+    forward = [event for event in operations(events, "forward") if event[1] == "aten.addmm.default"]
+    assert [event[3] for event in forward[:2]] == ["body.0", "head"]
+    backward = operations(events, "backward")
+    assert {event[4] for event in backward} == {ran.line("# backward")}
+    assert {"body.0", "head"} <= {event[3] for event in backward if event[1] == "aten.mm.default"}
+    optimizer = operations(events, "optimizer")
+    assert {event[4] for event in optimizer} == {ran.line("# step")}
+    assert any(event[1].startswith("aten._foreach_") for event in optimizer)
+    assert sum(event == ["step"] for event in events) == 3
+
+
+def test_copies_and_waits_have_their_lines(run) -> None:
+    ran = run(
+        HEAD
+        + """
+model = nn.Linear(16, 4).to("cuda")  # moves
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(5):
+    x = torch.randn(8, 16).pin_memory().to("cuda", non_blocking=True)  # pinned
+    y = torch.randint(4, (8,)).cuda()  # pageable
+    loss = F.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    float(loss), bool(loss > 0)  # asks
+    print(loss)  # prints
+    loss.cpu()  # back
+    x[torch.tensor([0, 2])]  # picks
+    (y > 1).nonzero()  # counts
+    torch.cuda.synchronize()  # all
+"""
+    )
+    found = {(c.line, c.direction, c.pinned, c.blocking): (c.bytes, c.count) for c in ran.result.copies}
+    assert found == {
+        (ran.line("# moves"), "to the device", False, True): (4 * (64 + 4), 2),
+        (ran.line("# pinned"), "to the device", True, False): (3 * 512, 3),
+        (ran.line("# pageable"), "to the device", False, True): (3 * 64, 3),
+        (ran.line("# back"), "to the host", False, True): (2 * 4, 2),
+        (ran.line("# picks"), "to the device", False, True): (2 * 16, 2),
+    }
+    syncs = {(s.line, s.kind): s.count for s in ran.result.syncs}
+    assert syncs == {
+        (ran.line("# asks"), "item"): 4,
+        (ran.line("# prints"), "print"): 2,
+        (ran.line("# counts"), "nonzero"): 2,
+        (ran.line("# all"), "synchronize"): 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask", "name"),
+    [
+        ("float16", "None", "flash"),
+        ("bfloat16", "None", "flash"),
+        ("float32", "None", "efficient"),
+        ("float16", "torch.ones(2, 4, 6, 6, device='cuda', dtype=torch.bool)", "efficient"),
+    ],
+)
+def test_attention_takes_the_operation_that_a_gpu_would(dtype: str, mask: str, name: str, heard) -> None:
+    _, events = heard(
+        HEAD
+        + f"""
+q = torch.randn(2, 4, 6, 8, device="cuda", dtype=torch.{dtype}, requires_grad=True)
+F.scaled_dot_product_attention(q, q, q, attn_mask={mask}).float().sum().backward()
+assert q.grad.shape == q.shape
+"""
+    )
+    assert any(event[1] == f"aten._scaled_dot_product_{name}_attention.default" for event in operations(events))
+    assert any(f"{name}_attention_backward" in event[1] for event in operations(events, "backward"))
+
+
+def test_recurrent_layers_take_cudnns_operation(heard) -> None:
+    _, events = heard("recurrent")
+    names = Counter(event[1] for event in operations(events))
+    assert names["aten._cudnn_rnn.default"] == 3 * 2
+    assert names["aten._cudnn_rnn_backward.default"] == 3 * 2
+
+
+def test_checkpointed_activations_are_computed_again_in_backward(heard) -> None:
+    _, events = heard(
+        HEAD
+        + """
+from torch.utils.checkpoint import checkpoint
+model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)).cuda()
+for reentrant in (False, True):
+    x = torch.ones(2, 4, device="cuda", requires_grad=True)
+    checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+"""
+    )
+    again = [event[3] for event in operations(events, "backward") if event[1] == "aten.addmm.default"]
+    assert again == ["0", "0", "2"]  # the newer way stops once it has what it needs
+
+
+def test_work_on_the_host_is_real_and_is_not_told(heard) -> None:
+    _, events = heard(
+        HEAD
+        + """
+a = torch.arange(6.0).reshape(2, 3)
+assert (a @ a.T).tolist() == [[5.0, 14.0], [14.0, 50.0]] and a.numpy().sum() == 15
+assert torch.linalg.inv(torch.eye(2)).tolist() == [[1.0, 0.0], [0.0, 1.0]]
+"""
+    )
+    assert events == [["card", "test"]]
+
+
+def test_a_large_model_takes_no_memory_of_the_host(run) -> None:
+    ran = run(
+        HEAD
+        + """
+import resource
+model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(24))).to("cuda")  # 1.6 GB
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, torch.cuda.memory_allocated())
+"""
+    )
+    host, device = map(int, ran.out.split())
+    assert host < 1200
+    assert device == 24 * 4 * 4096 * 4097
+
+
+def test_the_same_in_inference_mode(heard) -> None:
+    _, events = heard(
+        HEAD
+        + """
+model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.LayerNorm(4)).cuda().eval()
+with torch.inference_mode():
+    out = model(torch.ones(2, 4, device="cuda"))
+    assert out.is_cuda and torch.allclose(out, out)
+"""
+    )
+    assert any(event[1] == "aten.addmm.default" for event in operations(events))

@@ -1,0 +1,284 @@
+"""The memory of a simulated GPU: what counts where, the peak, running out at a line, and what torch.cuda is told."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.simulate.cards import Card, generic
+from hotloop.simulate.constants import Constants
+from hotloop.simulate.events import Listener, Operation, Place, Shape
+from hotloop.simulate.ledger import Timeline
+from hotloop.simulate.memory import Memory, SimulatedOutOfMemory
+from hotloop.simulate.record import Simulation
+
+MIB, GIB = 2**20, 2**30
+CONSTANTS = Constants(
+    architecture="any",
+    torch="2.11",
+    calibrated=True,
+    source="made up",
+    context={"base": 200 * MIB, "blas": 50 * MIB},
+    convolution={
+        "forward/tf32/first/spatial": (1.0, 0.0, 0.0, 0.0),
+        "forward/fp32/first/spatial": (1.0, 0.0, 0.0, 0.0),
+    },
+    factors={"lstm.reserve": 1.0},
+    margin=0.1,
+)
+LINE = Place("train.py", 17, "train")
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory(one_gib(), constants=CONSTANTS)
+
+
+def one_gib() -> Card:
+    return replace(generic("1GiB"), capability=(8, 6), architecture="turing")
+
+
+def operation(name: str = "aten.relu.default", *inputs: Shape, module: str = "", **arguments: object) -> Operation:
+    return Operation(name, inputs, inputs[:1], dict(arguments), "forward", module, LINE)
+
+
+def run(memory: Memory, what: Operation, results: dict[int, int], kind: str = "activation") -> None:
+    memory.before(what)
+    for key, size in results.items():
+        memory.allocated(key, size, kind)
+    memory.after(what)
+
+
+def test_it_listens(memory: Memory) -> None:
+    heard: Listener = memory
+    heard.copied(5, "to the device", pinned=False, blocking=True, place=LINE)
+    heard.waited("item", LINE)
+    heard.host(0.1)
+    heard.step()
+    heard.freed(99)  # of what was never told
+    heard.named(99, "parameter")
+    assert memory.memory_allocated() == 0
+
+
+def test_categories_add_up_to_the_peak(memory: Memory) -> None:
+    memory.allocated(1, 30 * MIB, "temporary")
+    memory.named(1, "parameter")
+    run(memory, operation(module="encoder.layer"), {2: 20 * MIB, 3: 100})
+    run(memory, operation(module="head"), {4: 12 * MIB})
+    memory.named(4, "gradient")  # which it was at the peak already
+    memory.freed(2)
+    memory.allocated(5, 12 * MIB, "optimizer")
+    assert memory.peak.allocated == 62 * MIB + 512
+    assert memory.categories == {
+        "parameters": 30 * MIB,
+        "gradients": 12 * MIB,
+        "activations": 20 * MIB + 512,
+        "context": 200 * MIB,
+    }
+    assert memory.modules == {"encoder.layer": 20 * MIB + 512}
+    assert memory.peak_place == (LINE, "head")
+    assert memory.peak.reserved == 64 * MIB
+    assert memory.peak.process == 264 * MIB
+
+
+def test_a_blas_workspace_is_taken_once_for_each_thread(memory: Memory) -> None:
+    for key in (1, 2):
+        run(memory, operation("aten.mm.default"), {key: 512})
+    assert memory.memory_allocated() == 1024 + 8_519_680
+    backward = replace(operation("aten.mm.default"), phase="backward")
+    run(memory, backward, {3: 512})
+    assert memory.memory_allocated() == 1536 + 2 * 8_519_680
+    assert memory.context == 250 * MIB
+    assert memory.categories["workspaces"] == 2 * 8_519_680
+
+
+X = Shape((8, 16, 128, 128), "float32", 4)
+W = Shape((16, 16, 3, 3), "float32", 4)
+
+
+def test_a_convolution_holds_its_workspace_for_a_moment(memory: Memory) -> None:
+    run(memory, operation("aten.convolution.default", X, W, groups=1), {1: X.nbytes})
+    assert memory.memory_allocated() == X.nbytes
+    assert memory.peak.allocated == 2 * X.nbytes
+    assert memory.categories["workspaces"] == X.nbytes
+
+
+def test_and_makes_do_without_where_there_is_no_room() -> None:
+    memory = Memory(one_gib(), cap=40 * MIB, constants=CONSTANTS)
+    x = replace(X, sizes=(32, 16, 128, 128))
+    run(memory, operation("aten.convolution.default", x, W, groups=1), {1: x.nbytes})
+    assert memory.shortage is None
+    assert memory.peak.allocated == x.nbytes
+
+
+def test_a_reserve_lives_as_long_as_its_handle(memory: Memory) -> None:
+    x = Shape((64, 64, 64), "float32", 4)
+    lstm = operation("aten._cudnn_rnn.default", x, mode=2, hidden_size=64, num_layers=1, train=True)
+    run(memory, lstm, {1: x.nbytes, 2: 0})
+    both = memory.memory_allocated()
+    assert both == 2 * x.nbytes
+    memory.freed(1)
+    assert memory.memory_allocated() == x.nbytes
+    memory.freed(2)
+    assert memory.memory_allocated() == 0
+
+
+def test_it_runs_out_at_the_line(memory: Memory) -> None:
+    memory.allocated(1, 700 * MIB, "parameter")
+    memory.before(operation(module="block.3"))
+    with pytest.raises(
+        torch.OutOfMemoryError, match=r"CUDA out of memory\. Tried to allocate 200\.00 MiB\. GPU 0"
+    ) as error:
+        memory.allocated(2, 199 * MIB, "activation")
+    assert isinstance(error.value, SimulatedOutOfMemory)
+    shortage = error.value.shortage
+    assert (shortage.file, shortage.line, shortage.module) == ("train.py", 17, "block.3")
+    assert (shortage.allocated, shortage.free) == (700 * MIB, 124 * MIB)
+    assert "total capacity of 1.00 GiB of which 124.00 MiB is free" in str(error.value)
+    assert memory.shortage == shortage
+    assert memory.fits is False
+    memory.freed(2)  # what was never had
+    memory.allocated(3, 100 * MIB, "activation")  # a script that catches the error goes on
+    assert memory.memory_allocated() == 800 * MIB
+
+
+def test_a_cap_is_said(memory: Memory) -> None:
+    memory.set_per_process_memory_fraction(0.25)
+    with pytest.raises(torch.OutOfMemoryError, match=r"256.00 MiB allowed"):
+        memory.allocated(1, 300 * MIB, "parameter")
+
+
+def test_cached_memory_is_released_first(memory: Memory) -> None:
+    memory.allocated(1, 600 * MIB, "activation")
+    memory.freed(1)
+    memory.allocated(2, 700 * MIB, "activation")
+    assert memory.memory_stats()["num_alloc_retries"] == 1
+    assert memory.memory_reserved() == 700 * MIB
+
+
+def test_it_can_go_on_to_tell_what_would_be_needed() -> None:
+    memory = Memory(one_gib(), constants=CONSTANTS, go_on=True)
+    for key in range(4):
+        run(memory, operation(module=f"block.{key}"), {key: 500 * MIB})
+    assert memory.shortage is not None
+    assert memory.shortage.module == "block.1"
+    assert memory.peak.allocated == 2000 * MIB
+    assert memory.fits is False
+
+
+def test_segments_may_grow() -> None:
+    memory = Memory(one_gib(), constants=CONSTANTS, expandable=True, go_on=True)
+    for key, size in enumerate((100, 200, 300, 3000)):
+        memory.allocated(key, size * MIB, "activation")
+        memory.freed(key)
+    assert memory.peak.reserved == 3000 * MIB  # each grew from the one before; the last beyond the card
+    assert memory.shortage is not None
+    assert memory.shortage.reserved == 0  # all pages had been given back
+
+
+@pytest.mark.parametrize(("size", "fits"), [(600, True), (780, None), (900, False)])
+def test_a_verdict_has_a_margin(size: int, fits: bool | None) -> None:
+    memory = Memory(one_gib(), constants=CONSTANTS, go_on=True)  # 824 MiB beside the context; 10% of the card is 102
+    memory.allocated(1, size * MIB, "parameter")
+    assert memory.fits is fits
+    notes = memory.to_record()["notes"]
+    said = {True: (), None: ("whether it fits cannot be told: it comes within 10% of the memory",)}
+    assert notes == said.get(fits, notes)
+    assert fits is not False or notes[0].startswith("memory runs out: 900.0 MiB are asked for")
+
+
+def test_what_was_not_measured_is_said() -> None:
+    memory = Memory(one_gib(), constants=replace(CONSTANTS, calibrated=False))
+    assert memory.to_record()["notes"] == ("what libraries take for themselves was not measured on turing GPUs",)
+
+
+def test_torch_cuda_is_answered(memory: Memory) -> None:
+    assert memory.mem_get_info() == (824 * MIB, GIB)
+    memory.allocated(1, 100 * MIB, "activation")
+    memory.freed(1)
+    assert (memory.memory_allocated(), memory.max_memory_allocated()) == (0, 100 * MIB)
+    assert (memory.memory_reserved(), memory.max_memory_reserved()) == (100 * MIB, 100 * MIB)
+    assert memory.mem_get_info() == (724 * MIB, GIB)
+    memory.empty_cache()
+    memory.reset_peak_memory_stats()
+    memory.reset_accumulated_memory_stats()
+    assert memory.mem_get_info() == (824 * MIB, GIB)
+    assert memory.max_memory_allocated() == memory.max_memory_reserved() == 0
+    assert memory.peak.allocated == 100 * MIB  # of the run
+
+
+def test_torchs_own_summary_can_be_made(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.allocated(1, 100 * MIB, "activation")
+    monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: memory.memory_stats())
+    monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda *_, **__: 0)
+    assert "100.00 MiB" in torch.cuda.memory.memory_summary(0) or "102400 KiB" in torch.cuda.memory.memory_summary(0)
+
+
+def test_a_record_is_made_of_it(memory: Memory) -> None:
+    run(memory, operation(module="block"), {1: 20 * MIB})
+    record = Simulation("vram-1GiB", 3, 3, **memory.to_record())
+    assert record.peak is not None
+    assert record.peak.allocated == 20 * MIB
+    assert record.fits is True
+    assert record.timeline[-1] == (1, 20 * MIB, 20 * MIB)
+    assert Simulation.from_json(record.to_json()) == record
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=3000), st.integers(2, 64))
+def test_a_thinned_timeline_keeps_its_highest_point(heights: list[int], points: int) -> None:
+    timeline = Timeline(points)
+    for height in heights:
+        timeline.add(height, height + 1)
+    kept = timeline.points()
+    assert len(kept) <= 2 * points
+    assert max(point[1] for point in kept) == max(heights)
+    assert [point[0] for point in kept] == sorted({point[0] for point in kept})
+    assert all(heights[event - 1] == allocated for event, allocated, _ in kept)
+
+
+def test_nothing_is_lost_in_a_long_run(memory: Memory) -> None:
+    for step in range(50):
+        for key in range(20):
+            run(memory, operation(module=f"block.{key}"), {1000 * step + key: (key + 1) * 300_000})
+        for key in reversed(range(20)):
+            memory.freed(1000 * step + key)
+    assert memory.memory_allocated() == 0
+    assert sum(memory.categories.values()) == memory.peak.allocated + memory.context
+    assert sum(memory.modules.values()) == memory.peak.allocated
+
+
+def requests() -> Iterator[tuple[int, int, int | None]]:
+    """(number, bytes, number of one that goes afterwards)"""
+    for number in range(300):
+        size = (number * 7919 % 97 + 1) * (4096 if number % 3 else 400_000)
+        yield number, size, number * 5 // 7 if number % 2 else None
+
+
+REAL = """
+import json, sys, torch
+live, figures = {}, []
+for number, size, gone in json.loads(sys.argv[1]):
+    live[number] = torch.empty(size, dtype=torch.uint8, device="cuda")
+    live.pop(gone, None)
+    figures.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+print(json.dumps(figures))
+"""
+
+
+@pytest.mark.gpu
+def test_the_model_counts_as_pytorch_does() -> None:
+    """The same requests, in the same order, to the allocator of a fresh process and to the model."""
+    asked = json.dumps(list(requests()))
+    made = subprocess.run([sys.executable, "-c", REAL, asked], capture_output=True, text=True, check=True)
+    model = Memory(generic("64GiB"), constants=CONSTANTS)
+    for (number, size, gone), real in zip(requests(), json.loads(made.stdout), strict=True):
+        model.allocated(number, size, "activation")
+        if gone is not None:
+            model.freed(gone)
+        assert [model.memory_allocated(), model.memory_reserved()] == real, number

@@ -1,0 +1,189 @@
+"""Scripts in processes of their own: run as Python would, ended in time, told as they ended."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.errors import BadArgument
+from hotloop.simulate.rounds import Rounds
+from hotloop.simulate.running import simulate_script
+
+from .conftest import CARD, ENGINE
+
+LOOP = """
+import torch
+from torch import nn
+
+model = nn.Linear(4, 2).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.randn(3, 4, device="cuda")).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+"""
+
+
+def test_a_script_sees_what_python_would_show_it(run) -> None:
+    ran = run("arguments", "--batch", "7")
+    assert ran.out == "batch 7 __main__ Test GPU True\n"
+    assert ran.err == ""
+    assert (ran.result.gpu, ran.result.steps, ran.result.completed) == ("test", 3, 3)
+    assert (ran.result.error, ran.result.findings, ran.result.notes) == (None, (), ())
+
+
+@pytest.mark.parametrize("script", ["convolution", "gan", "mixed_precision", "recurrent", "attention", "api"])
+def test_healthy_scripts_make_their_steps_and_have_no_findings(script: str, run) -> None:
+    ran = run(script)
+    assert ran.result.error is None, ran.result.error
+    assert ran.result.completed == 3
+    assert ran.result.findings == ()
+
+
+def test_gpt2_small_makes_its_steps(run) -> None:
+    ran = run("attention", "small")
+    assert (ran.result.completed, ran.result.error, ran.result.findings) == (3, None, ())
+
+
+def test_a_round_of_several_optimizers_is_one_step(run) -> None:
+    ran = run("gan", steps=2)
+    assert ran.out == "round 0\n"  # the second ends with the generator's step
+
+
+def test_modules_beside_the_script_are_found_and_nothing_is_left(run, tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("WIDTH = 4\n")
+    ran = run(LOOP + "from beside import WIDTH\nassert WIDTH == 4\nwhile True:\n    step()\n")
+    assert ran.result.completed == 3
+
+
+def test_files_are_named_as_seen_from_the_script_wherever_it_goes(run, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    ran = run(LOOP + f"import os\nos.chdir({str(tmp_path / 'folder')!r})\nstep().item()  # waits\n")
+    assert [(sync.file, sync.line) for sync in ran.result.syncs] == [("train.py", ran.line("# waits"))]
+
+
+def test_an_error_of_the_script_is_told_as_python_would(run) -> None:
+    ran = run(LOOP + "step()\nraise ValueError('such is life')\n")
+    assert ran.result.completed == 1
+    assert ran.result.error == ran.err
+    assert ran.err.startswith("Traceback (most recent call last):\n")
+    assert ran.err.endswith("ValueError: such is life\n")
+    assert "hotloop" not in ran.err
+    assert "runpy" not in ran.err
+
+
+def test_shapes_that_do_not_fit_are_an_error_of_the_script(run) -> None:
+    ran = run(LOOP + "model(torch.randn(3, 5, device='cuda'))\n")
+    assert "RuntimeError" in ran.result.error
+    assert "simulate/dispatch" not in ran.result.error
+    assert f"line {ran.line('torch.randn(3, 5')}" in ran.result.error
+
+
+def test_memory_that_runs_out_is_found_at_its_line(run) -> None:
+    body = "step()\nx = torch.empty(200, 200, device='cuda')  # too large\n"
+    ran = run(LOOP + body, listeners=["heard:Small"])
+    (found,) = ran.result.findings
+    assert (found.code, found.line) == ("out-of-memory", ran.line("too large"))
+    assert "out of memory" in ran.result.error
+
+
+def test_a_script_may_catch_that_memory_ran_out(run) -> None:
+    body = """
+for size in (200, 10):
+    try:
+        torch.empty(size, size, device="cuda")
+    except torch.OutOfMemoryError:
+        print("smaller")
+step()
+"""
+    ran = run(LOOP + body, listeners=["heard:Small"])
+    assert (ran.out, ran.result.completed, ran.result.error) == ("smaller\n", 1, None)
+
+
+def test_the_time_limit_ends_a_script_that_goes_on_for_ever(run) -> None:
+    ran = run(LOOP + "step()\nwhile True:\n    pass\n", time_limit=2.0)
+    assert ran.result.completed == 1
+    assert any("time limit" in note for note in ran.result.notes)
+
+
+def test_a_loop_that_waits_for_a_value_is_broken_out_of(run) -> None:
+    body = "x = torch.rand(2, device='cuda')\nwhile x.max() > 0.1:\n    pass\nstep()\nprint('ended')\n"
+    ran = run(LOOP + body)
+    assert ran.out == "ended\n"
+    assert any(f"train.py:{ran.line('x.max()')}" in note for note in ran.result.notes)
+
+
+def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
+    ran = run(LOOP + "x = torch.rand(2, device='cuda')\nwhile x.max().item() != 0.123:\n    pass\n")
+    assert any(f"train.py:{ran.line('x.max()')} waits" in note for note in ran.result.notes)
+
+
+def test_a_script_that_trains_nothing_says_so(run) -> None:
+    ran = run("import torch\nprint(torch.zeros(2).sum())\n")
+    assert ran.out == "tensor(0.)\n"
+    assert any("without a step" in note for note in ran.result.notes)
+
+
+def test_a_script_that_ends_itself(run) -> None:
+    ran = run(LOOP + "step()\nraise SystemExit(3)\n")
+    assert ran.result.completed == 1
+    assert any("ended itself with 3" in note for note in ran.result.notes)
+
+
+def test_one_that_catches_everything_is_ended_all_the_same(run) -> None:
+    body = "while True:\n    try:\n        step()\n    except BaseException:\n        print('no')\n"
+    ran = run(LOOP + body, time_limit=60.0)
+    assert ran.result.completed == 3
+
+
+def test_saved_files_of_the_person_stay_as_they_are(run, tmp_path: Path) -> None:
+    path = tmp_path / "best.pt"
+    path.write_bytes(b"weeks of training")
+    body = f"""
+step()
+torch.save({{"model": model.state_dict(), "step": 1}}, {str(path)!r})
+state = torch.load({str(path)!r}, map_location="cuda")
+assert state["step"] == 1 and state["model"]["weight"].is_cuda
+assert not torch.load({str(path)!r}, map_location="cpu")["model"]["weight"].is_cuda
+model.load_state_dict(state["model"])
+torch.save(torch.arange(3), {str(tmp_path / "real.pt")!r})
+assert torch.load({str(tmp_path / "real.pt")!r}).tolist() == [0, 1, 2]
+print("loaded")
+"""
+    ran = run(LOOP + body)
+    assert (ran.out, ran.result.error) == ("loaded\n", None)
+    assert path.read_bytes() == b"weeks of training"
+
+
+def test_one_script_in_one_call(built: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
+    monkeypatch.setenv("HOTLOOP_CACHE", str(built.parent.parent))
+    result = simulate_script(ENGINE / "arguments.py", ["--batch", "5"], CARD, steps=1)
+    assert (result.completed, result.error) == (1, None)
+    assert "batch 5" not in capfd.readouterr().err
+    with pytest.raises(BadArgument, match="values"):
+        simulate_script(ENGINE / "arguments.py", [], CARD, values=True)
+
+
+def test_arguments_that_cannot_be_meant(simulator, tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="no file"):
+        simulator.run(tmp_path / "absent.py", [], CARD)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(BadArgument, match="steps=0"):
+        simulator.run(tmp_path / "train.py", [], CARD, steps=0)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 5))
+def test_rounds_are_counted_by_the_optimizer_that_steps_least(calls: list[int], rounds: int) -> None:
+    calls = [*calls[:-1], 1]  # the last one ends a round, as a generator does
+    counter = Rounds()
+    for name in range(len(calls)):
+        counter.expect(name)
+    ended = sum(counter.ends(name) for _ in range(rounds) for name, times in enumerate(calls) for _ in range(times))
+    assert ended == rounds

@@ -1,0 +1,82 @@
+"""The library that torch loads: built once, found again, and refused with reasons."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from hotloop.simulate import shim
+from hotloop.simulate.shim import CannotSimulate, library, load
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def compiler(folder: Path, body: str) -> str:
+    path = folder / "compiler"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+def test_it_is_built_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "CXX", compiler(tmp_path, f'echo built >> {tmp_path}/log; while [ "$1" != -o ]; do shift; done; echo > "$2"')
+    )
+    first, second = library(), library()
+    assert first == second
+    assert first.exists()
+    assert (tmp_path / "log").read_text() == "built\n"
+    assert [path.name for path in (cache / "simulate").iterdir()] == [first.name]
+
+
+def test_another_torch_gets_a_library_of_its_own(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo > "$2"'))
+    first = library()
+    monkeypatch.setattr(shim.importlib.metadata, "version", lambda name: "2.99.0")
+    assert library() != first
+
+
+def test_without_a_compiler_it_says_how_to_get_one(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(CannotSimulate, match="C\\+\\+ compiler") as caught:
+        library()
+    assert "apt install g++" in str(caught.value.fix)
+
+
+def test_a_compiler_that_fails_is_quoted(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, "printf 'shim.cpp:1: error: \\033[2Jno such thing\\n' >&2; exit 1"))
+    with pytest.raises(CannotSimulate, match="no such thing") as caught:
+        library()
+    assert "\033" not in str(caught.value)
+    assert not list((cache / "simulate").iterdir())
+
+
+@pytest.mark.parametrize(("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "riscv64")])
+def test_other_machines_are_refused_with_the_reason(
+    system: str, machine: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim.sys, "platform", system)
+    monkeypatch.setattr(shim.platform, "machine", lambda: machine)
+    with pytest.raises(CannotSimulate, match=machine) as caught:
+        library()
+    assert "Linux" in str(caught.value.fix)
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "file"))
+    with pytest.raises(CannotSimulate, match="cannot be built") as caught:
+        library()
+    assert "HOTLOOP_CACHE" in str(caught.value.fix)
+
+
+def test_it_cannot_be_loaded_where_torch_is_already(built: Path) -> None:
+    with pytest.raises(CannotSimulate, match="torch was imported before"):
+        load(built)

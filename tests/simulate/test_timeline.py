@@ -1,0 +1,265 @@
+"""Two clocks and what joins them, for any list of events; and the forecast that is read from them."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hotloop.simulate.cards import card, generic
+from hotloop.simulate.events import Listener, Operation, Place, Shape
+from hotloop.simulate.play import Event, Launch, Mark, Pause, Transfer, Wait, play
+from hotloop.simulate.record import StepTime
+from hotloop.simulate.table import Curve, Host, Table, default_table
+from hotloop.simulate.timeline import Forecast, Tape, Time, forecast
+from hotloop.simulate.work import Part, Tf32
+
+H200 = card("h200")
+TABLE = default_table()
+HOST = Host(loading=1.0)
+IDLE = Host(0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0)
+HERE = Place("train.py", 7)
+
+parts = st.builds(
+    Part,
+    family=st.sampled_from(["pointwise", "norm", "optimizer-foreach"]),
+    bytes=st.floats(0, 1e9),
+    kernels=st.integers(1, 50),
+)
+events = st.lists(
+    st.one_of(
+        st.builds(
+            Launch,
+            st.just("aten.add.Tensor"),
+            st.lists(parts, min_size=1, max_size=2).map(tuple),
+            st.sampled_from(["forward", "backward", "optimizer", "other"]),
+            st.integers(0, 50),
+        ),
+        st.builds(Transfer, st.integers(0, 10**9), st.booleans(), st.booleans()),
+        st.builds(Wait, st.just("item")),
+        st.builds(Pause, st.floats(0, 0.1)),
+        st.just(Mark()),
+    ),
+    max_size=40,
+)
+
+
+def price(part: Part) -> float:
+    return 1e-6 + part.bytes / 4e12
+
+
+def add(bytes_: int = 2**30, phase: str = "forward") -> Operation:
+    tensor = Shape((bytes_ // 4,), "float32", 4)
+    return Operation("aten.add.Tensor", (tensor, tensor), (tensor,), {}, phase, "", HERE)
+
+
+def told(time: Tape, steps: int = 3, *, operations: int = 10, size: int = 2**20, wait: bool = False) -> Tape:
+    for _ in range(steps):
+        for _ in range(operations):
+            time.before(add(size))
+            time.after(add(size))
+        if wait:
+            time.waited("item", HERE)
+        time.step()
+    return time
+
+
+@given(events)
+def test_the_device_runs_one_thing_at_a_time_and_never_before_it_was_launched(happened):
+    _, runs = play(happened, H200, TABLE, price, host=HOST)
+    assert all(run.queued <= run.start <= run.end for run in runs)
+    assert all(before.end <= after.start for before, after in pairwise(runs))
+
+
+@given(events)
+def test_a_step_is_at_least_as_long_as_the_work_of_either(happened):
+    steps, _ = play(happened, H200, TABLE, price, host=HOST)
+    assert len(steps) == happened.count(Mark())
+    whole = sum(step.seconds for step in steps) * (1 + 1e-9) + 1e-12
+    assert whole >= sum(step.host for step in steps)
+    assert all(step.seconds >= 0 and step.busy >= 0 and step.host >= 0 for step in steps)
+    if steps:
+        begin, end = 0.0, 0.0
+        for step in steps:  # from the beginning, since the device may owe a step what an earlier one queued
+            begin += step.busy + step.copying
+            end += step.seconds
+            assert end * (1 + 1e-9) + 1e-12 >= begin
+
+
+@given(events, st.sampled_from([Wait("item"), Transfer(10, pinned=True, blocking=True), Transfer(10, False, False)]))
+def test_after_a_wait_the_device_has_nothing_left_to_do(happened, wait):
+    then: list[Event] = [*happened, wait, Mark(), Mark()]
+    steps, runs = play(then, H200, TABLE, price, host=HOST)
+    assert steps[-1].seconds == 0.0  # so nothing came due after the host was let go
+    after = play([*then, Launch("aten.add.Tensor", (Part("pointwise"),))], H200, TABLE, price, host=HOST)[1][-1]
+    assert after.start == after.queued >= max((run.end for run in runs), default=0.0)
+
+
+@given(events, st.integers(0, 40))
+def test_another_wait_never_makes_it_shorter(happened, where):
+    more = [*happened[:where], Wait("item"), *happened[where:]]
+    shorter, longer = (play([*each, Mark()], H200, TABLE, price, host=HOST)[0] for each in (happened, more))
+    assert sum(s.seconds for s in longer) * (1 + 1e-9) >= sum(s.seconds for s in shorter)
+
+
+@given(events, st.floats(1, 10))
+def test_a_slower_device_host_or_link_is_never_quicker(happened, factor):
+    def total(**changes: object) -> float:
+        given_ = {"card": H200, "price": price, "host": HOST} | changes
+        return sum(s.seconds for s in play([*happened, Mark()], table=TABLE, **given_)[0])  # type: ignore[arg-type]
+
+    now = total()
+    assert total(price=lambda part: factor * price(part)) * (1 + 1e-9) >= now
+    assert total(host=replace(HOST, forward=HOST.forward * factor, wait=HOST.wait * factor)) * (1 + 1e-9) >= now
+    assert total(card=replace(H200, pcie=H200.pcie / factor)) * (1 + 1e-9) >= now
+
+
+def test_a_pinned_copy_that_does_not_block_lets_the_host_go_on():
+    for pinned, blocking, waits in [
+        (True, False, False),
+        (True, True, True),
+        (False, False, True),
+        (False, True, True),
+    ]:
+        copy = Transfer(10**9, pinned, blocking)
+        _, runs = play([copy, Launch("aten.add.Tensor", (Part("pointwise"),))], H200, TABLE, price, host=HOST)
+        assert (runs[1].queued >= runs[0].end) == waits
+
+
+def test_data_is_counted_by_the_factor():
+    for loading in (0.0, 0.5):
+        [step], _ = play([Pause(2.0), Mark()], H200, TABLE, price, host=replace(IDLE, loading=loading))
+        assert step.seconds == 2.0 * loading
+
+
+def predicted(tape: Tape, **options: object) -> Forecast:
+    found = forecast(tape, H200, TABLE, **options)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_it_is_a_listener_and_tells_nothing_before_the_first_step():
+    time: Listener = Time(H200)
+    time.after(add())
+    assert isinstance(time, Time)
+    assert time.forecast() is None
+
+
+def test_the_first_step_does_not_count_where_there_are_others():
+    time = Time(H200, TABLE)
+    for _ in range(100):
+        time.after(add())
+    once = predicted(told(Tape(), 4)).step.median
+    assert told(time, 4) is time
+    assert time.forecast().step.median == pytest.approx(once)  # type: ignore[union-attr]
+    alone = predicted(told(Tape(), 1))
+    assert any("only one step" in note for note in alone.notes)
+
+
+def test_large_work_is_bound_by_the_device_and_small_work_by_launches():
+    large, small = predicted(told(Tape(), size=2**30)), predicted(told(Tape(), size=2**10))
+    assert (large.bound, small.bound) == ("device", "launches")
+    assert large.share > 0.95
+    assert small.share < 0.5
+    slow = predicted(told(Tape(), size=2**10), host=replace(TABLE.host, forward=2 * TABLE.host.forward))
+    assert slow.step.median == pytest.approx(2 * small.step.median, rel=0.2)
+
+
+def test_copies_and_data_can_be_what_bounds():
+    tape, fed = Tape(), Tape()
+    for _ in range(3):
+        tape.after(add(2**10))
+        tape.copied(10**9, "to the device", pinned=False, blocking=True, place=HERE)
+        tape.step()
+        fed.after(add(2**10))
+        fed.host(0.1)
+        fed.step()
+    assert predicted(tape).bound == "copies"
+    assert predicted(fed, host=HOST).bound == "data"
+    assert any("not counted" in note for note in predicted(fed).notes)
+
+
+def test_the_interval_holds_the_median_and_is_wider_for_a_card_that_was_not_measured():
+    tape = told(Tape(), size=2**28)
+    curves = {"pointwise": Curve(latency=2e-6, memory=0.9, spread=0.05).to_json()}
+    measured = Table("hopper", "h200", common=0.03, curves=curves)
+
+    def width(step: StepTime) -> float:
+        assert step.low < step.median < step.high
+        return step.high / step.low
+
+    own, kin, unknown = (
+        forecast(tape, on, table).step  # type: ignore[union-attr]
+        for on, table in ((H200, measured), (card("h100"), measured), (H200, TABLE))
+    )
+    assert own.calibrated
+    assert not kin.calibrated
+    assert not unknown.calibrated
+    assert width(own) < width(kin) < width(unknown)
+    assert any("rule of thumb" in note for note in predicted(tape).notes)
+    assert any("only the memory" in note for note in forecast(tape, generic("24GiB")).notes)  # type: ignore[union-attr]
+
+
+def test_errors_add_up_within_a_family_and_level_out_between_families():
+    def relative(families: list[str]) -> float:
+        curves = {name: Curve(latency=0.0, memory=0.9, spread=0.2).to_json() for name in families}
+        table = Table("hopper", "h200", common=0.0, curves=curves, floor=0.0)
+        tape = Tape()
+        for _ in range(3):
+            for name in families * 8:
+                tape.events.append(Launch(name, (Part(name, bytes=2e9),), "forward"))
+            tape.step()
+        step = forecast(tape, H200, table, host=IDLE).step  # type: ignore[union-attr]
+        return (step.high - step.median) / step.median
+
+    one, four = relative(["pointwise"]), relative(["pointwise", "norm", "copy", "gather"])
+    assert one == pytest.approx(1.2816 * (2.718281828**0.2 - 1), rel=0.01)
+    assert four == pytest.approx(one / 2, rel=0.01)
+
+
+def test_the_hottest_operations_come_with_their_lines():
+    tape = Tape()
+    for _ in range(3):
+        tape.after(add(2**20))
+        tape.after(replace(add(2**30), place=Place("model.py", 3)))
+        tape.step()
+    found = predicted(tape)
+    assert [(hot.name, hot.file, hot.line, hot.count) for hot in found.hottest] == [
+        ("aten.add.Tensor", "model.py", 3, 1.0),
+        ("aten.add.Tensor", "train.py", 7, 1.0),
+    ]
+    assert sum(found.families.values()) == pytest.approx(found.busy)
+    assert Forecast.from_json(found.to_json()) == found
+
+
+def test_what_is_unknown_is_noted_once():
+    tape = Tape()
+    for _ in range(3):
+        tape.after(replace(add(), name="somebodys.operation.default"))
+        tape.step()
+    assert sum("somebodys.operation" in note for note in predicted(tape).notes) == 1
+
+
+def test_tf32_makes_products_quicker_where_it_is_allowed():
+    a = Shape((4096, 4096), "float32", 4)
+    times = []
+    for tf32 in (Tf32(products=False), Tf32(products=True)):
+        tape = Tape(tf32=tf32)
+        for _ in range(3):
+            tape.after(Operation("aten.mm.default", (a, a), (a,)))
+            tape.step()
+        times.append(predicted(tape).step.median)
+    assert times[1] < times[0] / 3
+
+
+def test_what_the_host_does_while_the_device_is_still_busy_with_the_step_before_costs_nothing():
+    tape = Tape()
+    for _ in range(2):
+        for _ in range(20):
+            tape.after(add(2**10))
+        tape.after(add(2**32))
+        tape.step()
+    found = predicted(tape)
+    assert found.host > 0.1
+    assert found.step.median == pytest.approx(found.busy, rel=0.01)
