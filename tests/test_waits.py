@@ -119,9 +119,9 @@ def test_other_warnings_are_still_warnings() -> None:
 
 
 def test_what_is_said_of_waits() -> None:
-    here = Site("train.py", 7)
+    here = Site("nowhere/train.py", 7)
     seen = Waits()
     seen.sites[here] += 3
     seen.sites[None] += 1
     assert len(seen) == 4
-    assert str(seen) == "3× train.py:7; 1× outside your own code"
+    assert str(seen) == "3× nowhere/train.py:7; 1× outside your own code"

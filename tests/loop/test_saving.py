@@ -644,6 +644,23 @@ def test_a_signal_between_two_epochs_saves(task, tmp_path: Path, monkeypatch: py
     assert [epoch.number for epoch in later.epochs] == [1, 2, 3, 4, 5]
 
 
+def test_a_step_cut_in_two_right_after_an_epoch_is_not_saved(task, tmp_path: Path) -> None:
+    loop = loop_of(task)
+    plain, left = loop.step, [8]
+
+    def impatient(batch: Any) -> torch.Tensor:
+        left[0] -= 1
+        loss = plain(batch)
+        if left[0] == 0:  # the first step of the second epoch
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        return loss
+
+    loop.step = impatient  # type: ignore[method-assign]
+    report = fit(task, tmp_path, loop=loop, epochs=3, every="1h")
+    assert (report.interrupted, report.saved) == (True, None)
+
+
 def test_an_error_leaves_the_handlers_and_the_last_checkpoint(task, tmp_path: Path) -> None:
     loop = loop_of(task)
     plain, left = loop.step, [6]

@@ -68,6 +68,7 @@ class Fit:
         self._epoch_earlier = 0.0  # seconds of the epoch in progress, in an earlier part
         self._earlier: dict[str, Any] = {"seconds": 0.0, "tuning": 0.0, "saving": 0.0, "peak_memory": 0}
         self._resumed = 0
+        self._between = False  # an epoch has ended and none has begun since
         self._items = 0  # trained on, since it began or last went on
         self._resumption = Resumption()
         self._changes = None if self.saver is None else self._changes_of_the_run(self.saver)
@@ -132,7 +133,7 @@ class Fit:
                     break  # stopped before the first batch
                 self._finish(validate, metrics, wait=wait)
                 if whole:
-                    self.first, self.consumed = number, 0
+                    self.first, self.consumed, self._between = number, 0, True
                     self._save_epoch(validate, metrics, last=self.stop.asked or number == epochs)
             self._finish(validate, metrics, wait=True)
             self._save_end()
@@ -161,6 +162,7 @@ class Fit:
 
     def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
+        self._between = False
         clock = Clock(self.loop.device)
         start = self._epoch_clock = time.perf_counter()
         done, whole = 0, False
@@ -221,7 +223,7 @@ class Fit:
         self.saver.settle()
         if (last := self._last) is not None:
             self.saver.save(self.loop.steps, lambda: last, wait=True)
-        elif self.stop.asked and self.first and not self.consumed and self.saver.last != self.loop.steps:
+        elif self.stop.asked and self._between and self.saver.last != self.loop.steps:
             self.saver.save(self.loop.steps, lambda: self._tree(None), wait=True)
 
     def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
