@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotloop.simulate.cards import card
@@ -91,6 +91,7 @@ def test_two_measurements_give_some_curve():
 
 
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=3))
+@example([0.35])  # in the middle of the first two points
 def test_the_least_of_a_bowl_is_its_bottom(bottom):
     target = np.array(bottom)
     found = minimise(lambda x: float(((x - target) ** 2).sum()), np.zeros(len(bottom)))

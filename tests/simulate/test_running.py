@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.errors import BadArgument
-from hotloop.simulate.rounds import Rounds
+from hotloop.rounds import Rounds
 from hotloop.simulate.running import simulate_script
 
 from .conftest import CARD, ENGINE

@@ -105,8 +105,8 @@ class _Watch(TorchFunctionMode):
         self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DeviceMismatch | None:
         """The error to raise instead, or None where devices are not what went wrong."""
-        operands = list(_operands(func, args, kwargs))
-        scene = _Scene(user_frames(), _modules(self._model), self._origins)
+        operands = list(operands_of(func, args, kwargs))
+        scene = Scene(user_frames(), modules_in_sight(self._model), self._origins)
         if func in _NUMPY:
             return None if operands[0][1].device.type == "cpu" else _numpy_error(operands[0][1], scene)
         devices = sorted({str(t.device) for _, t in operands})
@@ -122,7 +122,7 @@ class _Watch(TorchFunctionMode):
 
 
 @dataclass(frozen=True)
-class _Scene:
+class Scene:
     """What the stack at the failing line knows about tensors: variables, modules, and where they came from."""
 
     frames: list[FrameType]  # the person's own, innermost first
@@ -138,7 +138,7 @@ class _Scene:
         variable = self.variable(tensor, self.frames[:1])
         names = [f"{kind} {path}"] * bool(path) + [f"variable {variable}"] * bool(variable)
         known = f" ({', '.join(names)})" if names else ""
-        yield f"{arg}{known}: {_shape(tensor)} on {tensor.device}"
+        yield f"{arg}{known}: {shape_of(tensor)} on {tensor.device}"
         origin = self.origins.get(tensor)
         yield (f"    {origin.verb} at {origin.site}" if origin else "    the line that made it was not seen")
 
@@ -183,7 +183,7 @@ class _Scene:
         return "", ""
 
 
-def _operands(
+def operands_of(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor argument with the name that the documentation gives it."""
@@ -207,7 +207,7 @@ def _mixes_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     """Whether real and meta tensors meet: torch lets some of these through and computes on nothing."""
     if getattr(func, "__name__", "") in _CROSSINGS | _INDEXING:
         return False
-    kinds = {t.is_meta for _, t in _operands(func, args, kwargs) if not _is_host_scalar(t)}
+    kinds = {t.is_meta for _, t in operands_of(func, args, kwargs) if not _is_host_scalar(t)}
     return len(kinds) == 2
 
 
@@ -223,7 +223,7 @@ def _where_to_meet(operands: Iterable[tuple[str, Tensor]]) -> torch.device:
     return max(away or devices, key=(away or devices).count)
 
 
-def _modules(model: nn.Module | None) -> list[nn.Module]:
+def modules_in_sight(model: nn.Module | None) -> list[nn.Module]:
     """The modules in sight: the one that was given, those whose `forward` is running (outermost first), variables."""
     stack = list(frames())[::-1]
     running = [f.f_locals["self"] for f in stack if isinstance(f.f_locals.get("self"), nn.Module)]
@@ -235,11 +235,11 @@ def _name(func: Callable[..., Any]) -> str:
     return resolve_name(func) or str(getattr(func, "__name__", func))
 
 
-def _shape(tensor: Tensor) -> str:
+def shape_of(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _numpy_error(tensor: Tensor, scene: _Scene) -> DeviceMismatch:
+def _numpy_error(tensor: Tensor, scene: Scene) -> DeviceMismatch:
     what = f".numpy() was called on a tensor on {tensor.device}; NumPy reads host memory only"
     name = scene.variable(tensor, scene.frames) or "tensor"
     return DeviceMismatch(scene.tell(what, [("self", tensor)]), fix=f"hotloop.to_numpy({name})")

@@ -10,8 +10,8 @@ from types import FrameType
 
 import torch
 
-_OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen", "<string>")
-_INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen", "<string>")
+INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def frames(start: FrameType | None = None) -> Iterator[FrameType]:
 
 def user_frames(start: FrameType | None = None) -> list[FrameType]:
     """The frames of the person's own code, innermost first; of an installed program, those that are not torch's."""
-    outside = [f for f in frames(start or sys._getframe(1)) if not f.f_code.co_filename.startswith(_OURS)]
-    return [f for f in outside if not f.f_code.co_filename.startswith(_INSTALLED)] or outside
+    outside = [f for f in frames(start or sys._getframe(1)) if not f.f_code.co_filename.startswith(OURS)]
+    return [f for f in outside if not f.f_code.co_filename.startswith(INSTALLED)] or outside
 
 
 def user_site() -> Site | None:
@@ -49,9 +49,9 @@ def user_site() -> Site | None:
     outside: FrameType | None = None
     for frame in frames(sys._getframe(1)):  # runs for every operation, so it stops at the first hit
         file = frame.f_code.co_filename
-        if file.startswith(_OURS):
+        if file.startswith(OURS):
             continue
-        if not file.startswith(_INSTALLED):
+        if not file.startswith(INSTALLED):
             return site_of(frame)
         outside = outside or frame
     return site_of(outside) if outside else None
@@ -59,7 +59,7 @@ def user_site() -> Site | None:
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is the person's own code."""
-    return not frame.f_code.co_filename.startswith((*_OURS, *_INSTALLED))
+    return not frame.f_code.co_filename.startswith((*OURS, *INSTALLED))
 
 
 def site_of(frame: FrameType) -> Site:

@@ -3,7 +3,7 @@
 import platform
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property
@@ -27,13 +27,13 @@ from hotloop.profiling.events import EPOCH
 from hotloop.profiling.looking import Look, around
 from hotloop.profiling.record import Profile
 from hotloop.profiling.recording import Recording
-from hotloop.profiling.rounds import LEAST, settled
 from hotloop.text import plural
 from hotloop.version import __version__
 
 EARLY = 6  # steps of warm-up in which there is room for a look and a first recording
 MOST = 20  # plain steps of warm-up, where times do not settle
 PATIENCE = 60.0  # seconds for them
+LEAST = 3  # steps that are compared to see whether times have settled
 
 
 class Profiler:
@@ -224,3 +224,13 @@ def _compiles() -> bool:
     dynamo = sys.modules.get("torch._dynamo.utils")
     counters = getattr(dynamo, "counters", {})
     return bool(counters and counters["frames"]["total"])
+
+
+def settled(times: Sequence[float]) -> bool:
+    """Whether the last steps took about equally long, so that the warm-up is over.
+
+    >>> settled([9.0, 1.0, 1.1, 1.0]), settled([9.0, 4.0, 1.0])
+    (True, False)
+    """
+    last = list(times)[-LEAST:]
+    return len(last) == LEAST and max(last) - min(last) <= 0.25 * median(last)

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import write_json, write_whole
 from hotloop.profiling.profiler import Profiler
-from hotloop.profiling.rounds import Rounds
+from hotloop.rounds import Rounds
 from hotloop.text import plural, printable
 
 PROFILE, TRACE = "profile.json", "trace.json.gz"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.placement.golden import _modules, _Scene, _shape
+from hotloop.placement.golden import Scene, modules_in_sight, shape_of
 from hotloop.placement.sites import Site, frames, user_frames
 from hotloop.simulate.events import Place
 from hotloop.simulate.operations import is_simulated
@@ -94,7 +94,7 @@ class Findings:
             if place is not None and (code, place.file, place.line) in self._found:
                 self.add(code, "", "", place)
                 return
-        scene = _Scene(user_frames(), _modules(None), {})
+        scene = Scene(user_frames(), modules_in_sight(None), {})
         root = self._left_root(strangers, scene)
         if root is not None and id(root) in self._left:
             key = self._left[id(root)]
@@ -107,12 +107,12 @@ class Findings:
 
     def numpy(self, tensor: Tensor, asked: str) -> None:
         """NumPy was asked to read memory of the device."""
-        scene = _Scene(user_frames(), [], {})
+        scene = Scene(user_frames(), [], {})
         name = scene.variable(tensor, scene.frames) or "tensor"
         grad = ".detach()" if tensor.requires_grad else ""
         self.add(
             "numpy-of-cuda",
-            f"{asked} of a tensor on {tensor.device} ({_shape(tensor)}); NumPy reads host memory only",
+            f"{asked} of a tensor on {tensor.device} ({shape_of(tensor)}); NumPy reads host memory only",
             f"{name}{grad}.cpu().numpy()",
         )
 
@@ -121,7 +121,7 @@ class Findings:
         variable = _variable(tensor, user_frames()) or argument
         self.add(
             "needs-cpu",
-            f"{name} reads {argument} ({_shape(tensor)}) on the host, and it is on {tensor.device}",
+            f"{name} reads {argument} ({shape_of(tensor)}) on the host, and it is on {tensor.device}",
             f"{variable}.cpu()",
         )
 
@@ -143,7 +143,7 @@ class Findings:
             f"torch.optim.{type(optimizer).__name__}(model.parameters(), …)",
         )
 
-    def _message(self, name: str, operands: Operands, scene: _Scene) -> str:
+    def _message(self, name: str, operands: Operands, scene: Scene) -> str:
         lines = [f"{name} was given tensors on cpu and cuda:0; one operation needs one device"]
         for argument, tensor in operands[:6]:
             path, kind = _owner(tensor, scene)
@@ -152,10 +152,10 @@ class Findings:
             known = f" ({', '.join(names)})" if names else ""
             origin = None if is_simulated(tensor) else self.origins.get(tensor)
             where = f", {origin.verb} at {_site(origin.place)}" if origin else ""
-            lines.append(f"{argument}{known}: {_shape(tensor)} on {tensor.device}{where}")
+            lines.append(f"{argument}{known}: {shape_of(tensor)} on {tensor.device}{where}")
         return "\n  ".join(lines)
 
-    def _left_root(self, strangers: Operands, scene: _Scene) -> nn.Module | None:
+    def _left_root(self, strangers: Operands, scene: Scene) -> nn.Module | None:
         """The outermost module that holds the first stranger, where all of its parameters are on the host."""
         for module in scene.modules:
             held = [*module.parameters(), *module.buffers()]
@@ -163,7 +163,7 @@ class Findings:
                 return None if any(map(is_simulated, held)) else module
         return None
 
-    def _remedy(self, strangers: Operands, scene: _Scene, root: nn.Module | None) -> tuple[str, str]:
+    def _remedy(self, strangers: Operands, scene: Scene, root: nn.Module | None) -> tuple[str, str]:
         device = _device_word(scene.frames)
         if root is not None:
             model = _variable(root, scene.frames) or "model"
@@ -188,7 +188,7 @@ class Findings:
         return "mixed-devices", f"{argument}.to({device})"
 
 
-def _owner(tensor: Tensor, scene: _Scene) -> tuple[str, str]:
+def _owner(tensor: Tensor, scene: Scene) -> tuple[str, str]:
     """The module's tensor that this one is, or is a part of."""
     found = scene.owner(tensor)
     if found[1] or tensor.layout is not torch.strided:

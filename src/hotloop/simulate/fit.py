@@ -157,7 +157,8 @@ def minimise(loss: Callable[[Array], float], start: Array, *, rounds: int = 300,
 def _walk(loss: Callable[[Array], float], simplex: list[tuple[float, Array]], rounds: int) -> Array:
     for _ in range(rounds):
         simplex.sort(key=lambda pair: pair[0])
-        if simplex[-1][0] - simplex[0][0] < 1e-10:
+        width = max(float(np.abs(point - simplex[0][1]).max()) for _, point in simplex)
+        if simplex[-1][0] - simplex[0][0] < 1e-10 and width < 1e-4:  # equal values alone may lie on both slopes
             break
         worst = simplex[-1]
         centre = np.mean([point for _, point in simplex[:-1]], axis=0)

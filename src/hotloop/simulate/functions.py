@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from hotloop.placement.golden import _operands
+from hotloop.placement.golden import operands_of
 from hotloop.simulate.dispatch import Mixed, SimulatedGpu
 from hotloop.simulate.operations import is_simulated
 
@@ -29,7 +29,7 @@ class Repairs(TorchFunctionMode):
             written = refused.written
         finally:
             self._gpu.guarded -= 1
-        operands = list(_operands(func, args, kwargs))
+        operands = list(operands_of(func, args, kwargs))
         strangers = [(name, t) for name, t in operands if not is_simulated(t) and t.dim()] or operands[:1]
         self._gpu.findings.mixed(_name(func), operands, strangers)
         if written:

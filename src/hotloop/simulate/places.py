@@ -4,7 +4,7 @@ import sys
 from functools import cache
 from types import FrameType
 
-from hotloop.placement.sites import _INSTALLED, _OURS
+from hotloop.placement.sites import INSTALLED, OURS
 from hotloop.simulate.events import Place
 
 
@@ -33,6 +33,6 @@ def _place(frame: FrameType) -> Place:
 
 @cache
 def _kind(file: str) -> str:
-    if file.startswith(_OURS):
+    if file.startswith(OURS):
         return "ours"
-    return "installed" if file.startswith(_INSTALLED) else "user"
+    return "installed" if file.startswith(INSTALLED) else "user"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hotloop.rounds import Rounds
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import CardLike, Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
@@ -20,7 +21,6 @@ from hotloop.simulate.functions import Repairs
 from hotloop.simulate.kernels import Kernels
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.record import Simulation
-from hotloop.simulate.rounds import Rounds
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.syncs import Syncs
 from hotloop.simulate.telling import Circumstances, Teller

@@ -4,7 +4,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from hotloop.profiling.rounds import RECENT, Rounds
+from hotloop.rounds import RECENT, Rounds
 
 
 def ends(calls: str) -> str:
