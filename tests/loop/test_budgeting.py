@@ -20,6 +20,8 @@ from hotloop.memory.storages import live_tensors
 from hotloop.memory.tracking import track
 from hotloop.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("light_heap")
+
 
 class Attention(nn.Module):
     def __init__(self, width: int) -> None:

@@ -28,6 +28,8 @@ from hotloop.memory.usage import Usage
 PLENTY = 600.0  # seconds: a busy machine must not end a search
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
+pytestmark = pytest.mark.usefixtures("light_heap")
+
 
 class Odd(nn.Module):
     """Everything that a step may change: batch statistics, dropout, tied weights, a count and a plain tensor."""
