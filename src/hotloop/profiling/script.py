@@ -5,10 +5,7 @@ Run as a program (`python -m hotloop.profiling.script`), so that the script has 
 
 import json
 import os
-import runpy
 import sys
-import threading
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -21,15 +18,12 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import write_json, write_whole
 from hotloop.profiling.profiler import Profiler
 from hotloop.rounds import Rounds
+from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
 from hotloop.text import plural, printable
 
 PROFILE, TRACE = "profile.json", "trace.json.gz"
 FAILED, INTERRUPTED = 1, 130
 _HERE = str(Path(__file__).parent)
-
-
-class Enough(BaseException):
-    """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
 
 
 @dataclass(frozen=True)
@@ -77,14 +71,8 @@ class Run:
 
     def _script(self) -> BaseException | None:
         """What ended the script; None where it came to its end."""
-        sys.argv = [self._request.target, *self._request.arguments]
         try:
-            if self._request.module:
-                runpy.run_module(self._request.target, run_name="__main__", alter_sys=True)
-            else:
-                if not sys.flags.safe_path:
-                    sys.path[0] = str(Path(self._request.target).resolve().parent)
-                runpy.run_path(self._request.target, run_name="__main__")
+            run_as_main(self._request.target, self._request.arguments, module=self._request.module)
         except Enough:
             return None
         except SystemExit as ending:
@@ -135,36 +123,19 @@ class Run:
 
 @contextmanager
 def _watching(updated: Any) -> Iterator[None]:
-    """Notice the steps of all optimizers; a thread that is told to end does so in silence."""
+    """Notice the steps of all optimizers."""
     hook = register_optimizer_step_post_hook(updated)
-    before = threading.excepthook
-
-    def quiet(args: Any) -> None:
-        if not isinstance(args.exc_value, Enough):
-            before(args)
-
-    threading.excepthook = quiet
     try:
-        yield
+        with quiet_threads():
+            yield
     finally:
         hook.remove()
-        threading.excepthook = before
 
 
 def _show(error: BaseException) -> None:
     """An error as Python shows it, without the frames of this program."""
-    shown = traceback.TracebackException.from_exception(error)
-    _without_ours(shown)
     sys.stdout.flush()
-    print("".join(shown.format()), end="", file=sys.stderr)
-
-
-def _without_ours(shown: traceback.TracebackException) -> None:
-    kept = [f for f in shown.stack if not f.filename.startswith((_HERE, "<frozen runpy>", runpy.__file__ or "\0"))]
-    shown.stack = traceback.StackSummary.from_list(kept)
-    for other in (shown.__cause__, shown.__context__):
-        if other is not None:
-            _without_ours(other)
+    print("".join(shown_without(error, _HERE).format()), end="", file=sys.stderr)
 
 
 def _tell(what: str) -> None:

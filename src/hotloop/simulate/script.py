@@ -1,22 +1,20 @@
 """A script on the simulated GPU, run as `python script.py` would run it, in the process that was made for it."""
 
-import runpy
 import signal
 import sys
-import threading
-import traceback
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hotloop.files import write_json
+from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
 from hotloop.simulate.events import Place
 from hotloop.simulate.request import Request
-from hotloop.simulate.simulation import Engine, Enough
+from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
 
-_OURS = str(Path(__file__).parent)
+_OURS, _FAKE = str(Path(__file__).parent), str(Path(torch.__file__).parent / "_subclasses")
 _AGAIN = 2.0  # seconds after which a script that went on is told again that its time is up
 
 
@@ -36,25 +34,18 @@ class Run:
 
     def run(self) -> None:
         """Run the script; what was found is written, however it ended."""
-        threading.excepthook = _quiet(threading.excepthook)
         self._engine.on_enough = self._write  # what the script does once it is told to end is its own affair
         signal.signal(signal.SIGALRM, _time_up)
         signal.setitimer(signal.ITIMER_REAL, self._request.time_limit, _AGAIN)
         try:
-            with self._engine:
-                self._script()
+            with self._engine, quiet_threads():
+                run_as_main(self._request.script, self._request.arguments)
         except BaseException as ending:  # noqa: BLE001  # whatever the script lets through
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._ended(ending)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not self._engine.asked:  # else it is written, and what the script did since then does not count
             self._write()
-
-    def _script(self) -> None:
-        sys.argv = [self._request.script, *self._request.arguments]
-        if not sys.flags.safe_path:
-            sys.path[0] = str(self._folder)
-        runpy.run_path(str(self._folder / Path(self._request.script).name), run_name="__main__")
 
     def _ended(self, ending: BaseException) -> None:
         if isinstance(ending, Enough):
@@ -72,8 +63,7 @@ class Run:
             self._failed(ending)
 
     def _failed(self, error: BaseException) -> None:
-        shown = traceback.TracebackException.from_exception(error)
-        _without_ours(shown)
+        shown = shown_without(error, _OURS, _FAKE)
         self._error = "".join(shown.format())
         if isinstance(error, torch.OutOfMemoryError):
             own = [frame for frame in shown.stack if frame.filename.startswith(str(self._folder))] or shown.stack
@@ -92,24 +82,5 @@ class Run:
         write_json(Path(self._request.result), {**data, "error": self._error})
 
 
-def _without_ours(shown: traceback.TracebackException) -> None:
-    hidden = (_OURS, "<frozen runpy>", runpy.__file__ or "\0")
-    kept = [f for f in shown.stack if not f.filename.startswith(hidden) and "/torch/_subclasses/" not in f.filename]
-    shown.stack = traceback.StackSummary.from_list(kept)
-    for other in (shown.__cause__, shown.__context__):
-        if other is not None:
-            _without_ours(other)
-
-
 def _time_up(_signal: int, _frame: Any) -> None:
     raise TimeUp
-
-
-def _quiet(before: Any) -> Any:
-    """A thread that is told to end does so in silence."""
-
-    def hook(args: Any) -> None:
-        if not issubclass(args.exc_type, Enough):
-            before(args)
-
-    return hook

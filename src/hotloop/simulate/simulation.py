@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop.rounds import Rounds
+from hotloop.scripts import Enough
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import CardLike, Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
@@ -25,10 +26,6 @@ from hotloop.simulate.storages import Storages
 from hotloop.simulate.syncs import Syncs
 from hotloop.simulate.telling import Circumstances, Teller
 from hotloop.simulate.values import Values
-
-
-class Enough(BaseException):
-    """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
 
 
 @dataclass

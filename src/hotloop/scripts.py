@@ -1,0 +1,63 @@
+"""A person's script, run as Python would run it, and ended from inside."""
+
+import runpy
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import open_code
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class Enough(BaseException):
+    """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
+
+
+def run_as_main(target: str, arguments: Sequence[str], *, module: bool = False) -> None:
+    """Run a file, or with `module` a module by its name, with the argv and the path that `python` would give it."""
+    sys.argv = [target, *arguments]
+    if module:
+        runpy.run_module(target, run_name="__main__", alter_sys=True)
+        return
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(target).resolve().parent)
+    main = ModuleType("__main__")  # not `runpy.run_path`, under which `__file__` and argv say the same
+    main.__file__ = str(Path(target).absolute())
+    sys.modules["__main__"] = main
+    with open_code(main.__file__) as file:
+        code = compile(file.read(), main.__file__, "exec")
+    exec(code, main.__dict__)  # noqa: S102  # to run it is what is asked for
+
+
+def shown_without(error: BaseException, *ours: str) -> traceback.TracebackException:
+    """An error as Python shows it, without the frames of files that begin so, nor those that ran the script."""
+    shown = traceback.TracebackException.from_exception(error)
+    _hide(shown, (*ours, __file__, "<frozen runpy>", runpy.__file__ or "\0"))
+    return shown
+
+
+def _hide(shown: traceback.TracebackException, files: tuple[str, ...]) -> None:
+    kept = [frame for frame in shown.stack if not frame.filename.startswith(files)]
+    shown.stack = traceback.StackSummary.from_list(kept)
+    for other in (shown.__cause__, shown.__context__):
+        if other is not None:
+            _hide(other, files)
+
+
+@contextmanager
+def quiet_threads() -> Iterator[None]:
+    """A thread that is told to end does so in silence."""
+    before = threading.excepthook
+
+    def quiet(args: Any) -> None:
+        if not issubclass(args.exc_type, Enough):
+            before(args)
+
+    threading.excepthook = quiet
+    try:
+        yield
+    finally:
+        threading.excepthook = before
