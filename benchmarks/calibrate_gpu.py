@@ -13,10 +13,11 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from calibration_cases import Call, Case, cases
@@ -30,7 +31,7 @@ from hotloop.simulate.families import kind_of
 from hotloop.simulate.fit import Sample, fit, fit_cache
 from hotloop.simulate.observe import observe
 from hotloop.simulate.table import Host, Link, Table, default_table
-from hotloop.simulate.work import parts_of, switches
+from hotloop.simulate.work import Part, parts_of, switches
 
 TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "simulate" / "tables"
 CYCLES = 2e9  # of the device's clock in a second, at least as many as any has
@@ -239,6 +240,9 @@ def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: flo
 
 def main() -> None:
     arguments = _arguments()
+    if arguments.fit:
+        write_table(json.loads(gzip.decompress(arguments.fit.read_bytes())), arguments.table)
+        return
     device = torch.device(arguments.device)
     on = card(arguments.card or (torch.cuda.get_device_name() if device.type == "cuda" else "t4"))
     until = time.monotonic() + arguments.seconds
@@ -252,14 +256,24 @@ def main() -> None:
     found, troubles = measure_all(cases(device, quick=arguments.quick), on, device, until)
     for trouble in troubles:
         print(f"left out: {trouble}")
-    table = build([sample for _, sample in found], on, link=link, host=host, floor=floor)
-    path = arguments.table or TABLES / f"time-{on.architecture}.json"
+    about = {"card": on.key, "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat()}
+    rows = [{"label": case.label, "seconds": sample.seconds, "part": asdict(sample.part)} for case, sample in found]
+    whole = {"floor": floor, "link": link.to_json(), "host": host.to_json(), "samples": rows, "troubles": troubles}
+    raw = {**about, **whole}
+    if arguments.raw:
+        write_whole(arguments.raw, gzip.compress(json.dumps(raw).encode(), mtime=0))
+    write_table(raw, arguments.table)
+
+
+def write_table(raw: dict[str, Any], path: Path | None) -> None:
+    """Fit what was measured, and write the table."""
+    on = card(raw["card"])
+    samples = [Sample(Part(**row["part"]), row["seconds"]) for row in raw["samples"]]
+    link, host = Link.from_json(raw["link"]), Host.from_json(raw["host"])
+    table = replace(build(samples, on, link=link, host=host, floor=raw["floor"]), torch=raw["torch"], date=raw["date"])
+    path = path or TABLES / f"time-{on.architecture}.json"
     write_json(path, table.to_json())
     print(f"wrote {path}")
-    if arguments.raw:
-        rows = [{"label": case.label, "seconds": sample.seconds, "part": asdict(sample.part)} for case, sample in found]
-        raw = {"card": on.key, "torch": torch.__version__, "date": table.date, "samples": rows, "troubles": troubles}
-        write_whole(arguments.raw, gzip.compress(json.dumps(raw).encode(), mtime=0))
 
 
 def _arguments() -> argparse.Namespace:
@@ -269,6 +283,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=240.0, help="for measuring; fitting takes a little more")
     parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes, if not into the package")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="all measurements, as gzipped JSON")
+    parser.add_argument("--fit", type=Path, metavar="FILE", help="measure nothing: fit what `--raw` wrote once more")
     parser.add_argument("--quick", action="store_true", help="a few cases only, to see that it runs")
     arguments = parser.parse_args()
     if arguments.device == "cpu" and arguments.table is None:

@@ -4,11 +4,12 @@
 
 Synthetic operations alone, none of the models that the simulation is tested on. Every measurement is tried by itself
 and written as it comes, to `--raw`; the table is written again after each part, so that a run that is cut short leaves
-what it has. It takes less than 4 minutes; give the GPU to nobody else meanwhile.
+what it has. It takes less than 4 minutes.
 """
 
 import argparse
 import gc
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -241,9 +242,10 @@ def step_foreach(numel: int, count: int) -> dict[str, Any]:
 
 
 def used() -> list[int]:
-    """Bytes in use on every GPU, as the driver says, without CUDA."""
+    """Bytes of this process on every GPU, as the driver says, without CUDA."""
     handles = (pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount()))
-    return [int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles]
+    processes = [{p.pid: p.usedGpuMemory for p in pynvml.nvmlDeviceGetComputeRunningProcesses(h)} for h in handles]
+    return [int(there.get(os.getpid()) or 0) for there in processes]
 
 
 def context(notes: Notes) -> dict[str, int]:

@@ -275,7 +275,7 @@ def _fused(count: int, number: int, device: torch.device) -> Call:
 
 def _rnns(device: torch.device) -> Iterator[Case]:
     for batch, length, width in ((8, 16, 64), (32, 64, 160), (64, 128, 320), (64, 32, 1280)):
-        for dtype in (torch.float32, torch.bfloat16) if device.type == "cuda" else (torch.float32,):
+        for dtype in (torch.float32, torch.float16) if device.type == "cuda" else (torch.float32,):
             for backward in (False, True):
                 yield Case(
                     f"lstm {dtype} {batch, length, width} {backward=}",

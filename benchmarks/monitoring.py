@@ -27,6 +27,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from hotloop.bench.models import ResNet18
 from hotloop.monitor import Sampler
 from hotloop.monitor.advice import Advisor
 from hotloop.text import printable
@@ -130,23 +131,25 @@ def _ours(value: Any, unit: float) -> Any:
 
 
 def in_a_run(device: torch.device, seconds: float, turns: int) -> dict[str, Any]:
-    """Rows a second of a small network, which the host's time decides, with and without a monitor, in turns."""
-    rows: dict[bool, list[float]] = {True: [], False: []}
+    """Images a second of a ResNet-18 that keeps the GPU busy, with and without a monitor, in turns."""
+    images: dict[bool, list[float]] = {True: [], False: []}
     load = None
-    data = TensorDataset(torch.randn(2**14, 16), torch.randn(2**14, 1))
+    data = TensorDataset(torch.randn(2**12, 3, 32, 32), torch.randint(10, (2**12,)))
+    plan = hotloop.Plan(str(device), precision="bf16", channels_last=True, stream="resident")
     for turn in range(turns + 1):
         for monitor in (True, False) if turn % 2 else (False, True):
-            model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
-            optimizer = torch.optim.Adam(model.parameters())
-            loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device=device, plan="plain")
-            report = loop.fit(DataLoader(data, 64), epochs=10**6, progress=False, time_limit=seconds, monitor=monitor)
+            model = ResNet18()
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device=device, plan=plan)
+            loader = DataLoader(data, 256, shuffle=True)
+            report = loop.fit(loader, epochs=10**6, progress=False, time_limit=seconds, monitor=monitor)
             if turn:  # the first warms up
-                rows[monitor].append(statistics.median(e.items / e.seconds for e in report.epochs[1:-1]))
+                images[monitor].append(statistics.median(e.items / e.seconds for e in report.epochs[1:-1]))
                 load = report.load or load
-    ratios = [a / b for a, b in zip(rows[True], rows[False], strict=True)]
+    ratios = [a / b for a, b in zip(images[True], images[False], strict=True)]
     return {
-        "rows per second with": rows[True],
-        "and without": rows[False],
+        "images per second with": images[True],
+        "and without": images[False],
         "with over without, median": statistics.median(ratios),
         "load": None if load is None else load.to_json(),
     }

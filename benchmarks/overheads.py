@@ -19,12 +19,14 @@ import hotloop
 from hotloop.clock import synchronize
 from hotloop.sprites.making import make
 
+BLOCK = 50  # steps in a row, as in a training: alternating single ones would find the code of each cold
 
-def step_overhead(device: torch.device, calls: int) -> dict[str, float]:
-    """Host time of a step of the tutorial's small network, raw and by `Loop(plan="plain")`, call by call in turns.
 
-    The clock of a call stops before the device has caught up. The median over single calls is not moved by whatever
-    else the machine does now and then.
+def step_overhead(device: torch.device, blocks: int) -> dict[str, float]:
+    """Host time of a step of the tutorial's small network, raw and by `Loop(plan="plain")`, in blocks that take turns.
+
+    The clock of a block stops before the device has caught up. Each block is compared with its neighbour, and of these
+    differences the median and the quartiles are told, which what the machine does now and then does not move.
     """
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     optimizer, criterion = torch.optim.Adam(model.parameters()), nn.MSELoss()
@@ -41,24 +43,25 @@ def step_overhead(device: torch.device, calls: int) -> dict[str, float]:
     def ours() -> None:
         loop.step(given)
 
-    times: dict[Callable[[], None], list[float]] = {raw: [], ours: []}
-    for number in range(calls + 50):
-        for call in (raw, ours) if number % 2 else (ours, raw):
-            start = time.perf_counter()
-            call()
-            taken = time.perf_counter() - start
-            if number >= 50:
-                times[call].append(taken)
-        if number % 20 == 0:
-            synchronize(device)  # so that the queue never fills, which would make a launch wait
-    blocks = [slice(i, i + calls // 10) for i in range(0, calls, calls // 10)]
-    over = sorted(statistics.median(times[ours][b]) - statistics.median(times[raw][b]) for b in blocks)
-    return {
-        "raw": statistics.median(times[raw]),
-        "over": statistics.median(times[ours]) - statistics.median(times[raw]),
-        "over_low": over[0],
-        "over_high": over[-1],
-    }
+    over, plain = [], []
+    for number in range(blocks + 2):
+        taken = {call: _host_time(call, device) for call in ((raw, ours) if number % 2 else (ours, raw))}
+        if number >= 2:
+            over.append(taken[ours] - taken[raw])
+            plain.append(taken[raw])
+    low, median, high = statistics.quantiles(over, n=4)
+    return {"raw": statistics.median(plain), "over": median, "over_low": low, "over_high": high}
+
+
+def _host_time(call: Callable[[], None], device: torch.device) -> float:
+    """Seconds of the host for each of the calls of a block, which is short enough that no queue fills."""
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(BLOCK):
+        call()
+    taken = time.perf_counter() - start
+    synchronize(device)
+    return taken / BLOCK
 
 
 def golden_rule_cost() -> dict[str, float]:
@@ -76,13 +79,13 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     arguments = parser.parse_args()
     choice = hotloop.pick()
-    calls, sprites = (20, 256) if arguments.quick else (4000, 20_000)
-    step, rule = step_overhead(choice.device, calls), golden_rule_cost()
+    blocks, sprites = (4, 256) if arguments.quick else (120, 20_000)
+    step, rule = step_overhead(choice.device, blocks), golden_rule_cost()
     making = hotloop.measure(lambda: make(sprites, device=choice.device), device=choice.device, warmup=1, repeats=5)
     print(f"on {choice.device} ({choice.name}), torch {torch.__version__}")
     print(
         f"a step: {step['raw'] * 1e6:.0f} µs raw, {step['over'] * 1e6:.0f} µs more by Loop"
-        f" (tenths of the run: {step['over_low'] * 1e6:.0f} to {step['over_high'] * 1e6:.0f}), of the host's time"
+        f" (quartiles: {step['over_low'] * 1e6:.0f} to {step['over_high'] * 1e6:.0f}), of the host's time"
     )
     print(f"the golden rule: an addition takes {rule['inside'] * 1e6:.0f} µs instead of {rule['outside'] * 1e6:.1f} µs")
     print(f"sprites made: {sprites / making.median:,.0f} per second, spread {making.spread:.0%}")

@@ -367,10 +367,18 @@ def test_a_file_without_a_trace_is_an_error_with_a_fix(tmp_path: Path, content: 
     assert refused.value.fix
 
 
-def test_what_was_recorded_on_a_gpu_is_followed_to_the_byte() -> None:
-    for path in sorted((Path(__file__).parent / "traces").glob("*.json.gz")):
-        found = replay(read_trace(path))
-        assert found.exact, f"{path.name}: {found.first}"
+TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
+
+
+@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.removesuffix(".json.gz"))
+def test_what_was_recorded_on_an_h200_is_followed_to_the_byte(path: Path) -> None:
+    found = replay(read_trace(path))
+    assert found.exact, f"{path.name}: {found.first}"
+    assert len(found.figures) > 1000
+
+
+def test_at_least_six_trainings_were_recorded() -> None:
+    assert len(TRACES) >= 6
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to record on")

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.simulate.allocator import Allocator
 from hotloop.simulate.cards import Card, generic
 from hotloop.simulate.constants import Constants
 from hotloop.simulate.events import Listener, Operation, Place, Shape
@@ -254,10 +255,29 @@ def test_nothing_is_lost_in_a_long_run(memory: Memory) -> None:
 
 
 def requests() -> Iterator[tuple[int, int, int | None]]:
-    """(number, bytes, number of one that goes afterwards)"""
+    """(number, bytes, number of one that goes afterwards)
+
+    No two free blocks are of one size: among such, PyTorch takes the one at the lower address, which the driver chose.
+    """
     for number in range(300):
-        size = (number * 7919 % 97 + 1) * (4096 if number % 3 else 400_000)
+        size = (number * 7919 % 97 + 1) * (4096 if number % 3 else 400_000) + 3584 * number
         yield number, size, number * 5 // 7 if number % 2 else None
+
+
+def test_where_the_driver_puts_segments_does_not_matter_for_these_requests() -> None:
+    def downwards(size: int, end: list[int] = [1 << 40]) -> int:  # noqa: B006
+        end[0] -= size
+        return end[0]
+
+    figures = []
+    for allocator in (Allocator(64 << 30), Allocator(64 << 30, addresses=downwards)):
+        live = {}
+        for number, size, gone in requests():
+            live[number] = allocator.allocate(size)
+            if gone in live:
+                allocator.free(live.pop(gone))
+            figures.append((number, allocator.allocated, allocator.reserved))
+    assert figures[:300] == figures[300:]
 
 
 REAL = """

@@ -56,12 +56,12 @@ def _revive(device: torch.device, random: Tensor) -> None:
 def _end_pool(device: torch.device, pool: Any) -> None:
     """Tell the allocator that a recording which failed is over: else it would never again give cached memory back.
 
-    PyTorch does it itself from 2.12 on, the release of the pool included (pytorch#180395, pytorch#190348).
+    PyTorch does it itself from 2.12 on, the release of the pool included (pytorch#180395, pytorch#190348), and before
+    that where the recording could be ended. Then the graph releases the pool; to do it twice would end the process.
     """
     with suppress(RuntimeError, AttributeError):  # it is over already
         torch._C._cuda_endAllocateToPool(device.index or 0, pool)
-    if TorchVersion(torch.__version__) < "2.12":
-        with suppress(RuntimeError, AttributeError):
+        if TorchVersion(torch.__version__) < "2.12":
             torch._C._cuda_releasePool(device.index or 0, pool)
 
 
