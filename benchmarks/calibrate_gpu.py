@@ -30,6 +30,7 @@ from hotloop.simulate.cards import Card, card
 from hotloop.simulate.families import kind_of
 from hotloop.simulate.fit import Sample, fit, fit_cache
 from hotloop.simulate.observe import observe
+from hotloop.simulate.products import Product
 from hotloop.simulate.table import Host, Link, Table, default_table
 from hotloop.simulate.work import Part, parts_of, switches
 
@@ -268,12 +269,17 @@ def main() -> None:
 def write_table(raw: dict[str, Any], path: Path | None) -> None:
     """Fit what was measured, and write the table."""
     on = card(raw["card"])
-    samples = [Sample(Part(**row["part"]), row["seconds"]) for row in raw["samples"]]
+    samples = [Sample(_part(row["part"]), row["seconds"]) for row in raw["samples"]]
     link, host = Link.from_json(raw["link"]), Host.from_json(raw["host"])
     table = replace(build(samples, on, link=link, host=host, floor=raw["floor"]), torch=raw["torch"], date=raw["date"])
     path = path or TABLES / f"time-{on.architecture}.json"
     write_json(path, table.to_json())
     print(f"wrote {path}")
+
+
+def _part(data: dict[str, Any]) -> Part:
+    product = data["product"]
+    return Part(**{**data, "product": None if product is None else Product(**product)})
 
 
 def _arguments() -> argparse.Namespace:

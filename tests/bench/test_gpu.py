@@ -40,8 +40,8 @@ def test_everyone_is_scored(name: str, gpu: torch.device) -> None:
     assert [score.contestant for score in done.scores] == names
     for score in done.scores:
         assert 0 < score.low <= score.rate <= score.high
-        assert score.peak_memory is not None
-        assert score.peak_memory > 0
+        assert score.peak_memory is None or score.peak_memory > 0
+    assert {s.contestant for s in done.scores if s.peak_memory} >= {"tutorial", "hotloop"}
 
 
 def test_no_expert_leaves_its_switches_on(gpu: torch.device) -> None:

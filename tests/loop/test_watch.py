@@ -101,3 +101,18 @@ def test_the_loss_is_read_without_waiting(no_waits) -> None:
             watch.see({"loss": value}, 1)
     assert watch.latest == 2.0
     assert watch.means() == {"loss": 2.0}
+
+
+def test_a_run_that_goes_on_after_the_last_batch_of_an_epoch_has_its_means() -> None:
+    """As on an accelerator, where an epoch's last stretch may be saved before its end is."""
+    before, after = (Watch(torch.device("meta"), single=True) for _ in range(2))
+    before.device = after.device = CPU  # whose losses are added up there, as those of an accelerator are
+    before.begin_epoch(1)
+    for loss in (1.0, 3.0):
+        before.see({"loss": torch.tensor(loss)}, 4)
+    after.go_on(before.to_state())
+    after.begin_epoch(1)
+    after.go_on(before.to_state())
+    assert after.end_epoch().means() == {"loss": 2.0}
+    assert after.latest == before.latest
+    assert after.curve == before.curve

@@ -139,3 +139,23 @@ def test_it_goes_on_from_what_it_has_learnt() -> None:
     for _ in range(300):
         assert device.step(portion, 64) == device.step(again, 64)
         assert portion.limit == again.limit
+
+
+def test_memory_that_was_only_in_pieces_is_tight_but_the_size_stays() -> None:
+    portion = Portion()
+    assert portion.of(64) == 64
+    portion.same_again()
+    assert (portion.of(64), portion.failures, portion.cuts) == (64, 1, 0)
+    assert portion.is_tight
+    portion.failed(64)
+    assert (portion.of(64), portion.failures, portion.cuts) == (32, 2, 1)
+
+
+def test_what_an_earlier_version_had_not_learnt_is_as_at_first() -> None:
+    portion = Portion()
+    portion.failed(64)
+    state = portion.to_state()
+    del state["cuts"]
+    again = Portion()
+    again.go_on(state)
+    assert (again.limit, again.failures, again.cuts) == (32, 1, 0)

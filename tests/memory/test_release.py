@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hotloop.errors import MemoryWarning
+from hotloop.memory.oom import clear
 from hotloop.memory.release import EmptyCacheWatch, Released, release
 
 
@@ -99,6 +100,17 @@ def test_now_and_then_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
                 torch.cuda.memory.empty_cache()
             watch.step()
     assert watch.sites.total() == 15
+
+
+def test_what_hotloop_clears_itself_is_nobodys_habit(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = emptied(monkeypatch)
+    with EmptyCacheWatch() as watch, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(20):
+            clear(torch.device("cuda"))  # as after memory ran out in an optimizer that is updated in parts
+            watch.step()
+    assert len(calls) == 20
+    assert watch.sites.total() == 0
 
 
 def test_the_function_is_its_own_again_afterwards() -> None:

@@ -205,7 +205,8 @@ class _Racer:
             synchronize(self.device)
         self.begun = self.seconds = time.perf_counter() - clock
         if on_gpu:
-            self.peak = torch.cuda.max_memory_allocated(self.device) - held
+            own = torch.cuda.max_memory_allocated(self.device) - held
+            self.peak = own if own > 0 else None  # it has freed what libraries kept since the others ran
         note = f" ({self._started.note})" if self._started.note else ""
         self.tell(f"{self.label} is ready after {duration(self.begun)}{note}")
 

@@ -316,7 +316,7 @@ class Fit:
             curve=tuple((batch - first, loss) for batch, loss in self.watch.curve if batch > first),
             peak_memory=so_far["peak_memory"] if loop.device.type == "cuda" else None,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},
-            levers=tuple(levers_of(loop.plan)),
+            levers=(*levers_of(loop.plan), *(["expandable segments"] if loop.fragmented else [])),
             tuning=so_far["tuning"],
             out_of_memory=loop.out_of_memory - failures,
             micro_batch=loop.plan.micro_batch,

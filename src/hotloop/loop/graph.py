@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -123,6 +124,15 @@ class Rates:
 
     def _settings(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in g.items() if k not in ("params", "lr", "initial_lr")} for g in self._groups]
+
+
+@lru_cache
+def side_of(device: torch.device) -> "Side":
+    """The stream beside the current one on which everything is recorded.
+
+    One for all recordings: cuBLAS keeps a workspace, on some GPUs of 32 MiB, for each stream that it was ever used on.
+    """
+    return Side(torch.cuda.Stream(device))
 
 
 @dataclass

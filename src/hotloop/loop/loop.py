@@ -34,6 +34,7 @@ from hotloop.loop.turns import Every, Optimizers, Schedule, Schedulers, turns_of
 from hotloop.loop.watch import Watch
 from hotloop.loop.words import advice_on_loss, check_that_it_can_learn, memory_words
 from hotloop.memory.budget import bytes_of
+from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
 from hotloop.memory.survive import Survivor
 from hotloop.memory.usage import usage
@@ -150,8 +151,13 @@ class Loop:
 
     @property
     def out_of_memory(self) -> int:
-        """Times that memory ran out and a batch was repeated in smaller pieces."""
+        """Times that memory ran out and a batch was repeated: in smaller pieces, or whole where it was `fragmented`."""
         return self._survivor.portion.failures
+
+    @property
+    def fragmented(self) -> Fragmented | None:
+        """How memory lay in pieces when expandable segments were turned on; None where they were not."""
+        return self._survivor.mended or self._evaluating.mended
 
     def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device. At its end a short window is updated too.
@@ -476,8 +482,8 @@ class Loop:
         return self._step.relieve()
 
     def _tell_of_memory(self, failed: int, follows: int) -> None:
-        """Say once that memory ran out, and how training goes on."""
-        if self._survivor.portion.failures == 1:
+        """Say once that batches do not fit, and how training goes on."""
+        if self._survivor.portion.cuts == 1:
             warnings.warn(memory_words(self.model, failed, follows), MemoryWarning, stacklevel=2)
 
     def _told_of(self, step: Step) -> None:

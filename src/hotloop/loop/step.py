@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from hotloop.levers import repeated_blocks
 from hotloop.loop.compilation import compiled_objectives, hushed
-from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side
+from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, side_of
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
 from hotloop.loop.rig import Rig
 from hotloop.loop.survival import Passes
@@ -67,6 +67,7 @@ class Step:
         self.update = Update(turns, plan, averages)
         if survivor is not None:
             survivor.optimizers = self.optimizers
+            survivor.has_recordings = lambda: self._recorded_any
             self.update.survives, self.update.is_tight = True, lambda: survivor.portion.is_tight
         self._passes = Passes(model, self.update, survivor, self._give_way)
         self.rig = Rig(plan, model, self.optimizers)
@@ -123,7 +124,7 @@ class Step:
         self._items: int | Tensor = 0
         for dependent in self.dependents:
             dependent.drop()
-        self._side = Side(torch.cuda.Stream(self.device)) if self.plan.graph else None
+        self._side = side_of(self.device) if self.plan.graph else None
         self.update.keep_gradients = False
 
     def _give_way(self) -> None:

@@ -12,6 +12,7 @@ from hotloop.errors import DoesNotFit
 from hotloop.loop.turns import Turn
 from hotloop.loop.update import Taken, Update
 from hotloop.loop.window import Aside, Window
+from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.pieces import bounds, contents, pieces_of, restore
 from hotloop.memory.survive import Survivor
 from hotloop.objective import Criterion, Losses, Objective, as_objective, autocast, averages, items_in, losses_of
@@ -128,6 +129,11 @@ class Backward:
     def failures(self) -> int:
         """Times that memory ran out so far."""
         return 0 if self._survivor is None else self._survivor.portion.failures
+
+    @property
+    def fragmented(self) -> Fragmented | None:
+        """How memory lay in pieces when expandable segments were turned on; None where they were not."""
+        return None if self._survivor is None else self._survivor.mended
 
     def __call__(self, batch: Any) -> Tensor:
         """Add the gradient of the whole batch to those that are there; its loss, detached."""

@@ -178,7 +178,8 @@ class Watch:
 
     def _take_off(self) -> "_Flight":
         sums = self._add_fresh()
-        last = self._recent[-1].rows(len(self.names))[-1]
+        # A run that goes on after the last batch of an epoch has seen none of it; then nothing is noted.
+        last = self._recent[-1].rows(len(self.names))[-1] if self._recent else sums
         return _Flight(torch.cat([sums, last.to(sums.dtype)]), self._recent)
 
     def _land(self, flight: "_Flight", *, wait: bool) -> list[float]:
@@ -191,7 +192,8 @@ class Watch:
         while flight.recent and flight.recent[0].batch < flight.batch:
             flight.recent.popleft()
         half = len(numbers) // 2
-        self._note(flight.batch, sum(numbers[half:]))
+        if flight.batch:
+            self._note(flight.batch, sum(numbers[half:]))
         return numbers[:half]
 
     def _note(self, batch: int, loss: float) -> None:
@@ -264,7 +266,7 @@ class _Flight:
 
     def __init__(self, values: Tensor, recent: "deque[Seen]") -> None:
         self.recent = recent  # what the numbers will say something about
-        self.batch = recent[-1].batch
+        self.batch = recent[-1].batch if recent else 0
         self._values = values
         self._event: torch.cuda.Event | None = None
         if values.is_cuda:

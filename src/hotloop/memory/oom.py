@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 
 from hotloop.errors import DoesNotFit, HotloopError
+from hotloop.memory.fragmentation import Fragmented, are_on, judged, statistics
 from hotloop.memory.usage import Held, Usage, usage
 from hotloop.text import size
 
@@ -54,11 +55,12 @@ class Failure:
 
     said: str
     allocated: int | None = None  # bytes in tensors at that moment
+    fragmented: Fragmented | None = None  # there was enough memory at that moment, but in pieces
 
     @classmethod
     def of(cls, error: BaseException, device: torch.device) -> "Failure":
         """To be asked inside the `except` block, where everything is still there."""
-        return cls((str(error).strip().splitlines() or ["out of memory"])[0], _allocated(device))
+        return cls(_words(error), _allocated(device), judged(str(error), statistics(device)))
 
 
 def clear(device: torch.device) -> None:
@@ -119,10 +121,9 @@ def does_not_fit(failure: Failure, held: Held, device: torch.device) -> DoesNotF
 
 def half_updated(error: BaseException) -> DoesNotFit:
     """The error for memory that ran out inside an optimizer which could not be rewound."""
-    said = (str(error).strip().splitlines() or ["out of memory"])[0]
     return DoesNotFit(
         "memory ran out while the optimizer was changing the weights: some of them may be updated and others not\n"
-        f"  torch says: {said}",
+        f"  torch says: {_words(error)}",
         fix="go on from a checkpoint, not from these weights; make room with a smaller batch, an optimizer that keeps"
         " less (SGD, or Adafactor), or by ending other processes on the device",
     )
@@ -137,9 +138,9 @@ def _advice(held: Held, activations: int | None, now: Usage, share: float) -> li
     if (now.others or 0) > 0.1 * total:
         advice.append(f"end the other processes, which hold {size(now.others)}")
     cached = now.cached or 0
-    if cached > 0.2 * total:
+    if cached > 0.2 * total and not are_on():
         advice.append(
-            f"{size(cached)} are reserved and in no tensor: try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+            f"{size(cached)} are reserved and in no tensor: begin with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
         )
     if activations is None or activations >= held.total:
         advice.append("make the items smaller (shorter sequences, smaller images) or compute in bf16")
@@ -148,6 +149,11 @@ def _advice(held: Held, activations: int | None, now: Usage, share: float) -> li
             advice.append(f"an optimizer that keeps less, such as SGD or Adafactor, saves up to {size(held.optimizer)}")
         advice.append("train a smaller model, or freeze a part of it")
     return advice
+
+
+def _words(error: BaseException) -> str:
+    """The first line of an error."""
+    return (str(error).strip().splitlines() or ["out of memory"])[0]
 
 
 def _allocated(device: torch.device) -> int | None:

@@ -70,6 +70,11 @@ def count_items(batch: Any) -> int:
     return 1 if words is None else len(words)
 
 
+def holds_rows(value: Any, items: int) -> bool:
+    """Whether there is a tensor in it that has a row for each item."""
+    return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))
+
+
 def contents(batch: Any) -> dict[Any, Any] | None:
     """What a batch holds that a pass may take things out of; None for one that it cannot."""
     return dict(batch) if isinstance(batch, MutableMapping) else None
@@ -165,8 +170,3 @@ def _is_dataclass(value: Any) -> bool:
 
 def _is_words(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)
-
-
-def holds_rows(value: Any, items: int) -> bool:
-    """Whether there is a tensor in it that has a row for each item."""
-    return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))

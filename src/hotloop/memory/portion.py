@@ -7,7 +7,7 @@ PATIENCE = 50  # good passes before larger pieces are tried
 MOST_PATIENCE = 6400
 MORE_ROOM = 1.1  # times the room of the last failure: reason enough to try at once
 LOOK_EVERY = 10  # passes between two looks at the room
-_LEARNT = ("limit", "failures", "_room_at_failure", "_room_at_try", "_good", "_passes", "_largest", "_patience")
+_LEARNT = ("limit", "failures", "cuts", "_room_at_failure", "_room_at_try", "_good", "_passes", "_largest", "_patience")
 
 
 class Portion:
@@ -26,6 +26,7 @@ class Portion:
         self.most = most
         self.limit = most  # items at once; None for all
         self.failures = 0
+        self.cuts = 0  # failures on which smaller pieces followed
         self._room = room
         self._room_at_failure: int | None = None
         self._room_at_try = 0
@@ -47,6 +48,7 @@ class Portion:
     def failed(self, size: int) -> None:
         """Memory ran out with so many items at once."""
         self.failures += 1
+        self.cuts += 1
         room = self._room()
         if self._good is not None and size > self._good:  # a try
             self.limit, self._good = self._good, None
@@ -56,6 +58,11 @@ class Portion:
         else:
             self.limit, self._good = max(1, -(-size // 2)), None
         self._room_at_failure = room
+        self._passes = 0
+
+    def same_again(self) -> None:
+        """Memory ran out, but not for want of it: as many items are tried again."""
+        self.failures += 1
         self._passes = 0
 
     def went_well(self, passes: int = 1) -> bool:
@@ -84,7 +91,7 @@ class Portion:
     def go_on(self, state: dict[str, Any]) -> None:
         """Continue from what `to_state` gave; `most` stays what it is."""
         for name in _LEARNT:
-            setattr(self, name, state[name])
+            setattr(self, name, state.get(name, getattr(self, name)))  # an earlier version may lack some
 
     def _has_more_room(self) -> bool:
         if self._passes % LOOK_EVERY or self._room_at_failure is None:

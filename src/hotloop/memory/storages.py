@@ -71,10 +71,6 @@ class Following:
             self.live += now - before
         return new
 
-    def alive(self) -> dict[int, int]:
-        """Keys and bytes of what lives."""
-        return {key: size for key, (size, _) in list(self._known.items())}
-
     def stop(self) -> None:
         """Follow nothing any more."""
         self._known.clear()

@@ -1,5 +1,6 @@
 """`Survivor`: a pass over a batch that is taken back and repeated in smaller pieces when memory runs out."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -8,6 +9,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hotloop.errors import MemoryWarning
+from hotloop.memory.fragmentation import Fragmented, mend
 from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory, room
 from hotloop.memory.pieces import bounds
 from hotloop.memory.portion import Portion
@@ -41,6 +44,8 @@ class Survivor:
         self.portion = Portion(most, partial(room, device))
         self.rewind = Rewind(modules, device)
         self.optimizers: Sequence[Optimizer] = ()  # whose state is named where nothing fits
+        self.has_recordings: Callable[[], bool] = lambda: False  # which `undo` lets go of: their memory is no hole
+        self.mended: Fragmented | None = None  # why expandable segments were turned on; None where they were not
         self._modules = modules
         self._relieve, self._told = relieve, told
 
@@ -81,9 +86,11 @@ class Survivor:
     def lost(self, size: int, undo: Callable[[], None], failure: Failure) -> None:
         """Memory ran out in a pass with so many items at once: put everything back and choose what follows."""
         held = self._held() if size <= 1 else None  # while the gradients are there
+        fragmented = None if self.has_recordings() else failure.fragmented
         self.rewind.put()
         undo()
-        self.shrink(size, failure, held)
+        if fragmented is None or not self._mend(fragmented):
+            self.shrink(size, failure, held)
 
     def shrink(self, size: int, failure: Failure, held: Held | None = None) -> None:
         """Choose what follows on a failure that has left nothing to put back."""
@@ -92,6 +99,16 @@ class Survivor:
             raise does_not_fit(failure, held or self._held(), self.device)
         self.portion.failed(size)
         self._told(size, self.portion.of(size))
+
+    def _mend(self, fragmented: Fragmented) -> bool:
+        """Make memory that is free in pieces usable; whether the same pass is worth another attempt."""
+        clear(self.device)
+        if not mend(fragmented, self.device):
+            return False
+        self.mended = fragmented
+        self.portion.same_again()
+        warnings.warn(f"{fragmented}; expandable segments are on now", MemoryWarning, stacklevel=2)
+        return True
 
     def _held(self) -> Held:
         return holdings(nn.ModuleList(self._modules), self.optimizers).on(self.device)

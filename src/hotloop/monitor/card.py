@@ -71,6 +71,7 @@ class Card:
             "ecc_uncorrected": lambda: self._ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, VOLATILE),
         }
         self._turns = deque(self._slow)
+        self._due: dict[str, float] = {}  # when a question that took long may be asked again
         self.complaints: list[str] = []
         self.lost: str | None = None  # why the GPU does not answer
         self.known = before or Gpu(index, "NVIDIA GPU")
@@ -159,8 +160,8 @@ class Card:
     def _take_turns(self) -> None:
         """Ask what may take milliseconds, as much as there is time for; the rest keeps its last answer until its turn.
 
-        Power and energy alone can take 3 ms each where the driver's own processor is asked; others answer at once,
-        and then everything is asked every time. The first reading asks everything.
+        Power and energy can take 3 ms each where the driver's own processor is asked, and are then asked so seldom that
+        they take no more than their share of the time. Others answer at once, every time. The first reading asks all.
         """
         now = self._clock()
         since = float("inf") if self._read_at is None else now - self._read_at
@@ -168,8 +169,13 @@ class Card:
         for _ in range(len(self._turns)):
             name = self._turns[0]
             self._turns.rotate(-1)
+            begin = self._clock()
+            if begin < self._due.get(name, begin):
+                continue
             self._kept[name] = None  # should the question fail
             self._kept[name] = self._slow[name]()
+            taken = self._clock() - begin
+            self._due[name] = begin + taken / SHARE if taken >= LEAST else begin
             if self._clock() - now >= max(LEAST, SHARE * since):
                 break
 
