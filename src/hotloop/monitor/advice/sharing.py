@@ -61,7 +61,8 @@ def _works(gpu: Gpu, process: Process) -> bool:
 def _held_by(gpu: Gpu, process: Process, seconds: float) -> Advice:
     idle = f"{int(seconds // 60)} min" if seconds >= 60 else f"{seconds:.0f} s"
     fix = (
-        "this program or one that it started holds it: delete what it no longer needs, then call `torch.cuda.empty_cache()`"
+        "this program or one that it started holds it: delete what is no longer needed, then"
+        " call `torch.cuda.empty_cache()`"
         if process.ours
         else f"if nobody needs it, end it (`kill {process.pid}`); of a notebook, shut the kernel down"
     )
