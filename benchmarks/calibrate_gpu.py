@@ -1,6 +1,7 @@
 """Fit the table of times that `hotloop simulate` uses for an architecture, on a real card: about 5 minutes.
 
 python benchmarks/calibrate_gpu.py --raw benchmarks/results/calibration_h200.json.gz
+python benchmarks/calibrate_gpu.py --raw benchmarks/results/calibration_h200.json.gz --add  # what is new
 
 Synthetic operations of every family over sizes and precisions; no model that predictions are tested on. Kernels are
 timed by CUDA events behind a pause of the device, so that the host's pace does not matter. `--device cpu --quick`
@@ -10,9 +11,12 @@ only shows that it runs: its table is worth nothing and is written nowhere but t
 import argparse
 import gzip
 import json
+import math
+import re
 import statistics
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,17 +32,19 @@ from hotloop.files import write_json, write_whole
 from hotloop.simulate import cost
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.families import kind_of
-from hotloop.simulate.fit import Sample, fit, fit_cache
+from hotloop.simulate.fit import Sample, fit_cache, fit_nearby
 from hotloop.simulate.observe import observe
 from hotloop.simulate.products import Product
 from hotloop.simulate.table import Host, Link, Table, default_table
-from hotloop.simulate.work import Part, parts_of, switches
+from hotloop.simulate.work import Part, Tf32, parts_of, switches
 
 TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "simulate" / "tables"
+META = torch.device("meta")
+SHORT = 1e-5  # seconds, below which it hardly matters how well an operation is foretold
 CYCLES = 2e9  # of the device's clock in a second, at least as many as any has
 
 
-def seconds_of(call: Call, device: torch.device, *, repeats: int = 5, target: float = 4e-3) -> float:
+def seconds_of(call: Call, device: torch.device, *, repeats: int = 3, target: float = 3e-3) -> float:
     """The median seconds of a call on the device, without the host's part in it."""
     for _ in range(3):
         call()
@@ -96,8 +102,9 @@ def measure_all(
 
 
 def _sample(case: Case, on: Card, device: torch.device) -> Sample | None:
-    torch.set_float32_matmul_precision("high" if case.tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = case.tf32 or not case.label.startswith("conv")
+    allowed = _allowed(case)
+    torch.set_float32_matmul_precision("high" if allowed.products else "highest")
+    torch.backends.cudnn.allow_tf32 = allowed.cudnn
     with torch.set_grad_enabled("backward=True" in case.label):
         call = case.make(device)
         call()  # the first call may do more
@@ -215,10 +222,9 @@ def _host(call: Call, device: torch.device, *, repeats: int = 15) -> float:
 def key_of(sample: Sample) -> list[str]:
     """The curves that a sample counts for: its own, and those of its family that others fall back to."""
     part = sample.part
-    layout = f"/{part.layout}" if part.layout else ""
-    if part.flops:
-        return [f"{part.family}/{part.precision}{layout}", f"{part.family}/{part.precision}", part.family]
-    return [part.family]
+    tail = f"/{part.precision}" + (f"/{part.layout}" if part.layout else "")
+    own = [f"{part.family}:{part.variant}{tail}"] if part.variant else []
+    return [*own, f"{part.family}{tail}", part.family]
 
 
 def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: float, least: int = 6) -> Table:
@@ -226,17 +232,38 @@ def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: flo
     memory = [sample for sample in samples if sample.part.family in ("pointwise", "copy")]
     cache = fit_cache(memory, on, floor=floor)
     groups: dict[str, list[Sample]] = defaultdict(list)
-    for sample in samples:
+    for sample in [*samples, *_kin(samples)]:
         for key in key_of(sample):
             groups[key].append(sample)
-    curves = {}
+    curves, nearby = {}, {}
     for key, group in sorted(groups.items()):
         if len(group) >= least:
-            curve = fit(group, on, floor=floor, cache=cache)
+            curve, found, left = fit_nearby(group, on, floor=floor, cache=cache)
             curves[key] = curve.to_json()
-            print(f"{key}: {curve.samples} samples, spread {curve.spread:.1%}", flush=True)
+            if found is not None and "/" in key:
+                nearby[key] = found.to_json()
+            print(f"{key}: {curve.samples} samples, {_told(group, left)}, spread {curve.spread:.1%}", flush=True)
     date = datetime.now(UTC).date().isoformat()
-    return Table(on.architecture, on.key, torch.__version__, date, floor, cache, 0.05, curves, link, host)
+    return Table(on.architecture, on.key, torch.__version__, date, floor, cache, 0.05, curves, nearby, link, host)
+
+
+def _kin(samples: list[Sample]) -> Iterator[Sample]:
+    """What was measured in bf16 and not in fp16, and the other way round: their kernels are the same."""
+    seen = {sample.part for sample in samples}
+    for sample in samples:
+        other = {"bf16": "fp16", "fp16": "bf16"}.get(sample.part.precision)
+        if sample.part.flops and other is not None:
+            twin = replace(sample.part, precision=other)
+            if twin not in seen:
+                yield replace(sample, part=twin)
+
+
+def _told(group: list[Sample], left: list[float]) -> str:
+    """How far each sample that is not short is missed when it is foretold from the others."""
+    errors = [abs(math.expm1(-off)) for off, sample in zip(left, group, strict=True) if sample.seconds > SHORT]
+    if len(errors) < 2:
+        return "all of them short"
+    return f"missed by {statistics.median(errors):.0%}, nine of ten by {statistics.quantiles(errors, n=10)[-1]:.0%}"
 
 
 def main() -> None:
@@ -254,13 +281,20 @@ def main() -> None:
     floor = seconds_of(partial(tiny.add_, 1.0), device) * 0.9  # nothing is quicker, and this is still measured
     host, link = measure_host(device), measure_link(on, device, quick=arguments.quick)
     print(f"{on.name}: a kernel every {floor * 1e6:.2f} µs, {link}, {host}", flush=True)
-    found, troubles = measure_all(cases(device, quick=arguments.quick), on, device, until)
+    before = json.loads(gzip.decompress(arguments.raw.read_bytes())) if arguments.add else {"samples": []}
+    known = {row["label"] for row in before["samples"]}
+    chosen = [case for case in cases(device, quick=arguments.quick) if case.label not in known]
+    if arguments.only:
+        chosen = [case for case in chosen if case.label.startswith(tuple(arguments.only))]
+    found, troubles = measure_all(chosen, on, device, until)
     for trouble in troubles:
         print(f"left out: {trouble}")
     about = {"card": on.key, "torch": torch.__version__, "date": datetime.now(UTC).date().isoformat()}
     rows = [{"label": case.label, "seconds": sample.seconds, "part": asdict(sample.part)} for case, sample in found]
     whole = {"floor": floor, "link": link.to_json(), "host": host.to_json(), "samples": rows, "troubles": troubles}
     raw = {**about, **whole}
+    if arguments.add:  # the rest of it stays as it was measured at first
+        raw = {**before, "samples": [*before["samples"], *rows], "troubles": [*before["troubles"], *troubles]}
     if arguments.raw:
         write_whole(arguments.raw, gzip.compress(json.dumps(raw).encode(), mtime=0))
     write_table(raw, arguments.table)
@@ -269,7 +303,8 @@ def main() -> None:
 def write_table(raw: dict[str, Any], path: Path | None) -> None:
     """Fit what was measured, and write the table."""
     on = card(raw["card"])
-    samples = [Sample(_part(row["part"]), row["seconds"]) for row in raw["samples"]]
+    known = {case.label: case for case in cases(META, quick=False)}
+    samples = [Sample(part_anew(row, known.get(row["label"]), on), row["seconds"]) for row in raw["samples"]]
     link, host = Link.from_json(raw["link"]), Host.from_json(raw["host"])
     table = replace(build(samples, on, link=link, host=host, floor=raw["floor"]), torch=raw["torch"], date=raw["date"])
     path = path or TABLES / f"time-{on.architecture}.json"
@@ -277,9 +312,31 @@ def write_table(raw: dict[str, Any], path: Path | None) -> None:
     print(f"wrote {path}")
 
 
+def part_anew(row: dict[str, Any], case: Case | None, on: Card) -> Part:
+    """The part of a sample as it is seen today, so that more can be asked of what was measured long ago.
+
+    Recurrent nets are made of other operations on meta tensors than on a card: what is kept of theirs is their label's.
+    """
+    measured = _part(row["part"])
+    if measured.family.startswith("rnn") and not measured.traits:
+        return replace(measured, traits=tuple(int(size) for size in re.findall(r"\d+", row["label"])[-3:]))
+    if case is None or measured.family.startswith("rnn"):
+        return measured
+    with torch.set_grad_enabled("backward=True" in case.label):
+        parts = [part for operation in observe(case.make(META)) for part in parts_of(operation, _allowed(case))]
+    main = max(parts, key=lambda part: cost.seconds_of(part, on, default_table()))
+    return main if (main.family, main.precision) == (measured.family, measured.precision) else measured
+
+
+def _allowed(case: Case) -> Tf32:
+    """Where a case is measured with TF32: in convolutions where it says so, in all else that cuDNN does always."""
+    return Tf32(case.tf32, case.tf32 or not case.label.startswith("conv"))
+
+
 def _part(data: dict[str, Any]) -> Part:
     product = data["product"]
-    return Part(**{**data, "product": None if product is None else Product(**product)})
+    traits = tuple(data.get("traits", ()))
+    return Part(**{**data, "product": None if product is None else Product(**product), "traits": traits})
 
 
 def _arguments() -> argparse.Namespace:
@@ -289,9 +346,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=240.0, help="for measuring; fitting takes a little more")
     parser.add_argument("--table", type=Path, metavar="FILE", help="where the table goes, if not into the package")
     parser.add_argument("--raw", type=Path, metavar="FILE", help="all measurements, as gzipped JSON")
+    parser.add_argument("--add", action="store_true", help="measure what is not yet in `--raw`, and add it there")
+    parser.add_argument("--only", nargs="+", metavar="FAMILY", help="how the labels of cases begin: conv, gemm, layer")
     parser.add_argument("--fit", type=Path, metavar="FILE", help="measure nothing: fit what `--raw` wrote once more")
     parser.add_argument("--quick", action="store_true", help="a few cases only, to see that it runs")
     arguments = parser.parse_args()
+    if arguments.add and arguments.raw is None:
+        parser.error("say with --raw what to add to")
     if arguments.device == "cpu" and arguments.table is None:
         parser.error("a CPU is no card: say with --table where its worthless table goes")
     return arguments

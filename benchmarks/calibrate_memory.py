@@ -1,27 +1,31 @@
 """Measure on a GPU what libraries take beside the results of operations, and write the table that simulations use.
 
-    python benchmarks/calibrate_memory.py
+    python benchmarks/calibrate_memory.py                 measure everything: less than 4 minutes
+    python benchmarks/calibrate_memory.py --add RAW       measure what RAW does not have, and add it: a minute
+    python benchmarks/calibrate_memory.py --fit RAW       make the table from what was measured; needs no GPU
 
 Synthetic operations alone, none of the models that the simulation is tested on. Every measurement is tried by itself
-and written as it comes, to `--raw`; the table is written again after each part, so that a run that is cut short leaves
-what it has. It takes less than 4 minutes.
+and written as it comes, to `--raw`, so that a run that is cut short leaves what it has.
 """
 
 import argparse
+import ast
 import gc
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pynvml
 import torch
+from memory_cases import CASES, MORE
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -29,62 +33,14 @@ from hotloop.bench.about import commit, hardware, versions
 from hotloop.errors import DeviceUnavailable, HotloopError
 from hotloop.files import write_json
 from hotloop.simulate.cards import Card, card, cards
-from hotloop.simulate.constants import TABLES, Constants, Sample, constants_for, shares_of
-from hotloop.simulate.workspaces import blas_workspace
-from hotloop.text import size
+from hotloop.simulate.constants import TABLES, Constants, tables
+from hotloop.simulate.convolutions import Case, plan_of
 
-SECONDS = 220.0
+SECONDS, MORE_SECONDS = 220.0, 60.0
 MARGIN = 0.04
 aten = torch.ops.aten
 
 
-class Case(NamedTuple):
-    """A convolution."""
-
-    batch: int
-    inputs: int
-    outputs: int
-    pixels: int
-    kernel: int = 3
-    stride: int = 1
-    groups: int = 1
-    dimensions: int = 2
-
-    @property
-    def kind(self) -> str:
-        if self.groups > 1:
-            return "grouped"
-        if self.dimensions == 3:
-            return "volume"
-        return "pointwise" if self.kernel == 1 else "spatial"
-
-
-CASES = (
-    Case(16, 3, 64, 224, 7, 2),
-    Case(16, 3, 64, 112),
-    Case(32, 64, 64, 56),
-    Case(64, 64, 128, 56, 3, 2),
-    Case(32, 128, 128, 28),
-    Case(64, 256, 256, 14),
-    Case(64, 512, 512, 7),
-    Case(8, 32, 32, 128),
-    Case(4, 96, 48, 128),
-    Case(16, 320, 320, 32),
-    Case(32, 128, 64, 32, 4, 2),
-    Case(128, 16, 32, 32, 5),
-    Case(32, 64, 256, 56, 1),
-    Case(32, 256, 64, 56, 1),
-    Case(32, 512, 1024, 28, 1, 2),
-    Case(64, 1024, 2048, 14, 1),
-    Case(64, 2048, 512, 7, 1),
-    Case(32, 96, 96, 56, 7, 1, 96),
-    Case(32, 144, 144, 56, 3, 2, 144),
-    Case(32, 128, 128, 28, 3, 1, 32),
-    Case(16, 256, 256, 14, 3, 1, 256),
-    Case(2, 16, 32, 32, 3, 1, 1, 3),
-    Case(4, 32, 32, 16, 3, 1, 1, 3),
-    Case(1, 64, 64, 32, 3, 2, 1, 3),
-)
 PRECISIONS = {"tf32": torch.float32, "half": torch.bfloat16, "fp32": torch.float32}
 PARTS = ("forward", "input", "weight")
 
@@ -92,16 +48,18 @@ PARTS = ("forward", "input", "weight")
 class Notes:
     """What was measured and what failed, on disk as it comes."""
 
-    def __init__(self, path: Path, seconds: float) -> None:
+    def __init__(self, path: Path, seconds: float, before: dict[str, Any] | None = None) -> None:
         self.path = path
         self.until = time.monotonic() + seconds
-        self.rows: list[dict[str, Any]] = []
-        self.failures: list[str] = []
+        self.about = dict(before or {})
+        self.rows: list[dict[str, Any]] = self.about.pop("rows", [])
+        self.failures: list[str] = self.about.pop("failures", [])
+        self._known = {row["what"] for row in self.rows}
         self._written = 0.0
 
     def attempt(self, what: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-        """One measurement; a failure is noted and stops nothing. None where it failed or the time is up."""
-        if time.monotonic() > self.until:
+        """One measurement; a failure is noted and stops nothing. None where it failed, is there, or the time is up."""
+        if what in self._known or time.monotonic() > self.until:
             return None
         try:
             row = {"what": what, **call()}
@@ -115,9 +73,13 @@ class Notes:
             self.write()
         return row
 
-    def write(self, **more: Any) -> None:
-        write_json(self.path, {**more, "rows": self.rows, "failures": self.failures})
+    def write(self) -> None:
+        write_json(self.path, self.raw)
         self._written = time.monotonic()
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        return {**self.about, "rows": self.rows, "failures": self.failures}
 
 
 def taken(call: Callable[[], Any]) -> tuple[int, int, Any]:
@@ -150,13 +112,20 @@ def convolve(case: Case, part: str, precision: str, last: bool, benchmark: bool)
     layout = torch.contiguous_format
     if last:
         layout = torch.channels_last if case.dimensions == 2 else torch.channels_last_3d
-    shape = (case.pixels,) * case.dimensions
-    kernel = (case.kernel,) * case.dimensions
+    shape = (int(case.pixels),) * case.dimensions
+    kernel = (int(case.kernel),) * case.dimensions
     x = torch.randn(case.batch, case.inputs, *shape, device="cuda", dtype=dtype).to(memory_format=layout)
     w = torch.randn(case.outputs, case.inputs // case.groups, *kernel, device="cuda", dtype=dtype)
     w = w.to(memory_format=layout)
     each = case.dimensions
-    more = ([case.stride] * each, [case.kernel // 2] * each, [1] * each, False, [0] * each, case.groups)
+    more = (
+        [case.stride] * each,
+        [int(case.kernel) // 2 if case.kernel != case.stride else 0] * each,
+        [1] * each,
+        False,
+        [0] * each,
+        case.groups,
+    )
     with conditions(precision, benchmark):
         if part == "forward":
             beside, _, y = taken(lambda: aten.convolution(x, w, None, *more))
@@ -165,15 +134,13 @@ def convolve(case: Case, part: str, precision: str, last: bool, benchmark: bool)
             gradient, mask = torch.ones_like(y), [part == "input", part == "weight", False]
             beside, _, _ = taken(lambda: aten.convolution_backward(gradient, x, w, None, *more, mask))
     key = f"{part}/{precision}/{'last' if last else 'first'}/{case.kind}{'/benchmark' if benchmark else ''}"
-    sizes = (t.numel() * t.element_size() for t in (x, w, y))
-    return Sample(key, *sizes, max(0, beside))._asdict()
+    sizes = {name: t.numel() * t.element_size() for name, t in (("x", x), ("weight", w), ("y", y))}
+    return {"key": key, **sizes, "taken": max(0, beside)}
 
 
-def convolutions(notes: Notes, benchmark: bool) -> None:
+def convolutions(notes: Notes, cases: Iterable[Case], precisions: Iterable[str], benchmark: bool = False) -> None:
     """Every part of every case, the settings that people use most first."""
-    # PyTorch keeps the plan of a shape whichever way it was found: so shapes that are searched for must be new ones.
-    cases = [case._replace(batch=case.batch + 1) for case in CASES[::2]] if benchmark else CASES
-    for last, precision in product((False, True), PRECISIONS):
+    for precision, last in product(precisions, (False, True)):
         for case, part in product(cases, PARTS):
             what = f"convolution {part} {precision} {'last' if last else 'first'} {tuple(case)}"
             run = lambda: convolve(case, part, precision, last, benchmark)  # noqa: B023, E731  # called at once
@@ -220,6 +187,39 @@ def attend(backend: SDPBackend, batch: int, heads: int, length: int, width: int,
         ones = torch.ones_like(y)
         beside, _, _ = taken(lambda: torch.autograd.grad(y, (q, k, v), ones, retain_graph=True))
     return {"backend": backend.name, "copies": max(0, beside - 4 * batch * heads * length) / (4 * q.numel())}
+
+
+def attend_by_default(way: str, batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
+    """What attention keeps and takes when PyTorch chooses the kernel, in the layout that a projection leaves."""
+    few = heads // 2 if way == "grouped" else heads
+    q, k, v = (
+        torch.randn(batch, length, number, width, device="cuda", dtype=dtype, requires_grad=True)
+        for number in (heads, few, few)
+    )
+    mask = torch.ones(batch, 1, length, length, device="cuda", dtype=torch.bool) if way == "mask" else None
+    ways = {"is_causal": way == "causal", "dropout_p": 0.1 if way == "dropout" else 0.0, "enable_gqa": way == "grouped"}
+    run = lambda: nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), mask, **ways)  # noqa: E731
+    forward, left, y = taken(run)
+    node = y.grad_fn.name() if y.grad_fn is not None else ""
+    ones = torch.ones_like(y)
+    backward, _, _ = taken(lambda: torch.autograd.grad(y, (q, k, v), ones))
+    kept = left - y.numel() * y.element_size()
+    return {"way": way, "node": node, "forward": forward, "kept": kept, "backward": backward}
+
+
+def recur_again(cell: str, batch: int, length: int, inputs: int, width: int, layers: int, both: bool) -> dict[str, Any]:
+    """Bytes of a recurrent network, with an input of another width, both ways, with dropout; graphs are not kept."""
+    kinds = {"lstm": nn.LSTM, "gru": nn.GRU}
+    dropout = 0.2 if both and layers > 1 else 0.0
+    net = kinds[cell](inputs, width, layers, bidirectional=both, dropout=dropout).cuda()
+    x = torch.randn(length, batch, inputs, device="cuda", requires_grad=True)
+    net(x)
+    forward, left, (y, state) = taken(lambda: net(x))
+    ones = torch.ones_like(y)
+    backward, given, _ = taken(lambda: torch.autograd.grad(y, (x, *net.parameters()), ones))
+    states = state if isinstance(state, tuple) else (state,)
+    seen = sum(t.numel() * t.element_size() for t in (y, *states))
+    return {"kept": left - seen, "forward": forward, "backward": backward, "given": given}
 
 
 def multiply() -> dict[str, Any]:
@@ -276,50 +276,58 @@ def _product(dtype: torch.dtype) -> Tensor:
 
 
 def factors_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The factors of everything but convolutions: of several measurements the largest, so that nothing is left out."""
+    """The factors of batch norm; of several measurements the largest, so that nothing is left out."""
     found: dict[str, float] = {}
     for row in rows:
-        if "cell" in row:
-            for part in ("reserve", "workspace", "backward"):
-                key = f"{row['cell']}.{part}"
-                found[key] = max(found.get(key, 0.0), round(row[part], 3))
-        elif "reserve" in row and row["last"]:
-            share = row["reserve"] / row["numel"]
-            found["batch_norm.reserve"] = max(found.get("batch_norm.reserve", 0.0), round(share, 5))
-        elif row.get("backend") in ("EFFICIENT_ATTENTION", "CUDNN_ATTENTION"):
-            key = f"attention.{row['backend'].split('_')[0].lower()}"
-            found[key] = max(found.get(key, 0.0), round(row["copies"], 3))
+        if row["what"].startswith("batch norm") and row["last"]:
+            for name, part in (("reserve", "reserve"), ("workspace", "beside")):
+                share = round(row[part] / row["numel"], 4)
+                found[f"batch_norm.{name}"] = max(found.get(f"batch_norm.{name}", 0.0), share)
     return found
 
 
-def samples_of(rows: list[dict[str, Any]]) -> list[Sample]:
-    return [Sample(*(row[name] for name in Sample._fields)) for row in rows if "key" in row]
+def plans_of(rows: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """What convolutions took, by part, precision and layout."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        if "key" in row:
+            part, precision, layout, _, *benchmark = row["key"].split("/")
+            case = Case(*ast.literal_eval(row["what"][row["what"].index("(") :]))
+            plan = plan_of(case, row["x"], row["weight"], row["y"], row["taken"])
+            found.setdefault("/".join((part, precision, layout, *benchmark)), []).append(str(plan))
+    return {key: tuple(plans) for key, plans in sorted(found.items())}
 
 
-def table_of(before: Constants, notes: Notes, outside: dict[str, int], architecture: str) -> Constants:
-    """What was measured, over what was taken for true before."""
-    version = ".".join(torch.__version__.split(".")[:2])
+def table_of(raw: dict[str, Any]) -> Constants:
+    """What was measured, over what is taken for true where nothing was."""
+    chip = card_of(raw)
+    before = next(each for each in tables() if each.architecture == "any")
     return replace(
         before,
-        architecture=architecture,
-        torch=version,
+        architecture=chip.architecture,
+        torch=".".join(raw["versions"]["torch"].split(".")[:2]),
         calibrated=True,
-        source=f"measured by benchmarks/calibrate_memory.py on {hardware([torch.device('cuda')])},"
-        f" {datetime.now(UTC):%Y-%m-%d}",
-        context={**before.context, **outside},
-        convolution={**before.convolution, **shares_of(samples_of(notes.rows))},
-        factors={**before.factors, **factors_of(notes.rows)},
+        source=f"measured by benchmarks/calibrate_memory.py on {raw['hardware']}",
+        context={**before.context, **raw["context"]},
+        convolution=plans_of(raw["rows"]),
+        factors={**before.factors, **factors_of(raw["rows"])},
         margin=MARGIN,
     )
 
 
-def here() -> Card:
-    """The card of this machine; of an unknown one, another with the same capability."""
-    name, capability = torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0)
+def write_table(raw: dict[str, Any], folder: Path) -> Path:
+    table = table_of(raw)
+    path = folder / f"memory-{table.architecture}-{table.torch}.json"
+    write_json(path, table.to_json())
+    return path
+
+
+def card_of(raw: dict[str, Any]) -> Card:
+    """The card of a measurement; of an unknown one, another with the same capability."""
     try:
-        return card(name)
+        return card(raw["hardware"].split(",")[0])
     except HotloopError:
-        return next(each for each in cards() if each.capability == capability)
+        return next(each for each in cards() if list(each.capability) == list(raw["capability"]))
 
 
 def smaller(notes: Notes) -> None:
@@ -339,29 +347,60 @@ def smaller(notes: Notes) -> None:
         notes.attempt(f"foreach {numel}x{number}", lambda: step_foreach(numel, number))  # noqa: B023
 
 
+def more(notes: Notes) -> None:
+    """What else is worth knowing: what PyTorch chooses by itself, and convolutions of many more shapes."""
+    half, full = torch.bfloat16, torch.float32
+    attentions = ((8, 12, 512, 64), (4, 16, 1000, 64), (4, 8, 512, 128), (4, 8, 512, 80), (4, 6, 197, 64))
+    ways = ("plain", "causal", "mask", "dropout", "grouped")
+    for shape, way, dtype in product(attentions, ways, (half, torch.float16, full)):
+        run = lambda: attend_by_default(way, *shape, dtype)  # noqa: B023, E731  # called at once
+        notes.attempt(f"attention {way} {dtype} {shape}", run)
+    for last, shape in product((True, False), ((32, 64, 56), (64, 256, 14))):
+        what = f"batch norm {last} {torch.float16} {shape}"
+        notes.attempt(what, lambda: normalise(last, torch.float16, *shape))  # noqa: B023
+    cells = product(("lstm", "gru"), ((32, 64, 256, 512), (64, 100, 512, 512), (16, 200, 128, 256)), (1, 2, 3), (0, 1))
+    for cell, shape, layers, ways_ in cells:
+        what = f"recurrent {cell} {shape} {layers} layers {'both ways, dropout' if ways_ else ''}"
+        notes.attempt(what, lambda: recur_again(cell, *shape, layers, bool(ways_)))  # noqa: B023
+    convolutions(notes, MORE, ("tf32", "half"))
+    notes.attempt("context in the end", lambda: {"outside": max(used()) - torch.cuda.memory_reserved()})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TABLES, help="folder of the tables")
     parser.add_argument("--raw", type=Path, default=Path("benchmarks/results/memory-calibration.json"))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which nothing new is begun")
+    parser.add_argument("--add", type=Path, metavar="RAW", help="measure what this file does not have")
+    parser.add_argument("--fit", type=Path, metavar="RAW", help="only make the table from this file")
+    parser.add_argument("--seconds", type=float, help="after which nothing new is begun")
     arguments = parser.parse_args()
+    if arguments.fit:
+        print(write_table(json.loads(arguments.fit.read_text(encoding="utf-8")), arguments.out))
+        return 0
     if not torch.cuda.is_available():
-        raise DeviceUnavailable("there is no CUDA GPU here to measure", fix="run this on a machine with one")
+        raise DeviceUnavailable("there is no CUDA GPU here to measure", fix="run this on a machine with one, or --fit")
     pynvml.nvmlInit()
-    notes = Notes(arguments.raw, arguments.seconds)
-    outside = context(notes)
-    chip = here()
-    before = constants_for(chip, torch.__version__)
-    path = arguments.out / f"memory-{chip.architecture}-{'.'.join(torch.__version__.split('.')[:2])}.json"
-    for part in (smaller, lambda notes: convolutions(notes, False), lambda notes: convolutions(notes, True)):
-        part(notes)
-        write_json(path, table_of(before, notes, outside, chip.architecture).to_json())
-    about = {"hardware": hardware([torch.device("cuda")]), "versions": versions(), "commit": commit()}
-    notes.write(**about, context=outside, expected_blas=blas_workspace(chip))
-    print(
-        f"{len(notes.rows)} measurements, {len(notes.failures)} failures; context {size(sum(outside.values()))}; {path}"
-    )
+    if arguments.add:
+        before = json.loads(arguments.add.read_text(encoding="utf-8"))
+        notes = Notes(arguments.add, arguments.seconds or MORE_SECONDS, before)
+        more(notes)
+    else:
+        notes = Notes(arguments.raw, arguments.seconds or SECONDS, about())
+        notes.about["context"] = context(notes)
+        smaller(notes)
+        convolutions(notes, CASES, PRECISIONS)
+        # PyTorch keeps the plan of a shape whichever way it was found: so those that are searched for must be new.
+        convolutions(notes, [case._replace(batch=case.batch + 1) for case in CASES[::2]], PRECISIONS, benchmark=True)
+    notes.write()
+    path = write_table(notes.raw, arguments.out)
+    print(f"{len(notes.rows)} measurements, {len(notes.failures)} failures; {path}")
     return 0
+
+
+def about() -> dict[str, Any]:
+    capability = torch.cuda.get_device_capability(0)
+    found = {"hardware": hardware([torch.device("cuda")]), "capability": capability, "versions": versions()}
+    return {**found, "commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}"}
 
 
 if __name__ == "__main__":

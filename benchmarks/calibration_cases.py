@@ -7,6 +7,27 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import torch
+from calibration_sizes import (
+    ATTENTION,
+    BATCHES,
+    CONVOLUTIONS,
+    DEPTHWISE,
+    GEMMS,
+    GROUPED,
+    IMAGES,
+    LAYERS,
+    LISTS,
+    MASKED,
+    NUMBERS,
+    POOLED,
+    PRODUCTS,
+    RECURRENT,
+    ROWS,
+    SCORES,
+    SEPARATE,
+    SUMS,
+    WIDTHS,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,48 +44,14 @@ class Case:
     tf32: bool = False
 
 
-GEMMS = [
-    *((1, side, side, side) for side in (64, 128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)),
-    *((1, rows, 5120, 1280) for rows in (1, 16, 64, 320, 1000, 4096, 16384)),
-    *(
-        (1, 16384, wide, deep)
-        for wide, deep in ((640, 640), (2560, 640), (640, 2560), (40000, 640), (10, 640), (64, 64))
-    ),
-    *((1, wide, deep, 16384) for wide, deep in ((640, 640), (2560, 640), (40000, 640), (10, 640), (64, 64))),
-    *((1, 4097, 513, 129), (1, 1000, 777, 333), (1, 256, 256, 65536), (1, 32768, 16, 32)),
-    *((many, 512, 512, 64) for many in (1, 8, 64, 256)),
-    *((many, 512, 64, 512) for many in (8, 64, 256)),
-    *((64, side, side, 128) for side in (1024, 128, 32)),
-]  # count, rows, columns, inner
-CONVOLUTIONS = [
-    *((32, 3, 192, 40, 7, 2), (32, 3, 96, 96, 8, 8), (32, 40, 56, 40, 3, 1), (32, 40, 56, 160, 1, 1)),
-    *((32, 160, 56, 80, 1, 1), (32, 80, 56, 80, 3, 2), (64, 160, 28, 160, 3, 1), (64, 160, 28, 320, 1, 2)),
-    *((64, 320, 14, 320, 3, 1), (64, 640, 7, 640, 3, 1), (64, 1280, 7, 320, 1, 1), (256, 24, 32, 48, 3, 1)),
-    *((256, 96, 16, 96, 3, 1), (16, 48, 128, 48, 3, 1), (8, 24, 256, 24, 5, 1), (512, 40, 32, 40, 3, 1)),
-    *((128, 224, 8, 224, 4, 2), (4, 3, 32, 16, 3, 1)),
-]  # batch, channels, side, channels out, kernel, stride
-DEPTHWISE = [(32, 96, 56, 96, 3, 1), (64, 480, 14, 480, 5, 1), (128, 192, 28, 192, 3, 2)]
-HEADS = [
-    *((8, 10, 256, 64), (8, 10, 512, 64), (16, 10, 1024, 64), (4, 16, 2048, 64), (2, 16, 4096, 128)),
-    *((64, 4, 197, 32), (32, 6, 77, 64), (8, 20, 1024, 128), (1, 4, 128, 64)),
-]  # batch, heads, length, width
-ATTENTION = [(*size, causal) for size in HEADS for causal in (False, True)]
-ROWS = [(16, 64), (256, 640), (2048, 640), (16384, 640), (16384, 2560), (4096, 40000), (65536, 1280)]
-IMAGES = [
-    (4, 16, 16),
-    (64, 40, 32),
-    (64, 160, 28),
-    (256, 64, 32),
-    (32, 80, 112),
-    (256, 160, 56),
-]  # batch, channels, side
-NUMBERS = [2**power for power in range(10, 30, 2)]
-LISTS = [(4, 10_000), (40, 10_000), (150, 1000), (150, 400_000), (40, 4_000_000), (400, 40_000)]  # tensors, elements
-
-
 def cases(device: torch.device, *, quick: bool) -> list[Case]:
     """All cases, families taking turns, so that a run that is cut short has seen them all."""
-    groups = [
+    mixed = [case for case in chain.from_iterable(zip_longest(*_groups(device))) if case is not None]
+    return mixed[:24] if quick else mixed
+
+
+def _groups(device: torch.device) -> list[Iterator[Case]]:
+    return [
         _gemms(device),
         _convolutions(device),
         _attention(device),
@@ -73,20 +60,31 @@ def cases(device: torch.device, *, quick: bool) -> list[Case]:
         _indices(),
         _lists(),
         _rnns(device),
+        *(_later() if device.type != "cpu" else ()),
     ]
-    mixed = [case for case in chain.from_iterable(zip_longest(*groups)) if case is not None]
-    return mixed[:24] if quick else mixed
+
+
+def _later() -> list[Iterator[Case]]:
+    return [_layers(), _products(), _masked(), _widths(), _batches(), _moved(), _recurrent()]
 
 
 def _precisions(device: torch.device) -> tuple[str, ...]:
-    if device.type != "cuda":
+    """Those that a device has; all on meta, where nothing is computed."""
+    if device.type == "cpu":
         return ("fp32",)
-    return ("bf16", "tf32", "fp32", "fp16") if torch.cuda.get_device_capability() >= (8, 0) else ("fp16", "fp32")
+    able = device.type == "meta" or torch.cuda.get_device_capability() >= (8, 0)
+    return ("bf16", "tf32", "fp32", "fp16") if able else ("fp16", "fp32")
 
 
 def _gemms(device: torch.device) -> Iterator[Case]:
     for size in _few(device, GEMMS):
         for precision in _precisions(device):
+            yield Case(f"gemm {precision} {size}", partial(_gemm, size, DTYPES[precision]), precision == "tf32")
+
+
+def _products() -> Iterator[Case]:
+    for size in PRODUCTS:
+        for precision in ("bf16", "fp32", "tf32"):
             yield Case(f"gemm {precision} {size}", partial(_gemm, size, DTYPES[precision]), precision == "tf32")
 
 
@@ -105,6 +103,16 @@ def _convolutions(device: torch.device) -> Iterator[Case]:
                 for which in ("forward", "input", "weight"):
                     make = partial(_convolution, size, groups, DTYPES[precision], last, which)
                     yield Case(f"conv {which} {precision} {size} {last=}", make, precision == "tf32")
+
+
+def _layers() -> Iterator[Case]:
+    """The ways in which most trainings convolve; the gradient of an image itself is never asked for."""
+    sizes = [*((size, 1) for size in LAYERS), *((size, size[1]) for size in SEPARATE)]
+    for size, groups in sizes:
+        for precision, last in (("tf32", False), ("bf16", True), ("bf16", False)):
+            for which in ("forward", "weight") if size[1] == 3 else ("forward", "input", "weight"):
+                make = partial(_convolution, size, groups, DTYPES[precision], last, which)
+                yield Case(f"conv {which} {precision} {size} {last=}", make, precision == "tf32")
 
 
 def _convolution(
@@ -132,11 +140,34 @@ def _attention(device: torch.device) -> Iterator[Case]:
                 yield Case(f"attention {precision} {size} {backward=}", make, precision == "tf32")
 
 
-def _attend(size: tuple[Any, ...], dtype: torch.dtype, backward: bool, device: torch.device) -> Call:
+def _masked() -> Iterator[Case]:
+    for size in MASKED:
+        for precision in ("bf16", "fp32"):
+            for how in ("dropped", "masked"):
+                for backward in (False, True):
+                    make = partial(_attend, (*size, how == "dropped"), DTYPES[precision], backward, how=how)
+                    yield Case(f"attention {how} {precision} {size} {backward=}", make)
+
+
+def _attend(size: tuple[Any, ...], dtype: torch.dtype, backward: bool, device: torch.device, how: str = "") -> Call:
     *shape, causal = size
     q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=backward) for _ in range(3))
-    forward = partial(F.scaled_dot_product_attention, q, k, v, is_causal=causal)
+    dropout = 0.1 if how == "dropped" else 0.0
+    mask = torch.zeros(shape[0], 1, shape[2], shape[2], device=device, dtype=dtype) if how == "masked" else None
+    forward = partial(F.scaled_dot_product_attention, q, k, v, mask, dropout, causal)
+    if device.type == "meta":  # which knows no choice of kernels: a card takes these
+        forward = partial(_chosen, q, k, v, mask, dropout, causal)
     return _gradient(forward, (q, k, v)) if backward else forward
+
+
+def _chosen(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float, causal: bool) -> Tensor:
+    output: Tensor
+    if mask is None and q.dtype != torch.float32:
+        output = torch.ops.aten._scaled_dot_product_flash_attention.default(q, k, v, dropout, causal)[0]
+    else:
+        bias = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
+        output = torch.ops.aten._scaled_dot_product_efficient_attention.default(q, k, v, bias, True, dropout, causal)[0]
+    return output
 
 
 def _gradient(forward: Call, inputs: tuple[Tensor, ...]) -> Call:
@@ -157,6 +188,39 @@ def _norms() -> Iterator[Case]:
                     yield Case(f"{name} {dtype} {size} {backward=}", partial(call, size, dtype, backward))
 
 
+def _widths() -> Iterator[Case]:
+    for backward in (False, True):
+        for dtype in (torch.float32, torch.bfloat16):
+            for size in WIDTHS:
+                yield Case(f"layer {dtype} {size} {backward=}", partial(_layer_norm, size, dtype, backward))
+            for size in SCORES:
+                yield Case(f"softmax {dtype} {size} {backward=}", partial(_softmax, size, dtype, backward))
+            for size in WIDTHS[2:6]:
+                yield Case(f"rms {dtype} {size} {backward=}", partial(_rms_norm, size, dtype, backward))
+
+
+def _rms_norm(size: tuple[int, int], dtype: torch.dtype, backward: bool, device: torch.device) -> Call:
+    x = torch.randn(size, device=device, dtype=dtype, requires_grad=backward)
+    weight = torch.ones(size[1], device=device, dtype=dtype, requires_grad=backward)
+    forward = partial(F.rms_norm, x, (size[1],), weight)
+    return _gradient(forward, (x, weight)) if backward else forward
+
+
+def _batches() -> Iterator[Case]:
+    for backward in (False, True):
+        for dtype, last in ((torch.float32, False), (torch.bfloat16, True), (torch.bfloat16, False)):
+            for size in BATCHES:
+                make = partial(_batch_norm, size, dtype, backward, last=last)
+                yield Case(f"batch {dtype} {size} {last=} {backward=}", make)
+            for size in GROUPED if not last else ():
+                yield Case(
+                    f"group of 32 {dtype} {size} {backward=}", partial(_group_norm, size, dtype, backward, groups=32)
+                )
+            for *image, window in POOLED:
+                make = partial(_pool, tuple(image), dtype, window=window, last=last, backward=backward)
+                yield Case(f"max pool {dtype} {image} {window=} {last=} {backward=}", make)
+
+
 def _layer_norm(size: tuple[int, int], dtype: torch.dtype, backward: bool, device: torch.device) -> Call:
     x = torch.randn(size, device=device, dtype=dtype, requires_grad=backward)
     weight, bias = (torch.ones(size[1], device=device, dtype=dtype, requires_grad=backward) for _ in range(2))
@@ -170,22 +234,29 @@ def _softmax(size: tuple[int, int], dtype: torch.dtype, backward: bool, device: 
     return _gradient(forward, (x,)) if backward else forward
 
 
-def _images(size: tuple[int, int, int], dtype: torch.dtype, backward: bool, device: torch.device) -> Any:
+def _images(
+    size: tuple[int, int, int], dtype: torch.dtype, backward: bool, device: torch.device, *, last: bool = False
+) -> Any:
     batch, channels, side = size
-    x = torch.randn(batch, channels, side, side, device=device, dtype=dtype, requires_grad=backward)
+    x = torch.randn(batch, channels, side, side, device=device, dtype=dtype)
+    x = x.to(memory_format=torch.channels_last if last else torch.contiguous_format).requires_grad_(backward)
     return x, torch.ones(channels, device=device, requires_grad=backward), torch.zeros(channels, device=device)
 
 
-def _batch_norm(size: tuple[int, int, int], dtype: torch.dtype, backward: bool, device: torch.device) -> Call:
-    x, weight, bias = _images(size, dtype, backward, device)
+def _batch_norm(
+    size: tuple[int, int, int], dtype: torch.dtype, backward: bool, device: torch.device, *, last: bool = False
+) -> Call:
+    x, weight, bias = _images(size, dtype, backward, device, last=last)
     mean, variance = torch.zeros_like(bias), torch.ones_like(bias)
     forward = partial(F.batch_norm, x, mean, variance, weight, bias, training=True)
     return _gradient(forward, (x, weight)) if backward else forward
 
 
-def _group_norm(size: tuple[int, int, int], dtype: torch.dtype, backward: bool, device: torch.device) -> Call:
+def _group_norm(
+    size: tuple[int, int, int], dtype: torch.dtype, backward: bool, device: torch.device, *, groups: int = 8
+) -> Call:
     x, weight, bias = _images(size, dtype, backward, device)
-    forward = partial(F.group_norm, x, 8, weight.to(dtype), bias.to(dtype))
+    forward = partial(F.group_norm, x, groups, weight.to(dtype), bias.to(dtype))
     return _gradient(forward, (x, weight)) if backward else forward
 
 
@@ -219,8 +290,54 @@ def _of_numbers(call: Callable[[Tensor, Tensor], Any], number: int, dtype: torch
     return partial(call, x, y)
 
 
-def _pool(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Call:
-    return partial(F.max_pool2d, _images(size, dtype, False, device)[0], 2)
+def _pool(
+    size: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    window: int = 2,
+    last: bool = False,
+    backward: bool = False,
+) -> Call:
+    images = _images(size, dtype, backward, device, last=last)[0]
+    forward = partial(F.max_pool2d, images, window, 2, window // 3)
+    return _gradient(forward, (images,)) if backward else forward
+
+
+def _moved() -> Iterator[Case]:
+    """Casts, sums and copies as trainings have them."""
+    for number in (2**20, 2**22, 2**24, 2**26, 3 * 2**22):
+        for source, target in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+            yield Case(f"cast {source} to {target} {number}", partial(_cast, number, source, target))
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in SUMS:
+            yield Case(f"sum over rows {dtype} {size}", partial(_sum, size, (0,), dtype))
+        for size in ((48, 64, 48, 48), (24, 128, 80, 80), (48, 512, 12, 12)):
+            yield Case(f"sum over images {dtype} {size}", partial(_sum, size, (0, 2, 3), dtype))
+        for heads in ((16, 512, 12, 64), (48, 96, 8, 64)):
+            yield Case(f"heads {dtype} {heads}", partial(_heads, heads, dtype))
+        for size in ((48, 64, 48), (48, 3, 160)):
+            yield Case(f"last {dtype} {size}", partial(_reorder, size, dtype))
+    for rows, width, count in ((50_001, 768, 6144), (30_001, 512, 12_288), (10_000, 1024, 3072)):
+        for backward in (False, True):
+            yield Case(f"embedding {rows, width, count} {backward=}", partial(_embedding, rows, width, count, backward))
+
+
+def _cast(number: int, source: torch.dtype, target: torch.dtype, device: torch.device) -> Call:
+    return partial(torch.ones(number, device=device, dtype=source).to, target)
+
+
+def _sum(size: tuple[int, ...], over: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Call:
+    return partial(torch.sum, torch.ones(size, device=device, dtype=dtype), over)
+
+
+def _heads(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Call:
+    return torch.ones(size, device=device, dtype=dtype).transpose(1, 2).contiguous
+
+
+def _reorder(size: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> Call:
+    images = torch.ones(*size, size[-1], device=device, dtype=dtype)
+    return partial(images.contiguous, memory_format=torch.channels_last)
 
 
 def _indices() -> Iterator[Case]:
@@ -275,7 +392,7 @@ def _fused(count: int, number: int, device: torch.device) -> Call:
 
 def _rnns(device: torch.device) -> Iterator[Case]:
     for batch, length, width in ((8, 16, 64), (32, 64, 160), (64, 128, 320), (64, 32, 1280)):
-        for dtype in (torch.float32, torch.float16) if device.type == "cuda" else (torch.float32,):
+        for dtype in (torch.float32, torch.float16) if device.type != "cpu" else (torch.float32,):
             for backward in (False, True):
                 yield Case(
                     f"lstm {dtype} {batch, length, width} {backward=}",
@@ -295,6 +412,26 @@ def _lstm(batch: int, length: int, width: int, dtype: torch.dtype, backward: boo
     return _gradient(forward, (x, *model.parameters())) if backward else forward
 
 
+def _recurrent() -> Iterator[Case]:
+    for size in RECURRENT:
+        for backward in (False, True):
+            yield Case(f"recurrent {size} {backward=}", partial(_cells, size, backward))
+
+
+def _cells(size: tuple[Any, ...], backward: bool, device: torch.device) -> Call:
+    """As in training: what the backward pass needs is kept, whether it is measured or not."""
+    kind, batch, length, width, layers, both = size
+    model = getattr(nn, kind)(width, width, layers, batch_first=True, bidirectional=both, device=device)
+    x = torch.randn(batch, length, width, device=device, requires_grad=True)
+
+    def forward() -> Tensor:
+        with torch.enable_grad():
+            output: Tensor = model(x)[0]
+        return output
+
+    return _gradient(forward, (x, *model.parameters())) if backward else forward
+
+
 def _few(device: torch.device, sizes: list[Any]) -> list[Any]:
     """All, or where nothing is learnt from it the last, which is small."""
-    return sizes if device.type == "cuda" else sizes[-1:]
+    return sizes if device.type != "cpu" else sizes[-1:]

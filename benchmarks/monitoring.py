@@ -134,14 +134,14 @@ def in_a_run(device: torch.device, seconds: float, turns: int) -> dict[str, Any]
     """Images a second of a ResNet-18 that keeps the GPU busy, with and without a monitor, in turns."""
     images: dict[bool, list[float]] = {True: [], False: []}
     load = None
-    data = TensorDataset(torch.randn(2**12, 3, 32, 32), torch.randint(10, (2**12,)))
-    plan = hotloop.Plan(str(device), precision="bf16", channels_last=True, stream="resident")
+    data = TensorDataset(torch.randn(2**13, 3, 32, 32), torch.randint(10, (2**13,)))
+    plan = hotloop.Plan(str(device), stream="resident")
     for turn in range(turns + 1):
         for monitor in (True, False) if turn % 2 else (False, True):
             model = ResNet18()
             optimizer = torch.optim.SGD(model.parameters(), 0.01)
             loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device=device, plan=plan)
-            loader = DataLoader(data, 256, shuffle=True)
+            loader = DataLoader(data, 1024, shuffle=True)
             report = loop.fit(loader, epochs=10**6, progress=False, time_limit=seconds, monitor=monitor)
             if turn:  # the first warms up
                 images[monitor].append(statistics.median(e.items / e.seconds for e in report.epochs[1:-1]))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hotloop.errors import BatchMisfit, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.placement import golden_rule, tensors_in
+from hotloop.placement.sites import variables
 
 T = TypeVar("T")
 _TORCH = str(Path(torch.__file__).parent)
@@ -89,12 +90,12 @@ def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
     """What was called with what, in words, and what to do: the innermost layer or loss on the stack."""
     paths = {module: path for path, module in model.named_modules()}
     for frame in reversed(stack):
-        module = frame.f_locals.get("self")
+        module = variables(frame).get("self")
         if isinstance(module, nn.Module) and module is not model:
             return _about_layer(module, paths[module], frame) if module in paths else _about_loss(module, frame)
-        if frame.f_code.co_filename.startswith(_TORCH) and "target" in frame.f_locals:
+        if frame.f_code.co_filename.startswith(_TORCH) and "target" in variables(frame):
             return _about_loss(frame.f_code.co_name, frame)
-    inside = next((f for f in reversed(stack) if f.f_locals.get("self") is model), None)
+    inside = next((f for f in reversed(stack) if variables(f).get("self") is model), None)
     return _about_layer(model, "", inside) if inside else None
 
 
@@ -144,7 +145,7 @@ def _assert_on_device(error: Exception, where: str) -> HotloopError:
 
 
 def _tensors(frame: FrameType) -> list[tuple[str, Tensor]]:
-    named = [(name, value) for name, value in frame.f_locals.items() if name != "self"]
+    named = [(name, value) for name, value in variables(frame).items() if name != "self"]
     return [pair for name, value in named for pair in tensors_in(value, name)][:4]
 
 

@@ -1,6 +1,7 @@
 """The largest batch: exact under an artificial end of memory, in few tries, and no trace of it remains."""
 
 import copy
+import gc
 import math
 import random
 import time
@@ -413,6 +414,7 @@ def test_on_a_gpu_what_was_found_fits_and_a_little_more_does_not() -> None:
         assert found.memory is not None
         assert 0.9 * 2 * 2**30 < found.memory < 1.01 * 2 * 2**30
         del loop, model, optimizer
+        gc.collect()
         torch.cuda.empty_cache()
         steps(int(found.items * 0.99))
         torch.cuda.empty_cache()

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -121,6 +122,21 @@ def test_the_function_is_its_own_again_afterwards() -> None:
         raise KeyError
     assert (torch.cuda.empty_cache, torch.cuda.memory.empty_cache) == before
     assert str(EmptyCacheWatch()) == "torch.cuda.empty_cache() was not called"
+
+
+def test_a_look_at_who_holds_it_does_not_hold_it() -> None:
+    big = torch.zeros(2**10)
+    gone = weakref.ref(big)
+    assert any("`big`" in name for name in release(big).holders)
+    del big
+    assert gone() is None
+
+
+def test_what_locals_gave_out_stays_whole() -> None:
+    big = torch.zeros(2**10)
+    mine = locals()
+    assert release(big).holders
+    assert mine["big"] is big
 
 
 @pytest.mark.gpu

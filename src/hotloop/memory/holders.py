@@ -15,7 +15,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
-from hotloop.placement.sites import Site, frames, user_frames
+from hotloop.placement.sites import Site, frames, user_frames, variables
 
 DEPTH = 8  # of containers in containers
 MANY = 400  # referrers beyond which a thing is common property and tells nothing
@@ -82,7 +82,7 @@ def _referrers(link: _Link, seen: set[int]) -> Iterator[Any]:
 def _running(link: _Link) -> Holder | None:
     """A variable of a function that runs now: the garbage collector does not see those."""
     for frame in user_frames():
-        for name, value in list(frame.f_locals.items()):
+        for name, value in variables(frame).items():
             if value is link.thing:
                 if frame.f_code.co_name == "<module>":
                     return _held(link, name, f"a global of {_file(frame.f_code.co_filename)}", frame.f_code)
@@ -95,7 +95,7 @@ def _named(referrer: Any, link: _Link) -> Holder | None:
     if isinstance(referrer, dict):
         return _in_dict(referrer, link)
     if isinstance(referrer, GeneratorType) and referrer.gi_frame is not None:
-        name = _key(referrer.gi_frame.f_locals, link.thing)
+        name = _key(variables(referrer.gi_frame), link.thing)
         return _held(link, name, f"a local of the generator `{referrer.__name__}`", referrer.gi_code) if name else None
     if isinstance(referrer, CellType):
         return _in_closure(referrer, link)

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop.errors import BadArgument, DeviceMismatch
 from hotloop.placement.moving import tensors_in
-from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site
+from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site, variables
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
 # What crosses devices on purpose; the last is a question that `Module.to` asks on the way.
@@ -158,7 +158,7 @@ class Scene:
             return f'self.register_buffer("{attribute}", {attribute})  # in __init__, so that it moves with the model'
         if name := self.variable(tensor, self.frames[::-1]):  # outermost first: there the batch is still whole
             return f'{name} = {name}.to("{target}")'
-        if any(isinstance(f.f_locals.get("self"), Optimizer) for f in frames()):
+        if any(isinstance(variables(f).get("self"), Optimizer) for f in frames()):
             return f'hotloop.place(model, "{target}", optimizer)  # moves the state of the optimizer too'
         origin = self.origins.get(tensor)
         if origin and origin.verb == "made":
@@ -167,7 +167,7 @@ class Scene:
 
     def variable(self, tensor: Tensor, among: list[FrameType]) -> str | None:
         """The local variable that holds the tensor in the first of these frames that has one."""
-        return next((name for f in among for name, value in f.f_locals.items() if value is tensor), None)
+        return next((name for f in among for name, value in variables(f).items() if value is tensor), None)
 
     def owner(self, tensor: Tensor) -> tuple[str, str]:
         """The path of a parameter, buffer or plain attribute in the outermost module that holds it, and which it is."""
@@ -226,8 +226,8 @@ def _where_to_meet(operands: Iterable[tuple[str, Tensor]]) -> torch.device:
 def modules_in_sight(model: nn.Module | None) -> list[nn.Module]:
     """The modules in sight: the one that was given, those whose `forward` is running (outermost first), variables."""
     stack = list(frames())[::-1]
-    running = [f.f_locals["self"] for f in stack if isinstance(f.f_locals.get("self"), nn.Module)]
-    in_scope = [v for f in user_frames() for v in list(f.f_locals.values()) if isinstance(v, nn.Module)]
+    running = [variables(f)["self"] for f in stack if isinstance(variables(f).get("self"), nn.Module)]
+    in_scope = [v for f in user_frames() for v in variables(f).values() if isinstance(v, nn.Module)]
     return list(dict.fromkeys([*([model] if model is not None else []), *running, *in_scope]))
 
 

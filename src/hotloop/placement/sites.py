@@ -5,8 +5,10 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -42,6 +44,18 @@ def user_frames(start: FrameType | None = None) -> list[FrameType]:
     """The frames of the person's own code, innermost first; of an installed program, those that are not torch's."""
     outside = [f for f in frames(start or sys._getframe(1)) if not f.f_code.co_filename.startswith(OURS)]
     return [f for f in outside if not f.f_code.co_filename.startswith(INSTALLED)] or outside
+
+
+def variables(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame, without leaving them there: before Python 3.13 the frame keeps the answer.
+
+    What the person deletes afterwards would live on in it, a tensor of gigabytes as well.
+    """
+    kept = frame.f_locals
+    found = dict(kept)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(kept) <= 3:
+        kept.clear()  # nobody else has it: it is neither a module's namespace nor what `locals()` has given out
+    return found
 
 
 def user_site() -> Site | None:
