@@ -12,7 +12,7 @@ demo: $(VENV)/.core            ## set up, then train networks that sort and draw
 	$(BIN)/hotloop demo
 
 test: $(VENV)/.dev             ## set up, then run every test that needs no GPU
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --timeout 300
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 300
 
 lint: $(VENV)/.dev             ## ruff, mypy (strict), and the layers of the architecture
 	$(BIN)/ruff check .

@@ -32,7 +32,7 @@ from hotloop.files import write_json, write_whole
 from hotloop.simulate import cost
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.families import kind_of
-from hotloop.simulate.fit import Sample, fit_cache, fit_nearby
+from hotloop.simulate.fit import Fitted, Sample, fit_cache, fit_nearby
 from hotloop.simulate.observe import observe
 from hotloop.simulate.products import Product
 from hotloop.simulate.table import Host, Link, Table, default_table
@@ -236,9 +236,11 @@ def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: flo
         for key in key_of(sample):
             groups[key].append(sample)
     curves, nearby = {}, {}
+    fits: dict[tuple[Sample, ...], Fitted] = {}  # where a family has but one variant, both have one curve
     for key, group in sorted(groups.items()):
         if len(group) >= least:
-            curve, found, left = fit_nearby(group, on, floor=floor, cache=cache)
+            fitted = fits.get(tuple(group)) or fit_nearby(group, on, floor=floor, cache=cache)
+            curve, found, left = fits[tuple(group)] = fitted
             curves[key] = curve.to_json()
             if found is not None and "/" in key:
                 nearby[key] = found.to_json()

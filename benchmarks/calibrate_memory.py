@@ -41,7 +41,8 @@ MARGIN = 0.04
 aten = torch.ops.aten
 
 
-PRECISIONS = {"tf32": torch.float32, "half": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"tf32": torch.float32, "half": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
+PRECISIONS = ("tf32", "half", "fp32")
 PARTS = ("forward", "input", "weight")
 
 
@@ -69,6 +70,7 @@ class Notes:
             torch.cuda.empty_cache()
             return None
         self.rows.append(row)
+        self._known.add(what)
         if time.monotonic() - self._written > 5:
             self.write()
         return row
@@ -108,7 +110,7 @@ def conditions(precision: str, benchmark: bool) -> Iterator[None]:
 
 def convolve(case: Case, part: str, precision: str, last: bool, benchmark: bool) -> dict[str, Any]:
     """One part of one convolution; of its first run, in which cuDNN chooses: so it is in a training, too."""
-    dtype = PRECISIONS[precision]
+    dtype = DTYPES[precision]
     layout = torch.contiguous_format
     if last:
         layout = torch.channels_last if case.dimensions == 2 else torch.channels_last_3d
@@ -280,9 +282,10 @@ def factors_of(rows: list[dict[str, Any]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for row in rows:
         if row["what"].startswith("batch norm") and row["last"]:
+            precision = ".half" if row["dtype"].endswith("16") else ""
             for name, part in (("reserve", "reserve"), ("workspace", "beside")):
-                share = round(row[part] / row["numel"], 4)
-                found[f"batch_norm.{name}"] = max(found.get(f"batch_norm.{name}", 0.0), share)
+                key = f"batch_norm.{name}{precision}"
+                found[key] = max(found.get(key, 0.0), round(row[part] / row["numel"], 4))
     return found
 
 
@@ -293,7 +296,7 @@ def plans_of(rows: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
         if "key" in row:
             part, precision, layout, _, *benchmark = row["key"].split("/")
             case = Case(*ast.literal_eval(row["what"][row["what"].index("(") :]))
-            plan = plan_of(case, row["x"], row["weight"], row["y"], row["taken"])
+            plan = plan_of(part, case, row["x"], row["weight"], row["y"], row["taken"])
             found.setdefault("/".join((part, precision, layout, *benchmark)), []).append(str(plan))
     return {key: tuple(plans) for key, plans in sorted(found.items())}
 
@@ -362,8 +365,11 @@ def more(notes: Notes) -> None:
     for cell, shape, layers, ways_ in cells:
         what = f"recurrent {cell} {shape} {layers} layers {'both ways, dropout' if ways_ else ''}"
         notes.attempt(what, lambda: recur_again(cell, *shape, layers, bool(ways_)))  # noqa: B023
+    outside = lambda: {"outside": max(used()) - torch.cuda.memory_reserved()}  # noqa: E731
+    notes.attempt("context with kernels of many kinds", outside)
     convolutions(notes, MORE, ("tf32", "half"))
-    notes.attempt("context in the end", lambda: {"outside": max(used()) - torch.cuda.memory_reserved()})
+    notes.attempt("context with convolutions", outside)
+    convolutions(notes, MORE, ("fp16",))
 
 
 def main() -> int:

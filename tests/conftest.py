@@ -1,16 +1,24 @@
 """What all tests share: the `gpu` marker, a torch that does not fight over the cores, and small things to train."""
 
+import gc
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from .warm import Warm
+
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
+NUMBERS = count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,10 +30,42 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session")
+def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the library of the simulated GPU lies: compiled once, for the tests of all workers."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shims"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def _nothing_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def _nothing_from_outside(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory, shims: Path
+) -> None:
     monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
-    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path_factory.mktemp("cache")))
+    cache = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))  # `mktemp` looks at all that are there
+    cache.mkdir(parents=True)
+    (cache / "simulate").symlink_to(shims)
+    monkeypatch.setenv("HOTLOOP_CACHE", str(cache))
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[Warm]:
+    """Runs scripts in processes that have torch already."""
+    with Warm() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def light_heap() -> Iterator[None]:
+    """What was there before these tests is not looked through for garbage and for tensors again and again."""
+    import torch._dynamo  # noqa: F401  # which the first optimizer would import, and which is most of the heap
+
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from hotloop import evaluate
 from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
 from hotloop.memory.survive import Survivor
 
+pytestmark = pytest.mark.usefixtures("light_heap")
+
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.argmax(1) == target

@@ -69,6 +69,7 @@ __all__ = [  # found by __getattr__
     "place",
     "read_weights",
     "release",
+    "simulate",
     "stream",
     "survive_oom",
     "to_numpy",
@@ -79,6 +80,8 @@ __all__ = [  # found by __getattr__
 
 
 def __getattr__(name: str) -> object:
+    if name == "simulate":
+        return import_module("hotloop.simulate")  # a package that is called
     if name not in _HOMES:
         raise AttributeError(f"hotloop has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
     value: object = getattr(import_module(f"hotloop.{_HOMES[name]}"), name)

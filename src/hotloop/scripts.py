@@ -16,8 +16,11 @@ class Enough(BaseException):
     """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
 
 
-def run_as_main(target: str, arguments: Sequence[str], *, module: bool = False) -> None:
-    """Run a file, or with `module` a module by its name, with the argv and the path that `python` would give it."""
+def run_as_main(target: str, arguments: Sequence[str], *, module: bool = False, source: str | None = None) -> None:
+    """Run a file, or with `module` a module by its name, with the argv and the path that `python` would give it.
+
+    `source` is run in place of what the file holds.
+    """
     sys.argv = [target, *arguments]
     if module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
@@ -28,7 +31,7 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool = False) 
     main.__file__ = str(Path(target).absolute())
     sys.modules["__main__"] = main
     with open_code(main.__file__) as file:
-        code = compile(file.read(), main.__file__, "exec")
+        code = compile(file.read() if source is None else source, main.__file__, "exec")
     exec(code, main.__dict__)  # noqa: S102  # to run it is what is asked for
 
 

@@ -15,6 +15,8 @@ from hotloop.records import Benchmark
 
 from .racing import CPU
 
+pytestmark = pytest.mark.usefixtures("light_heap")
+
 
 class Paced:
     """A contestant that claims a second for an epoch, and remembers its turns."""

@@ -2,19 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from ..warm import Warm
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
-def test_it_runs_and_writes_what_it_found(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARK), "--kills", "2", "--seed", "7", "--json", str(tmp_path / "r.json")]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def test_it_runs_and_writes_what_it_found(tmp_path: Path, warm: Warm) -> None:
+    ran = warm.run(BENCHMARK, "--kills", "2", "--seed", "7", "--json", str(tmp_path / "r.json"), cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     found = json.loads((tmp_path / "r.json").read_text())
     assert (found["seed"], found["kills"], found["lives"]) == (7, 2, 3)

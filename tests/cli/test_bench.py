@@ -12,6 +12,7 @@ from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, OutputE
 from hotloop.records import Benchmark
 from hotloop.report.runs import read_run
 
+pytestmark = pytest.mark.usefixtures("light_heap")
 QUICK = ("mlp", "--quick", "--devices", "cpu", "--contestants", "tutorial,hotloop", "--plan-for", "1", "--repeats", "1")
 
 

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from hotloop.cli import main
+from hotloop.sprites.training import Recipe
 
 PLAIN = {"TERM": "dumb", "COLUMNS": "100", "PYTHONIOENCODING": "ascii", "PYTHONUNBUFFERED": "1"}  # the poorest terminal
 SMALL = ("--device", "cpu", "--effort", "0.05")
@@ -62,7 +63,10 @@ def test_it_says_the_device_and_why_then_the_result_then_where_the_files_are(tmp
     assert "epoch 1/4" not in done.stdout
 
 
-def test_json_is_one_object_and_nothing_else_is_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_object_and_nothing_else_is_on_stdout(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.demo.recipe_for", lambda *_: Recipe(width=4, epochs=1, batch=64))  # learns nothing
     done = run_main(tmp_path, capsys, "demo", *SMALL, "--json", "--out", "a [bold]run")
     assert done.code == 0, done.error
     data = json.loads(done.out)
@@ -107,7 +111,7 @@ def test_an_argument_that_is_no_number_is_told_without_a_traceback(tmp_path: Pat
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
 def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hotloop", "demo", "--device", "cpu", "--effort", "50"]
+    command = [sys.executable, "-m", "hotloop", "demo", "--device", "cpu", "--effort", "20"]
     with subprocess.Popen(
         [*command, "--out", "first"],
         cwd=tmp_path,

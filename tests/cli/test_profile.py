@@ -5,10 +5,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hotloop.cli import main
 from hotloop.profiling.record import Profile
 
 SCRIPT = """
@@ -44,15 +46,30 @@ finally:
 """
 
 
-def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "hotloop", "profile", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=folder)
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process, which has torch already; the script has its own even so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["hotloop", "profile", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(args, ended.value.code or 0, *capfd.readouterr())
+
+    return call
 
 
 def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = run(tmp_path, "--steps", "4", "--warmup", "6", "--no-ceilings", "--out", "out", "train.py", "--steps", "77")
+    env = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "hotloop", "profile", "--steps", "4", "--warmup", "6", "--no-ceilings"]
+    command += ["--out", "out", "train.py", "--steps", "77"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "clean 77" in done.stdout  # what stands after the script is the script's own
     assert "waiting for data" in done.stdout
@@ -69,9 +86,9 @@ def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path) -> None:
     assert trace["traceEvents"]
 
 
-def test_json_is_one_object_and_the_scripts_words_go_past_it(tmp_path: Path) -> None:
+def test_json_is_one_object_and_the_scripts_words_go_past_it(tmp_path: Path, run: Run) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    done = run(tmp_path, "--steps", "2", "--warmup", "1", "--json", "train.py")
+    done = run("--steps", "2", "--warmup", "1", "--json", "train.py")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     assert "clean 5" in done.stderr
@@ -80,9 +97,9 @@ def test_json_is_one_object_and_the_scripts_words_go_past_it(tmp_path: Path) -> 
     assert data["steps"] == 2
 
 
-def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path, run: Run) -> None:
     (tmp_path / "broken.py").write_text("def deep():\n    raise KeyError('gone')\n\ndeep()\n")
-    done = run(tmp_path, "broken.py")
+    done = run("broken.py")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "KeyError: 'gone'"
     assert "hotloop/" not in done.stderr
@@ -98,9 +115,9 @@ def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path) -> No
     ],
     ids=["no file", "no steps", "nothing"],
 )
-def test_mistakes_are_told_before_anything_runs(tmp_path: Path, args: tuple[str, ...], says: str) -> None:
+def test_mistakes_are_told_before_anything_runs(tmp_path: Path, run: Run, args: tuple[str, ...], says: str) -> None:
     (tmp_path / "train.py").write_text("print('ran')\n")
-    done = run(tmp_path, *args)
+    done = run(*args)
     assert done.returncode == 2
     assert says in done.stdout + done.stderr
     assert "ran" not in done.stdout

@@ -18,6 +18,7 @@ from hotloop.cli import main
 from hotloop.plan import Plan, Tuning
 from hotloop.report.runs import read_run
 
+pytestmark = pytest.mark.usefixtures("light_heap")
 MINE = """
 import torch
 from torch import nn

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ..warm import Warm
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 TIMEOUT = 240  # generous: a busy machine is not a failure
@@ -75,6 +77,14 @@ LESSONS = {
         r"(?s)by your own line:\n.*%  \w+, (forward|backward): .*13_profile\.py:\d+  (x|return) ",
         r"the weights are as before: True",
     ],
+    "14_simulate.py": [
+        r"27,376,448 parameters in fp32: 104\.4 MiB",
+        r"t4 +it does not fit .* no step is made\nrtx4090 +it fits .* for a step\nh200 +it fits .* for a step\n",
+        r"activations +1\d\.\d GiB",
+        r"On the smallest, memory runs out at 14_simulate\.py:\d+: ",
+        r"14_simulate\.py:31: .*on cpu and cuda:0.*\n  fix: .*device=",
+        r"14_simulate\.py:48: the host waits for the device \(item\)",
+    ],
     "gpu_and_cuda_example.py": [r"(?s)epoch 3: accuracy (0\.[89]\d+|1\.0+)\n.*epoch 3: loss 0\.\d+, accuracy \1\n"],
 }
 # What it must hold where there is no GPU.
@@ -101,19 +111,27 @@ ON_CUDA = {
     "10_data_parallel.py": [r"GPUs here: [1-9]"],
     "12_watch.py": [r"GPU \d+ \(.+\):\n  utilisation: \d+% in the mean", r"power: [\d,]+ W", r"J for 1,000 items"],
     "13_profile.py": [r"10 steps on cuda:0", r"computing +\d+\.\d%"],
+    "14_simulate.py": [],  # the same with and without one
     "gpu_and_cuda_example.py": [r"the model is on cuda:0", r"highest memory: \d.*iB"],
 }
 
 
+def environment(*, hide_gpu: bool = True) -> dict[str, str]:
+    plain = {k: v for k, v in os.environ.items() if k != "HOTLOOP_DEVICE"}
+    plain |= {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
+    plain["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
+    return plain | ({"CUDA_VISIBLE_DEVICES": ""} if hide_gpu else {})
+
+
 def run(file: Path, cwd: Path, *arguments: str, hide_gpu: bool = True) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "HOTLOOP_DEVICE"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    if hide_gpu:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, str(file), *arguments]
     return subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, encoding="utf-8", timeout=TIMEOUT, check=False
+        [sys.executable, str(file), *arguments],
+        cwd=cwd,
+        env=environment(hide_gpu=hide_gpu),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+        check=False,
     )
 
 
@@ -140,8 +158,8 @@ def test_examples_are_short(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(LESSONS))
-def test_runs_on_a_cpu_and_teaches(name: str, tmp_path: Path) -> None:
-    done = run(EXAMPLES / name, tmp_path)
+def test_runs_on_a_cpu_and_teaches(name: str, tmp_path: Path, warm: Warm) -> None:
+    done = warm.run(EXAMPLES / name, cwd=tmp_path, environment=environment())
     assert_teaches(done, LESSONS[name] + ON_CPU.get(name, []))
     assert not list(tmp_path.iterdir()), "an example leaves nothing behind"
 
@@ -175,26 +193,26 @@ def a_copy_with(tmp_path: Path, example: str) -> Path:
     return Path(shutil.copy(EXAMPLES / "record.py", folder))
 
 
-def test_record_names_an_example_that_fails_and_keeps_the_old_page(tmp_path: Path) -> None:
+def test_record_names_an_example_that_fails_and_keeps_the_old_page(tmp_path: Path, warm: Warm) -> None:
     recorder = a_copy_with(tmp_path, "print('half')\nraise SystemExit('the reason')\n")
     out = tmp_path / "record.md"
     out.write_text("the old page", encoding="utf-8")
-    done = run(recorder, tmp_path, "--out", str(out))
+    done = warm.run(recorder, "--out", str(out), cwd=tmp_path, environment=environment())
     assert done.returncode == 1
     assert "nothing was written: 01_mine.py ended with status 1:\nthe reason" in done.stderr
     assert out.read_text(encoding="utf-8") == "the old page"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkout", "record.md"]
 
 
-def test_record_says_what_there_is_when_nothing_matches(tmp_path: Path) -> None:
-    done = run(EXAMPLES / "record.py", tmp_path, "--only", "99")
+def test_record_says_what_there_is_when_nothing_matches(tmp_path: Path, warm: Warm) -> None:
+    done = warm.run(EXAMPLES / "record.py", "--only", "99", cwd=tmp_path, environment=environment())
     assert done.returncode == 2
     assert "no example has '99' in its name; there are 01_checking_device.py" in done.stderr
 
 
-def test_record_hides_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_hides_the_home_directory(tmp_path: Path, warm: Warm) -> None:
     home = tmp_path / "someone"
-    monkeypatch.setenv("HOME", str(home))
-    done = run(a_copy_with(tmp_path, f"print({str(home / 'photos')!r}, __file__)\n"), tmp_path)
+    recorder = a_copy_with(tmp_path, f"print({str(home / 'photos')!r}, __file__)\n")
+    done = warm.run(recorder, cwd=tmp_path, environment={**environment(), "HOME": str(home)})
     assert done.returncode == 0, done.stderr
     assert "\n~/photos examples/01_mine.py\n" in done.stdout

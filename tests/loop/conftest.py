@@ -1,7 +1,6 @@
-"""What tests of loops share: a memory that ends, and a heap that is quickly looked through."""
+"""What tests of loops share: a memory that ends."""
 
-import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -35,12 +34,3 @@ class Memory(TorchDispatchMode):
 def memory_of() -> Callable[[int], Memory]:
     """Inside `with memory_of(capacity):` more than so many bytes are out of memory."""
     return Memory
-
-
-@pytest.fixture(scope="module")
-def light_heap() -> Iterator[None]:
-    """What earlier tests have left is not looked through for tensors again and again."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()

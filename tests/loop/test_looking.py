@@ -13,6 +13,8 @@ import hotloop
 from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.loop import Loop
 
+pytestmark = pytest.mark.usefixtures("light_heap")
+
 
 class Block(nn.Module):
     def __init__(self, width: int) -> None:

@@ -34,14 +34,7 @@ from hotloop.memory.survive import Survivor
 
 PHASES = ("forward", "backward", "optimizer")
 Batch = tuple[Tensor, Tensor, Tensor]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _memory_is_let_go_of_quickly() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()  # else each clean-up would look through everything that the tests have imported
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("light_heap")
 
 
 class Faults(TorchDispatchMode):

@@ -1,7 +1,5 @@
 """`survive_oom` in a loop of one's own: the gradient of the whole batch, added to what is there."""
 
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +12,7 @@ from torch import Tensor, nn
 from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.loop.survival import survive_oom
 
-
-@pytest.fixture(autouse=True)
-def _no_time_is_spent_on_garbage() -> Iterator[None]:
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("light_heap")
 
 
 class Picky(nn.Module):

@@ -20,6 +20,7 @@ from hotloop.loop.trial import Trials
 from hotloop.loop.tuning import Cache, budget_for, material_of, tune
 from hotloop.plan import Plan, Tuning
 
+pytestmark = pytest.mark.usefixtures("light_heap")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 

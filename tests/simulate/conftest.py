@@ -34,10 +34,12 @@ class Ran:
 
 
 @pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shim, built once for the whole session in a cache of its own."""
+def built(tmp_path_factory: pytest.TempPathFactory, shims: Path) -> Path:
+    """The shim, built once for the whole session."""
+    cache = tmp_path_factory.mktemp("built")
+    (cache / "simulate").symlink_to(shims)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOTLOOP_CACHE", str(tmp_path_factory.mktemp("built")))
+        patch.setenv("HOTLOOP_CACHE", str(cache))
         return library()
 
 

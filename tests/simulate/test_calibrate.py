@@ -86,6 +86,49 @@ def test_a_case_that_fails_does_not_end_the_others(calibrate):
     assert troubles == ["time was up after 0 of 2 cases"]
 
 
+def test_more_is_added_to_what_was_measured_before(tmp_path):
+    table, raw = tmp_path / "time.json", tmp_path / "raw.json.gz"
+    command = [sys.executable, str(BENCHMARK), "--device", "cpu", "--quick", "--table", str(table), "--raw", str(raw)]
+
+    def measured(*options: str) -> dict[str, float]:
+        ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=300, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return {row["label"]: row["seconds"] for row in json.loads(gzip.decompress(raw.read_bytes()))["samples"]}
+
+    first = measured("--only", "layer", "add")
+    assert first
+    assert {label.split()[0] for label in first} <= {"layer", "add"}
+    both = measured("--add", "--only", "layer", "softmax")
+    assert both.items() > first.items()
+    assert {label.split()[0] for label in both} == {*(label.split()[0] for label in first), "softmax"}
+
+
+def test_what_was_measured_long_ago_is_seen_as_it_is_today(calibrate):
+    known = {case.label: case for case in calibrate.cases(calibrate.META, quick=False)}
+    for label, family, precision, traits in [
+        ("layer torch.float32 (256, 640) backward=False", "norm", "fp32", (256, 640)),
+        (
+            "conv weight bf16 (64, 160, 28, 320, 1, 2) last=True",
+            "conv-backward-weight",
+            "bf16",
+            (12544, 160, 320, 1, 2, 32),
+        ),
+        ("attention bf16 (8, 10, 256, 64, True) backward=True", "attention-backward", "bf16", (80, 256, 256, 64, 2, 1)),
+        ("attention fp32 (8, 10, 256, 64, False) backward=False", "attention", "fp32", (80, 256, 256, 64, 1, 1)),
+    ]:
+        old = {"family": family, "bytes": 1.0, "flops": 0.0, "precision": precision, "kernels": 1, "product": None}
+        part = calibrate.part_anew({"label": label, "part": {**old, "layout": ""}}, known[label], H200)
+        assert (part.family, part.traits) == (family, traits)
+
+
+def test_what_was_measured_in_one_half_precision_serves_the_other(calibrate, capsys):
+    products = [Product(1, m, n, 640) for m in (128, 640, 2560, 8192) for n in (128, 2560)]
+    parts = [Part("gemm", 2.0 * (p.rows + p.columns) * p.inner, p.flops, "bf16", product=p) for p in products]
+    samples = [Sample(part, seconds_of(part, H200, default_table())) for part in parts]
+    table = calibrate.build(samples, H200, link=Link(), host=Host(), floor=1.5e-6)
+    assert table.curves["gemm/fp16"] == table.curves["gemm/bf16"]
+
+
 @pytest.mark.gpu
 def test_on_a_gpu_the_time_of_a_kernel_is_not_the_hosts(calibrate):
     device = torch.device("cuda")

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hotloop.cli import app
+from hotloop.cli import app, main
 
 from .corpus import SCRIPTS, Script, complaints, expectation, load, parse, scripts
 
@@ -130,15 +131,19 @@ def test_a_script_runs_on_the_cpu_where_nothing_is_wrong_with_it(script: Script,
 
 @pytest.mark.skipif(not HAS_VERB, reason="there is no `hotloop simulate` yet")
 @pytest.mark.parametrize("script", CORPUS, ids=named)
-def test_a_simulation_finds_what_is_wrong_and_nothing_else(script: Script, tmp_path: Path) -> None:
+def test_a_simulation_finds_what_is_wrong_and_nothing_else(
+    script: Script, simulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if not ALL and script.name not in SAMPLE:
         pytest.skip("only a sample is simulated; HOTLOOP_TEST_CORPUS=all takes all")
-    command = [sys.executable, "-m", "hotloop", "simulate", "--json", "--gpu", "h200", "--steps", "100"]
-    done = subprocess.run(
-        [*command, str(script.path)], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
-    assert done.stdout.lstrip().startswith("{"), done.stderr
-    assert not complaints(script, json.loads(done.stdout))
+    monkeypatch.setattr("hotloop.simulate.running.Simulator", lambda **_: nullcontext(simulator))
+    command = ["hotloop", "simulate", "--json", "--gpu", "h200", "--steps", "100", str(script.path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr()
+    assert printed.out.lstrip().startswith("{"), printed.err
+    assert not complaints(script, json.loads(printed.out))
 
 
 def test_the_sample_is_of_the_corpus() -> None:

@@ -112,9 +112,19 @@ def test_attention_is_computed_by_the_operation_that_a_real_card_takes(dtype: to
     """cuDNN's operation may be taken in place of flash attention on the newest cards: both hold the same memory."""
     query = torch.randn(2, 4, 128, 64, device="cuda", dtype=dtype, requires_grad=True)
     mask = torch.ones(2, 4, 128, 128, device="cuda", dtype=torch.bool) if masked else None
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
     names = {event.key for event in profile.key_averages()}
     flash = not masked and Kernels(torch.cuda.get_device_capability())._flash(query)
     wanted = ("flash", "cudnn") if flash else ("efficient", "cudnn")
     assert any(f"_scaled_dot_product_{name}_attention" in key for key in names for name in wanted), names
+
+
+@pytest.mark.gpu
+def test_norms_are_computed_by_the_operations_that_a_real_card_takes() -> None:
+    x = torch.randn(2, 4, 8, 8, device="cuda", requires_grad=True)
+    batch, rms = torch.nn.BatchNorm2d(4).cuda(), torch.nn.RMSNorm(8).cuda()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        rms(batch(x)).sum().backward()
+    names = {event.key for event in profile.key_averages()}
+    assert {"aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward", "aten::_fused_rms_norm"} <= names

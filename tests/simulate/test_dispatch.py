@@ -193,6 +193,54 @@ def test_recurrent_layers_take_cudnns_operation(heard) -> None:
     assert names["aten._cudnn_rnn_backward.default"] == 3 * 2
 
 
+def test_norms_take_the_operations_that_a_gpu_would(heard) -> None:
+    _, events = heard(
+        HEAD
+        + """
+x = torch.randn(2, 4, 6, 6, device="cuda", requires_grad=True)
+nn.RMSNorm(6).cuda()(nn.BatchNorm2d(4).cuda()(x)).sum().backward()
+with torch.autocast("cuda", torch.bfloat16):
+    nn.BatchNorm2d(4).cuda()(x.bfloat16())  # for which PyTorch does not ask cuDNN
+"""
+    )
+    told = [event[1].split(".")[1] for event in operations(events) if "norm" in event[1]]
+    assert told[:4] == ["cudnn_batch_norm", "_fused_rms_norm", "_fused_rms_norm_backward", "cudnn_batch_norm_backward"]
+    assert "native_batch_norm" in told[4]
+
+
+def test_lazy_modules_come_to_the_device_with_their_shapes(heard) -> None:
+    _, events = heard(
+        HEAD
+        + """
+model = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2)).to("cuda")
+model(torch.ones(1, 3, 5, 5).cuda()).sum().backward()
+assert all(p.is_cuda and p.grad.is_cuda for p in model.parameters())
+assert all(b.is_cuda for b in model.buffers())
+"""
+    )
+    assert any(event[1] == "aten.addmm.default" for event in operations(events))
+
+
+def test_batches_that_the_host_makes_are_told(heard) -> None:
+    _, events = heard(
+        HEAD
+        + """
+import time
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return torch.zeros(2)
+for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=2):
+    batch.cuda()
+"""
+    )
+    told = [event for event in events if event[0] in ("host", "copied")]
+    assert [event[0] for event in told] == ["host", "copied"] * 3
+    assert all(event[1] >= 0.02 for event in told[::2])
+
+
 def test_checkpointed_activations_are_computed_again_in_backward(heard) -> None:
     _, events = heard(
         HEAD

@@ -167,8 +167,11 @@ def test_one_script_in_one_call(built: Path, monkeypatch: pytest.MonkeyPatch, ca
     result = simulate_script(ENGINE / "arguments.py", ["--batch", "5"], CARD, steps=1)
     assert (result.completed, result.error) == (1, None)
     assert "batch 5" not in capfd.readouterr().err
-    with pytest.raises(BadArgument, match="values"):
-        simulate_script(ENGINE / "arguments.py", [], CARD, values=True)
+
+
+def test_values_are_computed_where_they_are_asked_for(run) -> None:
+    body = "x = torch.arange(4.0).cuda()\nprint((x * 2).tolist())\nstep()\n"
+    assert run(LOOP + body, values=True).out == "[0.0, 2.0, 4.0, 6.0]\n"
 
 
 def test_arguments_that_cannot_be_meant(simulator, tmp_path: Path) -> None:

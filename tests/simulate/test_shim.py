@@ -4,9 +4,10 @@ import stat
 from pathlib import Path
 
 import pytest
+import torch
 
 from hotloop.simulate import shim
-from hotloop.simulate.shim import CannotSimulate, library, load
+from hotloop.simulate.shim import CannotSimulate, install, library, load, remove
 
 
 @pytest.fixture
@@ -77,6 +78,22 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_advice(
     assert "HOTLOOP_CACHE" in str(caught.value.fix)
 
 
-def test_it_cannot_be_loaded_where_torch_is_already(built: Path) -> None:
-    with pytest.raises(CannotSimulate, match="torch was imported before"):
-        load(built)
+def test_a_device_comes_and_goes_in_a_process_that_has_used_torch(built: Path) -> None:
+    loaded = load(built)
+    before = torch.accelerator.current_accelerator()
+    install(loaded)
+    try:
+        assert torch.accelerator.current_accelerator().type == "cuda"
+        assert torch.zeros(1).pin_memory().is_pinned()
+        assert torch.Generator(device="cuda").device.type == "cuda"
+    finally:
+        remove(loaded)
+    assert torch.accelerator.current_accelerator() == before
+
+
+def test_a_library_that_cannot_be_loaded_is_an_error_with_advice(tmp_path: Path) -> None:
+    broken = tmp_path / "shim.so"
+    broken.write_text("")
+    with pytest.raises(CannotSimulate, match="cannot be loaded") as caught:
+        load(broken)
+    assert "delete" in str(caught.value.fix)

@@ -218,7 +218,7 @@ def test_the_precision_is_that_of_the_tensors_and_the_switches():
     assert [p.precision for p in parts(lambda: a @ a, Tf32(products=True))] == ["tf32"]
     half = meta(8, 8, dtype=torch.half)
     assert only(lambda: half @ half).precision == "fp16"
-    layer = nn.Conv2d(3, 4, 3, device="meta")
+    layer = nn.Conv2d(3, 4, 3, bias=False, device="meta")
     assert only(lambda: layer(meta(1, 3, 8, 8))).precision == "tf32"  # as PyTorch has it, unlike products
     assert [p.precision for p in parts(lambda: layer(meta(1, 3, 8, 8)), Tf32(cudnn=False))] == ["fp32"]
 
@@ -228,10 +228,10 @@ def test_the_switches_are_pytorchs():
 
 
 def test_the_layout_of_images_is_known():
-    layer = nn.Conv2d(8, 4, 3, device="meta").to(memory_format=torch.channels_last)
+    layer = nn.Conv2d(8, 4, 3, bias=False, device="meta").to(memory_format=torch.channels_last)
     images = meta(2, 8, 8, 8)
     assert only(lambda: layer(images.contiguous())).layout == "channels_last"  # the weight alone decides
-    plain = nn.Conv2d(8, 4, 3, device="meta")
+    plain = nn.Conv2d(8, 4, 3, bias=False, device="meta")
     assert only(lambda: plain(images)).layout == "contiguous"
 
 
@@ -254,3 +254,21 @@ def test_whatever_the_operation_it_has_some_work(name, shapes):
         for part in parts_of(Operation(each, tensors, tensors[:1])):
             assert part.bytes >= 0
             assert part.kernels >= 0
+
+
+def test_a_bias_is_added_by_a_kernel_of_its_own():
+    layer = nn.Conv2d(8, 4, 3, padding=1, device="meta")
+    convolved, added = parts(lambda: layer(meta(2, 8, 8, 8)))
+    assert (convolved.family, added.family) == ("conv", "pointwise")
+    assert added.bytes == 2 * 4 * (2 * 4 * 8 * 8)
+
+
+def test_a_transposed_convolution_goes_as_the_gradient_that_it_is():
+    layer = nn.ConvTranspose2d(8, 16, 4, stride=2, padding=1, bias=False, device="meta")
+    image = meta(2, 8, 6, 6)
+    forward = only(lambda: layer(image))
+    assert forward.family == "conv-backward-input"
+    mirror = nn.Conv2d(16, 8, 4, stride=2, padding=1, bias=False, device="meta")
+    wide = meta(2, 16, 12, 12).requires_grad_()
+    [gradient] = [part for part in parts(lambda: mirror(wide).sum().backward()) if part.family == "conv-backward-input"]
+    assert (forward.traits, forward.product, forward.flops) == (gradient.traits, gradient.product, gradient.flops)

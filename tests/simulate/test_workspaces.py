@@ -1,4 +1,4 @@
-"""What operations take besides their results, the tables that say how much, and the fit that makes them."""
+"""What operations take besides their results, the tables that say how much, and how they are made."""
 
 import importlib.util
 import json
@@ -7,16 +7,15 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hotloop.simulate.cards import card, cards
-from hotloop.simulate.constants import Constants, Sample, constants_for, fit, read_constants, shares_of, tables
+from hotloop.simulate.constants import Constants, constants_for, read_constants, tables
+from hotloop.simulate.convolutions import Plan
 from hotloop.simulate.events import Operation, Shape
 from hotloop.simulate.workspaces import blas_workspace, library, needs
 
 MIB = 2**20
-SHAPES = [(8, 16, 32, 56), (32, 64, 64, 28), (4, 256, 256, 14), (64, 32, 128, 16), (16, 512, 512, 7), (2, 3, 64, 224)]
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 H200, T4 = card("h200"), card("t4")
 TABLE = Constants(
     architecture="any",
@@ -25,14 +24,14 @@ TABLE = Constants(
     source="made up",
     context={"base": 100},
     convolution={
-        "forward/tf32/first/spatial": (1.0, 0.5, 2.0, 7.0),
-        "forward/tf32/first/spatial/benchmark": (3.0, 0.0, 0.0, 0.0),
-        "forward/fp32/first/spatial": (0.0, 4.0, 0.0, 0.0),
-        "input/half/last/pointwise": (0.0, 0.0, 1.0, 0.0),
-        "weight/half/last/spatial": (0.0, 2.0, 0.0, 0.0),
-        "input/tf32/first/spatial": (9.0, 0.0, 0.0, 0.0),
+        "forward/tf32/first": ("8 16 24 32 3 1 1 2 1 0.5 2 7", "8 16 24 32 1 1 1 2 0 0 3 0"),
+        "forward/tf32/first/benchmark": ("8 16 24 32 3 1 1 2 3 0 0 0",),
+        "forward/fp32/first": ("8 16 24 32 3 1 1 2 0 4 0 0",),
+        "input/half/last": ("8 16 24 32 1 1 1 2 0 0 1 0",),
+        "weight/half/last": ("8 16 24 32 1 1 1 2 0 2 0 0",),
+        "input/tf32/first": ("8 16 24 32 3 1 1 2 9 0 0 0",),
     },
-    factors={"lstm.reserve": 6.0, "lstm.workspace": 2.0, "lstm.backward": 3.0, "batch_norm.reserve": 0.125},
+    factors={"lstm.steps": 5.0, "lstm.states": 9.0, "rnn.layer": 1000.0, "batch_norm.reserve": 0.125},
 )
 
 
@@ -57,10 +56,19 @@ def test_older_ones_8_mib_and_a_bit(key: str) -> None:
 def test_each_thread_has_a_workspace_for_ever() -> None:
     keys = {}
     for phase in ("forward", "backward", "optimizer"):
-        (need,) = needs(Operation("aten.addmm.default", (), (), phase=phase), H200, TABLE)
+        (need,) = needs(Operation("aten.mm.default", (), (), phase=phase), H200, TABLE)
         assert (need.lasting, need.bytes) == ("process", 32 * MIB)
         keys[phase] = need.key
     assert keys["forward"] == keys["optimizer"] != keys["backward"]
+
+
+def test_a_product_with_a_bias_has_another() -> None:
+    x, bias = tensor(8, 16), tensor(24)
+    first, second = needs(Operation("aten.addmm.default", (bias, x, tensor(16, 24)), (tensor(8, 24),)), H200, TABLE)
+    assert (first.bytes, second.bytes, second.lasting) == (32 * MIB, MIB, "process")
+    assert first.key != second.key
+    matrix = Operation("aten.addmm.default", (tensor(8, 24), x, tensor(16, 24)), (tensor(8, 24),))
+    assert bytes_of(matrix) == [32 * MIB]
 
 
 X, W, Y = tensor(8, 16, 32, 32), tensor(24, 16, 3, 3), tensor(8, 24, 32, 32)
@@ -76,15 +84,18 @@ def test_a_convolution_takes_shares_of_its_operands() -> None:
     assert bytes_of(exact) == [4 * W.nbytes]
 
 
-def test_what_a_table_does_not_have_is_taken_as_the_common_kind() -> None:
+def test_it_takes_what_the_nearest_of_its_kind_took() -> None:
     pointwise = tensor(24, 16, 1, 1)
-    made = Operation("aten.convolution.default", (X, pointwise), (Y,), {"groups": 1})
-    assert bytes_of(made) == [X.nbytes + pointwise.nbytes // 2 + 2 * Y.nbytes + 7]
+    assert bytes_of(Operation("aten.convolution.default", (X, pointwise), (Y,), {"groups": 1})) == [3 * Y.nbytes]
+    wide = tensor(24, 16, 5, 5)
+    made = Operation("aten.convolution.default", (X, wide), (Y,), {"groups": 1})
+    assert bytes_of(made) == [X.nbytes + wide.nbytes // 2 + 2 * Y.nbytes + 7]
 
 
 def test_a_transposed_one_is_the_gradient_of_another() -> None:
-    made = Operation("aten.convolution.default", (X, W), (Y,), {"groups": 1, "transposed": True})
-    assert bytes_of(made) == [9 * X.nbytes]
+    weight = tensor(16, 24, 3, 3)
+    made = Operation("aten.convolution.default", (X, weight), (Y,), {"groups": 1, "transposed": True})
+    assert bytes_of(made) == [9 * Y.nbytes]  # which is what the other one reads
 
 
 def test_its_gradients_come_one_after_the_other() -> None:
@@ -108,28 +119,52 @@ def test_batch_norm_keeps_a_reserve_where_channels_are_last() -> None:
 def test_an_lstm_keeps_its_gates() -> None:
     x = tensor(20, 8, 10)
     shape = {"mode": 2, "hidden_size": 32, "num_layers": 2, "bidirectional": True, "train": True}
-    unit = 20 * 8 * 32 * 2 * 2 * 4
-    reserve, workspace = needs(Operation("aten._cudnn_rnn.default", (x,), (x,), shape), H200, TABLE)
-    assert (reserve.bytes, reserve.lasting) == (6 * unit, "result")
-    assert (workspace.bytes, workspace.lasting) == (2 * unit, "moment")
-    assert bytes_of(Operation("aten._cudnn_rnn_backward.default", (x,), (x,), shape)) == [3 * unit]
+    steps, state = 20 * 8 * 32 * 2, 8 * 32 * 2
+    weights = 4 * 32 * ((10 + 32) + (64 + 32)) * 2
+    room = 4 * (5 * steps + 20 * state + weights + x.numel) + 4 * 1000
+    workspace, reserve = needs(Operation("aten._cudnn_rnn.default", (x,), (x,), shape), H200, TABLE)
+    assert (reserve.bytes, reserve.lasting) == (4 * 11 * steps + 256, "result")
+    assert (workspace.bytes, workspace.lasting) == (room, "moment")
+    assert bytes_of(Operation("aten._cudnn_rnn_backward.default", (x,), (x,), shape)) == [room]
+
+
+def test_an_lstm_that_drops_keeps_what_it_dropped() -> None:
+    """As it was recorded on an H200: 32 sentences of 40 words, 256 to 512 to 512, a fifth dropped."""
+    x = tensor(32, 40, 256)
+    shape = {"mode": 2, "hidden_size": 512, "num_layers": 2, "batch_first": True, "dropout": 0.2, "train": True}
+    made = Operation("aten._cudnn_rnn.default", (x,), (x,), shape)
+    generator, workspace, reserve = needs(made, H200, constants_for(H200, "2.11"))
+    assert (generator.bytes, generator.lasting) == (6_488_064, "process")
+    assert workspace.bytes == pytest.approx(49_807_872, abs=1024)
+    assert reserve.bytes == 28_918_016
 
 
 def test_flash_attention_adds_up_in_fp32() -> None:
     q = tensor(2, 12, 1000, 80, dtype="bfloat16")
     name = "aten._scaled_dot_product_flash_attention_backward.default"
     rows = 2 * 12 * 1024
-    assert bytes_of(Operation(name, (q, q, q, q), (q, q, q))) == [4 * rows, 4 * rows * 96]
+    assert bytes_of(Operation(name, (q, q, q, q), (q, q, q)), "a100-80") == [4 * rows, 4 * rows * 96]
     grouped = tensor(2, 4, 1000, 80, dtype="bfloat16")
-    assert bytes_of(Operation(name, (q, q, grouped, grouped), (q,)))[2:] == [q.nbytes, q.nbytes]
+    assert bytes_of(Operation(name, (q, q, grouped, grouped), (q,)), "a100-80")[2:] == [q.nbytes, q.nbytes]
 
 
-def test_other_attentions() -> None:
-    q = tensor(2, 12, 1000, 64, dtype="bfloat16")
-    efficient = Operation("aten._scaled_dot_product_efficient_attention_backward.default", (q, q, q, q), (q,))
-    assert bytes_of(efficient) == [4 * 24_000, 4 * q.numel]
-    cudnn = Operation("aten._scaled_dot_product_cudnn_attention_backward.default", (q, q, q, q), (q,))
-    assert bytes_of(cudnn) == [4 * q.numel]
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_cudnn_attends_on_hopper(kernel: str) -> None:
+    """As it was recorded on an H200, where PyTorch 2.11 chooses it by itself: 16 batches, 8 heads, 256 tokens."""
+    q = tensor(16, 8, 256, 64, dtype="bfloat16")
+    name = f"aten._scaled_dot_product_{kernel}_attention_backward.default"
+    assert bytes_of(Operation(name, (q, q, q, q), (q,))) == [8_519_936]
+
+
+def test_memory_efficient_attention_works_in_blocks() -> None:
+    """As it was recorded on an H200: in fp32, products first."""
+    name = "aten._scaled_dot_product_efficient_attention_backward.default"
+    q = tensor(8, 8, 256, 64)
+    sums, products, blocks = needs(Operation(name, (q, q, q, q), (q,)), H200, TABLE)
+    assert (sums.bytes, products.bytes, blocks.bytes) == (65_536, 4_194_304, 4_198_400)
+    assert sums.key == "together" != blocks.key
+    half = tensor(8, 8, 256, 64, dtype="bfloat16")
+    assert bytes_of(Operation(name, (half,) * 4, (half,)), "a100-80") == [65_536, 4_198_400]
 
 
 def test_smaller_helpers() -> None:
@@ -137,8 +172,7 @@ def test_smaller_helpers() -> None:
     weight = tensor(50_000, 64)
     assert not bytes_of(Operation("aten.embedding_dense_backward.default", (tensor(100, 64), few), (weight,)))
     embedding = bytes_of(Operation("aten.embedding_dense_backward.default", (tensor(8192, 64), many), (weight,)))
-    assert embedding[:2] == [8 * 8192] * 2
-    assert 7000 * 256 < embedding[2] < 9200 * 300
+    assert embedding == [8 * 8192] * 5 + [8 * 9011, 256 * 9011]
     norm = Operation("aten._foreach_norm.Scalar", (tensor(65_537), tensor(10)), (tensor(), tensor()))
     assert bytes_of(norm) == [4 * 2 * 2]
     assert not bytes_of(Operation("aten.relu.default", (X,), (X,)))
@@ -159,17 +193,22 @@ def test_every_card_has_a_table() -> None:
         found = constants_for(each, "2.11.0+cu128")
         assert found.architecture in (each.architecture, "any")
         assert 3e8 < sum(found.context.values()) < 2e9
-    assert 1.3e9 <= sum(constants_for(H200, "2.11").context.values()) <= 1.45e9  # as it was measured
 
 
 def test_tables_are_sound() -> None:
     for table in tables():
         assert table.source
         assert 0 < table.margin < 0.2
-        for key, shares in table.convolution.items():
-            assert len(shares) == 4
-            assert min(shares) >= 0
-            assert key.split("/")[0] in ("forward", "input", "weight")
+        for key, rows in table.convolution.items():
+            part, precision, layout, *benchmark = key.split("/")
+            assert part in ("forward", "input", "weight")
+            assert (precision in ("tf32", "half", "fp16", "fp32"), layout in ("first", "last")) == (True, True)
+            assert benchmark in ([], ["benchmark"])
+            assert rows
+            for row in rows:
+                plan = Plan.read(row)
+                assert str(plan) == row
+                assert min(plan[1:]) >= 0
 
 
 def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -177,42 +216,8 @@ def test_a_table_comes_back_from_its_file(tmp_path: Path) -> None:
     assert read_constants(tmp_path / "table.json") == TABLE
 
 
-@given(
-    st.lists(st.tuples(*[st.integers(1, 10**6)] * 3), min_size=6, max_size=20, unique=True),
-    st.tuples(*[st.integers(0, 5)] * 3),
-)
-def test_a_fit_explains_what_can_be_explained(rows: list[tuple[int, ...]], truth: tuple[int, ...]) -> None:
-    seen = [sum(a * b for a, b in zip(row, truth, strict=True)) for row in rows]
-    found = fit(rows, seen, rounds=3000)
-    assert min(found) >= 0
-    for row, right in zip(rows, seen, strict=True):
-        assert sum(a * b for a, b in zip(row, found, strict=True)) == pytest.approx(
-            right, rel=0.05, abs=0.05 * sum(row)
-        )
-
-
-def test_a_fit_has_no_negative_share() -> None:
-    assert fit([(1, 1), (2, 1), (3, 1)], [0, 0, 0]) == (0.0, 0.0)
-    assert fit([(1.0, 0.0), (1.0, 1.0)], [2.0, 1.0])[1] == 0.0
-    assert fit([], []) == ()
-
-
-def test_shares_of_convolutions_come_back_from_measurements() -> None:
-    shapes = [(n * c * h * h * 4, c * k * 36, n * k * h * h * 4) for n, c, k, h in SHAPES]
-    copied = [Sample("forward/tf32/first/spatial", x, w, y, x + w + y) for x, w, y in shapes]
-    split = [Sample("weight/half/last/spatial", x, w, y, 3 * w + 2 * MIB) for x, w, y in shapes]
-    seldom = [Sample("input/half/last/grouped", 1, 1, 1, 1)]
-    found = shares_of([*copied, *split, *seldom])
-    assert set(found) == {"forward/tf32/first/spatial", "weight/half/last/spatial"}
-    for sample in [*copied, *split]:
-        operands = (sample.x, sample.weight, sample.y, 1)
-        model = sum(a * b for a, b in zip(found[sample.key], operands, strict=True))
-        assert model == pytest.approx(sample.taken, rel=0.1, abs=0.02 * sum(operands))
-
-
 def calibration() -> ModuleType:
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "calibrate_memory.py"
-    spec = importlib.util.spec_from_file_location("calibrate_memory", path)
+    spec = importlib.util.spec_from_file_location("calibrate_memory", BENCHMARKS / "calibrate_memory.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -220,33 +225,38 @@ def calibration() -> ModuleType:
     return module
 
 
-def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path) -> None:
+def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
     made = calibration()
-    notes = made.Notes(tmp_path / "raw.json", 60.0)
-    shapes = [(n * c * h * h * 4, c * k * 36, n * k * h * h * 4) for n, c, k, h in SHAPES]
-    for x, w, y in shapes:
-        notes.attempt("one", Sample("forward/tf32/first/spatial", x, w, y, 2 * y)._asdict)
+    notes = made.Notes(
+        tmp_path / "raw.json", 60.0, {"hardware": "NVIDIA H200, a host", "versions": {"torch": "2.12.1"}}
+    )
+    sizes = {"x": 1000, "weight": 10, "y": 5000}
+    what = "convolution forward tf32 first (8, 16, 32, 56, 3, 1, 1, 2)"
+    for taken in (6010, 0):  # what is there is not measured again
+        notes.attempt(what, lambda: {"key": "forward/tf32/first/spatial", **sizes, "taken": taken})  # noqa: B023
     notes.attempt("fails", lambda: {"never": 1 / 0})
-    notes.attempt("cell", lambda: {"cell": "gru", "reserve": 5.5, "workspace": 1.0, "backward": 2.0})
-    notes.attempt("cell", lambda: {"cell": "gru", "reserve": 5.25, "workspace": 1.5, "backward": 2.0})
-    notes.attempt("norm", lambda: {"last": True, "reserve": 10, "numel": 80})
-    notes.attempt("attention", lambda: {"backend": "EFFICIENT_ATTENTION", "copies": 1.25})
-    assert made.factors_of(notes.rows) == {
-        "gru.reserve": 5.5,
-        "gru.workspace": 1.5,
-        "gru.backward": 2.0,
-        "batch_norm.reserve": 0.125,
-        "attention.efficient": 1.25,
-    }
+    norm = {"last": True, "dtype": "torch.float32", "reserve": 10, "beside": 20, "numel": 80}
+    notes.attempt("batch norm 1", lambda: norm)
+    notes.attempt("batch norm 2", lambda: {**norm, "dtype": "torch.float16", "reserve": 40})
+    notes.about["context"] = {"base": 7}
+    notes.write()
+    table = read_constants(made.write_table(json.loads((tmp_path / "raw.json").read_text()), tmp_path))
     assert notes.failures == ["fails: ZeroDivisionError: division by zero"]
-    shares = shares_of(made.samples_of(notes.rows))["forward/tf32/first/spatial"]
-    assert shares[2] == pytest.approx(2, abs=0.2)
-    notes.write(done=True)
-    assert len(json.loads((tmp_path / "raw.json").read_text())["rows"]) == len(notes.rows)
+    assert (table.architecture, table.torch, table.calibrated, table.context["base"]) == ("hopper", "2.12", True, 7)
+    assert table.convolution == {"forward/tf32/first": ("8 16 32 56 3 1 1 2 1 1 1 0",)}
+    assert (table.factors["batch_norm.reserve"], table.factors["batch_norm.workspace"]) == (0.125, 0.25)
+    assert table.factors["batch_norm.reserve.half"] == 0.5
 
 
-def test_every_kind_of_convolution_is_measured_often_enough() -> None:
+def test_the_table_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    raw = json.loads((BENCHMARKS / "results" / "memory_calibration_h200.json").read_text())
+    assert calibration().table_of(raw) == constants_for(H200, "2.11")
+
+
+def test_every_kind_of_convolution_is_measured_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
     made = calibration()
     kinds = Counter(case.kind for case in made.CASES)
-    assert set(kinds) == {"spatial", "pointwise", "grouped", "volume"}
-    assert min(kinds.values()) >= 3
+    assert set(kinds) == {"spatial", "pointwise", "depthwise", "grouped", "volume"}

@@ -1,6 +1,8 @@
 """`hotloop simulate`: run a training script as if a GPU were there, and tell what would happen on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,12 +11,14 @@ import typer
 from hotloop.cli.options import Json
 from hotloop.cli.output import console, print_json, say
 from hotloop.errors import BadArgument
+from hotloop.text import printable
 
 if TYPE_CHECKING:
+    from hotloop.report.folder import RunFolder
     from hotloop.simulate.cards import Card
+    from hotloop.simulate.compare import Row
     from hotloop.simulate.record import Simulation
-
-LISTENERS = ("hotloop.simulate.memory:Memory", "hotloop.simulate.timeline:Time")
+    from hotloop.simulate.study import Study
 
 
 def simulate(
@@ -29,7 +33,36 @@ def simulate(
         str | None, typer.Option(metavar="SIZE", help="Or any GPU with this much memory: 24GiB.", show_default=False)
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="End after so many steps of the optimizer.")] = 3,
+    batch: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Set the script's batch to this.", show_default="its own")
+    ] = None,
+    batch_from: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Where the script has its batch: argument:--NAME, variable:NAME, environment:NAME, loader.",
+            show_default="found by itself",
+        ),
+    ] = None,
+    largest_batch: Annotated[
+        bool, typer.Option("--largest-batch", help="Find the largest batch that fits, and what would make room.")
+    ] = False,
+    values: Annotated[
+        bool, typer.Option("--values", help="Also compute the values, on the CPU: slow, for what depends on them.")
+    ] = False,
+    price: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Dollars per hour by GPU: lines such as h200,3.5 or JSON.", show_default=False
+        ),
+    ] = None,
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="And after this long.")] = 120,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write report.html, with memory over time, and report.json here.", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a training script on a GPU that is not here: device bugs, copies, waits, memory, time.
@@ -38,34 +71,110 @@ def simulate(
     device bugs are found in one run, because each is repaired and the script goes on. Options of `hotloop simulate`
     stand before the script's name, the script's own after it.
 
+    The batch is found by itself, in this order: an option of the script such as --batch-size, a name in its
+    environment, a variable such as BATCH_SIZE, its DataLoader. Where that finds the wrong one, --batch-from points at
+    it. With --largest-batch, or where it does not fit, bf16, checkpointing and accumulation are simulated too.
+
     [bold]Examples[/bold]
       hotloop simulate train.py --epochs 3            [dim]on an H200[/dim]
-      hotloop simulate --gpu rtx4090 train.py
-      hotloop simulate --gpu t4,l4,rtx4090,h200 train.py   [dim]a line for each[/dim]
+      hotloop simulate --gpu rtx4090 --batch 96 train.py   [dim]would 96 fit?[/dim]
+      hotloop simulate --gpu rtx4090 --largest-batch train.py
+      hotloop simulate --batch 8 --batch-from argument:--micro train.py
+      hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py   [dim]a line for each[/dim]
       hotloop simulate --vram 8GiB train.py           [dim]does it fit?[/dim]
+      hotloop simulate --out runs/a train.py          [dim]a page with plots[/dim]
       hotloop simulate --json train.py > simulation.json
     """
     import sys
 
+    from hotloop.simulate.compare import row_of
     from hotloop.simulate.running import Simulator
+    from hotloop.simulate.study import Study
 
     cards = _cards(gpu, vram)
     if time_limit <= 0:
         raise BadArgument(f"--time-limit {time_limit}", fix="give seconds, more than 0")
+    prices = _prices(price, cards)
     file, *arguments = script
-    with Simulator(stdout=sys.stderr if as_json else None) as simulator:
-        told = [
-            simulator.run(file, arguments, card, steps=steps, time_limit=time_limit, listeners=LISTENERS)
-            for card in cards
-        ]
+    with _folders(out, cards) as runs, Simulator(stdout=sys.stderr if as_json else None) as simulator:
+        study = Study(
+            simulator,
+            file,
+            arguments,
+            steps=steps,
+            time_limit=time_limit,
+            values=values,
+            batch=batch,
+            batch_from=batch_from,
+            told=partial(say, console(stderr=True), style="dim"),
+        )
+        told = _studied(study, cards, largest_batch=largest_batch)
+        for run, one in zip(runs, told, strict=False):
+            _write(run, one, Path(file).name)
+    rows = [row_of(one, prices) for one in told]
     if as_json:
-        print_json(_data(told))
+        print_json(_data(told, rows, priced=price is not None))
     elif len(told) == 1:
-        _tell(told[0], cards[0], Path(file))
+        _tell(told[0], cards[0], Path(file), rows[0])
     else:
-        _tell_all(told, cards)
+        _tell_all(told, cards, rows)
+    for run in runs:
+        say(console(stderr=True), f"the page is {run.path / 'report.html'}", style="dim")
     if any(finding.level == "error" for one in told for finding in one.findings):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _folders(out: Path | None, cards: "Sequence[Card]") -> "Iterator[list[RunFolder]]":
+    """A folder for the page of each card, where one is asked for; none of them appears after an error."""
+    from hotloop.report.folder import new_run
+
+    paths = [] if out is None else [out] if len(cards) == 1 else [out / card.key for card in cards]
+    with ExitStack() as stack:
+        yield [stack.enter_context(new_run(path)) for path in paths]
+
+
+def _write(run: "RunFolder", simulation: "Simulation", script: str) -> None:
+    import platform
+    import shlex
+    import sys
+    from datetime import UTC, datetime
+    from importlib.metadata import version
+
+    from hotloop.report.runs import DATA, PAGE
+    from hotloop.report.simulation import simulation_page, simulation_run
+
+    data, date = simulation.to_json(), datetime.now(UTC).isoformat(timespec="seconds")
+    command = shlex.join(["hotloop", *sys.argv[1:]])
+    versions = {"python": platform.python_version(), "torch": version("torch")}
+    run.write(PAGE, simulation_page(data, script=script, command=command, versions=versions, date=date))
+    entry = simulation_run(data, script=script, date=date)
+    run.write_json(DATA, entry.with_data({"command": command, "simulation": data}))
+
+
+def _studied(study: "Study", cards: "Sequence[Card]", *, largest_batch: bool) -> "list[Simulation]":
+    """What is asked, of each card; what the script prints is shown once."""
+    told = []
+    for number, card in enumerate(cards):
+        found = study.plain(card, silent=number > 0)
+        if largest_batch:
+            found = study.with_largest(found, card)
+        if len(cards) == 1 and (found.search is not None or found.fits is False):
+            found = study.with_help(found, card)
+        told.append(found)
+    return told
+
+
+def _prices(file: Path | None, cards: "Sequence[Card]") -> dict[str, float]:
+    from hotloop.simulate.compare import price_of, read_prices
+
+    prices = {} if file is None else read_prices(file)
+    if prices and all(price_of(card.key, prices) is None for card in cards):
+        names = ", ".join(card.key for card in cards)
+        raise BadArgument(
+            f"{printable(str(file))} has no price for {names}", fix=f"add a line such as {cards[0].key},1.5"
+        )
+    return prices
 
 
 def _cards(gpu: str, vram: str | None) -> "list[Card]":
@@ -79,24 +188,28 @@ def _cards(gpu: str, vram: str | None) -> "list[Card]":
     return [card(name) for name in dict.fromkeys(names)]
 
 
-def _data(told: "Sequence[Simulation]") -> dict[str, Any]:
+def _data(told: "Sequence[Simulation]", rows: "Sequence[Row]", *, priced: bool) -> dict[str, Any]:
     from hotloop.files import finite
 
-    one: dict[str, Any] = finite(told[0].to_json())
-    return one if len(told) == 1 else {"simulations": [finite(each.to_json()) for each in told]}
+    data: dict[str, Any] = finite(told[0].to_json())
+    if len(told) > 1:
+        data = {"simulations": [finite(each.to_json()) for each in told]}
+    return {**data, "cards": [finite(row.to_json()) for row in rows]} if len(told) > 1 or priced else data
 
 
-def _tell(simulation: "Simulation", card: "Card", script: Path) -> None:
+def _tell(simulation: "Simulation", card: "Card", script: Path, row: "Row") -> None:
     from hotloop.simulate.shown import simulation_words
 
     where = console()
-    for part in simulation_words(simulation, card.name, script.name):
+    for part in simulation_words(simulation, card.name, script.name, row):
         where.print(part)
 
 
-def _tell_all(told: "Sequence[Simulation]", cards: "Sequence[Card]") -> None:
+def _tell_all(told: "Sequence[Simulation]", cards: "Sequence[Card]", rows: "Sequence[Row]") -> None:
     from hotloop.simulate.shown import cards_table
 
     where = console()
-    where.print(cards_table(told, [card.name for card in cards]))
+    where.print(cards_table(told, [card.name for card in cards], rows))
+    for note in dict.fromkeys(note for one in told for note in one.notes if "batch" in note):
+        say(where, f"note: {note}", style="dim")
     say(where, "Findings, copies and waits: the same command with one GPU.")

@@ -27,8 +27,7 @@ class Rewind:
         self._device = device
         self._dice = list(all_dice(device).values())
         self._cast: list[Dice] = []  # those that passes were seen to use
-        self._written: list[Tensor] = []  # tensors that passes were seen to write to
-        self._copies: list[Tensor] = []  # what they held before the pass
+        self._written: list[tuple[list[Tensor], list[Tensor]]] = []  # what passes were seen to write to, and copies
         self._changing: list[dict[str, Any]] = []  # tables in which passes were seen to put other tensors
         self._passes = 0
         self._looking = False
@@ -51,8 +50,8 @@ class Rewind:
             return
         if self._cast:
             self._states = [(dice, dice.take()) for dice in self._cast]
-        if self._written:
-            torch._foreach_copy_(self._copies, self._written)
+        for tensors, copies in self._written:
+            torch._foreach_copy_(copies, tensors)
         if self._changing:
             self._hold(self._changing)
 
@@ -73,8 +72,8 @@ class Rewind:
             for tensor, copy, _ in self._held:
                 tensor.copy_(copy)
             if not self._looking:  # else everything is held, and these copies are of an earlier pass
-                for tensor, copy in zip(self._written, self._copies, strict=True):
-                    tensor.copy_(copy)
+                for tensors, copies in self._written:
+                    torch._foreach_copy_(tensors, copies)
         if self._looking:
             self._passes -= 1  # what it would have shown is still to be seen
         self._looking = False
@@ -95,13 +94,14 @@ class Rewind:
         self._changing = [t for t, before in self._tables if id(t) in known or _is_other(t, before)]
         known = {id(table) for table in self._changing}
         covered = {id(v) for table, before in self._tables if id(table) in known for v in before.values()}
-        written = {id(tensor) for tensor in self._written}
+        written = {id(tensor) for tensors, _ in self._written for tensor in tensors}
         written |= {id(tensor) for tensor, copy, version in self._held if _may_be_written(tensor, copy, version)}
         for _, before in self._tables:
             if not written.isdisjoint(map(id, before.values())):  # a module that writes to one may write to all
                 written.update(map(id, before.values()))
         kept = [(tensor, copy) for tensor, copy, _ in self._held if id(tensor) in written - covered]
-        self._written, self._copies = [tensor for tensor, _ in kept], [copy for _, copy in kept]
+        alike = {t.dtype: [pair for pair in kept if pair[0].dtype == t.dtype] for t, _ in kept}  # copied in one kernel
+        self._written = [([t for t, _ in pairs], [copy for _, copy in pairs]) for pairs in alike.values()]
         self._states, self._tables, self._held = [], [], []
 
     def _own_tables(self) -> Iterator[dict[str, Any]]:

@@ -120,6 +120,7 @@ class Document:
     command: str | None = None
     versions: dict[str, str] | None = None
     when: str = ""
+    origin: str = "measured"  # what was done to get the numbers
 
     def html(self) -> str:
         """The whole page. It loads nothing from anywhere, and shows any text it is given as text."""

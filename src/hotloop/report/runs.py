@@ -24,14 +24,14 @@ UNITS: dict[str, Callable[[float], str]] = {
     "bytes": size,
     "joules": lambda value: f"{count(value)} J",
 }
-LESS_IS_BETTER = ("seconds", "bytes", "joules", "loss", "error", "perplexity")
+LESS_IS_BETTER = ("seconds", "bytes", "joules", "loss", "error", "perplexity", "findings")
 
 
 @dataclass(frozen=True)
 class Run(Record):
     """What a run was, and its figures by name: those of two runs with the same name can be compared."""
 
-    kind: str  # train, demo, bench, tune or profile
+    kind: str  # train, demo, bench, tune, profile or simulate
     title: str
     started: str  # ISO 8601, UTC
     device: str

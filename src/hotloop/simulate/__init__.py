@@ -1,1 +1,32 @@
-"""A GPU that is not here: what a training script would do on it, found without one."""
+"""A GPU that is not here: what a training script would do on it, found without one.
+
+The package itself can be called, which makes a block of one's own program run on such a GPU:
+
+>>> with hotloop.simulate("h200") as sim:  # doctest: +SKIP
+...     train()
+>>> print(sim)  # doctest: +SKIP
+"""
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hotloop.simulate.block import Block
+    from hotloop.simulate.cards import Card
+
+
+class _Simulate(ModuleType):
+    """This package, which is named like what it does."""
+
+    def __call__(self, gpu: "str | Card" = "h200", *, steps: int | None = None, values: bool = False) -> "Block":
+        """A block in which CUDA tensors are on a simulated GPU; ends after `steps` of the optimizer where given.
+
+        With `values` they are computed on the host as well, so that losses are true and so is what depends on them.
+        """
+        from hotloop.simulate.block import Block  # noqa: PLC0415  # torch is imported with it
+
+        return Block(gpu, steps=steps, values=values)
+
+
+sys.modules[__name__].__class__ = _Simulate

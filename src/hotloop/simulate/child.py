@@ -69,11 +69,14 @@ def _become(request: Request, requests: int, replies: int) -> None:
         os.close(replies)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _limit_memory(request.memory_limit)
-        from hotloop.simulate.script import Run  # noqa: PLC0415
+        if request.silent:
+            _silence()
+        from hotloop.simulate.script import Run, batches_of  # noqa: PLC0415
         from hotloop.simulate.simulation import Engine  # noqa: PLC0415
 
-        card = _card(request.card)
-        Run(request, Engine(card, [_listener(name, card) for name in request.listeners], request.steps)).run()
+        card, batches = _card(request.card), batches_of(request)
+        listeners = [*(_listener(name, card) for name in request.listeners), batches]
+        Run(request, Engine(card, listeners, request.steps, values=request.values), batches).run()
         code = 0
     except BaseException:  # noqa: BLE001
         import traceback  # noqa: PLC0415
@@ -83,6 +86,14 @@ def _become(request: Request, requests: int, replies: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _silence() -> None:
+    """Whatever is printed from now on, below Python too, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nowhere, output)
+    os.close(nowhere)
 
 
 def _lines(pipe: int) -> Any:

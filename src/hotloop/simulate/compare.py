@@ -4,13 +4,14 @@ import csv
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
-from hotloop.simulate.cards import Card
-from hotloop.simulate.record import StepTime
+from hotloop.simulate.cards import Card, card
+from hotloop.simulate.record import Simulation, StepTime
 from hotloop.simulate.table import Table
 from hotloop.simulate.timeline import Tape, forecast
 from hotloop.text import printable
@@ -56,15 +57,38 @@ def compare(
     """
     fits, largest, prices, tables = fits or {}, largest or {}, prices or {}, tables or {}
     rows = []
-    for card in cards:
-        fitting = fits.get(card.key)
-        found = None if fitting is False else forecast(tape, card, tables.get(card.architecture))
+    for each in cards:
+        fitting = fits.get(each.key)
+        found = None if fitting is False else forecast(tape, each, tables.get(each.architecture))
         speed = _speed(found.step, samples) if found and samples else None
-        price = prices.get(card.key)
+        price = prices.get(each.key)
         cost = _cost(speed, price) if speed and price is not None else None
         step = found.step if found else None
-        rows.append(Row(card.key, fitting, largest.get(card.key), step, speed, price, cost))
+        rows.append(Row(each.key, fitting, largest.get(each.key), step, speed, price, cost))
     return rows
+
+
+def row_of(simulation: Simulation, prices: Mapping[str, float] | None = None) -> Row:
+    """What one simulation says of a card; speed and cost are those of the batch that it ran with."""
+    step = None if simulation.fits is False else simulation.step_ms
+    samples = simulation.batch.samples if simulation.batch else None
+    speed = _speed(step, samples) if step and samples else None
+    price = price_of(simulation.gpu, prices or {})
+    cost = _cost(speed, price) if speed and price is not None else None
+    return Row(simulation.gpu, simulation.fits, simulation.largest_batch, step, speed, price, cost)
+
+
+def price_of(key: str, prices: Mapping[str, float]) -> float | None:
+    """The price of a card, however the file of prices spells it.
+
+    >>> price_of("rtx4090", {"nvidia rtx 4090": 0.7})
+    0.7
+    """
+    for name, price in prices.items():
+        with suppress(BadArgument):
+            if name == key or card(name).key == key:
+                return price
+    return None
 
 
 def _speed(step: StepTime, samples: int) -> Rates | None:
@@ -82,16 +106,16 @@ def read_prices(path: Path) -> dict[str, float]:
     try:
         text = path.read_text(encoding="utf-8")
         pairs = json.loads(text) if text.lstrip().startswith("{") else dict(_lines(text))
-        prices = {str(card).strip().lower(): float(price) for card, price in pairs.items()}
+        prices = {str(name).strip().lower(): float(price) for name, price in pairs.items()}
     except (OSError, ValueError, TypeError) as error:
         raise BadArgument(
             f"cannot read the prices in {printable(str(path))}: {printable(str(error))}", fix=_FIX
         ) from error
     if not prices:
         raise BadArgument(f"there is no price in {printable(str(path))}", fix=_FIX)
-    for card, price in prices.items():
+    for name, price in prices.items():
         if not (math.isfinite(price) and price >= 0):
-            raise BadArgument(f"{printable(str(path))}: {price} is no price for {printable(card)}", fix=_FIX)
+            raise BadArgument(f"{printable(str(path))}: {price} is no price for {printable(name)}", fix=_FIX)
     return prices
 
 
@@ -99,7 +123,7 @@ def _lines(text: str) -> list[tuple[str, str]]:
     rows = [row for row in csv.reader(text.splitlines()) if row and not row[0].lstrip().startswith("#")]
     if rows and len(rows[0]) == 2 and not _number(rows[0][1]):
         rows = rows[1:]  # a heading
-    return [(card, price) for card, price in rows]
+    return [(name, price) for name, price in rows]
 
 
 def _number(text: str) -> bool:

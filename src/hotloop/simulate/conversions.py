@@ -3,6 +3,7 @@
 import copy
 import importlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ from torch.optim.optimizer import Optimizer
 from torch.utils import _foreach_utils
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.crossing import TO_HOST
 from hotloop.simulate.dispatch import SimulatedGpu
+from hotloop.simulate.lazy import Lazies
 from hotloop.simulate.operations import is_simulated
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
@@ -28,10 +32,12 @@ _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": Fal
 class Conversions:
     """Teaches torch's Python code about the simulated device."""
 
-    def __init__(self, gpu: SimulatedGpu) -> None:
+    def __init__(self, gpu: SimulatedGpu, borrowed: Borrowed | None = None) -> None:
         self._gpu = gpu
+        self._borrowed = borrowed  # where what goes to the device comes back later
+        self._lazies = Lazies(gpu)
         self._hooks: list[Any] = []
-        self._saved: dict[str, Any] = {}  # by path: what a script saved, which is not written
+        self._saved: dict[str, tuple[Any, set[int]]] = {}  # by path: what a script saved, and what was on the device
         self.compiled = False  # whether torch.compile was asked for
 
     def install(self, patches: Patches) -> None:
@@ -41,6 +47,7 @@ class Conversions:
         patches.set(torch, "compile", self._compile)
         patches.set(nn.Module, "compile", lambda module, *_, **__: setattr(self, "compiled", True))
         patches.set(nn.RNNBase, "flatten_parameters", lambda module: None)
+        self._lazies.install(patches)
         self._modules(patches)
         self._tensors(patches)
         self._loaders(patches)
@@ -71,7 +78,10 @@ class Conversions:
         apply = nn.Module._apply
 
         def moved(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
-            result: nn.Module = apply(module, fn, recurse)  # type: ignore[no-untyped-call]
+            if self._borrowed is not None:
+                self._borrowed.moves(module)
+            with self._lazies.held_back(module, fn):
+                result: nn.Module = apply(module, fn, recurse)  # type: ignore[no-untyped-call]
             for tensors, kind in ((module._parameters, "parameter"), (module._buffers, "buffer")):
                 for tensor in tensors.values():
                     if is_simulated(tensor):
@@ -85,6 +95,8 @@ class Conversions:
         def swapped(first: Tensor, second: Tensor) -> None:
             self._gpu.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()  # weak references forbid a swap
             swap(first, second)  # type: ignore[no-untyped-call]
+            if self._borrowed is not None:
+                self._borrowed.swapped(first, second)
 
         patches.set(torch.utils, "swap_tensors", swapped)
 
@@ -149,6 +161,15 @@ class Conversions:
             original(loader, *args, **kwargs)
 
         patches.set(DataLoader, "__init__", make)
+        following = _BaseDataLoaderIter.__next__
+
+        def next_batch(iterator: Any) -> Any:
+            begun = time.perf_counter()
+            batch = following(iterator)
+            self._gpu.teller.host(time.perf_counter() - begun)
+            return batch
+
+        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
 
     def _compile(self, model: Any = None, **_: Any) -> Any:
         self.compiled = True
@@ -163,7 +184,9 @@ class Conversions:
                 save(obj, f, *args, **kwargs)
                 return
             if isinstance(f, str | os.PathLike):  # a file of the person's is not overwritten
-                self._saved[str(Path(f).resolve())] = copy.deepcopy(obj, {id(t): _sketch(t) for t in held})
+                sketches = {id(t): _like(t, self._sketch(t)) for t in held}
+                kept = copy.deepcopy(obj, dict(sketches))
+                self._saved[str(Path(f).resolve())] = (kept, set(map(id, sketches.values())))
             else:
                 save(copy.deepcopy(obj, {id(t): self._gpu.values.tensor(t) for t in held}), f, *args, **kwargs)
             for tensor in held:
@@ -173,9 +196,9 @@ class Conversions:
             path = str(Path(f).resolve()) if isinstance(f, str | os.PathLike) else ""
             to = torch.device(map_location).type if isinstance(map_location, str | torch.device) else None
             if path in self._saved:
-                held = list(_tensors_in(self._saved[path]))
-                drawn = {id(t): _drawn(t, to or "cuda") for t in held if t.is_meta}
-                return copy.deepcopy(self._saved[path], drawn)
+                kept, sketches = self._saved[path]
+                drawn = {id(t): _like(t, _drawn(t, to or "cuda")) for t in _tensors_in(kept) if id(t) in sketches}
+                return copy.deepcopy(kept, drawn)
             moved: set[int] = set()
 
             def stay(storage: Any, location: str) -> Any:
@@ -190,6 +213,12 @@ class Conversions:
 
         patches.set(torch, "save", keep)
         patches.set(torch, "load", fetch)
+
+    def _sketch(self, tensor: Tensor) -> Tensor:
+        """A tensor of the device in a file that was not written: what it holds, or its shape alone."""
+        if self._gpu.known.everything:
+            return self._gpu.values.tensor(tensor)
+        return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
 
 
 def _tensors_in(obj: Any) -> Iterator[Tensor]:
@@ -210,13 +239,10 @@ def _like(tensor: Tensor, made: Tensor) -> Tensor:
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-def _sketch(tensor: Tensor) -> Tensor:
-    """A tensor of the simulated device in a file that was not written."""
-    return _like(tensor, torch.empty(tensor.size(), dtype=tensor.dtype, device="meta"))
-
-
-def _drawn(tensor: Tensor, device: str) -> Tensor:
-    return _like(tensor, torch.zeros(tensor.size(), dtype=tensor.dtype, device=device))
+def _drawn(sketch: Tensor, device: str) -> Tensor:
+    if sketch.is_meta:
+        return torch.zeros(sketch.size(), dtype=sketch.dtype, device=device)
+    return sketch.detach().clone().to(device)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

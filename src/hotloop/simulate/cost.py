@@ -1,5 +1,6 @@
 """Seconds that a part of an operation takes on a card: the longest of launching, computing and moving, roughly."""
 
+import math
 from functools import lru_cache
 
 from hotloop.simulate.cards import Card
@@ -29,8 +30,10 @@ def seconds_of(part: Part, card: Card, table: Table) -> float:
     """Seconds of a part on a card.
 
     The efficiency of a curve is work over (work + half-work): a latency and a rate. Computing and moving overlap.
+    Where operations with like sizes were measured, the curve is corrected by what it was off for them.
     """
-    return seconds(part, card, table.curve(part), floor=table.floor, cache=table.cache)
+    curved = seconds(part, card, table.curve(part), floor=table.floor, cache=table.cache)
+    return max(table.floor * part.kernels, curved * math.exp(table.correction(part)))
 
 
 def seconds(part: Part, card: Card, curve: Curve, *, floor: float, cache: float) -> float:

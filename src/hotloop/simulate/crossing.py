@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hotloop.simulate.operands import replaced
 from hotloop.simulate.operations import facts, is_simulated
 from hotloop.simulate.places import here
 
@@ -85,8 +86,7 @@ class Crossings:
         size = _bytes(result) if blocking else _bytes(source)  # blocking copies are converted on the host
         self.copied(size, TO_DEVICE, pinned=source.is_pinned(), blocking=blocking)
         gpu.storages.born(result, "input")
-        if source.numel() and size <= 1 << 16:
-            gpu.storages.know(result, source.detach().to(result.dtype))
+        gpu.known.arrived(result, source)
         return result
 
     def _copy(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,9 +96,7 @@ class Crossings:
         waits = not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
         if is_simulated(target):
             self.copied(_bytes(target if waits else source), TO_DEVICE, pinned=source.is_pinned(), blocking=waits)
-            self._gpu.storages.forget(target)
-            if source.size() == target.size() and _bytes(target) <= 1 << 16:
-                self._gpu.storages.know(target, source.detach().to(target.dtype))
+            self._gpu.known.arrived(target, source)
             return target
         self.copied(_bytes(source), TO_HOST, pinned=target.is_pinned(), blocking=waits)
         return target.copy_(self._gpu.values.tensor(source))
@@ -121,25 +119,23 @@ class Crossings:
         if not all(map(is_simulated, args[:2])):
             return NotImplemented
         self.waited(facts(func).name)
-        return args[0].size() == args[1].size()
+        known = [self._gpu.known.values(each) for each in args[:2]]
+        same = args[0].size() == args[1].size()
+        return func(*known, *args[2:], **kwargs) if same and all(k is not None for k in known) else same
 
     def _pin(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
 
     def _nonzero(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.waited("nonzero")
-        known = self._gpu.storages.values(args[0])
-        count = int(known.count_nonzero()) if known is not None else self._guess(args[0].numel())
-        return self._made(func, args, kwargs, (count, args[0].dim()), torch.int64)
+        return self._made(func, args, kwargs, (self._chosen(args[0]), args[0].dim()), torch.int64)
 
     def _masked_select(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not all(map(is_simulated, args[:2])):
             return NotImplemented
         self.waited("masked_select")
-        whole = torch.broadcast_shapes(args[0].size(), args[1].size()).numel()
-        known = self._gpu.storages.values(args[1])
-        count = int(known.count_nonzero()) if known is not None else self._guess(whole)
-        return self._made(func, args, kwargs, (count,), args[0].dtype)
+        mask = args[1].expand(torch.broadcast_shapes(args[0].size(), args[1].size()))
+        return self._made(func, args, kwargs, (self._chosen(mask),), args[0].dtype)
 
     def _index(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Masks become indices, as PyTorch does it; indices on the host are copied to the device first."""
@@ -154,13 +150,12 @@ class Crossings:
                 ready += self._positions(index)
             else:
                 ready.append(index if is_simulated(index) else self._brought(index))
-        return self._gpu.compute(func, types, (source, ready), kwargs)
+        return self._gpu.compute(func, types, (source, ready), kwargs, given=args)
 
     def _positions(self, mask: Tensor) -> list[Tensor]:
         if is_simulated(mask):
             self.waited("mask indexing")
-            known = self._gpu.storages.values(mask)
-            count = int(known.count_nonzero()) if known is not None else self._guess(mask.numel())
+            count = self._chosen(mask)
             with self._gpu.fake:
                 return [torch.empty(count, dtype=torch.int64, device="cuda") for _ in range(mask.dim())]
         return [self._brought(index) for index in mask.nonzero(as_tuple=True)]
@@ -181,9 +176,7 @@ class Crossings:
 
     def _unique(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.waited("unique")
-        known = self._gpu.storages.values(args[0])
-        source = known if known is not None else self._gpu.values.tensor(args[0])
-        return self._like_host(func, args, kwargs, func(source, *args[1:], **kwargs))
+        return self._like_host(func, args, kwargs, func(self._gpu.values.tensor(args[0]), *args[1:], **kwargs))
 
     def _bincount(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.waited("bincount")
@@ -194,7 +187,7 @@ class Crossings:
         if kwargs.get("output_size") is not None:
             return self._made(func, args, kwargs, (kwargs["output_size"],), args[0].dtype)
         self.waited("repeat_interleave")
-        known = self._gpu.storages.values(args[0])
+        known = self._gpu.known.values(args[0])
         count = int(known.sum()) if known is not None else args[0].numel()
         return self._made(func, args, kwargs, (count,), args[0].dtype)
 
@@ -204,9 +197,9 @@ class Crossings:
         if is_simulated(lengths):
             gpu = self._gpu
             gpu.findings.needs_host("pack_padded_sequence", "lengths", lengths)
-            known, longest = gpu.storages.values(lengths), source.size(1 if rest and rest[0] else 0)
-            lengths = known if known is not None else torch.full(lengths.size(), longest)
-        thin = torch.zeros(*source.size()[:2], 1)
+            known, longest = gpu.known.values(lengths), source.size(1 if rest and rest[0] else 0)
+            lengths = known if known is not None else torch.full(lengths.size(), longest, device="cpu")
+        thin = torch.zeros(*source.size()[:2], 1, device="cpu")
         packed, batch_sizes = func(thin, lengths, *rest, **kwargs)
         return self._made(func, args, kwargs, (packed.size(0), *source.size()[2:]), source.dtype), batch_sizes
 
@@ -222,7 +215,7 @@ class Crossings:
         with self._gpu.fake:
             result = tuple(torch.empty(shape, dtype=source.dtype, device="cuda") for shape in shapes)
         told = [t for t in result[:4] if t.numel() or t is result[3]]  # the reserve is empty here, and yet it is there
-        self._gpu.happened(facts(func), func, args, kwargs, told)
+        self._happened(func, args, kwargs, told)
         return result
 
     def _recurrent_backward(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -231,21 +224,31 @@ class Crossings:
             each = [None if t is None else torch.empty_like(t) for t in (source, h, c)]
             learnt = [torch.empty_like(weight) for weight in weights]
         result = (*(t if t is not None else self._gpu.stand_in(source[:0]) for t in each), learnt)
-        self._gpu.happened(facts(func), func, args, kwargs, result)
+        self._happened(func, args, kwargs, result)
         return result
 
     def _like_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        if isinstance(result, Tensor):
-            return self._made(func, args, kwargs, tuple(result.size()), result.dtype)
-        return tuple(self._like_host(func, args, kwargs, item) for item in result)
+        """Tensors of the device, like those that the host gave."""
+        made = replaced(result, self._gpu.stand_in)
+        self._happened(func, args, kwargs, made)
+        return made
 
     def _made(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
         with self._gpu.fake:
             result = torch.empty(sizes, dtype=dtype, device="cuda")
-        self._gpu.happened(facts(func), func, args, kwargs, result)
+        self._happened(func, args, kwargs, result)
         return result
+
+    def _happened(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._gpu.happened(facts(func), func, args, kwargs, result)
+        self._gpu.known.happened(func, args, kwargs, result)
+
+    def _chosen(self, mask: Tensor) -> int:
+        """How many elements are not zero."""
+        known = self._gpu.known.values(mask)
+        return int(known.count_nonzero()) if known is not None else self._guess(mask.numel())
 
     def _guess(self, most: int) -> int:
         """How many of so many are chosen, where only values could tell: half."""

@@ -14,7 +14,7 @@ from hotloop.simulate.telling import Teller
 from hotloop.text import size
 
 _CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
-_CUDNN_VERSION = 91000
+_CUDNN_VERSION = 91000  # shim.cpp says the same
 
 
 class CardLike(Protocol):
@@ -53,6 +53,7 @@ class Cuda:
         self._card = card
         self._teller = teller
         self._memory = memory
+        self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
         self._stream = Stream()
         self._generator = torch.Generator(device="cuda")
 
@@ -72,6 +73,7 @@ class Cuda:
             patches.set(torch.version, "cuda", _CUDA_VERSION)
         patches.set(Stream, "wait", staticmethod(self._waited))
         patches.set(Event, "wait_told", staticmethod(self._waited))
+        patches.set(Graph, "replay", lambda graph: setattr(self, "replayed", True))
         for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "memory_stats"):
             if hasattr(torch.accelerator, name):
                 patches.set(torch.accelerator, name, getattr(torch.cuda, name))
@@ -90,7 +92,8 @@ class Cuda:
             warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
             is_multi_gpu_board=False, gcnArchName="", L2_cache_size=getattr(card, "l2", 50 << 20),
             shared_memory_per_block=49152, shared_memory_per_block_optin=101376,
-            shared_memory_per_multiprocessor=102400, uuid="GPU-simulated",
+            shared_memory_per_multiprocessor=102400, uuid="GPU-simulated", max_threads_per_block=1024,
+            clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=5120,
         )  # fmt: skip
         return {
             "is_available": lambda: True,

@@ -1,7 +1,6 @@
 """Every operation of a script: those on the host run as usual, those on the simulated device are told, not computed."""
 
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -19,19 +18,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotloop.simulate.crossing import Crossings
 from hotloop.simulate.events import Operation
 from hotloop.simulate.findings import Findings
+from hotloop.simulate.known import Known
+from hotloop.simulate.operands import holds_tensor, is_host, on_device, tensors_in
 from hotloop.simulate.operations import Facts, facts, is_simulated, named, plain, shape_of
 from hotloop.simulate.places import here
 from hotloop.simulate.rules import RULES
+from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.telling import Circumstances, Teller
 from hotloop.simulate.values import Values, hint
 
 _DEVICE = torch.ops.prim.device.default
-_FILLS = {"zeros": 0, "zeros_like": 0, "zero_": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
-_FILL_WITH = {"full": 1, "full_like": 1, "fill_": 1, "scalar_tensor": 0, "new_full": 2}  # where the number stands
-_KEEP = {"_amp_foreach_non_finite_check_and_unscale_", "_amp_update_scale_"}  # nothing is infinite here
 _RANDOM, _LARGE = {"normal_", "uniform_"}, 1 << 18  # weights on the host are not drawn: a large model takes no memory
-_FILLED = 64  # numbers up to which a filled tensor is remembered
 _NOT_TOLD = (
     UnsupportedOperatorException,
     NotImplementedError,
@@ -49,19 +47,39 @@ class Mixed(Exception):
         super().__init__("operands on different devices")
 
 
+class Shapes(FakeTensorMode):
+    """PyTorch's own tensors without data, refused once the device that they are on is gone."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_fallback_kernels=False)
+        self.gone = False
+
+    def __enter__(self) -> "Shapes":
+        if self.gone:
+            raise CannotSimulate(
+                "a tensor of a simulated GPU was used after the simulation had ended; it has a shape and no values",
+                fix="use it within the block: with hotloop.simulate(…): …",
+            )
+        super().__enter__()
+        return self
+
+
 class SimulatedGpu(TorchDispatchMode):
     """Runs operations that have an operand on the simulated device without data, and tells them."""
 
     def __init__(
-        self, teller: Teller, circumstances: Circumstances, storages: Storages, values: Values, findings: Findings
+        self, teller: Teller, circumstances: Circumstances, storages: Storages, known: Known, findings: Findings
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.fake = FakeTensorMode(allow_fallback_kernels=False)
+        self.fake = Shapes()
         self.teller = teller
         self.circumstances = circumstances
         self.storages = storages
-        self.values = values
+        self.known = known
+        self.values = Values(known)
         self.findings = findings
+        self.draws = known.everything  # whether the weights of large models on the host are drawn
+        self.beside_a_real_one = False  # whether tensors may come that are on a GPU that is there
         self.guarded = 0  # calls around this one that repair operands
         self.silent = 0  # more than 0 while operands are repaired
         self.accumulated = False  # whether a gradient came into being since somebody looked
@@ -78,11 +96,13 @@ class SimulatedGpu(TorchDispatchMode):
         if func is _DEVICE:
             return args[0].fake_device
         known = facts(func)
-        if FakeTensor not in types and not _on_device(kwargs.get("device")):
-            if _on_device(getattr(kwargs.get("generator"), "device", None)):
+        if self.beside_a_real_one:
+            _refuse_real(args, kwargs)
+        if FakeTensor not in types and not on_device(kwargs.get("device")):
+            if on_device(getattr(kwargs.get("generator"), "device", None)):
                 self.findings.generator(known.name, "cuda", "cpu")
                 kwargs = {**kwargs, "generator": None}
-            if known.name in _RANDOM and args[0].numel() >= _LARGE and _initialises():
+            if not self.draws and known.name in _RANDOM and args[0].numel() >= _LARGE and _initialises():
                 return args[0]
             result = func(*args, **kwargs)
             if known.makes and isinstance(result, Tensor):
@@ -100,25 +120,26 @@ class SimulatedGpu(TorchDispatchMode):
             self.check(func, args, kwargs)
         return self.compute(func, types, args, kwargs)
 
-    def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Find what an operation gives, and tell it."""
+    def compute(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: Any = None) -> Any:
+        """Find what an operation gives, and tell it; `given` are the script's own arguments, where they are others."""
         known = facts(func)
-        given = (args, kwargs)
-        if any(_is_host(t) for t in _tensors(args, kwargs)):
-            args = tuple(map(self._stand, args))
-            kwargs = {name: self._stand(value) for name, value in kwargs.items()}
         generator = kwargs.get("generator")
         if generator is not None and generator.device.type == "cpu":
             self.findings.generator(known.name, "cpu", "cuda")
             kwargs = {**kwargs, "generator": None}
+        given = (args if given is None else given, kwargs)
+        if any(is_host(t) for t in tensors_in(args, *kwargs.values())):
+            args = tuple(map(self._stand, args))
+            kwargs = {name: self._stand(value) for name, value in kwargs.items()}
         result = self._without_data(func, types, args, kwargs, given)
         self.happened(known, func, args, kwargs, result)
+        self.known.happened(func, given[0], given[1], result)
         return self._landed(result)
 
     def happened(self, known: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Tell an operation and the memory of its results, and keep what is known of their values."""
-        made = [t for t in _tensors((result,), {}) if is_simulated(t)]
-        inputs = [t for t in _tensors(args, kwargs) if isinstance(t, Tensor)]
+        """Tell an operation and the memory of its results."""
+        made = [t for t in tensors_in(result) if is_simulated(t)]
+        inputs = list(tensors_in(args, *kwargs.values()))
         phase, module = self.circumstances.now(learns=any(t.requires_grad for t in inputs))
         kind = _KINDS.get(phase, "temporary")
         if phase == "backward" and self.circumstances.accumulating:
@@ -135,7 +156,7 @@ class SimulatedGpu(TorchDispatchMode):
             name=str(func),
             inputs=tuple(map(shape_of, inputs)),
             outputs=tuple(map(shape_of, made)),
-            arguments={k: plain(v) for k, v in named(func, args, kwargs) if not _holds_tensor(v)},
+            arguments={k: plain(v) for k, v in named(func, args, kwargs) if not holds_tensor(v)},
             phase=phase,
             module=module,
             place=here(),
@@ -144,7 +165,6 @@ class SimulatedGpu(TorchDispatchMode):
         for tensor in made:
             self.storages.born(tensor, kind)
         self.teller.after(operation)
-        self._remember(known, func, args, kwargs, made)
         hint(func, args, result)
 
     def stand_in(self, tensor: Tensor, device: str = "cuda") -> Tensor:
@@ -167,17 +187,17 @@ class SimulatedGpu(TorchDispatchMode):
                 if rule is not None:
                     return rule(*args, **kwargs)
             try:
-                return self._as_on_device(func(*_exemplary(given[0]), **_exemplary(given[1])))
+                return self._ason_device(func(*_exemplary(given[0]), **_exemplary(given[1])))
             except (RuntimeError, NotImplementedError):
                 self.findings.unknown.add(str(func))
                 raise NotImplementedError(
                     f"{func} cannot be simulated: its result is not known without a GPU"
                 ) from error
 
-    def _as_on_device(self, result: Any) -> Any:
+    def _ason_device(self, result: Any) -> Any:
         if isinstance(result, Tensor):
             return self.stand_in(result)
-        return [self._as_on_device(item) for item in result] if isinstance(result, list | tuple) else result
+        return [self._ason_device(item) for item in result] if isinstance(result, list | tuple) else result
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See that all operands are on the device, as far as PyTorch asks for it."""
@@ -187,19 +207,19 @@ class SimulatedGpu(TorchDispatchMode):
         for name, value in named(func, args, kwargs):
             if name in known.host:
                 continue
-            for tensor in _tensors((value,), {}):
-                if _is_host(tensor) and (tensor.dim() or known.strict or name in known.written):
+            for tensor in tensors_in(value):
+                if is_host(tensor) and (tensor.dim() or known.strict or name in known.written):
                     strangers.append((name, tensor))
                     written = written or name in known.written
         if not strangers:
             return
         if self.guarded and torch._C._current_autograd_node() is None:
             raise Mixed(written=written)
-        operands = [(n, t) for n, v in named(func, args, kwargs) for t in _tensors((v,), {})]
+        operands = [(n, t) for n, v in named(func, args, kwargs) for t in tensors_in(v)]
         self.findings.mixed(known.name, operands, strangers)
 
     def _stand(self, value: Any) -> Any:
-        if _is_host(value):
+        if is_host(value):
             return self.stand_in(value, "cuda" if value.dim() else "cpu")
         if isinstance(value, list | tuple):
             return [self._stand(item) for item in value]
@@ -213,37 +233,6 @@ class SimulatedGpu(TorchDispatchMode):
             return [self._landed(item) for item in result]
         return result
 
-    def _remember(
-        self, known: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]
-    ) -> None:
-        if known.written and known.name not in _KEEP:
-            for name, value in named(func, args, kwargs):
-                if name in known.written:
-                    for tensor in _tensors((value,), {}):
-                        self.storages.forget(tensor)
-        if len(made) != 1 or made[0].numel() > _FILLED:
-            return
-        if known.name in ("_to_copy", "clone"):
-            values = self.storages.values(args[0])
-            if values is not None:
-                self.storages.know(made[0], values.to(made[0].dtype))
-            return
-        place = _FILL_WITH.get(known.name)
-        number = _FILLS.get(known.name) if place is None else (args[place] if len(args) > place else None)
-        if isinstance(number, int | float):
-            like = torch.empty_strided(made[0].size(), made[0].stride(), dtype=made[0].dtype)
-            self.storages.know(made[0], like.fill_(number))
-
-
-def _tensors(args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    for value in args:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value, {})
-    for value in kwargs.values():
-        yield from _tensors((value,), {})
-
 
 def _exemplary(value: Any) -> Any:
     """Arguments with tensors on the host in place of those without data."""
@@ -254,12 +243,12 @@ def _exemplary(value: Any) -> Any:
     return [_exemplary(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _holds_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(_holds_tensor, value)))
-
-
-def _is_host(value: Any) -> bool:
-    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
+def _refuse_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if any(is_host(tensor) and tensor.is_cuda for tensor in tensors_in(args, *kwargs.values())):
+        raise CannotSimulate(
+            "a tensor on the real GPU was used together with the simulated one",
+            fix="move it to the CPU before the simulation: tensor = tensor.cpu()",
+        )
 
 
 def _initialises() -> bool:
@@ -272,7 +261,3 @@ def _initialises() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _on_device(device: Any) -> bool:
-    return device is not None and torch.device(device).type == "cuda"

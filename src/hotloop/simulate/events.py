@@ -74,7 +74,7 @@ class Listener(Protocol):
         """The host waits for the device."""
 
     def host(self, seconds: float) -> None:
-        """The host did something else for so long."""
+        """The host made a batch, for so long on this machine."""
 
     def step(self) -> None:
         """An optimizer has made a step."""

@@ -12,7 +12,7 @@ POINTWISE = "pointwise"
 _MEMBERS = {
     VIEW: "empty empty_like empty_strided empty_permuted new_empty new_empty_strided _unsafe_view reshape"
     " _reshape_alias set resize resize_as lift lift_fresh _local_scalar_dense item record_stream"
-    " is_pinned sym_size sym_stride sym_numel is_same_size _nested_view_from_buffer",
+    " is_pinned sym_size sym_stride sym_numel is_same_size _nested_view_from_buffer as_strided",
     "gemm": "mm addmm bmm baddbmm linear matmul addbmm addmv mv dot vdot _scaled_mm _addmm_activation _int_mm",
     "conv": "convolution _convolution cudnn_convolution cudnn_convolution_transpose convolution_overrideable"
     " conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d _conv_depthwise2d conv_depthwise3d"

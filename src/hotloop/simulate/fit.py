@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import cached, fill, peak
+from hotloop.simulate.nearby import Nearby, interpolate
 from hotloop.simulate.table import Curve
 from hotloop.simulate.work import Part
 
@@ -18,6 +20,10 @@ SHARPNESSES = (1.0, 2.0, 4.0, 8.0)
 CACHES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 _STARTS = ((0.7, 0.6), (0.15, 0.6), (0.7, 0.15), (0.15, 0.15))  # memory, compute: from one alone a valley may be missed
 _LIKELY = 4
+_SHORT = 2e-5  # seconds: what is shorter counts less, as the less of a training it is
+_LONG = 0.5  # of the count of a long one
+_LEAST_COUNT = 0.25
+_UNSEEN = 1.8  # whole sizes left out, in all precisions, were missed by this much more than single samples
 _NOISE = 0.05  # of a logarithm: deviations beyond it count in proportion, not squared
 _LEAST = np.log([1e-8, 1e-3, 1e-3])  # latency, memory, compute
 _MOST = np.log([1e-2, 1.5, 1.5])
@@ -53,12 +59,35 @@ def fit(samples: Sequence[Sample], card: Card, *, floor: float, cache: float) ->
     return replace(best, spread=spread(_residuals(samples, card, best, floor, cache)), samples=len(samples))
 
 
+class Fitted(NamedTuple):
+    """A curve, what the samples say beyond it, and the logarithms by which each is missed without itself."""
+
+    curve: Curve
+    nearby: Nearby | None
+    left: list[float]
+
+
+def fit_nearby(samples: Sequence[Sample], card: Card, *, floor: float, cache: float) -> Fitted:
+    """The curve of the samples, corrected where they lie; its spread is that of foretelling each from the others."""
+    curve = fit(samples, card, floor=floor, cache=cache)
+    off = _residuals(samples, card, curve, floor, cache)
+    counts = _counts(np.array([sample.seconds for sample in samples]))
+    like = len({len(sample.part.traits) for sample in samples}) == 1
+    places = [sample.part.traits for sample in samples] if like else []
+    nearby, left = interpolate(places, off, counts) if places else (None, off)
+    free = len(samples) - 2 - 2 * any(sample.part.flops for sample in samples)
+    wider = float(np.sqrt(len(samples) / max(free, 1)))  # the curve itself was drawn through all of them
+    long = left[counts >= _LONG] if (counts >= _LONG).sum() >= 4 else left
+    return Fitted(replace(curve, spread=spread(_UNSEEN * wider * long)), nearby, [float(each) for each in left])
+
+
 def fit_cache(samples: Sequence[Sample], card: Card, *, floor: float) -> float:
     """How much quicker the L2 cache is than memory, from operations that memory bounds."""
 
     def loss(cache: float) -> float:
         curve = fit(samples, card, floor=floor, cache=cache)
-        return _robust(_residuals(samples, card, curve, floor, cache))
+        counts = _counts(np.array([sample.seconds for sample in samples]))
+        return _robust(_residuals(samples, card, curve, floor, cache), counts)
 
     return min(CACHES, key=loss) if samples else 2.0
 
@@ -108,7 +137,8 @@ class _Try:
     tile: float
 
     def loss(self, logs: Array) -> float:
-        return _robust(self.measured - np.log(self.ideal.seconds(logs, self.sharpness)))
+        off = self.measured - np.log(self.ideal.seconds(logs, self.sharpness))
+        return _robust(off, _counts(np.exp(self.measured)))
 
     def search(self, starts: Sequence[Array], *, rounds: int, restarts: int) -> tuple[float, Curve]:
         """How far the best curve is from the measurements, and the curve."""
@@ -137,8 +167,13 @@ def _inside(logs: Array) -> Array:
     return bounded
 
 
-def _robust(residuals: Array) -> float:
-    return float(np.mean(np.sqrt(1 + (residuals / _NOISE) ** 2) - 1))
+def _counts(seconds: Array) -> Array:
+    counts: Array = np.clip(seconds / _SHORT, _LEAST_COUNT, 1.0)
+    return counts
+
+
+def _robust(residuals: Array, counts: Array) -> float:
+    return float(np.average(np.sqrt(1 + (residuals / _NOISE) ** 2) - 1, weights=counts))
 
 
 def minimise(loss: Callable[[Array], float], start: Array, *, rounds: int = 300, restarts: int = 1) -> Array:

@@ -12,11 +12,12 @@ from hotloop.simulate.constants import Constants, constants_for
 from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.ledger import Ledger, Timeline
-from hotloop.simulate.record import Peak
+from hotloop.simulate.record import Band, Peak
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
-from hotloop.simulate.workspaces import PROCESS, RESULT, Need, library, needs
+from hotloop.simulate.workspaces import PROCESS, RESULT, Need, adds_gradients, library, needs
 
 ENDLESS = 2**60  # bytes
+_SLACK = 2**20  # by which a block may be larger than what is in it
 
 
 class Held(NamedTuple):
@@ -25,6 +26,7 @@ class Held(NamedTuple):
     block: Block
     kind: str
     module: str
+    since: int  # event of the timeline
 
 
 class Memory:
@@ -56,6 +58,7 @@ class Memory:
         self._loaded: set[str] = set()
         self._operation: Operation | None = None
         self._results: list[tuple[int, int]] = []  # keys and sizes since the operation began
+        self._sum: tuple[int, int, str] | None = None  # of gradients, whose memory is not known yet
         self._asked = 0  # the segment that was last refused
         self._most_reserved = self._most_process = 0
         self._make_room()
@@ -63,11 +66,17 @@ class Memory:
     # What the engine tells
 
     def allocated(self, key: int, size: int, kind: str) -> None:
+        self._settle()
         self._results.append((key, size))
-        if size > 0:
+        if size > 0 and adds_gradients(self._operation):
+            self._sum = key, size, kind
+        elif size > 0:
             self._held[key] = self._take(size, kind)
 
     def freed(self, key: int) -> None:
+        if self._sum is not None and self._inherits(key, *self._sum):
+            self._sum = None
+            return
         held = self._held.pop(key, None)
         if held is not None:
             self._give(held)
@@ -75,12 +84,15 @@ class Memory:
             self._give(kept)
 
     def named(self, key: int, kind: str) -> None:
+        self._settle()
         held = self._held.get(key)
         if held is not None and held.kind != kind:
             self._ledger.rename(held.kind, kind, held.module, held.block.size)
+            self._timeline.rename(held.kind, kind, held.block.size, held.since)
             self._held[key] = held._replace(kind=kind)
 
     def before(self, operation: Operation) -> None:
+        self._settle()
         self._operation = operation
         self._results = []
         loads = library(operation)
@@ -114,11 +126,13 @@ class Memory:
         """Nor the host."""
 
     def step(self) -> None:
-        """An optimizer's state appears as it is allocated."""
+        self._settle()
+        self._timeline.end_step()
 
     # What `torch.cuda` answers
 
     def memory_allocated(self) -> int:
+        self._settle()
         return self._allocator.allocated
 
     def max_memory_allocated(self) -> int:
@@ -159,21 +173,18 @@ class Memory:
     @property
     def categories(self) -> dict[str, int]:
         """Bytes at the peak of what is allocated, and the context; those of blocks add up to the peak."""
-        return {**self._ledger.at_peak()[0], "context": self.context}
+        return {**self._timeline.at_peak(), "context": self.context}
 
     @property
     def modules(self) -> dict[str, int]:
         """Bytes of activations at the peak by module, the largest first."""
-        return dict(self._ledger.at_peak()[1])
+        return dict(self._ledger.modules_at_peak())
 
     @property
     def peak_place(self) -> tuple[Place | None, str]:
         """The person's line and the module that made the peak."""
-        return self._ledger.peak_place, self._ledger.peak_module
-
-    @property
-    def timeline(self) -> tuple[tuple[int, int, int], ...]:
-        return self._timeline.points()
+        operation = self._ledger.peak_operation
+        return (operation.place, operation.module) if operation else (None, "")
 
     @property
     def fits(self) -> bool | None:
@@ -185,15 +196,38 @@ class Memory:
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of memory, by the names of its fields."""
         return {
+            "gpu_name": self.card.name,
+            "gpu_memory": self.card.memory,
             "peak": self.peak,
+            "peak_at": self._ledger.peak_at(),
             "categories": self.categories,
             "modules": self.modules,
-            "timeline": self.timeline,
+            "timeline": self._timeline.points(),
+            "bands": tuple(Band(*band) for band in self._timeline.bands().items()),
+            "step_ends": tuple(self._timeline.step_ends),
             "fits": self.fits,
             "notes": self._notes(),
         }
 
     # How
+
+    def _inherits(self, key: int, heir: int, size: int, kind: str) -> bool:
+        """Whether what goes now gives its memory to the sum that was just made: autograd adds to it in place."""
+        if key == heir:
+            return True
+        held = self._held.get(key)
+        if held is None or key in self._kept or not size <= held.block.size < size + _SLACK:
+            return False
+        self._held[heir] = self._held.pop(key)
+        self._sum = None
+        self.named(heir, kind)
+        return True
+
+    def _settle(self) -> None:
+        """A sum into which nothing went has memory of its own."""
+        if self._sum is not None:
+            (key, size, kind), self._sum = self._sum, None
+            self._held[key] = self._take(size, kind)
 
     def _take_need(self, need: Need) -> Held | None:
         """Take what an operation needs; None where it stays, or there was no room and it makes do without."""
@@ -237,20 +271,19 @@ class Memory:
         module = self._operation.module if self._operation else ""
         self._ledger.add(kind, module, block.size)
         self._saw()
-        return Held(block, kind, module)
+        return Held(block, kind, module, self._timeline.events)
 
     def _give(self, held: Held) -> None:
         self._ledger.remove(held.kind, held.module, held.block.size)
         self._allocator.free(held.block)
-        self._timeline.add(self._allocator.allocated, self._allocator.reserved)
+        self._timeline.add(self._allocator.allocated, self._allocator.reserved, self._ledger.now)
 
     def _saw(self) -> None:
         allocated, reserved = self._allocator.allocated, self._allocator.reserved
-        operation = self._operation
-        self._ledger.saw(allocated, operation.place if operation else None, operation.module if operation else "")
+        self._ledger.saw(allocated, self._operation)
         self._most_reserved = max(self._most_reserved, reserved)
         self._most_process = max(self._most_process, reserved + self.context)
-        self._timeline.add(allocated, reserved)
+        self._timeline.add(allocated, reserved, self._ledger.now)
 
     def _notes(self) -> tuple[str, ...]:
         """What a person should know about these figures, in sentences."""
@@ -264,9 +297,8 @@ class Memory:
         return tuple(notes)
 
     def _describe(self) -> Shortage:
-        operation = self._operation
-        place = operation.place if operation and operation.place else Place("", 0)
-        return Shortage(
+        return Shortage.during(
+            self._operation,
             asked=self._asked,
             total=self.card.memory,
             free=self.mem_get_info()[0],
@@ -274,14 +306,11 @@ class Memory:
             reserved=self._allocator.reserved,
             context=self.context,
             cap=self._allocator.cap,
-            file=place.file,
-            line=place.line,
-            function=place.function,
-            module=operation.module if operation else "",
         )
 
     def _make_room(self) -> None:
         """What the context takes, tensors cannot have."""
+        self._ledger.now["context"] = self.context
         if self._allocator.room != ENDLESS:
             self._allocator.room = max(0, self.card.usable - self.context)
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hotloop.simulate.events import Shape
+from hotloop.simulate.rules import WHOLE
 
 # Arguments that may, or must, stay on the host while the others are on the device; crossing.py has `index`.
 _HOST_ARGUMENTS = {
@@ -35,7 +36,7 @@ _STRICT = {"embedding", "index_select", "gather", "scatter", "scatter_", "scatte
 _WITHOUT_KERNEL = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias", "lift",
     "lift_fresh", "_unsafe_view", "resize_", "resize_as_", "set_", "_reshape_alias", "is_same_size", "requires_grad_",
-    "record_stream", "rename", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
+    "record_stream", "rename", "as_strided_", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
 }  # fmt: skip
 
 
@@ -67,7 +68,8 @@ def facts(func: Any) -> Facts:
         strict=name in _STRICT,
         kernel=not (func.is_view or name in _WITHOUT_KERNEL),
         makes=not tensors or name == "lift_fresh",
-        composite=func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
+        composite=name not in WHOLE
+        and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
     )
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from hotloop.records import Record
+from hotloop.simulate.search import Largest, Variant
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,25 @@ class Peak(Record):
 
 
 @dataclass(frozen=True)
+class PeakAt(Record):
+    """Where the most was allocated."""
+
+    file: str
+    line: int
+    function: str
+    phase: str  # forward, backward, optimizer, other
+    module: str  # path of the module, where that is known
+
+
+@dataclass(frozen=True)
+class Band(Record):
+    """The bytes of a category over time."""
+
+    category: str
+    bytes: tuple[int, ...]  # at each point of the timeline
+
+
+@dataclass(frozen=True)
 class StepTime(Record):
     """Milliseconds of a step: never a bare number."""
 
@@ -60,6 +80,19 @@ class StepTime(Record):
     low: float
     high: float
     calibrated: bool  # whether this GPU was measured
+
+
+@dataclass(frozen=True)
+class Batch(Record):
+    """The batch of a script, and where the script has it."""
+
+    size: int | None  # None where it was not found
+    source: str  # such as argument:--batch-size, variable:BATCH, loader:31; empty where it was not found
+    samples: int | None = None  # that a step learns from
+    places: tuple[str, ...] = ()  # all that were seen, with the script's own batch there
+    clash: str = ""  # what disagrees, where that is why it was not found
+    items: int | None = None  # of data that has less than a batch, and was gone through again for it
+    work: int = 0  # numbers that the forward pass of a step makes: they grow with the batch
 
 
 @dataclass(frozen=True)
@@ -72,7 +105,10 @@ class Simulation(Record):
     peak: Peak | None = None
     categories: dict[str, int] = field(default_factory=dict)  # bytes at the peak: parameters, gradients, …
     modules: dict[str, int] = field(default_factory=dict)  # bytes of activations at the peak, by module
-    timeline: tuple[tuple[int, int, int], ...] = ()  # (event, allocated, reserved), thinned
+    timeline: tuple[tuple[int, int, int], ...] = ()  # (event, allocated, reserved), thinned; both peaks are kept
+    bands: tuple[Band, ...] = ()  # the same by category, the context included
+    step_ends: tuple[int, ...] = ()  # events after which each step had ended
+    peak_at: PeakAt | None = None
     fits: bool | None = None
     largest_batch: int | None = None
     step_ms: StepTime | None = None
@@ -80,4 +116,10 @@ class Simulation(Record):
     copies: tuple[Copy, ...] = ()
     syncs: tuple[Sync, ...] = ()
     notes: tuple[str, ...] = ()  # what it could not do, in sentences
+    gpu_name: str = ""  # as the driver would say it
+    gpu_memory: int | None = None  # bytes of the card
+    batch: Batch | None = None
+    variant: str | None = None  # the change that was made to it, of those in `variants`
+    search: Largest | None = None  # how the largest batch was found
+    helps: tuple[Variant, ...] = ()  # the first is the script as it is, where there are any
     error: str | None = None  # what ended the script before its steps were made, as Python shows it

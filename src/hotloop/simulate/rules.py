@@ -1,10 +1,31 @@
-"""Shapes of results for operations that only a GPU has, and of which PyTorch tells no shapes."""
+"""Operations that only a GPU has: the shapes of their results where PyTorch tells none, and those to be left whole."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# On a GPU each of these is one kernel; elsewhere PyTorch makes them of several operations, which save more.
+WHOLE = ("_fused_rms_norm", "silu_backward", "mish_backward")
+
+
+@contextmanager
+def left_whole() -> Iterator[None]:
+    """Let PyTorch believe that there is a GPU's kernel for `WHOLE`, so that it takes none of them apart."""
+    missing = [name for name in WHOLE if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA")]
+    kernels = torch.library.Library("aten", "IMPL")
+    try:
+        for name in missing:
+            kernels.impl(name, _nothing_computes, "CUDA")
+        yield
+    finally:
+        kernels._destroy()
+
+
+def _nothing_computes(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("there is no GPU here: its operations are told, not computed")
 
 
 def _gru_cell(gates: Tensor, hidden_gates: Tensor, state: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ from hotloop.errors import BadArgument
 from hotloop.simulate.record import Simulation
 from hotloop.simulate.request import Request
 from hotloop.simulate.shim import CannotSimulate, library
+from hotloop.simulate.ways import Way
 from hotloop.text import printable
 
 
@@ -65,10 +66,17 @@ class Simulator:
         time_limit: float = 120.0,
         memory_limit: int | None = None,
         listeners: Sequence[str] = (),
+        values: bool = False,
+        batch: int | None = None,
+        batch_from: str | None = None,
+        variant: str | None = None,
+        silent: bool = False,
     ) -> Simulation:
         """Run an unmodified script as if the card were there, until it has made its steps.
 
-        `memory_limit` are the bytes of host memory that it may take.
+        `memory_limit` are the bytes of host memory that it may take; with `values` they are computed on the host too,
+        so that what depends on them is as it would be. `batch` is set in it wherever it is found, or as
+        `batch_from` says, in the words of `Way`; `variant` is a change of `variants`; a `silent` one prints nothing.
         """
         script = Path(script)
         if not script.is_file():
@@ -77,6 +85,10 @@ class Simulator:
             )
         if steps < 1 or time_limit <= 0:
             raise BadArgument(f"steps={steps}, time_limit={time_limit}", fix="give at least one step and some time")
+        if batch is not None and batch < 1:
+            raise BadArgument(f"batch={batch}", fix="give a batch of at least 1")
+        if batch_from is not None:
+            Way.parsed(batch_from)
         with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
             result = Path(folder, "simulation.json")
             request = Request(
@@ -88,6 +100,11 @@ class Simulator:
                 time_limit=time_limit,
                 memory_limit=memory_limit,
                 listeners=tuple(listeners),
+                values=values,
+                batch=batch,
+                batch_from=batch_from,
+                variant=variant,
+                silent=silent,
             )
             with suppress(BrokenPipeError):  # then there is no answer either, which is told
                 self._requests.write(json.dumps(request.to_json()) + "\n")
@@ -121,10 +138,10 @@ def simulate_script(
     Listeners are named by where they are imported from, as in "hotloop.simulate.memory:Memory", and built with the
     card in the process that runs the script. `stdout` and `stderr` are where its output goes, as for `subprocess`.
     """
-    if values:
-        raise BadArgument("values=True: computing values beside the simulation is not there yet", fix="leave it out")
     with Simulator(stdout=stdout, stderr=stderr) as simulator:
-        return simulator.run(script, arguments, card, steps=steps, time_limit=time_limit, listeners=listeners)
+        return simulator.run(
+            script, arguments, card, steps=steps, time_limit=time_limit, listeners=listeners, values=values
+        )
 
 
 def _read(result: Path, code: int | None, script: Path) -> Simulation:

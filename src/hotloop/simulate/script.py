@@ -2,6 +2,7 @@
 
 import signal
 import sys
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import torch
 
 from hotloop.files import write_json
 from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
+from hotloop.simulate.batches import Batches
 from hotloop.simulate.events import Place
+from hotloop.simulate.record import Batch
 from hotloop.simulate.request import Request
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
+from hotloop.simulate.variants import change_of
+from hotloop.text import plural
 
 _OURS, _FAKE = str(Path(__file__).parent), str(Path(torch.__file__).parent / "_subclasses")
 _AGAIN = 2.0  # seconds after which a script that went on is told again that its time is up
@@ -22,12 +27,23 @@ class TimeUp(BaseException):
     """The time limit of the simulation has passed."""
 
 
+def batches_of(request: Request) -> Batches:
+    """Who finds and sets the batch of the script; also a listener of its run."""
+    try:
+        source = decode_source(Path(request.script).read_bytes())
+    except (SyntaxError, UnicodeError):  # Python will say so
+        source = ""
+    return Batches(source, request.batch, request.batch_from)
+
+
 class Run:
     """A script that is being simulated."""
 
-    def __init__(self, request: Request, engine: Engine) -> None:
+    def __init__(self, request: Request, engine: Engine, batches: Batches) -> None:
         self._request = request
         self._engine = engine
+        self._batches = batches
+        self._change = change_of(request.variant)
         self._folder = Path(request.script).resolve().parent
         self._error: str | None = None
         self._notes: list[str] = []
@@ -38,8 +54,9 @@ class Run:
         signal.signal(signal.SIGALRM, _time_up)
         signal.setitimer(signal.ITIMER_REAL, self._request.time_limit, _AGAIN)
         try:
-            with self._engine, quiet_threads():
-                run_as_main(self._request.script, self._request.arguments)
+            with self._engine, self._batches, self._change, quiet_threads():
+                source = None if self._request.batch is None else self._batches.source
+                run_as_main(self._request.script, self._request.arguments, source=source or None)
         except BaseException as ending:  # noqa: BLE001  # whatever the script lets through
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._ended(ending)
@@ -78,8 +95,23 @@ class Run:
     def _write(self) -> None:
         if not self._engine.completed and self._error is None and not self._notes:
             self._notes.append("the script came to its end without a step of a torch.optim optimizer")
-        data = self._engine.result(self._folder, self._notes).to_json()
-        write_json(Path(self._request.result), {**data, "error": self._error})
+        batch = self._batches.to_batch()
+        data = self._engine.result(self._folder, [*self._notes, *_batch_notes(batch, self._request.batch)]).to_json()
+        changed = self._request.variant if self._change.made else None
+        told = {"batch": batch.to_json(), "variant": changed, "error": self._error}
+        write_json(Path(self._request.result), {**data, **told})
+
+
+def _batch_notes(batch: Batch, asked: int | None) -> list[str]:
+    """What was done to the batch, in sentences."""
+    if asked is None or not batch.source:
+        return []
+    kind, _, name = batch.source.partition(":")
+    through = {"argument": name, "variable": f"the variable {name}", "environment": f"the environment's {name}"}
+    notes = [f"the batch is {asked}, set through {through.get(kind, f'the DataLoader of line {name}')}"]
+    if batch.items is not None:
+        notes.append(f"the data has {plural(batch.items, 'item')}, less than a batch: it was gone through again")
+    return notes
 
 
 def _time_up(_signal: int, _frame: Any) -> None:

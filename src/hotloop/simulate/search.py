@@ -9,6 +9,7 @@ from hotloop.text import size
 
 WITHIN = 0.01  # share of the largest batch by which the answer may be too small
 _RUNS = 24  # a search that needs more than these has lost its way
+_LOST = 0.01  # share of the memory by which a line is first thought to be wrong
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Outcome(Record):
     """A run with one batch size."""
 
     fits: bool
-    peak: int | None = None  # bytes of the process; None where it ran out and nobody knows what it would have needed
+    peak: int | None = None  # bytes that it took, as they are compared with the limit; None where it ran out
     limit: int | None = None  # bytes that there are
     limited_by: str = ""  # what filled the memory, in words, where it did not fit
 
@@ -30,6 +31,7 @@ class Largest(Record):
     runs: int
     limited_by: str
     tried: tuple[tuple[int, bool, int | None], ...]  # (batch, fits, peak), in the order of the runs
+    ended: str = ""  # why it ended before the answer was known, in words
 
     @property
     def exact(self) -> bool:
@@ -37,11 +39,31 @@ class Largest(Record):
         return self.too_large is not None and self.too_large == (self.batch or 0) + 1
 
 
-def largest(run: Callable[[int], Outcome], start: int, *, most: int | None = None, within: float = WITHIN) -> Largest:
+class Stop(Exception):
+    """Raised by a run that can tell nothing: the search ends with what it knows.
+
+    `reached` is the batch that the run really had, and that fits, where it is smaller than the one asked for.
+    """
+
+    def __init__(self, why: str, reached: int = 0) -> None:
+        super().__init__(why)
+        self.why, self.reached = why, reached
+
+
+def largest(
+    run: Callable[[int], Outcome],
+    start: int,
+    *,
+    most: int | None = None,
+    within: float = WITHIN,
+    runs: int = _RUNS,
+    like: Sequence[tuple[int, int]] = (),
+) -> Largest:
     """Find the largest batch that fits, beginning with one that a person uses.
 
     Memory grows almost linearly with the batch, so from two runs that told their peaks the limit is guessed; guesses
-    narrow a bracket that is halved where they do not help. What is returned was run.
+    narrow a bracket that is halved where they do not help. What is returned was run. `like` are batches and peaks
+    that are about those here, such as another card's: only guesses are made from them.
 
     >>> found = largest(lambda batch: Outcome(batch <= 300, peak=100 + 3 * batch, limit=1000), 16)
     >>> found.batch, found.too_large, found.runs
@@ -49,36 +71,51 @@ def largest(run: Callable[[int], Outcome], start: int, *, most: int | None = Non
     """
     if start < 1 or (most is not None and most < 1):
         raise BadArgument(f"a search from {start} to {most}", fix="begin with a batch of at least 1")
-    search = _Search(run, most, within)
-    search.try_batch(min(start, most or start))
-    while (batch := search.next_batch()) is not None and len(search.tried) < _RUNS:
-        search.try_batch(batch)
+    search = _Search(run, most, within, like)
+    ended = ""
+    batch: int | None = min(start, most or start)
+    try:
+        while batch is not None and len(search.tried) < runs:
+            search.try_batch(batch)
+            batch = search.next_batch()
+    except Stop as stop:
+        search.good, ended = max(search.good, stop.reached), stop.why
     tried = tuple((batch, outcome.fits, outcome.peak) for batch, outcome in search.tried)
-    return Largest(search.good or None, search.bad, len(tried), search.limited_by, tried)
+    return Largest(search.good or None, search.bad, len(tried), search.limited_by, tried, ended)
 
 
 class _Search:
     """A bracket: `good` fits, `bad` does not."""
 
-    def __init__(self, run: Callable[[int], Outcome], most: int | None, within: float) -> None:
+    def __init__(
+        self, run: Callable[[int], Outcome], most: int | None, within: float, like: Sequence[tuple[int, int]]
+    ) -> None:
         self.run = run
         self.most = most
         self.within = within
+        self.like = like
         self.good = 0
         self.bad: int | None = None
         self.tried: list[tuple[int, Outcome]] = []
         self.limited_by = ""
         self._misses = 0  # runs since the bracket was last made much narrower
+        self._predicted = 0  # the batch that was last thought to fit
+        self._over = self._under = 0  # runs that did not fit though they were thought to, and the other way round
+        self._settled = False  # whether such a surprise has come to its end, so that only halving is left
 
     def try_batch(self, batch: int) -> None:
         width = None if self.bad is None else self.bad - self.good
         outcome = self.run(batch)
         self.tried.append((batch, outcome))
+        surprise = batch <= self._predicted if not outcome.fits else batch > self._predicted > 0
+        self._settled = self._settled or (self._over > 0 if outcome.fits else self._under > 0)
+        self._over += surprise and not outcome.fits
+        self._under += surprise and outcome.fits
         if outcome.fits:
             self.good = max(self.good, batch)
         elif self.bad is None or batch < self.bad:
             self.bad, self.limited_by = batch, outcome.limited_by
-        if width is not None and self.bad is not None:
+        if width is not None and self.bad is not None and not surprise:
             self._misses = 0 if self.bad - self.good <= 0.7 * width else self._misses + 1
 
     def next_batch(self) -> int | None:
@@ -86,9 +123,12 @@ class _Search:
         top = self.bad if self.bad is not None else (self.most or 2**31) + 1
         if top - self.good <= max(1, int(self.within * self.good)):
             return None
-        guess = self._guess() if self._misses < 3 else None
+        guess = None if self._settled or self._misses >= 3 else self._guess()
+        self._predicted = guess or 0
         if guess is None:
             guess = max(1, 2 * self.good) if self.bad is None else (self.good + self.bad) // 2
+        if self.bad is None and self._under:
+            guess = max(guess, self.good + max(1, int(self.good * self.within)) * 2 ** (self._under - 1))
         return min(max(guess, self.good + 1), top - 1)
 
     def _guess(self) -> int | None:
@@ -97,7 +137,8 @@ class _Search:
         With one peak, a line from nothing: what does not grow with the batch makes the true one less steep, so that
         the guess fits, and is a second point, unless it is too near to the first to tell a slope.
         """
-        known = sorted({(batch, seen.peak) for batch, seen in self.tried if seen.peak is not None})
+        told = ((batch, seen.peak) for batch, seen in self.tried if seen.peak is not None)
+        known = sorted({*told, *self.like})
         limit = next((seen.limit for _, seen in reversed(self.tried) if seen.limit is not None), None)
         if limit is None or not known:
             return None
@@ -106,13 +147,16 @@ class _Search:
         assert high is not None
         if high <= low:
             return None
-        guess = int(more + (limit - high) * (more - less) / (high - low))
+        slope = (high - low) / (more - less)
+        if self.bad is not None and self._over:  # some memory is lost in pieces: how much is found out by doubling
+            limit = min(limit, high + int(slope * (self.bad - more))) - int(limit * _LOST) * 2 ** (self._over - 1)
+        guess = int(more + (limit - high) / slope)
         if not less and guess < 1.5 * more:
             return None
         if self.bad is None:  # a line through two small batches is not to be followed for ever
             return min(guess, 64 * max(self.good, 1))
         # What was predicted to fit and does is followed by one more, which is predicted not to.
-        return guess + 1 if guess == self.good else guess
+        return guess if guess >= self.good else None
 
 
 @dataclass(frozen=True)
@@ -132,13 +176,14 @@ def what_helps(plain: Variant, variants: Sequence[Variant]) -> tuple[str, ...]:
     >>> what_helps(Variant("", "", 8 << 30, 16), [Variant("bf16", "autocast to bf16", 5 << 30, 30)])
     ('autocast to bf16: 5.0 GiB instead of 8.0 GiB, and a batch of 30 instead of 16 fits',)
     """
-    said = [(_gain(plain, each), _sentence(plain, each)) for each in variants]
-    return tuple(words for gain, words in sorted(said, key=lambda pair: -pair[0]) if gain > 0.02)
+    helping = [each for each in variants if _gain(plain, each) > 0.02]
+    helping.sort(key=lambda each: (-_gain(plain, each), each.peak or 0))
+    return tuple(_sentence(plain, each) for each in helping)
 
 
 def _gain(plain: Variant, other: Variant) -> float:
     """By what share a batch can be larger, or else the peak is smaller."""
-    if plain.batch is None and other.batch is not None:
+    if (plain.batch is None and other.batch is not None) or (plain.peak is None and other.peak is not None):
         return float("inf")
     if plain.batch is not None and other.batch is not None:
         return other.batch / plain.batch - 1
@@ -147,8 +192,9 @@ def _gain(plain: Variant, other: Variant) -> float:
 
 def _sentence(plain: Variant, other: Variant) -> str:
     parts = []
-    if plain.peak is not None and other.peak is not None:
-        parts.append(f"{size(other.peak)} instead of {size(plain.peak)}")
+    if other.peak is not None:
+        amount = size(other.peak)
+        parts.append(f"{amount} instead of {size(plain.peak)}" if plain.peak is not None else f"it fits with {amount}")
     if other.batch is not None:
         before = f" instead of {plain.batch:,} fits" if plain.batch else " fits, where not one item did"
         parts.append(f"a batch of {other.batch:,}{before}")

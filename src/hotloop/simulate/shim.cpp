@@ -6,6 +6,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <cstring>
 #include <mutex>
 #include <unordered_set>
 
@@ -59,9 +60,9 @@ struct SimulatedPinning final : Allocator {
   std::unordered_set<const void*> pinned_;
 };
 
-// The registry asks for this very name.
-struct CUDAHooks final : CUDAHooksInterface {
-  explicit CUDAHooks(CUDAHooksArgs) {}
+constexpr long cudnn_version = 91000; // cuda.py says the same
+
+struct SimulatedHooks final : CUDAHooksInterface {
   void init() const override {}
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -77,6 +78,18 @@ struct CUDAHooks final : CUDAHooksInterface {
   void deviceSynchronize(DeviceIndex) const override {}
   bool isPinnedPtr(const void* memory) const override { return SimulatedPinning::instance().holds(memory); }
   Allocator* getPinnedMemoryAllocator() const override { return &SimulatedPinning::instance(); }
+
+  // By these PyTorch chooses kernels of cuDNN; not every version asks for all of them.
+  bool hasCuDNN() const { return true; }
+  bool compiledWithCuDNN() const { return true; }
+  bool supportsDilatedConvolutionWithCuDNN() const { return true; }
+  bool supportsDepthwiseConvolutionWithCuDNN() const { return true; }
+  bool supportsBFloat16ConvolutionWithCuDNNv8() const { return true; }
+  bool supportsBFloat16RNNWithCuDNN() const { return true; }
+  long versionCuDNN() const { return cudnn_version; }
+  long versionRuntimeCuDNN() const { return cudnn_version; }
+  double batchnormMinEpsilonCuDNN() const { return 0.0; }
+
   Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CUDA, 0); }
 
   const Generator& getDefaultGenerator(DeviceIndex) const override {
@@ -89,7 +102,24 @@ struct CUDAHooks final : CUDAHooksInterface {
   }
 };
 
-C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
+// PyTorch makes its hooks once and keeps the object; whose functions answer is told by the object's first word. Ours has
+// no members, so exchanging that word is all there is to it, at any time, and it can be put back.
+static_assert(sizeof(SimulatedHooks) == sizeof(void*), "the hooks of this version of torch have members");
+
+void* exchange_hooks(void* functions) {
+  void* place = const_cast<void*>(static_cast<const void*>(&detail::getCUDAHooks()));
+  void* before = nullptr;
+  std::memcpy(&before, place, sizeof before);
+  std::memcpy(place, &functions, sizeof functions);
+  return before;
+}
+
+void* simulated_functions() {
+  static const auto* only = new SimulatedHooks();
+  void* functions = nullptr;
+  std::memcpy(&functions, static_cast<const void*>(only), sizeof functions);
+  return functions;
+}
 
 } // namespace at
 
@@ -120,10 +150,18 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   double elapsedTime(void*, void*, const DeviceIndex) const override { return 0.0; }
 };
 
+void* real_functions = nullptr;
+const c10::impl::DeviceGuardImplInterface* real_guard = nullptr;
 } // namespace
 
-// Called once torch is imported, since a CUDA build puts its own guard there while it is.
-extern "C" void hotloop_simulate_guard() {
+// From here on there is a simulated device, for the whole process.
+extern "C" void hotloop_simulate_begin() {
   static const auto* guard = new Guard();
-  c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(guard);
+  real_functions = at::exchange_hooks(at::simulated_functions());
+  real_guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].exchange(guard);
+}
+
+extern "C" void hotloop_simulate_end() {
+  at::exchange_hooks(real_functions);
+  c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(real_guard);
 }

@@ -35,17 +35,11 @@ def library() -> Path:
 
 
 def load(built: Path) -> ctypes.CDLL:
-    """Load it into this process, in which torch must not have been imported yet."""
-    if "torch" in sys.modules:
-        raise CannotSimulate(
-            "torch was imported before the simulated GPU could be put in place",
-            fix="simulate in a process of its own: hotloop.simulate.running.simulate_script",
-        )
-    libraries = _torch_folder() / "lib"
+    """Load it into this process, beside torch; nothing changes yet."""
+    import torch  # noqa: F401, PLC0415  # whose libraries it needs
+
     try:
-        for name in ("libtorch_global_deps.so", "libc10.so", "libtorch_cpu.so"):
-            ctypes.CDLL(str(libraries / name), mode=ctypes.RTLD_GLOBAL)
-        return ctypes.CDLL(str(built), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(built))
     except OSError as error:
         raise CannotSimulate(
             f"the simulated GPU cannot be loaded: {error}", fix=f"delete {built} so that it is built again"
@@ -53,12 +47,18 @@ def load(built: Path) -> ctypes.CDLL:
 
 
 def install(loaded: ctypes.CDLL) -> None:
-    """Finish what needs torch, and see that it works."""
-    import torch  # noqa: PLC0415  # only after `load`
+    """Put the device in place, and see that it works."""
+    import torch  # noqa: PLC0415
 
-    loaded.hotloop_simulate_guard()
-    if not torch.zeros(1).pin_memory().is_pinned():
+    loaded.hotloop_simulate_begin()
+    if not torch.zeros(1, device="cpu").pin_memory().is_pinned():
+        remove(loaded)
         raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.13")
+
+
+def remove(loaded: ctypes.CDLL) -> None:
+    """Take it away: the process has the devices again that it had."""
+    loaded.hotloop_simulate_end()
 
 
 def _check_machine() -> None:

@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Any, Self
 
 import torch
 
 from hotloop.records import Record
+from hotloop.simulate.events import Operation, Place
 from hotloop.text import printable, size
 
 
@@ -24,6 +26,13 @@ class Shortage(Record):
     line: int  # 0 where it is not known
     function: str
     module: str
+
+    @classmethod
+    def during(cls, operation: Operation | None, **figures: Any) -> Self:
+        """With the place of the operation that asked."""
+        place = (operation and operation.place) or Place("", 0)
+        module = operation.module if operation else ""
+        return cls(**figures, file=place.file, line=place.line, function=place.function, module=module)
 
     def words(self) -> str:
         """The same in a sentence for people."""

@@ -7,16 +7,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hotloop.simulate.compare import Rates, Row
 from hotloop.simulate.record import Finding, Simulation
-from hotloop.text import clipped, plural, printable, size
+from hotloop.simulate.search import Largest, what_helps
+from hotloop.text import clipped, count, plural, printable, size
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 MOST_LINES = 12  # of copies and waits; --json has all
 DASH = "\N{EN DASH}"
 
 
-def simulation_words(simulation: Simulation, gpu: str, script: str) -> Iterator[RenderableType]:
-    """What would happen, the worst first."""
+def simulation_words(simulation: Simulation, gpu: str, script: str, row: Row | None = None) -> Iterator[RenderableType]:
+    """What would happen, the worst first; `row` has the speed and the cost."""
     ran = plural(simulation.completed, "step")
     short = "" if simulation.completed >= simulation.steps else f" of the {simulation.steps} asked for"
     yield Text(f"{printable(script)} on {printable(gpu)}, simulated for {ran}{short}", style="bold")
@@ -28,28 +30,86 @@ def simulation_words(simulation: Simulation, gpu: str, script: str) -> Iterator[
         yield Text()
         yield Text(_fits(simulation), style="bold")
         yield _memory(simulation)
+    if simulation.search is not None:
+        yield Text()
+        yield from _largest(simulation.search)
+    if simulation.helps:
+        yield Text()
+        yield from _helps(simulation)
     if (step := simulation.step_ms) is not None:
         sure = "" if step.calibrated else "; uncalibrated: this GPU was not measured"
         yield Text()
         yield Text(f"a step takes {_ms(step.median)} ({_ms(step.low)} to {_ms(step.high)}{sure})", style="bold")
+    if row is not None and row.samples_per_second is not None:
+        yield Text(f"{_between(row.samples_per_second)} samples a second")
+    if row is not None and row.dollars_per_million is not None:
+        yield Text(
+            f"{_between(row.dollars_per_million, '$')} for a million samples, at ${row.dollars_per_hour:g} an hour"
+        )
     yield from _crossings(simulation)
     for note in simulation.notes:
         yield Text(f"note: {printable(note)}", style="dim")
 
 
-def cards_table(told: Sequence[Simulation], names: Sequence[str]) -> Table:
-    """A line for each GPU."""
+def cards_table(told: Sequence[Simulation], names: Sequence[str], rows: Sequence[Row]) -> Table:
+    """A line for each GPU; columns of which nothing is known are left out."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("GPU")
-    for name in ("fits", "memory", "step", "low", "high", "findings"):
+    columns: dict[str, list[str]] = {"fits": [], "memory": []}
+    if any(simulation.search is not None for simulation in told):
+        columns["largest batch"] = [_batch(simulation) for simulation in told]
+    for simulation in told:
+        columns["fits"].append({True: "yes", False: "no", None: "close"}[simulation.fits])
+        columns["memory"].append(DASH if simulation.peak is None else size(simulation.peak.process))
+    columns["step"] = [DASH if row.step_ms is None else _ms(row.step_ms.median) for row in rows]
+    if any(row.samples_per_second for row in rows):
+        columns["samples a second"] = [_between(row.samples_per_second) for row in rows]
+    if any(row.dollars_per_hour is not None for row in rows):
+        columns["for a million"] = [_between(row.dollars_per_million, "$") for row in rows]
+    columns["findings"] = [str(len(simulation.findings)) for simulation in told]
+    for name in columns:
         table.add_column(name, justify="right")
-    for simulation, name in zip(told, names, strict=True):
-        step, peak = simulation.step_ms, simulation.peak
-        times = [DASH] * 3 if step is None else [_ms(step.median), _ms(step.low), _ms(step.high)]
-        fits = {True: "yes", False: "no", None: "close"}[simulation.fits]
-        row = [printable(name), fits, DASH if peak is None else size(peak.process), *times]
-        table.add_row(*map(Text, [*row, str(len(simulation.findings))]))
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        table.add_row(*map(Text, [printable(name), *cells]))
     return table
+
+
+def _largest(found: Largest) -> Iterator[RenderableType]:
+    """The answer of a search, what is too large, and why."""
+    if found.batch is None:
+        yield Text("not even a batch of 1 fits" if found.exact else "no batch was seen to fit", style="bold")
+    else:
+        more = "no larger one was tried" if found.too_large is None else f"{found.too_large:,} does not fit"
+        atleast = "" if found.too_large is not None else " at least"
+        yield Text(f"the largest batch is{atleast} {found.batch:,}: {more}", style="bold")
+    if found.limited_by:
+        yield Text(f"  what fills the memory: {printable(found.limited_by)}")
+    yield Text(f"  {plural(found.runs, 'batch', 'batches')} simulated", style="dim")
+
+
+def _helps(simulation: Simulation) -> Iterator[RenderableType]:
+    """Changes that make room, with their numbers; those that do not are named."""
+    plain, *tried = simulation.helps
+    said = what_helps(plain, tried)
+    if said:
+        yield Text("what would make room", style="bold")
+        yield from (Text(f"  {printable(words)}") for words in said)
+    elif tried:
+        yield Text(f"none of these makes room: {'; '.join(each.change for each in tried)}")
+
+
+def _batch(simulation: Simulation) -> str:
+    found = simulation.search
+    if found is None or (found.batch is None and not found.exact):
+        return DASH
+    return f"{found.batch or 0:,}{'' if found.too_large is not None else '+'}"
+
+
+def _between(rates: Rates | None, unit: str = "") -> str:
+    """A number with its interval."""
+    if rates is None:
+        return DASH
+    return f"{unit}{count(rates.median)} ({count(rates.low)} to {count(rates.high)})"
 
 
 def _finding(finding: Finding) -> Iterator[RenderableType]:

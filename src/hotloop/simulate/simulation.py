@@ -3,16 +3,17 @@
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop.rounds import Rounds
 from hotloop.scripts import Enough
+from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import CardLike, Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
@@ -20,21 +21,29 @@ from hotloop.simulate.events import Listener
 from hotloop.simulate.findings import Findings, relative
 from hotloop.simulate.functions import Repairs
 from hotloop.simulate.kernels import Kernels
+from hotloop.simulate.known import Known
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.record import Simulation
+from hotloop.simulate.rules import left_whole
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.syncs import Syncs
 from hotloop.simulate.telling import Circumstances, Teller
-from hotloop.simulate.values import Values
+from hotloop.simulate.twins import Twins
 
 
 @dataclass
 class Engine:
-    """Everything of one simulation."""
+    """Everything of one simulation, until it has made its steps; without `steps` for as long as the person likes.
+
+    With `values` they are computed on the host as well. In a process of its own, nothing of the person's has to be
+    kept: large models are not drawn, and a script that does not end when it is told to is ended.
+    """
 
     card: CardLike
     listeners: Sequence[Listener]
-    steps: int
+    steps: int | None
+    values: bool = False
+    own_process: bool = True
     asked: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -42,63 +51,64 @@ class Engine:
         self.teller = Teller([*self.listeners, self.syncs])
         self.findings = Findings()
         self.circumstances = Circumstances()
-        self.storages = Storages(self.teller)
-        self.values = Values(self.storages)
-        self.gpu = SimulatedGpu(self.teller, self.circumstances, self.storages, self.values, self.findings)
-        self.conversions = Conversions(self.gpu)
+        self.known = Twins() if self.values else Known()
+        self.gpu = SimulatedGpu(self.teller, self.circumstances, Storages(self.teller), self.known, self.findings)
+        self.gpu.draws = self.values or not self.own_process
+        self.gpu.beside_a_real_one = torch.cuda.is_initialized()
+        self.borrowed = Borrowed()
+        self.conversions = Conversions(self.gpu, None if self.own_process else self.borrowed)
         self.completed = 0
         self.on_enough: Callable[[], None] = lambda: None
         self._rounds = Rounds()
         memory = next((each for each in self.listeners if hasattr(each, "memory_stats")), self.syncs)
         self._cuda = Cuda(self.card, self.teller, memory)  # type: ignore[arg-type]
-        self._patches = Patches()
-        self._stack: list[Any] = []
+        self._stack = ExitStack()
 
-    def __enter__(self) -> "Engine":
-        torch._C._set_only_lift_cpu_tensors(True)
-        self._cuda.install(self._patches)
-        Kernels(tuple(self.card.capability)).install(self._patches)  # type: ignore[arg-type]
-        self.conversions.install(self._patches)
-        torch.__future__.set_swap_module_params_on_conversion(True)
-        torch.backends.mha.set_fastpath_enabled(False)
-        self._expect_optimizers()
-        hooks = [
-            register_optimizer_step_pre_hook(self._steps),
-            register_optimizer_step_post_hook(self._stepped),
-        ]
-        self._stack = [
-            self.circumstances,
-            self.gpu,
-            Repairs(self.gpu),
-            torch.autograd.set_multithreading_enabled(False),
-        ]
-        for each in self._stack:
-            each.__enter__()
-        self._hooks = hooks
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:  # undone if something fails on the way
+            self._install(stack)
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        for each in reversed(self._stack):
-            each.__exit__(None, None, None)
-        for hook in self._hooks:
-            hook.remove()
-        self.conversions.remove()
-        torch.backends.mha.set_fastpath_enabled(True)
-        torch.__future__.set_swap_module_params_on_conversion(False)
-        self._patches.restore()
-        torch._C._set_only_lift_cpu_tensors(False)
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-    def _expect_optimizers(self) -> None:
+    def _install(self, stack: ExitStack) -> None:
+        patches = Patches()
+        stack.callback(setattr, self.gpu.fake, "gone", True)
+        stack.callback(self.borrowed.restore)
+        stack.callback(patches.restore)
+        _set_for_a_while(stack, torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors(), True)
+        self._cuda.install(patches)
+        stack.enter_context(left_whole())
+        Kernels(tuple(self.card.capability)).install(patches)  # type: ignore[arg-type]
+        stack.callback(self.conversions.remove)
+        self.conversions.install(patches)
+        future, attention = torch.__future__, torch.backends.mha
+        swaps = future.get_swap_module_params_on_conversion()
+        _set_for_a_while(stack, future.set_swap_module_params_on_conversion, swaps, True)
+        _set_for_a_while(stack, attention.set_fastpath_enabled, attention.get_fastpath_enabled(), False)
+        self._expect_optimizers(patches)
+        stack.callback(register_optimizer_step_pre_hook(self._steps).remove)
+        stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
+        stack.enter_context(self.circumstances)
+        stack.enter_context(self.gpu)
+        stack.enter_context(Repairs(self.gpu))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+
+    def _expect_optimizers(self, patches: Patches) -> None:
         made = Optimizer.__init__
 
         def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             made(optimizer, *args, **kwargs)
             self._rounds.expect(id(optimizer))
+            self.borrowed.made(optimizer)
 
-        self._patches.set(Optimizer, "__init__", make)
+        patches.set(Optimizer, "__init__", make)
 
     def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer whose parameters got nothing, while others got gradients, holds the wrong ones."""
+        self.borrowed.steps(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         closure = len(args) > 1 or kwargs  # gradients come during the step
         if self.gpu.accumulated and not closure and all(p.grad is None for p in parameters):
@@ -111,16 +121,16 @@ class Engine:
             return
         self.teller.step()
         self.circumstances.forget()
-        self.values.stepped()
+        self.gpu.values.stepped()
         self.completed += 1
-        if self.completed >= self.steps:
+        if self.steps is not None and self.completed >= self.steps:
             self._end()
 
     def _end(self) -> None:
         if not self.asked:
             self.on_enough()
         self.asked += 1
-        if self.asked > 2:  # the script catches every exception, so it is ended without its own clean-up
+        if self.asked > 2 and self.own_process:  # it catches every exception, so it is ended without its own clean-up
             sys.stdout.flush()
             os._exit(0)
         raise Enough
@@ -135,7 +145,7 @@ class Engine:
                 said |= {**record, "notes": (*said["notes"], *record.get("notes", ()))}
         return Simulation(
             gpu=self.card.key,
-            steps=self.steps,
+            steps=self.completed if self.steps is None else self.steps,
             completed=self.completed,
             findings=self.findings.all(folder),
             copies=self.syncs.copies(folder),
@@ -153,10 +163,17 @@ class Engine:
             notes.append(f"operations that cannot be simulated: {', '.join(sorted(self.findings.unknown))}")
         if self.conversions.compiled:
             notes.append("torch.compile was left out: its memory and its speed are not simulated")
-        flipped = [f"{relative(p.file, folder)}:{p.line}" for p in self.values.flipped]
+        flipped = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.flipped]
         if flipped:
             notes.append(f"a loop waited for values at {', '.join(sorted(flipped))}: other answers were tried")
-        return notes
+        if self.values and self._cuda.replayed:
+            notes.append("replays of a CUDA graph are not computed: what it writes to is as at its capture")
+        return [*notes, *self.known.notes()]
+
+
+def _set_for_a_while(stack: ExitStack, setter: Callable[[Any], Any], before: Any, value: Any) -> None:
+    stack.callback(setter, before)
+    setter(value)
 
 
 def simulate(run: Callable[[], Any], card: CardLike, listeners: Sequence[Listener] = (), *, steps: int = 3) -> Engine:

@@ -1,27 +1,19 @@
-"""The memory of the simulated device: when each piece comes and goes, and which of it has known values."""
+"""The memory of the simulated device: when each piece comes and goes."""
 
 import weakref
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from hotloop.simulate.telling import Teller
 
-KNOWN_LIMIT = 1 << 20  # bytes up to which values that came from the host are kept
-
 
 class Storages:
-    """Tells listeners of every memory that comes and goes, by weak references on PyTorch's own storages.
-
-    Values are known for memory that came from the host or was filled with one number, until something is written
-    to it: so a label, a seed or the scale of a `GradScaler` that comes back to the host is what it was.
-    """
+    """Tells listeners of every memory that comes and goes, by weak references on PyTorch's own storages."""
 
     def __init__(self, teller: Teller) -> None:
         self._teller = teller
         self._alive: dict[int, tuple[weakref.ref[Any], int, str]] = {}  # by address: itself, its key, what it is
-        self._known: dict[int, Tensor] = {}
         self._next = 0
 
     def born(self, tensor: Tensor, kind: str) -> None:
@@ -52,31 +44,9 @@ class Storages:
             self._alive[tensor.untyped_storage()._cdata] = (held[0], held[1], kind)
             self._teller.named(held[1], kind)
 
-    def know(self, tensor: Tensor, values: Tensor) -> None:
-        """Remember what a tensor holds."""
-        size = tensor.untyped_storage().nbytes()
-        if size > KNOWN_LIMIT or size != values.untyped_storage().nbytes() or values.stride() != tensor.stride():
-            return
-        self._known[tensor.untyped_storage()._cdata] = values.detach().clone(memory_format=torch.preserve_format)
-
-    def forget(self, tensor: Tensor) -> None:
-        """Something unknown was written to it."""
-        if self._known:
-            self._known.pop(tensor.untyped_storage()._cdata, None)
-
-    def values(self, tensor: Tensor) -> Tensor | None:
-        """What a tensor holds, where that is known."""
-        if not self._known:
-            return None
-        whole = self._known.get(tensor.untyped_storage()._cdata)
-        if whole is None or whole.dtype != tensor.dtype:
-            return None
-        return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
-
     def _gone(self, address: int, key: int) -> None:
         held = self._alive.get(address)
         if held is None or held[1] != key:
             return
         del self._alive[address]
-        self._known.pop(address, None)
         self._teller.freed(key)

@@ -9,6 +9,7 @@ from typing import Any
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
+from hotloop.simulate.nearby import Nearby
 from hotloop.simulate.work import Part
 
 _SAME = {"fp16": "bf16", "bf16": "fp16", "tf32": "bf16", "fp64": "fp32", "fp8": "bf16"}  # the next of kin
@@ -73,23 +74,45 @@ class Table(Record):
     cache: float = 2.0  # how much quicker than memory the L2 cache is
     common: float = 0.15  # spread of all operations together: clocks, neighbours, what no single operation shows
     curves: dict[str, dict[str, float]] = field(default_factory=dict)
+    nearby: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the names of curves: where these are off
     link: Link = field(default_factory=Link)
     host: Host = field(default_factory=Host)
 
     def curve(self, part: Part) -> Curve:
         """The curve of a part: its own, else of its kin, else the default's."""
-        for key in _keys(part):
-            if key in self.curves:
-                return Curve(**self.curves[key])  # type: ignore[arg-type]  # samples are counted in whole numbers
+        key = self._key(part)
+        if key is not None:
+            return Curve(**self.curves[key])  # type: ignore[arg-type]  # samples are counted in whole numbers
         if not self.card:
             return Curve(latency=2e-6, memory=0.6, compute=0.4, spread=0.5)
         return default_table().curve(part)
 
+    def correction(self, part: Part) -> float:
+        """The logarithm of how much longer a part takes than its curve says, after what was measured nearby."""
+        key = self._key(part)
+        found = self.nearby.get(key) if key is not None else None
+        return 0.0 if found is None else _nearby(found).correction(part.traits)
 
-def _keys(part: Part) -> list[str]:
-    precisions = [part.precision, _SAME.get(part.precision, part.precision)]
+    def _key(self, part: Part) -> str | None:
+        return next((key for key in keys_of(part) if key in self.curves), None)
+
+
+def keys_of(part: Part) -> list[str]:
+    """The names of the curves that may serve a part, the most particular first.
+
+    >>> keys_of(Part("norm", variant="layer"))[:3]
+    ['norm:layer/fp32', 'norm:layer', 'norm/fp32']
+    """
+    precisions = [*dict.fromkeys([part.precision, _SAME.get(part.precision, part.precision)])]
     layouts = [f"/{part.layout}", ""] if part.layout else [""]
-    return [*(f"{part.family}/{p}{layout}" for p in precisions for layout in layouts), part.family]
+    families = [f"{part.family}:{part.variant}", part.family] if part.variant else [part.family]
+    return [
+        key for family in families for key in (*(f"{family}/{p}{lay}" for p in precisions for lay in layouts), family)
+    ]
+
+
+def _nearby(data: dict[str, Any]) -> Nearby:
+    return Nearby.from_json(data)
 
 
 def load(architecture: str) -> Table:
@@ -130,6 +153,10 @@ def parse(data: Any, name: str) -> Table:
             positive = min(curve.memory, curve.compute, curve.sharpness) > 0
             if not (positive and curve.latency >= 0 and curve.spread >= 0):
                 raise ValueError(f"{key}: {values}")
+        for key, found in table.nearby.items():
+            nearby = Nearby.from_json(found)
+            if key not in table.curves or len(nearby.places) != len(nearby.weights) or nearby.reach <= 0:
+                raise ValueError(f"what is near {key}")
     except (TypeError, ValueError, AttributeError, KeyError) as error:
         raise BadArgument(f"{name} is no table of times: {error}", fix="calibrate again") from error
     return table

@@ -18,6 +18,8 @@ from hotloop.simulate.work import Part, Tf32, parts_of, switches
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
 _AKIN = 1.5  # errors are larger by this on another card of the architecture that was measured
+_TOGETHER = 0.3  # of an error is shared by all operations of a family on a card that was measured, the rest its own
+_AROUND = 150  # tensors of an optimizer's operation: what a step costs the host beside its operations takes as long
 _LAUNCHING = ("forward", "backward", "optimizer", "other", "tensor", "launch")
 
 
@@ -97,6 +99,8 @@ class Tape:
         self.events.append(Pause(seconds))
 
     def step(self) -> None:
+        # Wrappers of optimizer and backward pass, gradients set to None, the person's own loop: a small net shows them.
+        self.events.append(Launch("step", (), "optimizer", _AROUND))
         self.events.append(Mark())
 
 
@@ -150,7 +154,21 @@ class _Player:
         self.hosted = host or table.host
         parts = {part for launch in self.steady.launches for part in launch.parts}
         self.prices = {part: seconds_of(part, card, table) for part in parts}
-        self.spreads = {part.family: table.curve(part).spread for part in parts}
+        self.spreads = self._spreads()
+
+    def _spreads(self) -> dict[str, float]:
+        """Of each family as a whole: what many unlike operations are off by evens out in part."""
+        shared = _TOGETHER if self.table.card else 1.0
+        taken: dict[str, dict[Part, float]] = defaultdict(lambda: defaultdict(float))
+        for launch in self.steady.launches:
+            for part in launch.parts:
+                taken[part.family][part] += self.prices[part]
+        spreads = {}
+        for family, seconds in taken.items():
+            off = [self.table.curve(part).spread * each for part, each in seconds.items()]
+            squared = shared * sum(off) ** 2 + (1 - shared) * sum(each**2 for each in off)
+            spreads[family] = math.sqrt(squared) / max(sum(seconds.values()), 1e-30)
+        return spreads
 
     def steps(self, price: Price | None = None, table: Table | None = None, host: Host | None = None) -> list[Step]:
         """Those of the second time round: the first begins with an idle device, as no later one does."""

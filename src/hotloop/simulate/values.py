@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hotloop.simulate.events import Place
-from hotloop.simulate.storages import Storages
+from hotloop.simulate.known import Known
 
 PATIENCE = 300  # equal answers at one line between two steps, before another is tried
 LIMIT = 20_000  # answers at one line between two steps, before the script is ended
@@ -23,14 +23,14 @@ class Spinning(Exception):
 
     def __init__(self, place: Place | None) -> None:
         self.place = place
-        super().__init__("a loop waits for a value that only a real GPU could compute")
+        super().__init__("a loop waits for a value that only a real GPU could compute; with values it is computed here")
 
 
 class Values:
     """Answers for tensors without data."""
 
-    def __init__(self, storages: Storages) -> None:
-        self._storages = storages
+    def __init__(self, known: Known) -> None:
+        self._known = known
         self._asked: Counter[Place | None] = Counter()
         self._dice = torch.Generator().manual_seed(0)  # of its own: the script's random numbers stay as they are
         self.flipped: set[Place] = set()  # lines at which another answer was tried
@@ -41,7 +41,7 @@ class Values:
 
     def number(self, tensor: Tensor, place: Place | None) -> Any:
         """The answer to `.item()`, `float()`, `bool()`."""
-        known = self._storages.values(tensor)
+        known = self._known.values(tensor)
         if known is not None:
             return known.item()
         self._asked[place] += 1
@@ -59,10 +59,10 @@ class Values:
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """A real tensor on the host in its place: what is known, or numbers between 0 and 1, zeros, truths."""
-        known = self._storages.values(tensor)
+        known = self._known.values(tensor)
         if known is not None:
             return known.clone(memory_format=torch.preserve_format)
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
+        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
         if tensor.dtype == torch.bool:
             return made.fill_(_hint(tensor, default=True))
         if tensor.dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16) and made.numel() <= 1 << 22:

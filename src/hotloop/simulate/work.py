@@ -10,6 +10,15 @@ from hotloop.simulate import products
 from hotloop.simulate.events import Operation, Shape
 from hotloop.simulate.families import POINTWISE, VIEW, Kind, kind_of, launches
 from hotloop.simulate.products import Product
+from hotloop.simulate.traits import (
+    is_transposed,
+    of_attention,
+    of_convolution,
+    of_product,
+    of_recurrence,
+    traits_of,
+    variant_of,
+)
 
 _PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64", "complex128": "fp64"}
 _SORTING = ("sort", "topk", "randperm", "_unique2", "unique_dim", "multinomial", "kthvalue", "median", "nonzero")
@@ -38,6 +47,8 @@ class Part:
     kernels: int = 1
     product: Product | None = None
     layout: str = ""  # of images: channels_last, or contiguous
+    variant: str = ""  # finer than the family: what kernel it is, such as the normalisation over layers or batches
+    traits: tuple[int, ...] = ()  # sizes that tell how well it goes: operations with like ones go alike
 
 
 def switches() -> Tf32:
@@ -82,33 +93,48 @@ def _parts(operation: Operation, kind: Kind, tf32: Tf32) -> tuple[Part, ...]:
     if family == "gemm":
         product = products.matrix_product(operation, kind.base)
         precision = precision_of(operation, tf32=tf32.products)
-        return (Part(family, _all(operation), product.flops, precision, product=product),)
+        traits = of_product(product)
+        return (Part(family, _all(operation), product.flops, precision, product=product, traits=traits),)
     if family == "conv":
-        return (_convolution(operation, tf32),)
+        return _convolution(operation, tf32)
     if family == "conv-backward":
         return tuple(_convolution_backward(operation, tf32))
     if family.startswith("attention"):
         backward = family.endswith("backward")
         flops = products.attention(operation, kind.base, backward=backward)
         precision = precision_of(operation, tf32=tf32.products)
-        return (Part(family, _all(operation), flops, precision, 3 if backward else 1),)
+        traits = of_attention(operation, kind.base, backward=backward)
+        variant = "efficient" if "efficient" in kind.base else "flash"
+        kernels = 3 if backward else 1
+        return (Part(family, _all(operation), flops, precision, kernels, variant=variant, traits=traits),)
     if family.startswith("rnn"):
         flops, steps = products.recurrent(operation, backward=family.endswith("backward"))
         precision = precision_of(operation, tf32=tf32.cudnn)
-        return (Part(family, _all(operation), flops, precision, 2 * steps),)
+        traits = of_recurrence(operation, steps)
+        return (Part(family, _all(operation), flops, precision, 2 * steps, traits=traits),)
     if family.startswith("optimizer"):
         return _of_lists(operation, kind)
     size, kernels = _traffic(operation, kind)
-    return (Part(family, size, precision=precision_of(operation), kernels=kernels),)
+    variant = variant_of(operation, kind)
+    images = family == "pooling" or variant in ("batch", "group")
+    layout = _layout(operation.inputs[:1]) if images else ""
+    traits = traits_of(operation, kind, variant)
+    return (Part(family, size, 0.0, precision_of(operation), kernels, None, layout, variant, traits),)
 
 
-def _convolution(operation: Operation, tf32: Tf32) -> Part:
+def _convolution(operation: Operation, tf32: Tf32) -> tuple[Part, ...]:
     product = products.convolution(operation)
     alone = products.depthwise(operation, 1)  # and then no matrix product: each channel is moved more than computed
     precision = precision_of(operation, tf32=tf32.cudnn)
     layout = _layout(operation.inputs[:2])
     family, matrices = ("depthwise", None) if alone else ("conv", product)
-    return Part(family, _all(operation), product.flops, precision, product=matrices, layout=layout)
+    if is_transposed(operation) and not alone:  # cuDNN does it as the gradient of the image of another one
+        family, matrices = "conv-backward-input", _turned(product)
+    variant, traits = of_convolution(product, operation.inputs[1].sizes, operation)
+    variant = "" if alone else variant
+    main = Part(family, _all(operation), product.flops, precision, 1, matrices, layout, variant, traits)
+    # cuDNN is not asked to add the bias: a second kernel does, in place.
+    return (main, Part(POINTWISE, 2.0 * operation.outputs[0].nbytes)) if len(operation.inputs) > 2 else (main,)
 
 
 def _convolution_backward(operation: Operation, tf32: Tf32) -> Iterable[Part]:
@@ -121,10 +147,19 @@ def _convolution_backward(operation: Operation, tf32: Tf32) -> Iterable[Part]:
     for name, product in zip(("input", "weight"), products.convolution_backward(operation), strict=True):
         if product is not None:
             matrices = None if alone else product
-            yield Part(f"{family}-{name}", total, product.flops, precision, product=matrices, layout=layout)
+            variant, traits = of_convolution(product, weight.sizes, operation)
+            variant = "" if alone else variant
+            chosen = f"{family}-{name}"
+            if name == "input" and not alone and is_transposed(operation):
+                chosen, matrices = "conv", _turned(product)
+            yield Part(chosen, total, product.flops, precision, 1, matrices, layout, variant, traits)
     mask = operation.arguments.get("output_mask", (True, True, True))
     if len(mask) > 2 and mask[2]:
-        yield Part("reduction", out.nbytes)
+        yield Part("reduction", out.nbytes, precision=precision_of(operation), variant="rows")
+
+
+def _turned(product: Product) -> Product:
+    return Product(product.count, product.rows, product.inner, product.columns)
 
 
 def _of_lists(operation: Operation, kind: Kind) -> tuple[Part, ...]:
@@ -142,7 +177,8 @@ def _of_lists(operation: Operation, kind: Kind) -> tuple[Part, ...]:
     else:
         written = _bytes(first) if kind.in_place else _bytes(operation.outputs)
     count = launches([shape.numel for shape in first], lists + (not kind.in_place))
-    return (Part(kind.family, total + written, kernels=count),) if count else ()
+    moved = total + written
+    return (Part(kind.family, moved, kernels=count, traits=(len(first), moved)),) if count else ()
 
 
 def _traffic(operation: Operation, kind: Kind) -> tuple[float, int]:

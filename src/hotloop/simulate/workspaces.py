@@ -10,6 +10,7 @@ from math import prod
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants
+from hotloop.simulate.convolutions import case_of, taken
 from hotloop.simulate.events import Operation, Shape
 
 MOMENT, RESULT, PROCESS = "moment", "result", "process"  # how long memory is kept: see `Need`
@@ -17,6 +18,9 @@ _BLAS = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "mv", "addbmm", "do
 _CONVOLUTIONS = ["convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose"]
 _BATCH_NORMS = ["cudnn_batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"]
 _CELLS = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}  # cuDNN's modes
+_GATES = {"rnn": 1, "lstm": 5, "gru": 6}  # numbers that are kept for each state
+_WEIGHTS = {"rnn": 1, "lstm": 4, "gru": 3}  # matrices from a state to the next
+_LT_WORKSPACE = 2**20
 _LARGE_BLAS = {9, 10, 12}  # majors of capabilities that get 32 MiB
 
 
@@ -47,6 +51,16 @@ def base_name(operation: Operation) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
+def adds_gradients(operation: Operation | None) -> bool:
+    """Whether an operation adds up two gradients of one tensor.
+
+    PyTorch does that in place where nobody else has the first; what is simulated cannot be changed in place there.
+    """
+    if operation is None or operation.name != "aten.add.Tensor" or operation.phase != "backward":
+        return False
+    return len(operation.inputs) == 2 and operation.inputs[0] == operation.inputs[1]
+
+
 def library(operation: Operation) -> str | None:
     """The library that an operation loads at its first use: blas, cudnn or attention."""
     name = base_name(operation)
@@ -63,53 +77,41 @@ def blas_workspace(card: Card) -> int:
 
 
 def _blas(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    """One workspace per thread: autograd's backward pass runs in a thread of its own, with a handle of its own."""
-    thread = "backward" if operation.phase == "backward" else "main"
-    return (Need(blas_workspace(card), "cuBLAS workspace", PROCESS, f"cublas {thread}"),)
+    """One workspace per thread: autograd's backward pass runs in a thread of its own, with a handle of its own.
 
-
-def convolution(
-    part: str, x: Shape, weight: Shape, y: Shape, operation: Operation, card: Card, constants: Constants
-) -> int:
-    """Bytes of cuDNN's plan for one part (forward, input or weight) of a convolution.
-
-    A table has four factors for each kind of convolution: shares of the input, the weight and the output, and bytes
-    that are always needed. Where tensor cores want channels last and get channels first, cuDNN copies all operands.
+    A product to which a bias is added is cuBLASLt's, which gets another.
     """
-    for key in _kinds(part, x, weight, operation, card):
-        if key in constants.convolution:
-            shares = constants.convolution[key]
-            return int(sum(a * b for a, b in zip(shares, (x.nbytes, weight.nbytes, y.nbytes, 1), strict=True)))
-    return 0
+    thread = "backward" if operation.phase == "backward" else "main"
+    found = Need(blas_workspace(card), "cuBLAS workspace", PROCESS, f"cublas {thread}")
+    if base_name(operation) != "addmm" or len(operation.inputs[0].sizes) != 1:
+        return (found,)
+    return (found, Need(_LT_WORKSPACE, "cuBLASLt workspace", PROCESS, f"cublaslt {thread}"))
 
 
-def _kinds(part: str, x: Shape, weight: Shape, operation: Operation, card: Card) -> list[str]:
-    """Keys of a table, the most special first."""
+def _part(part: str, x: Shape, weight: Shape, y: Shape, operation: Operation, card: Card, constants: Constants) -> Need:
+    """What cuDNN's plan for one part (forward, input or weight) of a convolution takes."""
     arguments = operation.arguments
-    if arguments.get("groups", 1) not in (1, None):
-        kind = "grouped"
-    elif len(x.sizes) == 5:
-        kind = "volume"
-    else:
-        kind = "pointwise" if prod(weight.sizes[2:]) == 1 else "spatial"
-    if arguments.get("transposed"):
-        part = {"forward": "input", "input": "forward"}.get(part, part)  # which is what cuDNN calls it
     layout = "last" if x.channels_last or weight.channels_last else "first"
-    keys = [f"{part}/{_precision(x, card, arguments.get('allow_tf32', True))}/{layout}/{kind}"]
-    keys.append(keys[0].rsplit("/", 1)[0] + "/spatial")
-    return [*(f"{key}/benchmark" for key in keys if arguments.get("benchmark")), *keys]
+    if arguments.get("transposed"):  # which cuDNN runs as the gradient of the convolution from its output to its input
+        part, x, y = {"forward": "input", "input": "forward"}.get(part, part), y, x
+    precision = _precision(x, card, arguments.get("allow_tf32", True))
+    keys = [f"{part}/{precision}/{layout}", f"{part}/half/{layout}"][: 2 if precision == "fp16" else 1]
+    keys = [f"{key}/benchmark" for key in keys if arguments.get("benchmark")] + keys
+    rows = next((constants.convolution[key] for key in keys if key in constants.convolution), ())
+    strides = arguments.get("stride") or (1,)
+    case = case_of(x.sizes, weight.sizes, max(strides), arguments.get("groups") or 1)
+    return Need(taken(rows, case, x.nbytes, weight.nbytes, y.nbytes), "convolution workspace", least=0)
 
 
 def _precision(x: Shape, card: Card, allow_tf32: bool) -> str:
-    if x.dtype in ("float16", "bfloat16"):
-        return "half"
+    if x.itemsize == 2:
+        return "fp16" if x.dtype == "float16" else "half"
     return "tf32" if x.dtype == "float32" and card.capability >= (8, 0) and allow_tf32 else "fp32"
 
 
 def _convolution(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
     x, weight = operation.inputs[:2]
-    size = convolution("forward", x, weight, operation.outputs[0], operation, card, constants)
-    return (Need(size, "convolution workspace", least=0),)
+    return (_part("forward", x, weight, operation.outputs[0], operation, card, constants),)
 
 
 def _convolution_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
@@ -117,7 +119,7 @@ def _convolution_backward(operation: Operation, card: Card, constants: Constants
     y, x, weight = operation.inputs[:3]
     wanted = operation.arguments.get("output_mask") or (True, True, True)
     return tuple(
-        Need(convolution(part, x, weight, y, operation, card, constants), "convolution workspace", least=0)
+        _part(part, x, weight, y, operation, card, constants)
         for part, asked in zip(("input", "weight"), wanted, strict=False)
         if asked
     )
@@ -127,39 +129,67 @@ def _batch_norm(operation: Operation, card: Card, constants: Constants) -> tuple
     x = operation.inputs[0]
     if not operation.arguments.get("training", operation.arguments.get("train", True)) or not x.channels_last:
         return ()
-    size = int(constants.factors.get("batch_norm.reserve", 0) * x.numel)
-    return (Need(size, "batch norm reserve", RESULT),)
+    if x.dtype == "bfloat16":  # which PyTorch normalises by kernels of its own
+        return ()
+    half = ".half" if x.itemsize == 2 else ""
+    reserve, moment = (constants.factors.get(f"batch_norm.{n}{half}", 0) * x.numel for n in ("reserve", "workspace"))
+    return (Need(int(reserve), "batch norm reserve", RESULT), Need(int(moment), "batch norm workspace"))
 
 
 def _rnn(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    cell, units = _cell(operation, operation.inputs[0])
+    """After its workspace, cuDNN keeps the gates of all steps, what goes from layer to layer, and what was dropped.
+
+    The generator of dropout is kept for ever: 24 bytes for each thread that a card can run at once.
+    """
+    cell, layers, steps, _ = _cell(operation)
+    workspace = _rnn_workspace(operation, constants)
     if not operation.arguments.get("train", True):
-        return (Need(int(constants.factors.get(f"{cell}.workspace", 0) * units), "RNN workspace"),)
-    return (
-        Need(int(constants.factors.get(f"{cell}.reserve", 0) * units), "RNN reserve", RESULT),
-        Need(int(constants.factors.get(f"{cell}.workspace", 0) * units), "RNN workspace"),
-    )
+        return (workspace,)
+    x, dropped = operation.inputs[0], bool(operation.arguments.get("dropout"))
+    reserve = steps * x.itemsize * (_GATES[cell] * layers + layers - 1) + 256
+    needs = [replace(workspace, key="together"), Need(reserve, "RNN reserve", RESULT)]
+    if dropped and layers > 1:
+        needs[1] = replace(needs[1], bytes=reserve + steps * (layers - 1) // 8)
+        needs.insert(0, Need(card.sms * 2048 * 24, "generator of dropout", PROCESS, "cudnn dropout"))
+    return tuple(needs)
 
 
 def _rnn_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    cell, units = _cell(operation, operation.inputs[0])
-    return (Need(int(constants.factors.get(f"{cell}.backward", 0) * units), "RNN workspace"),)
+    """The same workspace, once for the gradient of the input and once for that of the weights."""
+    return (_rnn_workspace(operation, constants),)
 
 
-def _cell(operation: Operation, x: Shape) -> tuple[str, int]:
-    """The kind of cell, and bytes of the hidden states of all steps, layers and directions."""
-    arguments = operation.arguments
-    directions = 2 if arguments.get("bidirectional") else 1
-    layers = arguments.get("num_layers", 1)
+def _rnn_workspace(operation: Operation, constants: Constants) -> Need:
+    """Copies of weights and input, gates of all steps of a layer, a few states, and what cuBLAS gets for each layer."""
+    cell, layers, steps, state = _cell(operation)
+    x = operation.inputs[0]
+    width, gates = operation.arguments.get("hidden_size", x.sizes[-1]), _WEIGHTS[cell]
+    directions = 2 if operation.arguments.get("bidirectional") else 1
+    inputs = x.sizes[-1] + (layers - 1) * directions * width  # of all layers
+    weights = gates * width * (inputs + layers * width) * directions
+    of_steps, of_states = (constants.factors.get(f"{cell}.{name}", 0) for name in ("steps", "states"))
+    of_steps += bool(operation.arguments.get("dropout") and layers > 1)
+    moving = of_steps * steps + (2 + of_states * layers) * state + weights + x.numel
+    fixed = constants.factors.get("rnn.layer", 0) * layers * directions
+    return Need(int(fixed + moving * x.itemsize), "RNN workspace")
+
+
+def _cell(operation: Operation) -> tuple[str, int, int, int]:
+    """The kind of cell, layers, and numbers in the states of all steps, and of one, of a layer."""
+    arguments, x = operation.arguments, operation.inputs[0]
+    width = arguments.get("hidden_size", x.sizes[-1]) * (2 if arguments.get("bidirectional") else 1)
     steps = prod(x.sizes[:-1])
-    return _CELLS.get(arguments.get("mode", 2), "lstm"), (
-        steps * arguments.get("hidden_size", x.sizes[-1]) * layers * directions * x.itemsize
-    )
+    sizes = arguments.get("batch_sizes") or ()
+    batch = sizes[0] if sizes else x.sizes[0 if arguments.get("batch_first") else 1]
+    cell = _CELLS.get(arguments.get("mode", 2), "lstm")
+    return cell, arguments.get("num_layers", 1), steps * width, batch * width
 
 
 def _flash_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
     """The gradient of the queries is added up in fp32, padded; grouped keys and values are expanded."""
     query, key = operation.inputs[1:3]
+    if _cudnn_attends(query, card):
+        return _cudnn_attention_backward(operation, card, constants)
     batch, heads, length, width = query.sizes
     rows = batch * heads * _up(length, 128)
     padded = _up(width, 32 if width <= 128 else 64)
@@ -170,17 +200,37 @@ def _flash_backward(operation: Operation, card: Card, constants: Constants) -> t
 
 
 def _efficient_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    """Sums of gradient times result, then the gradient of the queries in blocks, each with a lock of 16 bytes.
+
+    In fp32 PyTorch makes the products first; in half precision the kernel does.
+    """
     query = operation.inputs[1]
-    batch, heads, length, _ = query.sizes
-    share = constants.factors.get("attention.efficient", 1.0 if query.itemsize == 2 else 0.0)
-    found = [Need(4 * batch * heads * length, "attention sums")]
-    return _together([*found, Need(int(share * 4 * query.numel), "attention gradient in fp32")])
+    if _cudnn_attends(query, card):
+        return _cudnn_attention_backward(operation, card, constants)
+    batch, heads, length, width = query.sizes
+    block = 64 if width <= 64 or query.itemsize == 4 else 128
+    blocks = batch * heads * -(-length // block)
+    sums = Need(4 * batch * heads * length, "attention sums", key="together")
+    gradient = Need(blocks * (4 * block * _up(width, block) + 16), "attention gradient in fp32")
+    return (sums, Need(4 * query.numel, "attention products"), gradient) if query.itemsize == 4 else (sums, gradient)
 
 
 def _cudnn_attention_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    query = operation.inputs[1]
-    share = constants.factors.get("attention.cudnn", 1.0)
-    return (Need(int(share * 4 * query.numel), "attention gradient in fp32"),)
+    """The gradient of the queries in fp32 with its sums; those of grouped keys and values, for every head."""
+    query, key = operation.inputs[1:3]
+    batch, heads, length, width = query.sizes
+    found = [Need(4 * batch * heads * length * (width + 1) + 256, "attention gradient in fp32")]
+    if key.sizes[1] != heads:
+        found += [Need(batch * heads * key.sizes[2] * width * key.itemsize, "attention, expanded keys")] * 2
+    return _together(found)
+
+
+def _cudnn_attends(query: Shape, card: Card) -> bool:
+    """Whether PyTorch lets cuDNN do what it lets flash and memory-efficient kernels do on other cards.
+
+    Since 2.11, whose cuDNN is newer than 9.15, it prefers it on these, for every mask.
+    """
+    return card.capability[0] in (9, 10) and query.itemsize == 2 and query.sizes[-1] <= 128 and query.sizes[-1] % 8 == 0
 
 
 def _embedding_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
@@ -189,12 +239,10 @@ def _embedding_backward(operation: Operation, card: Card, constants: Constants) 
     number = indices.numel
     if number <= 3072 or not operation.outputs:
         return ()
-    rows = operation.outputs[0].sizes[0]
-    distinct = rows * (1 - (1 - 1 / rows) ** number)  # of so many random ones
-    parts = number / 10 + distinct
+    parts = number // 10 + min(number, operation.outputs[0].sizes[0])
     width = gradient.sizes[-1]
-    found = [Need(8 * number, "sorted indices")] * 2
-    return _together([*found, Need(int(parts * (4 * width + 8)), "embedding gradient in fp32")])
+    found = [Need(8 * number, "sorted indices")] * 5 + [Need(8 * parts, "parts of an embedding")]
+    return _together([*found, Need(4 * width * parts, "embedding gradient in fp32")])
 
 
 def _index_put(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:

@@ -34,7 +34,7 @@ class Heard:
         self.events.append(["waited", kind])
 
     def host(self, seconds):
-        pass
+        self.events.append(["host", seconds])
 
     def step(self):
         self.events.append(["step"])

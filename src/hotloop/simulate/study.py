@@ -1,0 +1,217 @@
+"""Several questions about one script on GPUs that are not here: its largest batch, and what would make room."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from hotloop.errors import BadArgument
+from hotloop.simulate.cards import Card
+from hotloop.simulate.record import Batch, Simulation
+from hotloop.simulate.running import Simulator
+from hotloop.simulate.search import Largest, Outcome, Stop, Variant, largest
+from hotloop.simulate.shim import CannotSimulate
+from hotloop.simulate.ways import HOW
+from hotloop.text import printable, size
+
+MEMORY = ("hotloop.simulate.memory:Memory",)
+EVERYTHING = (*MEMORY, "hotloop.simulate.timeline:Time")
+STEPS = 2  # of a run of a search: the optimizer's state is there from the second on
+MOST = 2**16  # the largest batch that is tried, where the script's own is not large
+HOST = 0.8  # share of the host's free memory that a run of a search may take
+RUNS = 5  # of a search with a change: what it finds fits, if it is not the very largest
+PIECES = (2, 4, 8)
+
+
+class Study:
+    """A script, its arguments, and how long to run it; `told` hears of each run of a search, in words."""
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        script: Path | str,
+        arguments: Sequence[str],
+        *,
+        steps: int = 3,
+        time_limit: float = 120.0,
+        values: bool = False,
+        batch: int | None = None,
+        batch_from: str | None = None,
+        told: Callable[[str], None] = lambda words: None,
+    ) -> None:
+        self._batch, self._batch_from = batch, batch_from
+        self._steps, self._values, self._told = steps, values, told
+        self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from)
+        self._name = printable(Path(script).name)
+        self._like: list[tuple[int, int]] = []  # batches and peaks of another card
+
+    def plain(self, card: Card, *, silent: bool = False) -> Simulation:
+        """The script as it is, with the batch that was asked for."""
+        run = partial(self._run, card, steps=self._steps, listeners=EVERYTHING, values=self._values)
+        found = run(batch=self._batch, silent=silent)
+        if self._batch is not None and found.error is None and not _batch(found).source:
+            raise BadArgument(f"{self._lost(_batch(found))}, so that it was not set", fix=_point(_batch(found)))
+        return found
+
+    def with_largest(self, plain: Simulation, card: Card) -> Simulation:
+        """The same with the largest batch that fits on the card, as far as it was found."""
+        batch = _batch(plain)
+        if not batch.source:
+            lost = f"{self._lost(batch)}, so that the largest is not known: {_point(batch)}"
+            return replace(plain, notes=(*plain.notes, lost))
+        found = self._search(card, plain)
+        self._like = self._like or [(tried, peak) for tried, _, peak in found.tried if peak is not None]
+        ended = (f"the search for the largest batch ended: {found.ended}",) if found.ended else ()
+        return replace(plain, largest_batch=found.batch, search=found, notes=(*plain.notes, *ended))
+
+    def with_help(self, plain: Simulation, card: Card) -> Simulation:
+        """The same with changes that may make room, each simulated."""
+        as_it_is = _variant("plain", "as it is", plain, plain.search)
+        tried, notes = [], []
+        for name, change in _changes(card):
+            try:
+                seen = self._changed(card, name, steps=STEPS, listeners=EVERYTHING, batch=self._batch)
+                found = self._search(card, seen, plain.search, name) if seen and plain.search else None
+            except Stop as stop:
+                notes.append(f"{change}: could not be tried: {stop.why}")
+                continue
+            if seen is not None:
+                tried.append(_variant(name, change, seen, found))
+        tried += self._accumulated(plain, card)
+        return replace(plain, helps=(as_it_is, *tried), notes=(*plain.notes, *notes))
+
+    def _search(self, card: Card, own: Simulation, before: Largest | None = None, change: str | None = None) -> Largest:
+        """The largest batch, from what was seen of the script's own; with a change, few runs from what fits before."""
+        batch = _batch(own)
+        start = batch.size or batch.samples or 1
+        reference = (start, batch.work)
+        known = {start: own} if not (batch.samples or start) % start else {}  # else its batches were not full
+
+        def run(tried: int) -> Outcome:
+            if tried not in known:
+                limit = int(HOST * psutil.virtual_memory().available)
+                known[tried] = self._tried(card, change, tried, limit)
+            return _outcome(known[tried], tried, card, reference)
+
+        most = max(MOST, 16 * start)
+        if before is None:
+            return largest(run, start, most=most, like=self._like)
+        seen = [] if _short(own) else [(start, _in_use(own))]
+        return largest(run, before.batch or start, most=most, like=seen, runs=RUNS)
+
+    def _tried(self, card: Card, change: str | None, batch: int, limit: int) -> Simulation:
+        run = partial(self._run, card, variant=change, steps=STEPS, listeners=MEMORY, silent=True)
+        try:
+            seen = run(batch=batch, memory_limit=limit)
+        except CannotSimulate as error:
+            raise Stop(f"with a batch of {batch:,} {error.what}") from error
+        self._told(f"{card.key}, {change or 'as it is'}, a batch of {batch:,}: {_verdict(seen)}")
+        return seen
+
+    def _changed(self, card: Card, change: str, **options: Any) -> Simulation | None:
+        """A run with a change; None where there was nothing to change."""
+        try:
+            seen = self._run(card, variant=change, silent=True, **options)
+        except CannotSimulate as error:
+            raise Stop(error.what) from error
+        if seen.error is not None and not _short(seen):
+            raise Stop(_why(seen))
+        if seen.variant is None and not _short(seen):
+            return None
+        self._told(f"{card.key}, {change}, a batch of {_batch(seen).size or 'its own'}: {_verdict(seen)}")
+        return seen
+
+    def _accumulated(self, plain: Simulation, card: Card) -> list[Variant]:
+        """The batch in pieces: in two, and in more where it does not fit.
+
+        Two pieces are run of however many: from the second on each finds the memory as the one before it did.
+        """
+        own = _batch(plain).size
+        for pieces in PIECES:
+            if own is None or own < pieces or not _batch(plain).source:
+                return []
+            each = -(-own // pieces)
+            try:
+                seen = self._changed(card, "accumulation:2", steps=STEPS, listeners=MEMORY, batch=each)
+            except Stop:
+                return []
+            if seen is not None and not _short(seen):
+                return [_variant("accumulation", f"accumulate over {pieces} batches of {each:,}", seen, None)]
+        return []
+
+    def _lost(self, batch: Batch) -> str:
+        return f"the batch of {self._name} was not found" + (f" ({batch.clash})" if batch.clash else "")
+
+
+def _changes(card: Card) -> list[tuple[str, str]]:
+    """Changes that any training can make, and what to write for them."""
+    half = (
+        ("bf16", "autocast to bf16") if card.capability >= (8, 0) else ("fp16", "autocast to fp16, with a GradScaler")
+    )
+    return [half, ("checkpointing", "checkpoint the repeated blocks")]
+
+
+def _variant(name: str, change: str, seen: Simulation, found: Largest | None) -> Variant:
+    fits = seen.peak is not None and not _short(seen)
+    peak = seen.peak.process if fits and seen.peak is not None else None
+    time = seen.step_ms.median if fits and seen.step_ms is not None else None
+    return Variant(name, change, peak, found.batch if found else None, time)
+
+
+def _batch(seen: Simulation) -> Batch:
+    return seen.batch or Batch(None, "")
+
+
+def _short(seen: Simulation) -> bool:
+    """Whether memory ran out, even if the script went on."""
+    return seen.fits is False or any(finding.code == "out-of-memory" for finding in seen.findings)
+
+
+def _outcome(seen: Simulation, batch: int, card: Card, reference: tuple[int, int]) -> Outcome:
+    """What a run says to the search; one that says nothing about memory ends it."""
+    if _short(seen):
+        return Outcome(False, None, card.usable, _limited(seen))
+    if seen.error is not None or not seen.completed:
+        raise Stop(f"with a batch of {batch:,} {_why(seen)}")
+    own, work = reference
+    if _batch(seen).work < work * (1 + (batch / own - 1) / 4):  # some work does not grow with the batch
+        reached = max(1, own * _batch(seen).work // work)
+        raise Stop(f"a step never has more than about {reached:,} items, whatever the batch", reached)
+    return Outcome(True, _in_use(seen), card.usable)
+
+
+def _in_use(seen: Simulation) -> int:
+    """Bytes by which the limit is guessed: between what is allocated and what is reserved, as memory runs out there.
+
+    What is reserved counts too much: it stays the same once memory is full, and more fits all the same.
+    """
+    assert seen.peak is not None
+    return seen.peak.process - (seen.peak.reserved - seen.peak.allocated) // 2
+
+
+def _verdict(seen: Simulation) -> str:
+    if _short(seen):
+        return "does not fit"
+    return f"{size(seen.peak.process)} at its peak" if seen.peak is not None else "unknown"
+
+
+def _limited(seen: Simulation) -> str:
+    """What filled the memory, and at which line it ran out."""
+    most = sorted(seen.categories.items(), key=lambda pair: -pair[1])[:2]
+    what = " and ".join(f"{name} ({size(amount)})" for name, amount in most)
+    place = next((f" at {f.file}:{f.line}" for f in seen.findings if f.code == "out-of-memory"), "")
+    return what + place
+
+
+def _why(seen: Simulation) -> str:
+    if seen.error is None:
+        return "the script makes no step"
+    return f"the script fails: {printable(seen.error.strip().splitlines()[-1])}"
+
+
+def _point(batch: Batch) -> str:
+    seen = f"; seen: {', '.join(batch.places)}" if batch.places else ""
+    return f"point at it with --batch-from {HOW}{printable(seen)}"

@@ -1,0 +1,75 @@
+"""What a person reads of a simulation: the largest batch, what limits it, what helps, and cards side by side."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from hotloop.simulate.compare import row_of
+from hotloop.simulate.record import Batch, Peak, Simulation, StepTime
+from hotloop.simulate.search import Largest, Variant
+from hotloop.simulate.shown import cards_table, simulation_words
+
+GIB = 2**30
+FOUND = Simulation(
+    gpu="t4",
+    steps=3,
+    completed=3,
+    peak=Peak(6 * GIB, 7 * GIB, 8 * GIB),
+    categories={"activations": 5 * GIB},
+    fits=True,
+    largest_batch=96,
+    step_ms=StepTime(100.0, 80.0, 125.0, calibrated=False),
+    batch=Batch(32, "argument:--batch", 32),
+    search=Largest(96, 97, 6, "activations (12.0 GiB) at train.py:31", ((96, True, 1), (97, False, None))),
+    helps=(Variant("plain", "as it is", 8 * GIB, 96), Variant("bf16", "autocast to bf16", 5 * GIB, 180)),
+)
+
+
+def said(parts: Iterable[Any]) -> str:
+    console = Console(width=200, record=True, file=None, quiet=False, highlight=False)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part)
+    return capture.get()
+
+
+def test_the_largest_batch_what_limits_it_and_what_helps() -> None:
+    words = said(simulation_words(FOUND, "Tesla T4", "train.py", row_of(FOUND, {"t4": 0.36})))
+    assert "the largest batch is 96: 97 does not fit" in words
+    assert "what fills the memory: activations (12.0 GiB) at train.py:31" in words
+    assert "autocast to bf16: 5.0 GiB instead of 8.0 GiB, and a batch of 180 instead of 96 fits" in words
+    assert "320 (256 to 400) samples a second" in words
+    assert "$0.312 (0.25 to 0.391) for a million samples, at $0.36 an hour" in words
+
+
+def test_changes_that_do_not_help_are_named() -> None:
+    plain, half = FOUND.helps
+    words = said(simulation_words(replace(FOUND, helps=(plain, replace(half, batch=96))), "Tesla T4", "train.py"))
+    assert "none of these makes room: autocast to bf16" in words
+
+
+def test_a_search_without_an_end_says_so() -> None:
+    for search, words in [
+        (Largest(65536, None, 9, "", ()), "the largest batch is at least 65,536: no larger one was tried"),
+        (Largest(None, 1, 4, "parameters (3.0 GiB)", ()), "not even a batch of 1 fits"),
+        (Largest(None, None, 0, "", (), "why"), "no batch was seen to fit"),
+    ]:
+        assert words in said(simulation_words(replace(FOUND, search=search), "Tesla T4", "train.py"))
+
+
+def test_cards_side_by_side() -> None:
+    short = replace(FOUND, gpu="l4", fits=False, step_ms=None, search=Largest(None, 1, 3, "", ()), largest_batch=None)
+    told = [FOUND, short]
+    words = said([cards_table(told, ["Tesla T4", "\x1b[31mL4"], [row_of(one, {"t4": 0.36}) for one in told])])
+    heading, first, second = words.splitlines()
+    assert [each in heading for each in ("largest batch", "samples a second", "for a million")] == [True] * 3
+    assert first.split()[:6] == ["Tesla", "T4", "yes", "8.0", "GiB", "96"]
+    assert "320 (256 to 400)" in first
+    assert "$0.312 (0.25 to 0.391)" in first
+    assert " no " in second
+    assert "\x1b" not in second
+    plain = said([cards_table([replace(FOUND, search=None)], ["Tesla T4"], [row_of(replace(FOUND, batch=None))])])
+    assert "largest" not in plain
+    assert "million" not in plain

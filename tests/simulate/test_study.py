@@ -1,0 +1,153 @@
+"""The largest batch of a script and what would make room for more: what is said was simulated, and holds."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hotloop.errors import BadArgument
+from hotloop.simulate.cards import Card, card
+from hotloop.simulate.record import Simulation
+from hotloop.simulate.search import what_helps
+from hotloop.simulate.study import MEMORY, Study
+
+from .test_variants import SCRIPT, TWINS
+
+SMALL, LARGE = (
+    replace(card("rtx4090"), key=key, memory=size << 20) for key, size in (("small", 1024), ("large", 1536))
+)
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "train.py"
+    path.write_text(text)
+    return path
+
+
+def fits(simulator: Any, path: Path, on: Card, batch: int | None, **options: Any) -> bool:
+    """Whether a batch fits, by really running it."""
+    ran = simulator.run(path, [], on, steps=2, listeners=MEMORY, batch=batch, **options)
+    assert ran.error is None or any(finding.code == "out-of-memory" for finding in ran.findings)
+    return bool(ran.fits is not False)
+
+
+@pytest.fixture(scope="module")
+def studied(simulator, tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Path, Simulation, list[str]]:
+    """A script whose largest batch was found, with what would make room for more."""
+    path, heard = write(tmp_path_factory.mktemp("study"), SCRIPT), []
+    study = Study(simulator, path, [], told=heard.append)
+    return study, path, study.with_help(study.with_largest(study.plain(SMALL), SMALL), SMALL), heard
+
+
+def test_the_largest_batch_fits_and_one_percent_more_does_not(studied, simulator) -> None:
+    _, path, found, heard = studied
+    assert found.search.batch == found.largest_batch
+    assert found.largest_batch < found.search.too_large <= 1.01 * found.largest_batch + 1
+    assert fits(simulator, path, SMALL, found.largest_batch)
+    assert not fits(simulator, path, SMALL, found.search.too_large)
+    assert found.search.runs <= 12
+    assert len([words for words in heard if "as it is" in words]) == found.search.runs - 1  # the first was known
+    assert "train.py:" in found.search.limited_by
+    assert "activations (" in found.search.limited_by
+    assert Simulation.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_a_second_card_is_searched_from_where_the_first_was_found(studied, simulator) -> None:
+    study, path, found, _ = studied
+    more = study.with_largest(study.plain(LARGE, silent=True), LARGE)
+    assert more.largest_batch > found.largest_batch
+    assert more.search.runs <= found.search.runs + 1  # it knew about where to look, and the memory is larger
+    assert fits(simulator, path, LARGE, more.largest_batch)
+    assert not fits(simulator, path, LARGE, more.search.too_large)
+
+
+def test_what_helps_has_the_numbers_of_scripts_in_which_a_person_wrote_it(studied, simulator, tmp_path: Path) -> None:
+    _, _, found, _ = studied
+    plain, *tried = found.helps
+    assert (plain.peak, plain.batch, plain.step_ms) == (found.peak.process, found.largest_batch, found.step_ms.median)
+    assert [each.name for each in tried] == ["bf16", "checkpointing", "accumulation"]
+    for each, twin in zip(tried, ("bf16", "checkpointing", "accumulation:2"), strict=True):
+        by_hand = write(tmp_path, TWINS[twin])
+        assert each.peak == simulator.run(by_hand, [], SMALL, steps=2, listeners=MEMORY).peak.process
+        if each.batch is not None:
+            assert each.batch > found.largest_batch
+            assert fits(simulator, by_hand, SMALL, each.batch)
+    assert tried[-1].change == "accumulate over 2 batches of 256"
+    assert {words.split(":")[0] for words in what_helps(plain, tried)} >= {tried[1].change, tried[2].change}
+
+
+def test_what_makes_room_where_it_does_not_fit(simulator, tmp_path: Path) -> None:
+    path = write(tmp_path, SCRIPT.replace("batch = 512", "batch = 9000"))
+    study = Study(simulator, path, [], steps=2)
+    plain = study.plain(SMALL)
+    assert plain.fits is False
+    found = study.with_help(plain, SMALL)
+    assert found.helps[0].peak is None
+    assert found.helps[-1].name == "accumulation"
+    assert any(words.startswith("accumulate over") for words in what_helps(found.helps[0], found.helps[1:]))
+    pieces = int(found.helps[-1].change.split()[2])
+    assert fits(simulator, path, SMALL, 9000 // pieces, variant="accumulation:2")
+
+
+def test_not_even_one(simulator, tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        SCRIPT.replace("batch = 512", "batch = 4")
+        .replace("width=256", "width=2048")
+        .replace("(batch, 256)", "(batch, 2048)"),
+    )
+    study = Study(simulator, path, [])
+    found = study.with_largest(study.plain(SMALL), SMALL)
+    assert (found.largest_batch, found.search.too_large, found.search.exact) == (None, 1, True)
+
+
+def test_a_script_without_a_batch_is_told_how_to_point_at_it(simulator, tmp_path: Path) -> None:
+    path = write(tmp_path, SCRIPT.replace("batch = 512", "batch = len('1234')"))
+    found = Study(simulator, path, []).with_largest(Study(simulator, path, []).plain(SMALL), SMALL)
+    assert (found.largest_batch, found.search) == (None, None)
+    assert any("--batch-from" in note for note in found.notes)
+    with pytest.raises(BadArgument, match="was not found") as caught:
+        Study(simulator, path, [], batch=8).plain(SMALL)
+    assert "--batch-from" in str(caught.value.fix)
+    clash = write(tmp_path, SCRIPT.replace("batch = 512", "batch = 512\nbs = 4"))
+    with pytest.raises(BadArgument, match="batch and bs disagree") as caught:
+        Study(simulator, clash, [], batch=8).plain(SMALL)
+    assert "variable:batch (512), variable:bs (4)" in str(caught.value.fix)
+
+
+def test_data_that_does_not_grow_ends_the_search(simulator, tmp_path: Path) -> None:
+    text = SCRIPT.replace("x, y = torch.randn(batch, 256).cuda()", "x, y = torch.randn(40, 256)[:batch].cuda()")
+    path = write(
+        tmp_path,
+        text.replace("torch.randint(1000, (batch,))", "torch.ones(40).long()[:batch]").replace("= 512", "= 4"),
+    )
+    found = Study(simulator, path, []).with_largest(Study(simulator, path, []).plain(SMALL), SMALL)
+    assert found.search.too_large is None
+    assert 36 <= found.largest_batch <= 44
+    assert any("never has more than about" in note for note in found.notes)
+
+
+def test_a_script_that_fails_with_another_batch_ends_the_search(simulator, tmp_path: Path) -> None:
+    path = write(tmp_path, SCRIPT.replace("    loss =", "    assert len(x) < 600, 'too many'\n    loss ="))
+    study = Study(simulator, path, [])
+    found = study.with_largest(study.plain(SMALL), SMALL)
+    assert found.largest_batch == 512
+    assert any("AssertionError: too many" in note for note in found.notes)
+
+
+def test_a_change_that_fails_is_left_out_with_a_word(simulator, tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        SCRIPT.replace(
+            "    loss =",
+            "    model(x)\n    assert not torch.is_autocast_enabled('cuda'), 'no'\n    loss =",
+        ),
+    )
+    study = Study(simulator, path, [], steps=1)
+    found = study.with_help(study.plain(SMALL), SMALL)
+    assert [each.name for each in found.helps] == ["plain", "checkpointing", "accumulation"]
+    assert any(
+        "autocast to bf16: could not be tried: the script fails: AssertionError: no" in note for note in found.notes
+    )
