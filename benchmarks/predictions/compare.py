@@ -238,6 +238,8 @@ def _draw(axes: Axes, title: str, points: Sequence[tuple[float, float]], near: f
             axes.plot(*zip(*chosen, strict=True), "o", color=colour, markersize=4.5, alpha=0.85, label=label)
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda number, _: f"{number:g}")
     axes.legend(frameon=False, labelcolor=LIGHT.text, fontsize=9, loc="upper left")
 
 

@@ -102,3 +102,14 @@ def test_a_plan_with_it_is_refused_where_nothing_can_be_flipped() -> None:
         hotloop.Loop(
             model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), plan=hotloop.Plan("cpu", flipped=True)
         )
+
+
+@pytest.mark.parametrize("at_once", [1, 3000, 2**20])
+def test_images_are_laid_out_in_parts_that_add_up(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.loop.flipped.AT_ONCE", at_once)
+    layer = nn.Conv2d(3, 5, 3, padding=1).double()
+    batch = torch.randn(7, 3, 6, 5, dtype=torch.float64)
+    for mine, theirs in zip(
+        gradients(layer, batch, partial(flipped, layer)), gradients(layer, batch, layer), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)

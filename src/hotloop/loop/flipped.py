@@ -9,7 +9,7 @@ from torch.autograd.function import once_differentiable
 
 from hotloop.levers import can_be_flipped
 
-FEW = 64  # numbers that a weight sees at once: 3 × 3 pixels of up to 7 channels
+AT_ONCE = 32 * 2**20  # bytes of what the weight has seen that are laid out together
 
 
 def flipped(layer: nn.Conv2d, batch: Tensor) -> Tensor:
@@ -17,7 +17,7 @@ def flipped(layer: nn.Conv2d, batch: Tensor) -> Tensor:
 
     The gradient of a convolution with stride 1 is itself one, of the output's gradient with the weights turned round.
     Where a library has put less work into its backward passes than into the forward one, that is faster. The gradient
-    of a weight that sees few numbers at once, as that of a layer for colours, is one product of matrices.
+    of the weight is a product of matrices: all places of the output, times what the weight has seen at each.
     """
     if not can_be_flipped(layer) or batch.dim() != 4 or torch.is_autocast_enabled(batch.device.type):
         plain: Tensor = layer._conv_forward(batch, layer.weight, layer.bias)
@@ -44,19 +44,27 @@ class _Flipped(torch.autograd.Function):
             turned = turned.contiguous(memory_format=form) if form else turned.contiguous()
             rest = [size - 1 - pad for size, pad in zip(weight.shape[2:], ctx.padding, strict=True)]
             of_batch = F.conv2d(gradient, turned, padding=rest)
-        wanted = [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
-        if wanted[1] and weight[0].numel() <= FEW:
-            of_weight, of_bias = _by_product(gradient, batch, weight, ctx.padding)
-            return of_batch, of_weight, of_bias if wanted[2] else None, None
-        settings: list[Any] = [[weight.shape[0]], [1, 1], list(ctx.padding), [1, 1], False, [0, 0], 1]
-        _, of_weight, of_bias = torch.ops.aten.convolution_backward(gradient, batch, weight, *settings, wanted)
-        return of_batch, of_weight, of_bias, None
+        of_weight, of_bias = None, None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            of_weight, of_bias = _of_parameters(gradient, batch, weight, ctx.padding)
+        return of_batch, of_weight, of_bias if ctx.needs_input_grad[2] else None, None
 
 
-def _by_product(gradient: Tensor, batch: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The gradients of weight and bias: all places of the output, times what the weight has seen at each."""
-    rows = gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1])
-    (down, across), (high, wide) = padding, weight.shape[2:]
-    seen = F.pad(batch, (across, across, down, down)).unfold(2, high, 1).unfold(3, wide, 1)
-    patches = seen.permute(0, 2, 3, 1, 4, 5).reshape(len(rows), -1)
-    return (rows.mT @ patches).view_as(weight), rows.sum(0)
+def _of_parameters(gradient: Tensor, batch: Tensor, weight: Tensor, padding: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The gradients of weight and bias, a few images at a time."""
+    outputs, inputs, high, wide = weight.shape
+    _, _, tall, long = gradient.shape
+    rows = gradient.permute(0, 2, 3, 1).reshape(-1, outputs)
+    across, down = padding[1], padding[0]
+    padded = F.pad(batch.permute(0, 2, 3, 1), (0, 0, across, across, down, down)).contiguous()
+    image, line, pixel, _ = padded.stride()
+    images = max(1, AT_ONCE // (tall * long * high * wide * inputs * batch.element_size()))
+    total = rows.new_zeros(outputs, high * wide * inputs)
+    for some, seen in zip(rows.split(images * tall * long), padded.split(images), strict=True):
+        # The pixels of a line that the weight sees lie side by side, so that they are copied together.
+        patches = seen.as_strided(
+            (len(seen), tall, long, high, wide * inputs), (image, line, pixel, line, 1), seen.storage_offset()
+        )
+        total.addmm_(some.mT, patches.reshape(len(some), -1))
+    of_weight = total.view(outputs, high, wide, inputs).permute(0, 3, 1, 2)
+    return of_weight, torch.mv(rows.mT, rows.new_ones(len(rows)))
