@@ -20,7 +20,7 @@ def report(
 ) -> None:
     """List runs, or compare two of them.
 
-    Every run (train, demo, tune, bench, profile, simulate) leaves [bold]report.html[/bold] for a browser and the same as data in
+    Every run (train, demo, tune, bench, profile) leaves [bold]report.html[/bold] for a browser and the same as data in
     [bold]report.json[/bold]. Figures with the same name in both are compared; × is the second over the first, green
     where it is better.
 
