@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +20,8 @@ from .warm import Warm
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
 NUMBERS = count()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

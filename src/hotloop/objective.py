@@ -134,8 +134,10 @@ def items_in(batch: Any) -> int:
     kind = type(batch)
     fields = batch if (kind is list or kind is tuple) and batch else (batch,)
     first, last = fields[0], fields[-1]
-    if type(first) is Tensor and first.ndim and type(last) is Tensor and last.shape[:1] == first.shape[:1]:
-        return first.size(0)  # most batches; the search below costs more
+    if type(first) is Tensor and type(last) is Tensor and first.ndim and last.ndim:
+        items = first.size(0)
+        if items == last.size(0):
+            return items  # most batches; the search below costs more
     return count_items(batch)
 
 

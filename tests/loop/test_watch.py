@@ -2,15 +2,18 @@
 
 import math
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop import Loop
 from hotloop.errors import LossNotFinite
-from hotloop.loop.watch import MOST_POINTS, Watch
+from hotloop.loop.watch import MOST_POINTS, MOST_SINGLE, Watch
 
 CPU = torch.device("cpu")
 
@@ -116,3 +119,60 @@ def test_a_run_that_goes_on_after_the_last_batch_of_an_epoch_has_its_means() -> 
     assert after.end_epoch().means() == {"loss": 2.0}
     assert after.latest == before.latest
     assert after.curve == before.curve
+
+
+def accelerated() -> Watch:
+    """A watch that keeps losses where they are, as on an accelerator, on the CPU."""
+    watch = Watch(torch.device("meta"), single=True)
+    watch.device = CPU
+    watch.begin_epoch(1)
+    return watch
+
+
+@pytest.mark.parametrize("make", [accelerated, lambda: Watch(CPU, single=True)], ids=["accelerator", "cpu"])
+@given(batches=st.lists(st.tuples(st.floats(-10, 10, width=32), st.integers(1, 9)), min_size=1, max_size=80))
+@settings(deadline=None, max_examples=40)
+def test_a_loss_that_is_alone_is_seen_as_others_are(
+    make: Callable[[], Watch], batches: list[tuple[float, int]]
+) -> None:
+    one, other = make(), make()
+    for number, (loss, items) in enumerate(batches):
+        one.see_one(torch.tensor(loss), items)
+        other.see({"loss": torch.tensor(loss)}, items)
+        assert one.batches == other.batches == number + 1
+        assert one.items_seen
+    assert one.means() == pytest.approx(other.means(), rel=1e-6, abs=1e-6)
+    assert one.items == other.items == sum(items for _, items in batches)
+    assert one.to_state()["names"] == ("loss",)
+
+
+@pytest.mark.parametrize("make", [accelerated, lambda: Watch(CPU, single=True)], ids=["accelerator", "cpu"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_alone_and_lost_names_its_step(make: Callable[[], Watch], value: float) -> None:
+    watch = make()
+
+    def run() -> None:
+        for step in range(1, 41):
+            watch.see_one(torch.tensor(value if step == 20 else 1.0), 4)
+        watch.means()
+
+    with pytest.raises(LossNotFinite, match="not finite at step 20 "):
+        run()
+
+
+def test_slow_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the progress bar would show what was long ago."""
+    now = 1000.0
+    monkeypatch.setattr("hotloop.loop.watch.time.monotonic", lambda: now)
+    watch = accelerated()
+    for step in range(100):
+        now += 0.001
+        watch.see_one(torch.tensor(float(step)), 1)
+    assert watch._wait == MOST_SINGLE
+    seen = []
+    for step in range(60):
+        now += 2.0
+        watch.see_one(torch.tensor(float(step)), 1)
+        seen.append(watch.latest)
+    assert seen[-1] is not None
+    assert seen[-1] >= 57

@@ -196,3 +196,26 @@ def test_a_pass_on_the_gpu_without_a_wait(no_waits: Callable[[], Any]) -> None:
     rewind.put()
     assert all(map(torch.equal, model.buffers(), before))
     assert torch.equal(model(x), first), "the same dropout"
+
+
+def test_passes_that_change_nothing_need_no_note_until_the_next_look() -> None:
+    model = nn.Linear(3, 3)
+    rewind = Rewind([model], CPU)
+    for _ in range(FIRST_LOOKS):
+        assert rewind.quiet == 0
+        rewind.note()
+        model(torch.zeros(2, 3))
+        rewind.settle()
+    assert rewind.quiet == LOOK_EVERY - FIRST_LOOKS
+    rewind.quiet = 0  # as after so many steps
+    rewind.note()
+    before = torch.get_rng_state()
+    torch.rand(1)  # the first pass that draws a number
+    rewind.put()
+    assert torch.equal(torch.get_rng_state(), before)
+    rewind.note()
+    torch.rand(1)
+    rewind.settle()
+    assert rewind.quiet == 0
+    rewind.look_again()
+    assert rewind.quiet == 0

@@ -449,6 +449,7 @@ class Loop:
             plan,
             averages=self._subject.averages,
             see=self._watch.see,
+            see_one=self._watch.see_one,
             after_update=self._schedule.after_update if self._schedule.schedulers else None,
             compiled=None if tried is None else tried.compiled,
             survivor=self._survivor,

@@ -55,6 +55,7 @@ class Step:
         *,
         averages: bool = True,
         see: See | None = None,
+        see_one: Callable[[Tensor, int], None] | None = None,
         after_update: Callable[[Turn], None] | None = None,
         compiled: dict[str, Objective] | None = None,
         survivor: Survivor | None = None,
@@ -72,7 +73,7 @@ class Step:
         self._passes = Passes(model, self.update, survivor, self._give_way)
         self.rig = Rig(plan, model, self.optimizers)
         self.obstacle: str | None = None  # why there is no graph, where the plan has one
-        self._see, self._after_update = see, after_update
+        self._see, self._see_one, self._after_update = see, see_one, after_update
         self._on_host = self.device.type == "cpu"
         self._plain = plan.compile == "off" and not plan.graph
         bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
@@ -150,7 +151,7 @@ class Step:
         self.check_size()
         return self._recorded(batch) if self.ready else self._warm_up(batch)
 
-    def bare(self, batch: Any) -> Tensor:
+    def bare(self, batch: Any) -> Tensor:  # noqa: PLR0912  # every call in here would count
         """The step of a tutorial's loop, and as little beside it as there can be: the loss of one batch, detached.
 
         Code that runs once in a millisecond is cold each time, so that every call in here counts.
@@ -160,7 +161,11 @@ class Step:
         for optimizer in turn.optimizers:
             optimizer.zero_grad()
         before = None if type(batch) in _FIXED else contents(batch)
-        survivor.rewind.note()
+        rewind = survivor.rewind
+        if noted := not rewind.quiet:
+            rewind.note()
+        else:
+            rewind.quiet -= 1
         loss = None
         try:
             returned = turn.objective(self.model, batch)
@@ -174,13 +179,14 @@ class Step:
         if loss is None:
             restore(batch, before)
             return self._again(batch, failure)
-        survivor.rewind.settle()
+        if noted:
+            rewind.settle()
         if loss is not returned:
             loss = self._seen(uniform(returned, batch))
         else:
             loss = let_go(loss)
-            if self._see is not None:  # before the update: a loss that is lost never reaches the weights of a CPU
-                self._see({"loss": loss}, items_in(batch))
+            if self._see_one is not None:  # before the update: a loss that is lost never reaches the weights of a CPU
+                self._see_one(loss, items_in(batch))
         try:
             for optimizer in turn.optimizers:
                 optimizer.step()

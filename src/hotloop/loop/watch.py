@@ -17,10 +17,12 @@ from hotloop.text import plural, shorten
 
 READ_EVERY = 0.1  # seconds between two looks at a loss on an accelerator
 MOST_FRESH = 256  # losses that wait to be added up
+MOST_SINGLE = 32  # single losses that wait to be looked at together
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
 _NOWHERE = (None,)
+_ONE = ("loss",)  # the name of a loss that is alone
 
 
 class Seen(NamedTuple):
@@ -51,7 +53,7 @@ class Watch:
         self._host = device.type == "cpu"
         self._in_time = single and self._host  # a bad loss is seen before any weight has changed
         self.names: Collection[str] = ()  # of the losses
-        self.batches = 0  # since the start of the run
+        self._batches = 0  # since the start of the run
         self.items: int | Tensor = 0  # in this epoch
         self.latest: float | None = None  # total loss of a batch a moment ago
         self.curve: list[tuple[int, float]] = []
@@ -62,35 +64,80 @@ class Watch:
         self._recent: deque[Seen] = deque()  # not known to be finite yet
         self._flight: _Flight | None = None
         self._last_look = 0.0
+        self._single: list[tuple[Tensor, int, Origin | None]] = []  # losses, items, origins that are not noted yet
+        self._wait = 1  # for so many of them
+        self._noted = 0.0  # when that was last done
         self._epoch = 0
         self._stream: Stream[Any] | None = None
 
     @property
+    def batches(self) -> int:
+        """Batches since the start of the run."""
+        return self._batches + len(self._single)
+
+    @property
     def items_seen(self) -> bool:
         """Whether the epoch has had a batch."""
-        return bool(self._totals) or self._sums is not None or bool(self._fresh)
+        return bool(self._totals) or self._sums is not None or bool(self._fresh or self._single)
 
     def begin_epoch(self, epoch: int = 1, stream: Stream[Any] | None = None) -> None:
         """Begin to add up anew; `stream` tells where the batches come from."""
+        self._batches += len(self._single)
+        self._single = []
         self._epoch, self._stream = epoch, stream
         self.items, self._sums, self._totals = 0, None, []
         self._fresh, self._recent = [], deque()
         self._flight = None
 
+    def see_one(self, loss: Tensor, count: int) -> None:
+        """`see` for a batch with one loss: most steps. Of what can wait, nothing is done in each of them."""
+        if self._host:
+            self.names = _ONE
+            self._batches += 1
+            self.items = self.items + count
+            self._see_one_now(loss.item(), count)
+            return
+        single = self._single
+        single.append((loss, count, None if self._stream is None else self._stream.origin))
+        if len(single) >= self._wait:
+            self._note_single()
+            self._look(self._noted)
+
+    def _see_one_now(self, number: float, count: int) -> None:
+        if number - number != 0.0:  # it is not finite
+            self._stop(self._batches, self._epoch, self._stream.origin if self._stream else None, [number])
+        if self._totals:
+            self._totals[0] += number * count
+        else:
+            self._totals = [number * count]
+        self._note(self._batches, number)
+
+    def _note_single(self) -> None:
+        """Take in the losses of single batches; the next as many together as come in half the time of a look."""
+        now = time.monotonic()
+        single, self._single = self._single, []
+        passed, self._noted = now - self._noted, now
+        self._wait = min(max(int(len(single) * READ_EVERY / 2 / max(passed, 1e-9)), 1), MOST_SINGLE)
+        self.names = _ONE
+        for loss, count, origin in single:
+            self._batches += 1
+            self.items = self.items + count
+            self._fresh.append(Seen(self._batches, self._epoch, (origin,), (loss,), count))
+
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
+        if self._single:
+            self._note_single()
         self.names = parts.keys()
-        self.batches += 1
+        self._batches += 1
         self.items = self.items + count
         if self._host:
             self._see_now([value.item() for value in parts.values()], float(count))
             return
         stream, fresh = self._stream, self._fresh
         origins = _NOWHERE if stream is None else (stream.origin,)
-        fresh.append(Seen(self.batches, self._epoch, origins, parts.values(), count))
-        now = time.monotonic()
-        if self._flight is not None or now - self._last_look > READ_EVERY or len(fresh) >= MOST_FRESH:
-            self._look(now)
+        fresh.append(Seen(self._batches, self._epoch, origins, parts.values(), count))
+        self._look(time.monotonic())
 
     def see_burst(
         self,
@@ -100,13 +147,13 @@ class Watch:
         origins: Sequence[Origin | None],
     ) -> None:
         """Note the named losses of several batches on an accelerator, each of `count` items."""
+        if self._single:
+            self._note_single()
         self.names = names
-        self.batches += len(origins)
+        self._batches += len(origins)
         self.items = self.items + count * len(origins)
-        self._fresh.append(Seen(self.batches, self._epoch, origins, losses, count))
-        now = time.monotonic()
-        if self._flight is not None or now - self._last_look > READ_EVERY or len(self._fresh) >= MOST_FRESH:
-            self._look(now)
+        self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
+        self._look(time.monotonic())
 
     def _see_now(self, numbers: list[float], count: float) -> None:
         if not all(map(math.isfinite, numbers)):
@@ -118,6 +165,8 @@ class Watch:
 
     def end_epoch(self) -> "Ending":
         """The mean losses of the epoch, which may still be on their way from the device."""
+        if self._single:
+            self._note_single()
         if self._sums is None and not self._fresh:
             means = {n: total / float(self.items) for n, total in zip(self.names, self._totals, strict=False)}
             return Ending(self, None, tuple(self.names), self.items, means)
@@ -129,6 +178,8 @@ class Watch:
 
     def to_state(self) -> dict[str, Any]:
         """What it knows, as plain data and tensors; nothing waits for the device."""
+        if self._single:
+            self._note_single()
         sums = self._add_fresh() if self._fresh or self._sums is not None else None
         return {
             "names": tuple(self.names),
@@ -143,7 +194,7 @@ class Watch:
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Continue from what `to_state` gave; where that was inside an epoch, once more when it has begun."""
-        self.names, self.batches, self.latest = state["names"], state["batches"], state["latest"]
+        self.names, self._batches, self.latest = state["names"], state["batches"], state["latest"]
         self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
         self.items, self._totals = state["items"], list(state["totals"])
         self._sums = None if state["sums"] is None else state["sums"].to(self.device)

@@ -30,6 +30,7 @@ class Rewind:
         self._written: list[tuple[list[Tensor], list[Tensor]]] = []  # what passes were seen to write to, and copies
         self._changing: list[dict[str, Any]] = []  # tables in which passes were seen to put other tensors
         self._passes = 0
+        self.quiet = 0  # passes to come before which there is nothing to note
         self._looking = False
         self._states: list[tuple[Dice, Any]] = []
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []  # what they held before the pass
@@ -37,7 +38,7 @@ class Rewind:
 
     def look_again(self) -> None:
         """Look closely at the next passes: they may change what earlier ones did not."""
-        self._passes = 0
+        self._passes = self.quiet = 0
 
     def note(self) -> None:
         """Before a pass."""
@@ -60,6 +61,9 @@ class Rewind:
         if self._looking:
             self._looking = False
             self._learn()
+            if self._passes >= FIRST_LOOKS and not (self._cast or self._written or self._changing):
+                self.quiet = -self._passes % LOOK_EVERY
+                self._passes += self.quiet  # as if they had been noted
 
     def put(self) -> None:
         """After a pass that failed: everything as it was noted."""

@@ -146,16 +146,20 @@ def _crossings(simulation: Simulation) -> Iterator[RenderableType]:
         yield Text("copies between host and device", style="bold")
         for copy in sorted(simulation.copies, key=lambda copy: -copy.bytes)[:MOST_LINES]:
             how = f"{'pinned' if copy.pinned else 'pageable'}, {'blocking' if copy.blocking else 'not blocking'}"
-            where = clipped(f"{copy.file}:{copy.line}", 40)
+            where = _place(copy.file, copy.line)
             amount = f"{size(copy.bytes)} in {plural(copy.count, 'copy', 'copies')}"
             yield Text(f"  {where}: {copy.direction}, {amount}, {how}")
     if simulation.syncs:
         yield Text()
         yield Text("where the host waits for the device", style="bold")
         for sync in sorted(simulation.syncs, key=lambda sync: -sync.count)[:MOST_LINES]:
-            where = clipped(f"{sync.file}:{sync.line}", 40)
+            where = _place(sync.file, sync.line)
             yield Text(f"  {where}: {printable(sync.kind)}, {plural(sync.count, 'time')}")
 
 
 def _ms(milliseconds: float) -> str:
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
+
+
+def _place(file: str, line: int) -> str:
+    return clipped(f"{file}:{line}", 40) if file else "a line without a file"

@@ -242,7 +242,7 @@ class _Player:
         if self.card.generic:
             notes.append("only the memory of the card is known: its speed is that of one of about its size")
         if not self.table.card:
-            notes.append(f"nobody has measured a {self.card.architecture} card: its times are a rule of thumb")
+            notes.append(f"no {self.card.architecture} card was measured: its times are a rule of thumb")
         elif self.table.card != self.card.key:
             notes.append(f"times are those of the {self.table.card}, scaled to what the {self.card.name} can do")
         if self.steady.alone:
