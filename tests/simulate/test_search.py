@@ -170,3 +170,21 @@ def test_a_line_of_another_card_leads_to_the_answer_from_one_that_does_not_fit()
     alone, led = largest(run, 900), largest(run, 900, like=[(8, base + 8 * each), (64, base + 64 * each)])
     assert (alone.batch, led.batch) == (100, 100)
     assert led.runs <= 3 < alone.runs
+
+
+def test_a_line_that_promises_too_much_is_left_after_two_guesses() -> None:
+    """Memory that is lost in pieces: by the peaks 31 would fit, and 26 does."""
+
+    def run(batch: int) -> Outcome:
+        return Outcome(batch <= 26, 1420 + 807 * batch if batch <= 26 else None, 26_500)
+
+    found = largest(run, 16, like=[(4, 4648)], runs=5)
+    assert found.batch is not None
+    assert found.batch >= 23
+    assert largest(run, 16, like=[(4, 4648)]).batch == 26
+
+
+def test_a_change_that_only_takes_less_helps_too() -> None:
+    plain = Variant("", "", 8 << 30, 16)
+    assert what_helps(plain, [Variant("checkpointing", "checkpoint", 5 << 30, 16)]) != ()
+    assert what_helps(plain, [Variant("checkpointing", "checkpoint", 8 << 30, 16)]) == ()

@@ -46,7 +46,9 @@ def test_the_largest_batch_what_limits_it_and_what_helps() -> None:
 
 def test_changes_that_do_not_help_are_named() -> None:
     plain, half = FOUND.helps
-    words = said(simulation_words(replace(FOUND, helps=(plain, replace(half, batch=96))), "Tesla T4", "train.py"))
+    words = said(
+        simulation_words(replace(FOUND, helps=(plain, replace(half, batch=96, peak=8 * GIB))), "Tesla T4", "train.py")
+    )
     assert "none of these makes room: autocast to bf16" in words
 
 

@@ -10,6 +10,7 @@ from hotloop.text import size
 WITHIN = 0.01  # share of the largest batch by which the answer may be too small
 _RUNS = 24  # a search that needs more than these has lost its way
 _LOST = 0.01  # share of the memory by which a line is first thought to be wrong
+_SURPRISES = 1  # guesses that were too high, after which only halving is left
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,8 @@ class _Search:
         if high <= low:
             return None
         slope = (high - low) / (more - less)
+        if self._over > _SURPRISES:
+            return None
         if self.bad is not None and self._over:  # some memory is lost in pieces: how much is found out by doubling
             limit = min(limit, high + int(slope * (self.bad - more))) - int(limit * _LOST) * 2 ** (self._over - 1)
         guess = int(more + (limit - high) / slope)
@@ -185,9 +188,10 @@ def _gain(plain: Variant, other: Variant) -> float:
     """By what share a batch can be larger, or else the peak is smaller."""
     if (plain.batch is None and other.batch is not None) or (plain.peak is None and other.peak is not None):
         return float("inf")
+    less = 1 - other.peak / plain.peak if plain.peak and other.peak is not None else 0.0
     if plain.batch is not None and other.batch is not None:
-        return other.batch / plain.batch - 1
-    return 1 - other.peak / plain.peak if plain.peak and other.peak is not None else 0.0
+        return max(other.batch / plain.batch - 1, less)
+    return less
 
 
 def _sentence(plain: Variant, other: Variant) -> str:
