@@ -116,7 +116,9 @@ def beside() -> dict[str, Any]:
     with process(BUSY):
         time.sleep(5)
         before, reading, after = smi("gpu", names)[0], top(), smi("gpu", names)[0]
-        apps = smi("compute-apps", "pid,used_memory,process_name")
+        apps = [
+            [pid, memory, Path(name).name] for pid, memory, name in smi("compute-apps", "pid,used_memory,process_name")
+        ]
     gpu = reading["gpus"][0]
     rows = [
         {"field": f.ours, "hotloop": _ours(gpu[f.ours], f.unit), "nvidia-smi": [earlier, later]}

@@ -83,30 +83,37 @@ class Verdicts:
     right: int
     wrong: tuple[str, ...]
     open: int  # too close to say
+    run: int  # of all these, what reserves more than its cap and was run under it: the others fit in any case
 
     @property
     def share(self) -> float | None:
-        """Of the wrong ones among all that were asked for."""
-        every = self.right + len(self.wrong) + self.open
+        """Of the wrong ones among those that were run under their cap; where none was, among all."""
+        every = self.run or self.right + len(self.wrong) + self.open
         return len(self.wrong) / every if every else None
+
+    def __str__(self) -> str:
+        every = self.right + len(self.wrong) + self.open
+        hard = f"; {self.run} reserve more than their cap" if self.run else ""
+        return f"{len(self.wrong)} of {every} wrong, {self.open} too close to say{hard}"
 
 
 def verdicts_of(pairs: Sequence[Pair], measurements: Found) -> Verdicts:
     """Each training under each cap; one that never reserved as much as the cap fits under it."""
-    right, undecided, wrong = 0, 0, []
+    right, undecided, ran, wrong = 0, 0, 0, []
     for pair in pairs:
         for cap, said in pair.predicted["fits"].items():
             run = measurements["capped"].get(f"{pair.key} {cap}")
             fitted = True if pair.measured["reserved"] <= int(cap) * GIB else run and run["fits"]
             if fitted is None:
                 continue
+            ran += pair.measured["reserved"] > int(cap) * GIB
             if said is None:
                 undecided += 1
             elif said == fitted:
                 right += 1
             else:
                 wrong.append(f"{pair.key} under {cap} GiB: said {_fit(said)}, and it {_fit(fitted)}")
-    return Verdicts(right, tuple(wrong), undecided)
+    return Verdicts(right, tuple(wrong), undecided, ran)
 
 
 def _fit(fits: bool) -> str:
@@ -133,7 +140,7 @@ def marks_of(predictions: Found, measurements: Found) -> list[Mark]:
     ]
     verdicts = verdicts_of(pairs, measurements)
     share = verdicts.share
-    said = "nothing was measured" if share is None else f"{share:.1%} wrong, {verdicts.open} too close to say"
+    said = "nothing was measured" if share is None else str(verdicts)
     found.append(Mark("verdicts", "at most 2% wrong", said, None if share is None else share <= 0.02))
     batches = [abs(error) for *_, error in largest_of(predictions, measurements)]
     near = sum(round(error, 6) <= 0.03 for error in batches) / len(batches) if batches else None
