@@ -1,7 +1,7 @@
 """Measure on a GPU what libraries take beside the results of operations, and write the table that simulations use.
 
-    python benchmarks/calibrate_memory.py                 measure everything: less than 4 minutes
-    python benchmarks/calibrate_memory.py --add RAW       measure what RAW does not have, and add it: a minute
+    python benchmarks/calibrate_memory.py                 measure everything: about 4 minutes
+    python benchmarks/calibrate_memory.py --add RAW       measure what RAW does not have, and add it
     python benchmarks/calibrate_memory.py --fit RAW       make the table from what was measured; needs no GPU
 
 Synthetic operations alone, none of the models that the simulation is tested on. Every measurement is tried by itself
@@ -11,39 +11,50 @@ and written as it comes, to `--raw`, so that a run that is cut short leaves what
 import argparse
 import ast
 import gc
+import gzip
 import json
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import torch
-from memory_cases import CASES, MORE
-from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from memory_cases import CASES, GRID, MORE
+from memory_measures import (
+    PARTS,
+    Task,
+    attempted,
+    attend,
+    attend_by_default,
+    convolve,
+    multiply,
+    normalise,
+    product_of,
+    recur,
+    recur_again,
+    step_foreach,
+)
+from torch.nn.attention import SDPBackend
 
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.files import write_json
+from hotloop.files import write_json, write_whole
 from hotloop.simulate.cards import Card, card, cards
 from hotloop.simulate.constants import TABLES, Constants, tables
 from hotloop.simulate.convolutions import Case, plan_of
 
-SECONDS, MORE_SECONDS = 220.0, 60.0
+SECONDS = 240.0
+WORKERS = 12  # processes: memory does not depend on the load, and to choose a kernel takes the host's time
 MARGIN = 0.04
-aten = torch.ops.aten
-
-
-DTYPES = {"tf32": torch.float32, "half": torch.bfloat16, "fp32": torch.float32, "fp16": torch.float16}
-PRECISIONS = ("tf32", "half", "fp32")
-PARTS = ("forward", "input", "weight")
 
 
 class Notes:
@@ -55,12 +66,12 @@ class Notes:
         self.about = dict(before or {})
         self.rows: list[dict[str, Any]] = self.about.pop("rows", [])
         self.failures: list[str] = self.about.pop("failures", [])
-        self._known = {row["what"] for row in self.rows}
+        self.known = {row["what"] for row in self.rows}
         self._written = 0.0
 
     def attempt(self, what: str, call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         """One measurement; a failure is noted and stops nothing. None where it failed, is there, or the time is up."""
-        if what in self._known or time.monotonic() > self.until:
+        if what in self.known or self.late:
             return None
         try:
             row = {"what": what, **call()}
@@ -69,178 +80,28 @@ class Notes:
             gc.collect()
             torch.cuda.empty_cache()
             return None
-        self.rows.append(row)
-        self._known.add(what)
-        if time.monotonic() - self._written > 5:
-            self.write()
+        self.add(row)
         return row
 
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        self.known.add(row["what"])
+        if time.monotonic() - self._written > 10:
+            self.write()
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() > self.until
+
     def write(self) -> None:
-        write_json(self.path, self.raw)
+        text = json.dumps({**self.about, "failures": self.failures})[:-1] + ', "rows": [\n'
+        text += ",\n".join(json.dumps(row) for row in self.rows) + "\n]}\n"
+        write_whole(self.path, gzip.compress(text.encode(), mtime=0))
         self._written = time.monotonic()
 
     @property
     def raw(self) -> dict[str, Any]:
         return {**self.about, "rows": self.rows, "failures": self.failures}
-
-
-def taken(call: Callable[[], Any]) -> tuple[int, int, Any]:
-    """Bytes that a call had beside what it left, bytes that it left, and its result; as they were asked for."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
-    result = call()
-    torch.cuda.synchronize()
-    stats = torch.cuda.memory_stats()
-    after = stats["requested_bytes.all.current"]
-    return stats["requested_bytes.all.peak"] - after, after - before, result
-
-
-@contextmanager
-def conditions(precision: str, benchmark: bool) -> Iterator[None]:
-    """cuDNN's settings, put back afterwards."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.allow_tf32, cudnn.benchmark
-    cudnn.allow_tf32, cudnn.benchmark = precision != "fp32", benchmark
-    try:
-        yield
-    finally:
-        cudnn.allow_tf32, cudnn.benchmark = before
-
-
-def convolve(case: Case, part: str, precision: str, last: bool, benchmark: bool) -> dict[str, Any]:
-    """One part of one convolution; of its first run, in which cuDNN chooses: so it is in a training, too."""
-    dtype = DTYPES[precision]
-    layout = torch.contiguous_format
-    if last:
-        layout = torch.channels_last if case.dimensions == 2 else torch.channels_last_3d
-    shape = (int(case.pixels),) * case.dimensions
-    kernel = (int(case.kernel),) * case.dimensions
-    x = torch.randn(case.batch, case.inputs, *shape, device="cuda", dtype=dtype).to(memory_format=layout)
-    w = torch.randn(case.outputs, case.inputs // case.groups, *kernel, device="cuda", dtype=dtype)
-    w = w.to(memory_format=layout)
-    each = case.dimensions
-    more = (
-        [case.stride] * each,
-        [int(case.kernel) // 2 if case.kernel != case.stride else 0] * each,
-        [1] * each,
-        False,
-        [0] * each,
-        case.groups,
-    )
-    with conditions(precision, benchmark):
-        if part == "forward":
-            beside, _, y = taken(lambda: aten.convolution(x, w, None, *more))
-        else:
-            y = aten.convolution(x, w, None, *more)
-            gradient, mask = torch.ones_like(y), [part == "input", part == "weight", False]
-            beside, _, _ = taken(lambda: aten.convolution_backward(gradient, x, w, None, *more, mask))
-    key = f"{part}/{precision}/{'last' if last else 'first'}/{case.kind}{'/benchmark' if benchmark else ''}"
-    sizes = {name: t.numel() * t.element_size() for name, t in (("x", x), ("weight", w), ("y", y))}
-    return {"key": key, **sizes, "taken": max(0, beside)}
-
-
-def convolutions(notes: Notes, cases: Iterable[Case], precisions: Iterable[str], benchmark: bool = False) -> None:
-    """Every part of every case, the settings that people use most first."""
-    for precision, last in product(precisions, (False, True)):
-        for case, part in product(cases, PARTS):
-            what = f"convolution {part} {precision} {'last' if last else 'first'} {tuple(case)}"
-            run = lambda: convolve(case, part, precision, last, benchmark)  # noqa: B023, E731  # called at once
-            notes.attempt(what, run)
-
-
-def normalise(last: bool, dtype: torch.dtype, batch: int, channels: int, pixels: int) -> dict[str, Any]:
-    x = torch.randn(batch, channels, pixels, pixels, device="cuda", dtype=dtype)
-    x = x.to(memory_format=torch.channels_last if last else torch.contiguous_format)
-    one, zero = torch.ones(channels, device="cuda"), torch.zeros(channels, device="cuda")
-    beside, _, found = taken(lambda: aten.cudnn_batch_norm(x, one, zero, zero.clone(), one.clone(), True, 0.1, 1e-5))
-    reserve = found[3].numel() * found[3].element_size()
-    return {"last": last, "dtype": str(dtype), "numel": x.numel(), "reserve": reserve, "beside": beside}
-
-
-def recur(cell: str, batch: int, length: int, width: int, layers: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The reserve that a recurrent network keeps, and what its two passes have beside."""
-    kinds = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-    net = kinds[cell](width, width, layers).to("cuda", dtype)
-    x = torch.randn(length, batch, width, device="cuda", dtype=dtype, requires_grad=True)
-    net(x)  # flattens its weights
-    forward, left, (y, state) = taken(lambda: net(x))
-    states = state if isinstance(state, tuple) else (state,)
-    seen = sum(t.numel() * t.element_size() for t in (y, *states))
-    ones = torch.ones_like(y)
-    inputs = (x, *net.parameters())
-    backward, _, _ = taken(lambda: torch.autograd.grad(y, inputs, ones, retain_graph=True))
-    unit = batch * length * width * layers * y.element_size()
-    return {
-        "cell": cell,
-        "reserve": max(0, left - seen) / unit,
-        "workspace": forward / unit,
-        "backward": backward / unit,
-    }
-
-
-def attend(backend: SDPBackend, batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What the backward pass of attention has beside its gradients, in copies of the queries in fp32."""
-    q, k, v = (
-        torch.randn(batch, heads, length, width, device="cuda", dtype=dtype, requires_grad=True) for _ in range(3)
-    )
-    with sdpa_kernel(backend):
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        ones = torch.ones_like(y)
-        beside, _, _ = taken(lambda: torch.autograd.grad(y, (q, k, v), ones, retain_graph=True))
-    return {"backend": backend.name, "copies": max(0, beside - 4 * batch * heads * length) / (4 * q.numel())}
-
-
-def attend_by_default(way: str, batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
-    """What attention keeps and takes when PyTorch chooses the kernel, in the layout that a projection leaves."""
-    few = heads // 2 if way == "grouped" else heads
-    q, k, v = (
-        torch.randn(batch, length, number, width, device="cuda", dtype=dtype, requires_grad=True)
-        for number in (heads, few, few)
-    )
-    mask = torch.ones(batch, 1, length, length, device="cuda", dtype=torch.bool) if way == "mask" else None
-    ways = {"is_causal": way == "causal", "dropout_p": 0.1 if way == "dropout" else 0.0, "enable_gqa": way == "grouped"}
-    run = lambda: nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), mask, **ways)  # noqa: E731
-    forward, left, y = taken(run)
-    node = y.grad_fn.name() if y.grad_fn is not None else ""
-    ones = torch.ones_like(y)
-    backward, _, _ = taken(lambda: torch.autograd.grad(y, (q, k, v), ones))
-    kept = left - y.numel() * y.element_size()
-    return {"way": way, "node": node, "forward": forward, "kept": kept, "backward": backward}
-
-
-def recur_again(cell: str, batch: int, length: int, inputs: int, width: int, layers: int, both: bool) -> dict[str, Any]:
-    """Bytes of a recurrent network, with an input of another width, both ways, with dropout; graphs are not kept."""
-    kinds = {"lstm": nn.LSTM, "gru": nn.GRU}
-    dropout = 0.2 if both and layers > 1 else 0.0
-    net = kinds[cell](inputs, width, layers, bidirectional=both, dropout=dropout).cuda()
-    x = torch.randn(length, batch, inputs, device="cuda", requires_grad=True)
-    net(x)
-    forward, left, (y, state) = taken(lambda: net(x))
-    ones = torch.ones_like(y)
-    backward, given, _ = taken(lambda: torch.autograd.grad(y, (x, *net.parameters()), ones))
-    states = state if isinstance(state, tuple) else (state,)
-    seen = sum(t.numel() * t.element_size() for t in (y, *states))
-    return {"kept": left - seen, "forward": forward, "backward": backward, "given": given}
-
-
-def multiply() -> dict[str, Any]:
-    """The workspace that cuBLAS keeps; measured in a thread's first product."""
-    a = torch.randn(512, 512, device="cuda")
-    torch.cuda.synchronize()
-    beside, left, c = taken(lambda: a @ a)
-    return {"beside": beside, "kept": left - c.numel() * c.element_size()}
-
-
-def step_foreach(numel: int, count: int) -> dict[str, Any]:
-    """What Adam's foreach step has at most, in copies of its parameters: a check of what the engine sees."""
-    weights = [torch.randn(numel, device="cuda", requires_grad=True) for _ in range(count)]
-    for weight in weights:
-        weight.grad = torch.ones_like(weight)
-    optimizer = torch.optim.Adam(weights, foreach=True)
-    optimizer.step()
-    beside, _, _ = taken(optimizer.step)
-    return {"copies": beside / (4 * numel * count)}
 
 
 def used() -> list[int]:
@@ -255,9 +116,8 @@ def context(notes: Notes) -> dict[str, int]:
     start = used()
     stages: dict[str, Callable[[], Any]] = {
         "base": lambda: torch.zeros(1, device="cuda") + 1,
-        "blas": lambda: [_product(dtype) for dtype in (torch.float32, torch.bfloat16)],
-        "cudnn": lambda: [convolve(CASES[2], part, p, last, False) for part in PARTS for p in ("tf32", "half")
-                          for last in (False, True)],
+        "blas": lambda: [product_of(dtype) for dtype in (torch.float32, torch.bfloat16)],
+        "cudnn": lambda: [list(convolve(Task(CASES[2], *how))) for how in product(("tf32", "half"), (False, True))],
         "attention": lambda: attend(SDPBackend.FLASH_ATTENTION, 2, 4, 256, 64, torch.bfloat16),
     }  # fmt: skip
     found: dict[str, int] = {}
@@ -271,10 +131,19 @@ def context(notes: Notes) -> dict[str, int]:
     return found
 
 
-def _product(dtype: torch.dtype) -> Tensor:
-    a = torch.randn(256, 256, device="cuda", dtype=dtype, requires_grad=True)
-    (a @ a).sum().backward()
-    return a
+def convolutions(notes: Notes, tasks: Iterable[Task]) -> None:
+    """Every part of every task that is not known yet, in several processes."""
+    waiting = [task for task in tasks if any(task.what(part) not in notes.known for part in PARTS)]
+    with ProcessPoolExecutor(WORKERS, mp_context=get_context("spawn")) as pool:
+        for rows, failure in pool.map(attempted, waiting, chunksize=4):
+            for row in rows:
+                if row["what"] not in notes.known:
+                    notes.add(row)
+            if failure:
+                notes.failures.append(failure)
+            if notes.late:
+                pool.shutdown(cancel_futures=True)
+                return
 
 
 def factors_of(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -325,6 +194,12 @@ def write_table(raw: dict[str, Any], folder: Path) -> Path:
     return path
 
 
+def read(path: Path) -> dict[str, Any]:
+    """What was measured, as `Notes` wrote it."""
+    found: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+    return found
+
+
 def card_of(raw: dict[str, Any]) -> Card:
     """The card of a measurement; of an unknown one, another with the same capability."""
     try:
@@ -350,8 +225,8 @@ def smaller(notes: Notes) -> None:
         notes.attempt(f"foreach {numel}x{number}", lambda: step_foreach(numel, number))  # noqa: B023
 
 
-def more(notes: Notes) -> None:
-    """What else is worth knowing: what PyTorch chooses by itself, and convolutions of many more shapes."""
+def chosen_by_default(notes: Notes) -> None:
+    """What PyTorch chooses by itself: attention, and recurrent networks of several layers."""
     half, full = torch.bfloat16, torch.float32
     attentions = ((8, 12, 512, 64), (4, 16, 1000, 64), (4, 8, 512, 128), (4, 8, 512, 80), (4, 6, 197, 64))
     ways = ("plain", "causal", "mask", "dropout", "grouped")
@@ -361,42 +236,51 @@ def more(notes: Notes) -> None:
     for last, shape in product((True, False), ((32, 64, 56), (64, 256, 14))):
         what = f"batch norm {last} {torch.float16} {shape}"
         notes.attempt(what, lambda: normalise(last, torch.float16, *shape))  # noqa: B023
-    cells = product(("lstm", "gru"), ((32, 64, 256, 512), (64, 100, 512, 512), (16, 200, 128, 256)), (1, 2, 3), (0, 1))
-    for cell, shape, layers, ways_ in cells:
-        what = f"recurrent {cell} {shape} {layers} layers {'both ways, dropout' if ways_ else ''}"
-        notes.attempt(what, lambda: recur_again(cell, *shape, layers, bool(ways_)))  # noqa: B023
-    outside = lambda: {"outside": max(used()) - torch.cuda.memory_reserved()}  # noqa: E731
-    notes.attempt("context with kernels of many kinds", outside)
-    convolutions(notes, MORE, ("tf32", "half"))
-    notes.attempt("context with convolutions", outside)
-    convolutions(notes, MORE, ("fp16",))
+    shapes = ((32, 64, 256, 512), (64, 100, 512, 512), (16, 200, 128, 256), (96, 48, 64, 320), (160, 150, 300, 384))
+    cells = product(("lstm", "gru", "rnn"), shapes, (1, 2, 3), (False, True), (0.0, 0.2))
+    for cell, shape, layers, both, dropout in cells:
+        if layers == 1 and dropout:
+            continue
+        what = f"recurrent {cell} {shape} {layers} layers {both=} {dropout=}"
+        notes.attempt(what, lambda: recur_again(cell, *shape, layers, both, dropout))  # noqa: B023
+
+
+def tasks() -> list[Task]:
+    """All convolutions, the settings that people use most first."""
+    usual = [("tf32", False), ("half", True), ("half", False), ("fp16", False), ("tf32", True), ("fp16", True)]
+    found = [Task(case, *way) for way in (*usual, ("fp32", False), ("fp32", True)) for case in CASES]
+    # PyTorch keeps the plan of a shape whichever way it was found: so those that are searched for must be new.
+    searched = [case._replace(batch=case.batch + 1) for case in CASES[::2]]
+    found += [Task(case, *way, benchmark=True) for way in usual for case in searched]
+    found += [Task(case, *way) for way in usual for case in MORE]
+    shuffled = random.Random(0).sample(GRID, len(GRID))  # noqa: S311  # so that one that is cut off has seen all kinds
+    for number, case in enumerate(shuffled):
+        found += [Task(case, *way) for way in usual if way[0] != "fp16" or number % 3 == 0]
+    return found
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=TABLES, help="folder of the tables")
-    parser.add_argument("--raw", type=Path, default=Path("benchmarks/results/memory-calibration.json"))
+    parser.add_argument("--raw", type=Path, default=Path("benchmarks/results/memory-calibration.json.gz"))
     parser.add_argument("--add", type=Path, metavar="RAW", help="measure what this file does not have")
     parser.add_argument("--fit", type=Path, metavar="RAW", help="only make the table from this file")
-    parser.add_argument("--seconds", type=float, help="after which nothing new is begun")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="after which nothing new is begun")
     arguments = parser.parse_args()
     if arguments.fit:
-        print(write_table(json.loads(arguments.fit.read_text(encoding="utf-8")), arguments.out))
+        print(write_table(read(arguments.fit), arguments.out))
         return 0
     if not torch.cuda.is_available():
         raise DeviceUnavailable("there is no CUDA GPU here to measure", fix="run this on a machine with one, or --fit")
     pynvml.nvmlInit()
     if arguments.add:
-        before = json.loads(arguments.add.read_text(encoding="utf-8"))
-        notes = Notes(arguments.add, arguments.seconds or MORE_SECONDS, before)
-        more(notes)
+        notes = Notes(arguments.add, arguments.seconds, read(arguments.add))
     else:
-        notes = Notes(arguments.raw, arguments.seconds or SECONDS, about())
+        notes = Notes(arguments.raw, arguments.seconds, about())
         notes.about["context"] = context(notes)
-        smaller(notes)
-        convolutions(notes, CASES, PRECISIONS)
-        # PyTorch keeps the plan of a shape whichever way it was found: so those that are searched for must be new.
-        convolutions(notes, [case._replace(batch=case.batch + 1) for case in CASES[::2]], PRECISIONS, benchmark=True)
+    smaller(notes)
+    chosen_by_default(notes)
+    convolutions(notes, tasks())
     notes.write()
     path = write_table(notes.raw, arguments.out)
     print(f"{len(notes.rows)} measurements, {len(notes.failures)} failures; {path}")

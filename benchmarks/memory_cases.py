@@ -1,5 +1,8 @@
 """The convolutions that `calibrate_memory.py` measures: shapes of every kind, and of no model in particular."""
 
+from collections.abc import Iterator
+from itertools import product
+
 from hotloop.simulate.convolutions import Case
 
 CASES = (
@@ -68,13 +71,64 @@ _GROUPED = (  # inputs, pixels, kernel, stride, groups
 )
 
 
-def _case(inputs: int, outputs: int, pixels: int, kernel: int, stride: int, groups: int = 1) -> Case:
+def _case(
+    inputs: int,
+    outputs: int,
+    pixels: int,
+    kernel: int,
+    stride: int,
+    groups: int = 1,
+    size: int = _BYTES,
+    most: int = 64,
+) -> Case:
     """A case with a batch of the size that people take."""
     side = max(inputs * pixels**2, outputs * (pixels // stride) ** 2)
-    return Case(min(64, max(2, _BYTES // (4 * side))), inputs, outputs, pixels, kernel, stride, groups)
+    return Case(min(most, max(2, size // (4 * side))), inputs, outputs, pixels, kernel, stride, groups)
 
 
 MORE = (
     *(_case(*shape, *kernel) for kernel, shapes in _SHAPES.items() for shape in shapes),
     *(_case(inputs, inputs, *shape) for inputs, *shape in _GROUPED),
+)
+
+# cuDNN chooses by the batch, too, and by the side of the image: small and large ones of all, and sides between.
+_SMALL, _LARGE = 8 * 2**20, 512 * 2**20
+_WIDTHS = (16, 24, 48, 64, 96, 128, 144, 192, 256, 288, 384, 512, 576, 768)
+_WORK = (2**13, 2**21)  # numbers in an image of all channels, at least and at most
+
+
+def _shapes() -> Iterator[tuple[int, ...]]:
+    """Inputs, outputs, pixels, kernel, stride, and groups."""
+    for width, pixels in product(_WIDTHS, (6, 10, 12, 20, 24, 40, 48, 80, 96, 160)):
+        yield width, width, pixels, 3, 1, 1
+    for width, pixels in product((24, 32, 64, 128, 256, 512), (10, 12, 20, 24, 40, 80)):
+        yield from (
+            (width, 2 * width, pixels, kernel, stride, 1) for kernel, stride in ((3, 1), (3, 2), (4, 2), (2, 2))
+        )
+        yield 2 * width, width, pixels, 3, 1, 1
+    for width, pixels in product((64, 96, 128, 256, 512), (8, 10, 12, 14, 20, 24, 40, 48)):
+        yield from ((width, 4 * width, pixels, 1, 1, 1), (4 * width, width, pixels, 1, 1, 1))
+        yield from (
+            (width, width, pixels, 1, 1, 1),
+            (width, 2 * width, pixels, 1, 2, 1),
+            (width, width, pixels, 3, 2, 1),
+        )
+    for width, pixels in product((16, 32, 48, 64, 96, 128), (28, 40, 64, 80, 160)):
+        yield from ((3, width, pixels, 3, 1, 1), (width, 3, pixels, 3, 1, 1), (3, width, pixels, 4, 2, 1))
+        yield from ((3, width, pixels, 3, 2, 1), (1, width, pixels, 3, 1, 1), (width, 1, pixels, 1, 1, 1))
+    for width, (pixels, kernel) in product((96, 192, 384), ((40, 7), (20, 7), (10, 7), (40, 3), (20, 5), (80, 3))):
+        yield width, width, pixels, kernel, 1, width
+
+
+_EARLIER = (
+    *((*shape, *kernel, 1) for kernel, shapes in _SHAPES.items() for shape in shapes),
+    *((inputs, inputs, *shape) for inputs, *shape in _GROUPED),
+)
+GRID = tuple(
+    dict.fromkeys(
+        _case(*shape, size=size, most=4096)
+        for size in (_LARGE, _BYTES, _SMALL)
+        for shape in (*_EARLIER, *_shapes())
+        if _WORK[0] <= max(shape[0], shape[1]) * shape[2] ** 2 <= _WORK[1] or shape in _EARLIER
+    )
 )

@@ -229,7 +229,7 @@ def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(BENCHMARKS)
     made = calibration()
     notes = made.Notes(
-        tmp_path / "raw.json", 60.0, {"hardware": "NVIDIA H200, a host", "versions": {"torch": "2.12.1"}}
+        tmp_path / "raw.json.gz", 60.0, {"hardware": "NVIDIA H200, a host", "versions": {"torch": "2.12.1"}}
     )
     sizes = {"x": 1000, "weight": 10, "y": 5000}
     what = "convolution forward tf32 first (8, 16, 32, 56, 3, 1, 1, 2)"
@@ -241,7 +241,7 @@ def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path, monkeypatch
     notes.attempt("batch norm 2", lambda: {**norm, "dtype": "torch.float16", "reserve": 40})
     notes.about["context"] = {"base": 7}
     notes.write()
-    table = read_constants(made.write_table(json.loads((tmp_path / "raw.json").read_text()), tmp_path))
+    table = read_constants(made.write_table(made.read(tmp_path / "raw.json.gz"), tmp_path))
     assert notes.failures == ["fails: ZeroDivisionError: division by zero"]
     assert (table.architecture, table.torch, table.calibrated, table.context["base"]) == ("hopper", "2.12", True, 7)
     assert table.convolution == {"forward/tf32/first": ("8 16 32 56 3 1 1 2 1 1 1 0",)}
@@ -251,7 +251,7 @@ def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path, monkeypatch
 
 def test_the_table_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
-    raw = json.loads((BENCHMARKS / "results" / "memory_calibration_h200.json").read_text())
+    raw = calibration().read(BENCHMARKS / "results" / "memory_calibration_h200.json.gz")
     assert calibration().table_of(raw) == constants_for(H200, "2.11")
 
 
