@@ -47,7 +47,7 @@ from torch.nn.attention import SDPBackend
 
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.files import write_json, write_whole
+from hotloop.files import write_whole
 from hotloop.simulate.cards import Card, card, cards
 from hotloop.simulate.constants import TABLES, Constants, tables
 from hotloop.simulate.convolutions import Case, plan_of
@@ -189,8 +189,8 @@ def table_of(raw: dict[str, Any]) -> Constants:
 
 def write_table(raw: dict[str, Any], folder: Path) -> Path:
     table = table_of(raw)
-    path = folder / f"memory-{table.architecture}-{table.torch}.json"
-    write_json(path, table.to_json())
+    path = folder / f"memory-{table.architecture}-{table.torch}.json.gz"
+    write_whole(path, gzip.compress(json.dumps(table.to_json(), indent=0).encode(), mtime=0))
     return path
 
 

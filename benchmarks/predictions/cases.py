@@ -49,6 +49,14 @@ CASES = (
     Training("t5", (8, 24)),
     Training("transformer", (16, 64), (8,)),
     Training("recommender", (4096, 65536)),
+    Training("densenet", (48, 192), (8, 16)),
+    Training("mobilenet_bf16", (128, 512), (16,)),
+    Training("efficientnet_fp16", (64, 256), (8, 24)),
+    Training("mixer", (64, 256), (16,)),
+    Training("speech_bf16", (6, 24), (16, 24)),
+    Training("seq2seq", (128, 512), (8,)),
+    Training("volume_unet", (4, 16), (8, 24)),
+    Training("mixture_of_experts", (8, 32), (16,)),
 )
 BY_NAME = {case.name: case for case in CASES}
 

@@ -4,7 +4,7 @@ import argparse
 
 import torch
 import torch.nn.functional as F
-from models.gpt import Attention
+from models.gpt import Block
 from torch import nn
 
 parser = argparse.ArgumentParser()
@@ -45,19 +45,14 @@ class Experts(nn.Module):
         return torch.einsum("blec,ebcw->blw", combine.type_as(x), outputs), balance
 
 
-class Block(nn.Module):
-    def __init__(self, sparse):
-        super().__init__()
-        self.sparse = sparse
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, dropout=0.0)
-        self.mlp = (
-            Experts() if sparse else nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-        )
+class SparseBlock(Block):
+    def __init__(self):
+        super().__init__(width, heads, dropout=0.0)
+        self.mlp = Experts()
 
     def forward(self, x):
         x = x + self.attention(self.norm1(x))
-        y, balance = self.mlp(self.norm2(x)) if self.sparse else (self.mlp(self.norm2(x)), 0.0)
+        y, balance = self.mlp(self.norm2(x))
         return x + y, balance
 
 
@@ -65,13 +60,15 @@ class GPT(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(sparse=number % 2 == 1) for number in range(layers))
+        self.dense = nn.ModuleList(Block(width, heads, dropout=0.0) for _ in range(layers // 2))
+        self.sparse = nn.ModuleList(SparseBlock() for _ in range(layers // 2))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, tokens):
-        x, total = self.tokens(tokens) + self.places(torch.arange(tokens.shape[1], device=tokens.device)), 0.0
-        for block in self.blocks:
-            x, balance = block(x)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x, total = self.tokens(tokens) + self.places(places), 0.0
+        for dense, sparse in zip(self.dense, self.sparse, strict=True):
+            x, balance = sparse(dense(x))
             total = total + balance
         return self.head(self.norm(x)), total
 

@@ -56,7 +56,7 @@ for widening, outputs, count, stride in stages:
 layers += conv(inputs, 1280, 1)
 head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(1280, 1000)]
 model = nn.Sequential(*layers, *head).to(device, memory_format=torch.channels_last)
-optimizer = torch.optim.RMSprop(model.parameters(), lr=0.045, alpha=0.9, momentum=0.9, weight_decay=4e-5)
+optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3, alpha=0.9, momentum=0.9, weight_decay=4e-5)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.98)
 images, labels = torch.randn(args.batch, 3, 160, 160).pin_memory(), torch.randint(0, 1000, (args.batch,)).pin_memory()
 

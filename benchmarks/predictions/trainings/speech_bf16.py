@@ -1,7 +1,6 @@
 """A Whisper-like model that writes down speech from spectrograms: bf16, fused AdamW."""
 
 import argparse
-
 import math
 
 import torch
@@ -56,9 +55,9 @@ class Speech(nn.Module):
         rates = torch.exp(-math.log(10000) * torch.arange(width // 2) / (width // 2 - 1))
         angles = torch.arange(frames // 2)[:, None] * rates
         self.register_buffer("moments", torch.cat([angles.sin(), angles.cos()], dim=1))
-        self.encoder = nn.ModuleList(Layer(decoder=False) for _ in range(layers))
-        self.between = nn.LayerNorm(width)
+        self.encoder, self.between = nn.ModuleList(Layer(decoder=False) for _ in range(layers)), nn.LayerNorm(width)
         self.tokens = nn.Embedding(vocabulary, width)
+        nn.init.normal_(self.tokens.weight, std=0.02)
         self.places = nn.Parameter(0.01 * torch.randn(length, width))
         self.decoder = nn.ModuleList(Layer(decoder=True) for _ in range(layers))
         self.norm = nn.LayerNorm(width)

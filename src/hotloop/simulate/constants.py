@@ -1,5 +1,6 @@
 """Memory that the libraries under PyTorch take, as it was measured: tables by architecture and torch version."""
 
+import gzip
 import json
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,11 +39,12 @@ def constants_for(card: Card, torch_version: str) -> Constants:
 @lru_cache(maxsize=1)
 def tables() -> tuple[Constants, ...]:
     """Every table that comes with hotloop."""
-    return tuple(read_constants(path) for path in sorted(TABLES.glob("memory-*.json")))
+    return tuple(read_constants(path) for path in sorted(TABLES.glob("memory-*")))
 
 
 def read_constants(path: Path) -> Constants:
-    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    text = path.read_bytes()
+    data: dict[str, Any] = json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)
     data["convolution"] = {kind: tuple(rows) for kind, rows in data["convolution"].items()}
     return Constants.from_json(data)
 

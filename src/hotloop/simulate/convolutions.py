@@ -8,8 +8,13 @@ operands (1 is a copy of it), and a convolution takes what the most similar one 
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
-from math import log2, prod
+from math import prod
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 FEW = 8  # channels, below which tensor cores want them padded
 _PADDED = (4, 8)  # channels that few are padded to
@@ -39,12 +44,6 @@ class Case(NamedTuple):
         if self.dimensions == 3:
             return "volume"
         return "pointwise" if self.kernel == 1 else "spatial"
-
-    @property
-    def aligned(self) -> int:
-        """By what the pixels of an image can be divided: pointwise, it is a product of matrices of that length."""
-        number = round((self.pixels / self.stride) ** self.dimensions)
-        return next(by for by in (8, 4, 1) if number % by == 0)
 
 
 class Plan(NamedTuple):
@@ -87,10 +86,14 @@ def taken(rows: tuple[str, ...], case: Case, x: int, weight: int, y: int) -> int
     plan = nearest(rows, case)
     if plan is None:
         return 0
-    share = plan.x
-    if plan.case.inputs < FEW > case.inputs and share > 1:
-        share *= plan.case.inputs / case.inputs  # it was padded to a number of channels, and so will this be
-    return int(share * x + plan.weight * weight + plan.y * y + plan.fixed)
+    of_x = _padded(plan.x, plan.case.inputs, case.inputs)
+    of_y = _padded(plan.y, plan.case.outputs, case.outputs)
+    return int(of_x * x + plan.weight * weight + of_y * y + plan.fixed)
+
+
+def _padded(share: float, channels: int, wanted: int) -> float:
+    """A share of few channels that was padded to a number of them, for another few, which will be padded to it too."""
+    return share * channels / wanted if channels < FEW > wanted and share > 1 else share
 
 
 @lru_cache(maxsize=4096)
@@ -99,26 +102,58 @@ def nearest(rows: tuple[str, ...], case: Case) -> Plan | None:
 
     One that takes many times its operands is the choice for that size alone: it counts for hardly any other.
     """
-    ranked = sorted(_plans(rows), key=lambda each: distance(each.case, case))
-    usual = (p for p in ranked if min(p.x, p.weight, p.y) <= _MANY or distance(p.case, case) <= _SAME)
-    return next(usual, None)
-
-
-@lru_cache(maxsize=64)
-def _plans(rows: tuple[str, ...]) -> tuple[Plan, ...]:
-    return tuple(Plan.read(row) for row in rows)
+    if not rows:
+        return None
+    places, plans = _read(rows)
+    away: Array = np.abs(places - _places(np.array([case], dtype=float))).sum(axis=1)
+    rare = (plans[:, 8:11].min(axis=1) > _MANY) & (away > _SAME)
+    if rare.all():
+        return None
+    return Plan.read(rows[int(np.where(rare, np.inf, away).argmin())])
 
 
 def distance(a: Case, b: Case) -> float:
-    """How unlike two convolutions are: the doublings between them, and more where kernels differ altogether."""
-    channels = abs(log2(a.inputs / b.inputs)) + abs(log2(a.outputs / b.outputs))
-    sides = abs(log2(a.pixels / a.stride * b.stride / b.pixels))
-    shape = 5 * abs(log2(a.kernel / b.kernel)) + 5 * abs(log2(a.stride / b.stride))
-    other = 100 * (a.kind != b.kind) + 10 * ((a.inputs < FEW) != (b.inputs < FEW))
-    other += 10 * ((a.outputs < FEW) != (b.outputs < FEW))
-    if a.kind == b.kind == "pointwise":
-        other += 3 * (a.aligned != b.aligned)
-    return channels + sides + shape + other + abs(log2(a.batch / b.batch)) / 4
+    """How unlike two convolutions are: what doubling their sizes counts for, and more where kernels differ."""
+    first, second = _places(np.array([a, b], dtype=float))
+    return float(np.abs(first - second).sum())
+
+
+@lru_cache(maxsize=64)
+def _read(rows: tuple[str, ...]) -> tuple[Array, Array]:
+    """Where the convolutions of a table lie, and all that it says of them."""
+    plans = np.array(" ".join(rows).split(), dtype=float).reshape(len(rows), -1)
+    return _places(plans[:, :8]), plans
+
+
+def _places(cases: Array) -> Array:
+    """Cases as points, so that cuDNN chooses alike where they are near: by the sum of the differences.
+
+    The weights are those by which what was measured is best foretold by its neighbours: the size of the whole input
+    counts more than its side or its batch, and what a number of channels can be divided by counts for itself.
+    """
+    batch, inputs, outputs, pixels, kernel, stride, groups, dimensions = cases.T
+    kinds = [
+        (groups > 1) & (groups == inputs),
+        (groups > 1) & (groups < inputs),
+        (groups == 1) & (dimensions == 3),
+        (groups == 1) & (dimensions < 3) & (kernel == 1),
+    ]
+    return np.stack(
+        [
+            1.4 * np.log2(inputs),
+            1.2 * np.log2(outputs),
+            0.2 * np.log2(pixels / stride),
+            0.6 * np.log2(batch * inputs * pixels**dimensions),
+            10 * np.log2(kernel),
+            2 * np.log2(stride),
+            15 * (inputs < FEW),
+            15 * (outputs < FEW),
+            0.6 * (inputs % 32 == 0),
+            0.8 * (outputs % 64 == 0),
+            *(100 * kind for kind in kinds),
+        ],
+        axis=1,
+    )
 
 
 def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int) -> Plan:
@@ -127,10 +162,10 @@ def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int
     Of an input and an output of the same size, the one that is read is copied before the one that is written.
     """
     operands = x + weight + y
-    paddings = [1.0] + [to / case.inputs for to in _PADDED if case.inputs < FEW]
+    of_x, of_y = ((0.0, 1.0, *(to / few for to in _PADDED if few < FEW)) for few in (case.inputs, case.outputs))
     ways = [
         (share, whole, result, bytes_taken - share * x - whole * weight - result * y)
-        for share, whole, result in product((0.0, *paddings), (0.0, 1.0), (0.0, 1.0))
+        for share, whole, result in product(of_x, (0.0, 1.0), of_y)
     ]
     ways = [way for way in ways if way[3] > -_SLACK]
     written = 0 if part == "input" else 2
