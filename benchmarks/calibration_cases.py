@@ -26,6 +26,7 @@ from calibration_sizes import (
     SCORES,
     SEPARATE,
     SUMS,
+    VOCABULARIES,
     WIDTHS,
 )
 from torch import Tensor, nn
@@ -65,7 +66,8 @@ def _groups(device: torch.device) -> list[Iterator[Case]]:
 
 
 def _later() -> list[Iterator[Case]]:
-    return [_layers(), _products(), _masked(), _widths(), _batches(), _moved(), _recurrent()]
+    later = [_layers(), _products(), _masked(), _widths(), _batches(), _moved(), _recurrent()]
+    return [*later, _vocabularies(), _put()]
 
 
 def _precisions(device: torch.device) -> tuple[str, ...]:
@@ -86,6 +88,25 @@ def _products() -> Iterator[Case]:
     for size in PRODUCTS:
         for precision in ("bf16", "fp32", "tf32"):
             yield Case(f"gemm {precision} {size}", partial(_gemm, size, DTYPES[precision]), precision == "tf32")
+
+
+def _vocabularies() -> Iterator[Case]:
+    """The last layer of a language model and its gradients, each with its operands as they lie then."""
+    for size in VOCABULARIES:
+        for precision in ("bf16", "fp32", "tf32"):
+            for which in ("forward", "input", "weight"):
+                make = partial(_head, size, which, DTYPES[precision])
+                yield Case(f"head {which} {precision} {size}", make, precision == "tf32")
+
+
+def _head(size: tuple[int, int, int], which: str, dtype: torch.dtype, device: torch.device) -> Call:
+    tokens, width, words = size
+    x = torch.randn(tokens, width, device=device, dtype=dtype)
+    weight = torch.randn(words, width, device=device, dtype=dtype)
+    if which == "forward":
+        return partial(torch.mm, x, weight.t())
+    gradient = torch.randn(tokens, words, device=device, dtype=dtype)
+    return partial(torch.mm, gradient, weight) if which == "input" else partial(torch.mm, gradient.t(), x)
 
 
 def _gemm(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Call:
@@ -109,7 +130,7 @@ def _layers() -> Iterator[Case]:
     """The ways in which most trainings convolve; the gradient of an image itself is never asked for."""
     sizes = [*((size, 1) for size in LAYERS), *((size, size[1]) for size in SEPARATE)]
     for size, groups in sizes:
-        for precision, last in (("tf32", False), ("bf16", True), ("bf16", False)):
+        for precision, last in (("tf32", False), ("bf16", True), ("bf16", False), ("tf32", True)):
             for which in ("forward", "weight") if size[1] == 3 else ("forward", "input", "weight"):
                 make = partial(_convolution, size, groups, DTYPES[precision], last, which)
                 yield Case(f"conv {which} {precision} {size} {last=}", make, precision == "tf32")
@@ -346,6 +367,26 @@ def _indices() -> Iterator[Case]:
             for backward in (False, True):
                 make = partial(_embedding, rows, width, count, backward)
                 yield Case(f"embedding {rows, width, count} {backward=}", make)
+
+
+def _put() -> Iterator[Case]:
+    """The gradients of elements that were picked: pairs of columns of matrices, or rows."""
+    for rows, side, count in ((4096, 20, 150), (32768, 24, 250), (16384, 40, 600)):
+        yield Case(f"put pairs {rows, side, count}", partial(_put_pairs, rows, side, count))
+    for rows, width, count in ((40_000, 256, 16_384), (10_000, 640, 50_000)):
+        yield Case(f"put rows {rows, width, count}", partial(_put_rows, rows, width, count))
+
+
+def _put_pairs(rows: int, side: int, count: int, device: torch.device) -> Call:
+    first, second = (torch.randint(side, (count,), device=device) for _ in range(2))
+    values, zeros = torch.ones(rows, count, device=device), torch.zeros(rows, side, side, device=device)
+    return partial(torch.ops.aten.index_put.default, zeros, [None, first, second], values, True)
+
+
+def _put_rows(rows: int, width: int, count: int, device: torch.device) -> Call:
+    index = torch.randint(rows, (count,), device=device)
+    values, zeros = torch.ones(count, width, device=device), torch.zeros(rows, width, device=device)
+    return partial(torch.ops.aten.index_put.default, zeros, [index], values, True)
 
 
 def _embedding(rows: int, width: int, count: int, backward: bool, device: torch.device) -> Call:

@@ -1,5 +1,6 @@
 """The convolutions that `calibrate_memory.py` measures: shapes of every kind, and of no model in particular."""
 
+import random
 from collections.abc import Iterator
 from itertools import product
 
@@ -132,3 +133,22 @@ GRID = tuple(
         if _WORK[0] <= max(shape[0], shape[1]) * shape[2] ** 2 <= _WORK[1] or shape in _EARLIER
     )
 )
+
+
+def _any_shapes(count: int) -> Iterator[Case]:
+    """Sizes as they come: what lies between those above."""
+    dice = random.Random(0)  # noqa: S311  # nothing is secret here
+    while count:
+        kernel, stride = dice.choice(((3, 1), (3, 1), (3, 1), (3, 2), (1, 1), (1, 1), (1, 2), (4, 2), (2, 2), (5, 1)))
+        inputs = dice.choice((3, *(dice.choice((8, 16, 32, 64)) * dice.randint(1, 16) for _ in range(5))))
+        outputs = dice.choice((inputs, 2 * inputs, 4 * inputs, max(8, inputs // 2), max(8, inputs // 4)))
+        pixels = stride * dice.randint(4, 112 // stride)
+        batch = round(2 ** dice.uniform(1, 11))
+        case = Case(batch, inputs, 64 if inputs == 3 else outputs, pixels, kernel, stride)
+        size = 4 * batch * max(case.inputs * pixels**2, case.outputs * (pixels // stride) ** 2)
+        if max(case.inputs, case.outputs) <= 2048 and 2**21 <= size <= 2**30:
+            count -= 1
+            yield case
+
+
+ANY = tuple(_any_shapes(1000))

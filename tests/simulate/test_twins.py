@@ -347,7 +347,7 @@ def test_an_index_that_is_out_of_range_is_an_error_as_on_the_cpu() -> None:
 
 
 CHANGES = [
-    lambda x: x.add_(1), lambda x: x.t().mul_(2), lambda x: x[1:].zero_(), lambda x: x.view(-1)[::2].fill_(3),
+    lambda x: x.add_(1), lambda x: x.t().mul_(2), lambda x: x[1:].zero_(), lambda x: x[:, ::2].fill_(3),
     lambda x: x[:, 1].copy_(x[:, 0]), lambda x: x.flip(0), lambda x: x.roll(1, 1).contiguous(), lambda x: x.cumsum(0),
     lambda x: x.index_fill_(0, torch.tensor([1], device=x.device), -1.0), lambda x: x.masked_fill_(x > 2, 0.5),
     lambda x: x.expand(2, 3, 4).sum(0), lambda x: x.sort(1).values, lambda x: torch.cat([x[:1], x])[:3],

@@ -37,6 +37,7 @@ _NOT_TOLD = (
     DynamicOutputShapeException,
 )
 _KINDS = {"forward": "activation"}  # what memory that comes in a phase is, until it is named otherwise
+_LAST_FIRST = {"native_dropout"}  # operations that make their last result first
 
 
 class Mixed(Exception):
@@ -162,7 +163,7 @@ class SimulatedGpu(TorchDispatchMode):
             place=here(),
         )
         self.teller.before(operation)
-        for tensor in made:
+        for tensor in reversed(made) if known.name in _LAST_FIRST else made:
             self.storages.born(tensor, kind)
         self.teller.after(operation)
         hint(func, args, result)

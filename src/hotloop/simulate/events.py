@@ -14,6 +14,17 @@ class Shape:
     itemsize: int
     device: str = "cuda"  # cuda or cpu
     channels_last: bool = False
+    strides: tuple[int, ...] = ()  # in numbers; none: it is contiguous
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether it lies in one piece, in one of the orders that kernels take."""
+        return not self.strides or self.channels_last
+
+    @property
+    def either_order(self) -> bool:
+        """Whether its channels are last, or it has no other order."""
+        return self.channels_last or len(self.sizes) != 4 or 1 in (self.sizes[1], self.sizes[2] * self.sizes[3])
 
     @property
     def numel(self) -> int:

@@ -32,7 +32,7 @@ _MEMBERS = {
     "norm": "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm batch_norm_elemt batch_norm_stats"
     " _native_batch_norm_legit _native_batch_norm_legit_functional _native_batch_norm_legit_no_training"
     " _batch_norm_with_update _batch_norm_no_update _fused_rms_norm rms_norm layer_norm miopen_batch_norm"
-    " _softmax _log_softmax _masked_softmax",
+    " _softmax _log_softmax _masked_softmax _safe_softmax",
     "norm-backward": "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward"
     " cudnn_batch_norm_backward batch_norm_backward _fused_rms_norm_backward _softmax_backward_data"
     " _log_softmax_backward_data _masked_softmax_backward miopen_batch_norm_backward",

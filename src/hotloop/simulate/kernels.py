@@ -45,6 +45,7 @@ class Kernels:
         query, key, value = _cast([query, key, value])
         ops = torch.ops.aten
         fits = query.dim() == 4 and query.size(-1) == key.size(-1) == value.size(-1)
+        fits = fits and all(t.size(-1) == 1 or t.stride(-1) == 1 for t in (query, key, value))
         if fits and attn_mask is None and self._flash(query):
             padded = [functional.pad(t, (0, -t.size(-1) % 8)) if t.size(-1) % 8 else t for t in (query, key, value)]
             factor = query.size(-1) ** -0.5 if scale is None else scale
@@ -56,9 +57,10 @@ class Kernels:
             return ops._scaled_dot_product_efficient_attention(
                 query, key, value, bias, learns, dropout_p, is_causal, scale=scale
             )[0]
-        return ops._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
-        )[0]
+        with torch.autocast("cuda", enabled=False):  # whose casts are done: half precision is computed in fp32 here
+            return ops._scaled_dot_product_attention_math(
+                query, key, value, attn_mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+            )[0]
 
     def _flash(self, query: Tensor) -> bool:
         return (

@@ -12,9 +12,10 @@ from hotloop.simulate.constants import Constants, constants_for
 from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.ledger import Ledger, Timeline
+from hotloop.simulate.need import PROCESS, RESULT, Need
 from hotloop.simulate.record import Band, Peak
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
-from hotloop.simulate.workspaces import PROCESS, RESULT, Need, adds_gradients, library, needs
+from hotloop.simulate.workspaces import adds_gradients, library, needs
 
 ENDLESS = 2**60  # bytes
 _SLACK = 2**20  # by which a block may be larger than what is in it
@@ -58,6 +59,8 @@ class Memory:
         self._loaded: set[str] = set()
         self._operation: Operation | None = None
         self._results: list[tuple[int, int]] = []  # keys and sizes since the operation began
+        self._needs: list[Need] = []  # of the operation, that are still to be taken
+        self._at_once: list[Held] = []  # what it holds until it has run
         self._sum: tuple[int, int, str] | None = None  # of gradients, whose memory is not known yet
         self._asked = 0  # the segment that was last refused
         self._most_reserved = self._most_process = 0
@@ -67,6 +70,7 @@ class Memory:
 
     def allocated(self, key: int, size: int, kind: str) -> None:
         self._settle()
+        self._take_needs(len(self._results))
         self._results.append((key, size))
         if size > 0 and adds_gradients(self._operation):
             self._sum = key, size, kind
@@ -95,6 +99,7 @@ class Memory:
         self._settle()
         self._operation = operation
         self._results = []
+        self._needs = [*needs(_set(operation), self.card, self.constants)]
         loads = library(operation)
         if loads is not None and loads not in self._loaded:
             self._loaded.add(loads)
@@ -102,19 +107,13 @@ class Memory:
             self._make_room()
 
     def after(self, operation: Operation) -> None:
-        """Libraries allocate their workspaces after the results: so the block that each gets is the right one."""
-        at_once: list[Held] = []
+        """Most libraries allocate their workspaces after the results: so the block that each gets is the right one."""
         try:
-            for need in needs(_set(operation), self.card, self.constants):
-                held = self._take_need(need)
-                if held is not None and need.key == "together":
-                    at_once.append(held)
-                elif held is not None:
-                    self._give(held)
+            self._take_needs(None)
         finally:
-            for held in at_once:
+            for held in self._at_once:
                 self._give(held)
-            self._operation = None
+            self._at_once, self._operation = [], None
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
         """Copies take no memory of their own."""
@@ -228,6 +227,17 @@ class Memory:
         if self._sum is not None:
             (key, size, kind), self._sum = self._sum, None
             self._held[key] = self._take(size, kind)
+
+    def _take_needs(self, ahead: int | None) -> None:
+        """Take what the operation needs before the result of a number, or after all of them."""
+        now = [need for need in self._needs if ahead is None or need.ahead == ahead]
+        self._needs = [need for need in self._needs if need not in now]
+        for need in now:
+            held = self._take_need(need)
+            if held is not None and need.key == "together":
+                self._at_once.append(held)
+            elif held is not None:
+                self._give(held)
 
     def _take_need(self, need: Need) -> Held | None:
         """Take what an operation needs; None where it stays, or there was no room and it makes do without."""

@@ -81,14 +81,13 @@ def named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tupl
 def shape_of(tensor: Tensor) -> Shape:
     """A tensor without its values."""
     sizes = tuple(tensor.size())
-    last = (
-        len(sizes) == 4
-        and tensor.layout is torch.strided
-        and not tensor.is_contiguous()
-        and tensor.is_contiguous(memory_format=torch.channels_last)
-    )
-    dtype = tensor.dtype
-    return Shape(sizes, _dtype_name(dtype), dtype.itemsize, "cuda" if is_simulated(tensor) else "cpu", last)
+    strides: tuple[int, ...] = ()
+    last = False
+    if tensor.layout is torch.strided and not tensor.is_contiguous():
+        strides = tuple(tensor.stride())
+        last = len(sizes) == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    dtype, device = tensor.dtype, "cuda" if is_simulated(tensor) else "cpu"
+    return Shape(sizes, _dtype_name(dtype), dtype.itemsize, device, last, strides)
 
 
 def is_simulated(tensor: Any) -> bool:

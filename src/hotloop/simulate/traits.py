@@ -39,6 +39,8 @@ def variant_of(operation: Operation, kind: Kind) -> str:
         pool = next((pool for pool in _POOLS if pool in base), "")
         return f"{pool}-backward" if pool and base.endswith("backward") else pool
     if family in ("gather", "scatter"):
+        if operation.arguments.get("accumulate"):
+            return "added"
         return "embedding" if base.startswith("embedding") else "loss" if base.startswith("nll_loss") else ""
     return ""
 

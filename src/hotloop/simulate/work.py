@@ -9,6 +9,7 @@ import torch
 from hotloop.simulate import products
 from hotloop.simulate.events import Operation, Shape
 from hotloop.simulate.families import POINTWISE, VIEW, Kind, kind_of, launches
+from hotloop.simulate.ordering import disordered
 from hotloop.simulate.products import Product
 from hotloop.simulate.traits import (
     is_transposed,
@@ -76,7 +77,8 @@ def parts_of(operation: Operation, tf32: Tf32 = _DEFAULT) -> tuple[Part, ...]:
     if kind.family == VIEW or not _on_device(operation):
         return ()
     try:
-        return _parts(operation, kind, tf32)
+        copies = (Part("copy", 2.0 * each.nbytes, variant="transposed") for each in disordered(operation, kind.base))
+        return (*_parts(operation, kind, tf32), *copies)
     except (IndexError, ValueError, TypeError, ZeroDivisionError):  # an overload whose arguments are not as foreseen
         return (Part(POINTWISE, _all(operation)),)
 

@@ -5,40 +5,31 @@ casts that autocast keeps, the scale of a `GradScaler`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants
 from hotloop.simulate.convolutions import case_of, taken
 from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.need import PROCESS, RESULT, Need, together
+from hotloop.simulate.ordering import disordered
+from hotloop.simulate.recurrent import rnn, rnn_backward
+from hotloop.simulate.reductions import buffers, summed
 
-MOMENT, RESULT, PROCESS = "moment", "result", "process"  # how long memory is kept: see `Need`
 _BLAS = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "mv", "addbmm", "dot", "vdot", "addr", "_scaled_mm")
 _CONVOLUTIONS = ["convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose"]
 _BATCH_NORMS = ["cudnn_batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"]
-_CELLS = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}  # cuDNN's modes
-_GATES = {"rnn": 1, "lstm": 5, "gru": 6}  # numbers that are kept for each state
-_WEIGHTS = {"rnn": 1, "lstm": 4, "gru": 3}  # matrices from a state to the next
 _LT_WORKSPACE = 2**20
 _LARGE_BLAS = {9, 10, 12}  # majors of capabilities that get 32 MiB
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """Memory that an operation takes for itself."""
-
-    bytes: int
-    what: str
-    lasting: str = MOMENT  # moment: until it has run; result: as long as what it saved; process: for ever, taken once
-    key: str = ""  # of what is taken once
-    least: int | None = None  # what it makes do with where there is no room
-
-
 def needs(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
     """What an operation takes besides its results, in the order in which it takes it."""
-    find = _FAMILIES.get(base_name(operation))
-    return tuple(need for need in find(operation, card, constants) if need.bytes > 0) if find else ()
+    name = base_name(operation)
+    copies = together(Need(each.nbytes, "copy in order", ahead=0) for each in disordered(operation, name))
+    find = _FAMILIES.get(name)
+    own = find(operation, card, constants) if find else ()
+    return (*copies, *(need for need in own if need.bytes > 0))
 
 
 def base_name(operation: Operation) -> str:
@@ -118,11 +109,14 @@ def _convolution_backward(operation: Operation, card: Card, constants: Constants
     """The gradient of the input first, then that of the weight: their workspaces are not held together."""
     y, x, weight = operation.inputs[:3]
     wanted = operation.arguments.get("output_mask") or (True, True, True)
-    return tuple(
-        _part(part, x, weight, y, operation, card, constants)
-        for part, asked in zip(("input", "weight"), wanted, strict=False)
-        if asked
-    )
+    found = []
+    if wanted[0]:
+        part = _part("input", x, weight, y, operation, card, constants)
+        found.append(replace(part, ahead=1 if wanted[1] else None))
+    if wanted[1]:
+        found.append(_part("weight", x, weight, y, operation, card, constants))
+    bias = buffers(y, (0, *range(2, len(y.sizes))), card) if wanted[2] else ()
+    return (*found, *bias)
 
 
 def _batch_norm(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
@@ -136,55 +130,6 @@ def _batch_norm(operation: Operation, card: Card, constants: Constants) -> tuple
     return (Need(int(reserve), "batch norm reserve", RESULT), Need(int(moment), "batch norm workspace"))
 
 
-def _rnn(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    """After its workspace, cuDNN keeps the gates of all steps, what goes from layer to layer, and what was dropped.
-
-    The generator of dropout is kept for ever: 24 bytes for each thread that a card can run at once.
-    """
-    cell, layers, steps, _ = _cell(operation)
-    workspace = _rnn_workspace(operation, constants)
-    if not operation.arguments.get("train", True):
-        return (workspace,)
-    x, dropped = operation.inputs[0], bool(operation.arguments.get("dropout"))
-    reserve = steps * x.itemsize * (_GATES[cell] * layers + layers - 1) + 256
-    needs = [replace(workspace, key="together"), Need(reserve, "RNN reserve", RESULT)]
-    if dropped and layers > 1:
-        needs[1] = replace(needs[1], bytes=reserve + steps * (layers - 1) // 8)
-        needs.insert(0, Need(card.sms * 2048 * 24, "generator of dropout", PROCESS, "cudnn dropout"))
-    return tuple(needs)
-
-
-def _rnn_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    """The same workspace, once for the gradient of the input and once for that of the weights."""
-    return (_rnn_workspace(operation, constants),)
-
-
-def _rnn_workspace(operation: Operation, constants: Constants) -> Need:
-    """Copies of weights and input, gates of all steps of a layer, a few states, and what cuBLAS gets for each layer."""
-    cell, layers, steps, state = _cell(operation)
-    x = operation.inputs[0]
-    width, gates = operation.arguments.get("hidden_size", x.sizes[-1]), _WEIGHTS[cell]
-    directions = 2 if operation.arguments.get("bidirectional") else 1
-    inputs = x.sizes[-1] + (layers - 1) * directions * width  # of all layers
-    weights = gates * width * (inputs + layers * width) * directions
-    of_steps, of_states = (constants.factors.get(f"{cell}.{name}", 0) for name in ("steps", "states"))
-    of_steps += bool(operation.arguments.get("dropout") and layers > 1)
-    moving = of_steps * steps + (2 + of_states * layers) * state + weights + x.numel
-    fixed = constants.factors.get("rnn.layer", 0) * layers * directions
-    return Need(int(fixed + moving * x.itemsize), "RNN workspace")
-
-
-def _cell(operation: Operation) -> tuple[str, int, int, int]:
-    """The kind of cell, layers, and numbers in the states of all steps, and of one, of a layer."""
-    arguments, x = operation.arguments, operation.inputs[0]
-    width = arguments.get("hidden_size", x.sizes[-1]) * (2 if arguments.get("bidirectional") else 1)
-    steps = prod(x.sizes[:-1])
-    sizes = arguments.get("batch_sizes") or ()
-    batch = sizes[0] if sizes else x.sizes[0 if arguments.get("batch_first") else 1]
-    cell = _CELLS.get(arguments.get("mode", 2), "lstm")
-    return cell, arguments.get("num_layers", 1), steps * width, batch * width
-
-
 def _flash_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
     """The gradient of the queries is added up in fp32, padded; grouped keys and values are expanded."""
     query, key = operation.inputs[1:3]
@@ -196,7 +141,7 @@ def _flash_backward(operation: Operation, card: Card, constants: Constants) -> t
     found = [Need(4 * rows, "attention sums"), Need(4 * rows * padded, "attention gradient in fp32")]
     if key.sizes[1] != heads:
         found += [Need(batch * heads * key.sizes[2] * width * key.itemsize, "attention, expanded keys")] * 2
-    return _together(found)
+    return together(found)
 
 
 def _efficient_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
@@ -222,7 +167,7 @@ def _cudnn_attention_backward(operation: Operation, card: Card, constants: Const
     found = [Need(4 * batch * heads * length * (width + 1) + 256, "attention gradient in fp32")]
     if key.sizes[1] != heads:
         found += [Need(batch * heads * key.sizes[2] * width * key.itemsize, "attention, expanded keys")] * 2
-    return _together(found)
+    return together(found)
 
 
 def _cudnn_attends(query: Shape, card: Card) -> bool:
@@ -234,21 +179,47 @@ def _cudnn_attends(query: Shape, card: Card) -> bool:
 
 
 def _embedding_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    """Indices are sorted, and rows that come often are added up in fp32 in parts of ten."""
+    """Indices are sorted, and rows that come often are added up in fp32 in parts of ten, their width a whole warp's."""
     gradient, indices = operation.inputs[:2]
     number = indices.numel
     if number <= 3072 or not operation.outputs:
         return ()
     parts = number // 10 + min(number, operation.outputs[0].sizes[0])
-    width = gradient.sizes[-1]
+    width = _up(gradient.sizes[-1], 32)
     found = [Need(8 * number, "sorted indices")] * 5 + [Need(8 * parts, "parts of an embedding")]
-    return _together([*found, Need(4 * width * parts, "embedding gradient in fp32")])
+    return together([*found, Need(4 * width * parts, "embedding gradient in fp32")])
 
 
 def _index_put(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    """Indices are sorted; values that do not begin with the dimensions of the indices are put in that order."""
     if not operation.arguments.get("accumulate") or len(operation.inputs) < 3:
         return ()
-    return _together([Need(8 * operation.inputs[-1].numel, "sorted indices")] * 3)
+    *indices, values = operation.inputs[1:]
+    first = max(indices, key=lambda each: each.numel)
+    found = [Need(8 * first.numel, "sorted indices")] * 3
+    if values.sizes[: len(first.sizes)] != first.sizes:
+        found.append(Need(values.nbytes, "values in order"))
+    return together(found)
+
+
+def _safe_softmax(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    return (Need(operation.inputs[0].numel, "rows that are masked"),)
+
+
+def _softmax_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    gradient = operation.inputs[0]
+    return (Need(gradient.nbytes, "gradient times result"),)
+
+
+def _binary_cross_entropy(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    """Its two terms, of which one becomes the result where the losses are asked for one by one."""
+    x = operation.inputs[0]
+    mean = bool(operation.outputs) and operation.outputs[0].numel < x.numel
+    return together([Need(x.nbytes, "terms of a loss")] * (2 if mean else 1))
+
+
+def _sum(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    return summed(operation, card)
 
 
 def _sort(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
@@ -263,11 +234,6 @@ def _foreach_norm(operation: Operation, card: Card, constants: Constants) -> tup
     return (Need(4 * pieces * len(operation.inputs), "partial norms"),)
 
 
-def _together(found: list[Need]) -> tuple[Need, ...]:
-    """Needs of the same moment that are held at once."""
-    return tuple(replace(need, key="together") for need in found)
-
-
 def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
@@ -278,8 +244,8 @@ _FAMILIES: dict[str, Finder] = {
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     **dict.fromkeys(_BATCH_NORMS, _batch_norm),
     "convolution_backward": _convolution_backward,
-    "_cudnn_rnn": _rnn,
-    "_cudnn_rnn_backward": _rnn_backward,
+    "_cudnn_rnn": rnn,
+    "_cudnn_rnn_backward": rnn_backward,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_flash_attention_backward": _flash_backward,
     "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
@@ -290,4 +256,8 @@ _FAMILIES: dict[str, Finder] = {
     "_unsafe_index_put": _index_put,
     "sort": _sort,
     "_foreach_norm": _foreach_norm,
+    **dict.fromkeys(("sum", "mean", "nansum", "linalg_vector_norm", "norm"), _sum),
+    "_safe_softmax": _safe_softmax,
+    "_softmax_backward_data": _softmax_backward,
+    "binary_cross_entropy_with_logits": _binary_cross_entropy,
 }

@@ -1,0 +1,23 @@
+"""`Need`: memory that an operation takes for itself, besides its results."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+MOMENT, RESULT, PROCESS = "moment", "result", "process"  # how long memory is kept: see `Need`
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Memory that an operation takes for itself."""
+
+    bytes: int
+    what: str
+    lasting: str = MOMENT  # moment: until it has run; result: as long as what it saved; process: for ever, taken once
+    key: str = ""  # of what is taken once; "together": held until the operation has run
+    least: int | None = None  # what it makes do with where there is no room
+    ahead: int | None = None  # taken before the result of this number, from 0; None: after all of them
+
+
+def together(found: Iterable[Need]) -> tuple[Need, ...]:
+    """Needs of the same moment that are held at once."""
+    return tuple(replace(need, key="together") for need in found)

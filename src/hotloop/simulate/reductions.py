@@ -1,0 +1,123 @@
+"""Memory that PyTorch takes to add up many numbers by many blocks of threads: as its reduction chooses its blocks.
+
+The sum of a gradient over its rows, which is that of a bias, can take more than a hundred MiB for a moment: each
+block writes what it has for each thread, and the last one adds that up.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hotloop.simulate.cards import Card
+from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.need import Need, together
+
+_THREADS, _WARP = 512, 32  # of a block at most, and that run as one
+_PER_SM = 2048  # threads that a multiprocessor holds
+_LEAST, _MOST = 16, 256  # numbers that a thread should add up
+_VECTOR = 4  # results that a thread makes at once, at most
+_INDEXED = 2**31  # bytes that one kernel can point into
+_LARGE = 2**20  # numbers: what has fewer takes next to nothing
+
+
+class _Dimension(NamedTuple):
+    size: int
+    stride: int  # of the input, in numbers
+    result: int  # of the result; 0: it is added up
+
+
+def summed(operation: Operation, card: Card) -> tuple[Need, ...]:
+    """What a sum or a mean over some dimensions takes."""
+    x = operation.inputs[0]
+    over = operation.arguments.get("dim")
+    if x.numel < _LARGE or over is None or not operation.outputs:
+        return ()
+    return buffers(x, [over] if isinstance(over, int) else over, card)
+
+
+def buffers(x: Shape, over: Sequence[int], card: Card) -> tuple[Need, ...]:
+    """The buffer of partial sums and the counters of blocks that are done."""
+    dimensions = _dimensions(x, over)
+    reduced = sum(each.result == 0 for each in dimensions)
+    if not reduced:
+        return ()
+    accumulator = max(4, x.itemsize)
+    results = _product(dimensions[reduced:])
+    numbers = _product(dimensions[:reduced])
+    inner = reduced == len(dimensions) or dimensions[0].stride < dimensions[reduced].stride  # it adds up neighbours
+    vector = 1
+    if not inner and dimensions[reduced].stride == 1:
+        vector = _vector(dimensions, reduced)
+    wide, high = (numbers, results) if inner else (results // vector, numbers)
+    width, height = _block(wide, high, _THREADS // vector)
+    per_step, results_per_block = (width, 1) if inner else (1, width)
+    if -(-numbers // per_step) >= min(16 * height, _MOST):
+        per_step *= height
+    else:
+        return ()  # warps share no result, so that blocks do not either
+    blocks = -(-(results // vector) // results_per_block)
+    each = -(-numbers // per_step)
+    wanted = card.sms * (_PER_SM // (width * height))
+    if each < _MOST or blocks > wanted:
+        return ()
+    parts = max(min(-(-wanted // blocks), -(-each // _LEAST)), -(-each // _MOST))
+    if parts <= 1:
+        return ()
+    partial = accumulator * results * parts * (1 if inner else width * vector)
+    return together([Need(partial, "partial sums"), Need(4 * blocks, "counters of blocks")])
+
+
+def _block(wide: int, high: int, threads: int) -> tuple[int, int]:
+    """Threads of a block, along what lies together and across."""
+    wide, high = (min(1 << (size.bit_length() - 1), threads) for size in (max(wide, 1), max(high, 1)))
+    height = min(high, threads // min(wide, _WARP))
+    return min(wide, threads // height), height
+
+
+def _vector(dimensions: list[_Dimension], first: int) -> int:
+    """Results that a thread makes at once: as many as all steps can be divided by."""
+    steps = [dimensions[first].size, *(each.stride for i, each in enumerate(dimensions) if i != first)]
+    return next(by for by in (_VECTOR, 2, 1) if all(step % by == 0 for step in steps))
+
+
+def _dimensions(x: Shape, over: Sequence[int]) -> list[_Dimension]:
+    """Those that are added up first, then the others, each from the nearest; what lies in one piece is one."""
+    strides = x.strides or _contiguous(x.sizes)
+    reduced = {axis % len(x.sizes) for axis in over} or set(range(len(x.sizes)))
+    kept = _contiguous([1 if axis in reduced else size for axis, size in enumerate(x.sizes)])
+    found = [
+        _Dimension(size, stride, 0 if axis in reduced else kept[axis])
+        for axis, (size, stride) in enumerate(zip(_pointed(x, strides), strides, strict=True))
+        if size > 1
+    ]
+    merged: list[_Dimension] = []
+    for each in sorted(found, key=lambda each: (each.result != 0, each.stride)):
+        last = merged[-1] if merged else None
+        if last and (last.result == 0) == (each.result == 0) and each[1:] == tuple(last.size * n for n in last[1:]):
+            merged[-1] = last._replace(size=last.size * each.size)
+        else:
+            merged.append(each)
+    return merged
+
+
+def _pointed(x: Shape, strides: Sequence[int]) -> list[int]:
+    """The sizes of what one kernel adds up: of what is too large, halves of the dimension that reaches farthest."""
+    sizes = [*x.sizes]
+    while sum((n - 1) * s for n, s in zip(sizes, strides, strict=True)) * x.itemsize >= _INDEXED:
+        axis = max(range(len(sizes)), key=lambda i: (sizes[i] - 1) * strides[i])
+        sizes[axis] = -(-sizes[axis] // 2)
+    return sizes
+
+
+def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(sizes):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def _product(dimensions: list[_Dimension]) -> int:
+    total = 1
+    for each in dimensions:
+        total *= each.size
+    return total
