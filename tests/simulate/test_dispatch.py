@@ -186,6 +186,30 @@ assert q.grad.shape == q.shape
     assert any(f"{name}_attention_backward" in event[1] for event in operations(events, "backward"))
 
 
+def test_attention_whose_numbers_lie_apart_is_computed_plainly_and_in_full_precision(heard) -> None:
+    """As a GPU does it: no kernel takes heads whose width is not the last stride, nor does autocast reach inside."""
+    _, events = heard(
+        HEAD
+        + """
+q = torch.randn(2, 4, 8, 6, device="cuda", requires_grad=True)
+with torch.autocast("cuda", torch.bfloat16):
+    y = F.scaled_dot_product_attention(*(q.transpose(2, 3) for _ in range(3)))
+    assert y.dtype == torch.bfloat16
+y.float().sum().backward()
+"""
+    )
+    names = [event[1] for event in operations(events)]
+    assert not any("_attention" in name for name in names)
+    assert "aten._softmax.default" in names or "aten._safe_softmax.default" in names
+
+
+def test_the_mask_of_dropout_comes_before_its_result(heard) -> None:
+    """Which decides the block that each gets."""
+    _, events = heard(HEAD + "x = torch.randn(1024, 1024, device='cuda', requires_grad=True)\nF.dropout(x, 0.5)\n")
+    sizes = [event[2] for event in events if event[0] == "allocated"]
+    assert sizes[-2:] == [1024 * 1024, 4 * 1024 * 1024]
+
+
 def test_recurrent_layers_take_cudnns_operation(heard) -> None:
     _, events = heard("recurrent")
     names = Counter(event[1] for event in operations(events))

@@ -230,7 +230,9 @@ def test_the_switches_are_pytorchs():
 def test_the_layout_of_images_is_known():
     layer = nn.Conv2d(8, 4, 3, bias=False, device="meta").to(memory_format=torch.channels_last)
     images = meta(2, 8, 8, 8)
-    assert only(lambda: layer(images.contiguous())).layout == "channels_last"  # the weight alone decides
+    main, copy = parts(lambda: layer(images.contiguous()))
+    assert main.layout == "channels_last"  # the weight alone decides
+    assert (copy.family, copy.bytes) == ("copy", 2 * 4 * images.numel())  # and the images are put in its order
     plain = nn.Conv2d(8, 4, 3, bias=False, device="meta")
     assert only(lambda: plain(images)).layout == "contiguous"
 

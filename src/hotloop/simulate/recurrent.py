@@ -69,7 +69,7 @@ def rnn_backward(operation: Operation, card: Card, constants: Constants) -> tupl
 def _in_order(operation: Operation, net: _Net) -> list[Need]:
     """cuDNN wants the first step of all sequences first."""
     first = operation.arguments.get("batch_first")
-    return [Need(net.given * net.itemsize, "input in order")] if first else []
+    return [Need(net.given * net.itemsize, "input in order", ahead=0)] if first else []
 
 
 def _workspace(net: _Net, constants: Constants) -> Need:
