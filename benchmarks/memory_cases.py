@@ -152,3 +152,15 @@ def _any_shapes(count: int) -> Iterator[Case]:
 
 
 ANY = tuple(_any_shapes(1000))
+
+
+def _batches() -> Iterator[Case]:
+    """The shapes that most networks have, with every batch from a few images to a gigabyte."""
+    for inputs, outputs, pixels, kernel, stride, groups in _EARLIER:
+        side = 4 * max(inputs * pixels**2, outputs * (pixels // stride) ** 2)
+        for batch in (2**power for power in range(1, 12)):
+            if 2**20 <= batch * side <= 2**30:
+                yield Case(batch, inputs, outputs, pixels, kernel, stride, groups)
+
+
+USUAL = tuple(_batches())

@@ -21,6 +21,9 @@ def set_up(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = (
+        False  # nothing is left in fp32; others' choices of algorithms are kept apart by it
+    )
     torch.set_float32_matmul_precision("high")  # TF32 for what is left in fp32
     return True
 

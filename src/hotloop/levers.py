@@ -283,10 +283,6 @@ LEVERS: tuple[Lever, ...] = (
         "the loader is read as it is", lambda plan: replace(plan, workers=plan.workers or 4), _never,
     ),
     Lever(
-        "cudnn benchmark", "B", "the fastest algorithm of each convolution is found by trying", "a moment",
-        "the switch is set back after each step", _with(cudnn_benchmark=True), _cudnn,
-    ),
-    Lever(
         "graph", "A", "the whole step is recorded once and replayed with one call", "a moment",
         "the recording is thrown away", lambda plan: replace(plan, graph=max(plan.graph, 1)), _graph,
     ),
@@ -311,6 +307,10 @@ LEVERS: tuple[Lever, ...] = (
         "channels last", "B", "the channels of a pixel lie together", "a moment",
         "the weights are laid out as before",
         _with(channels_last=True), _channels_last,
+    ),
+    Lever(
+        "cudnn benchmark", "B", "the fastest algorithm of each convolution is found by trying", "a moment",
+        "the switch is set back after each step", _with(cudnn_benchmark=True), _cudnn,
     ),
     Lever(
         "flipped", "B", "gradients of convolutions are computed as convolutions with flipped weights", "nothing",

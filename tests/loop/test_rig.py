@@ -244,6 +244,22 @@ def test_switches_are_set_inside_and_restored_after_an_error(names: list[str]) -
         assert {name: on() for name, on in SWITCHES.items()} == before
 
 
+@pytest.mark.parametrize("also", [{}, {"tf32": True}])
+def test_algorithms_in_half_precision_are_searched_for_anew(also: dict[str, Any]) -> None:
+    """By a switch that PyTorch tells them apart by, and that changes nothing for them."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.allow_tf32
+    with (
+        suppress(ZeroDivisionError),
+        Rig(Plan("cpu", cudnn_benchmark=True, precision="bf16", **also), network(), []).around(),
+    ):
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, not before[1])
+        raise ZeroDivisionError
+    assert (cudnn.benchmark, cudnn.allow_tf32) == before
+    with Rig(Plan("cpu", cudnn_benchmark=True), network(), []).around():
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, before[1])  # in fp32 it would change the numbers
+
+
 def test_a_switch_that_was_on_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     with Rig(Plan("cpu", cudnn_benchmark=True), network(), []).around():

@@ -72,7 +72,7 @@ def everything() -> list[dict[str, object]]:
         "swaps": torch.__future__.get_swap_module_params_on_conversion(),
         "fast": torch.backends.mha.get_fastpath_enabled(),
         "lifts": torch._C._only_lift_cpu_tensors(),
-        "accelerator": torch.accelerator.current_accelerator(),
+        "accelerator": sys.intern(str(torch.accelerator.current_accelerator())),
         "device": sys.intern(str(torch.get_default_device())),
         "modes": torch._C._len_torch_dispatch_stack(),
         "functions": torch._C._len_torch_function_stack(),

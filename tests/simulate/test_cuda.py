@@ -124,7 +124,7 @@ def test_attention_is_computed_by_the_operation_that_a_real_card_takes(dtype: to
 def test_norms_are_computed_by_the_operations_that_a_real_card_takes() -> None:
     x = torch.randn(2, 4, 8, 8, device="cuda", requires_grad=True)
     batch, rms = torch.nn.BatchNorm2d(4).cuda(), torch.nn.RMSNorm(8).cuda()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         rms(batch(x)).sum().backward()
     names = {event.key for event in profile.key_averages()}
     assert {"aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward", "aten::_fused_rms_norm"} <= names

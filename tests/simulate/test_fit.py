@@ -72,7 +72,7 @@ def test_outliers_do_not_matter(memory, seed):
     noisy = made_up(MEMORY * 2, Curve(4e-6, memory), noise=0.03, seed=seed)
     spoilt = [replace(s, seconds=s.seconds * 20) if n % 8 == 3 else s for n, s in enumerate(noisy)]
     found = fit(spoilt, H200, floor=FLOOR, cache=2.0)
-    assert np.median(errors(found, truth)) < 0.06
+    assert np.median(errors(found, truth)) < 0.1
 
 
 def test_the_spread_is_that_of_the_noise():

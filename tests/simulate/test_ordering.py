@@ -33,6 +33,7 @@ def test_a_slice_is_copied() -> None:
     assert copied("convolution_backward", SLICE, IMAGE, WEIGHT) == (SLICE,)
     assert copied("native_layer_norm_backward", SLICE, IMAGE) == (SLICE,)
     assert copied("embedding_dense_backward", SLICE) == (SLICE,)
+    assert copied("native_group_norm", LAST) == (LAST,)  # as an H200 was seen to do
 
 
 def test_all_operands_of_a_convolution_get_the_order_of_its_input() -> None:
@@ -64,4 +65,4 @@ def test_a_gpu_takes_a_copy_of_what_is_disordered(change: Callable[[Tensor], Ten
     name = "native_group_norm" if norm else "native_layer_norm"
     shape = shape_of(x)
     said = sum(each.nbytes for each in disordered(Operation(name, (shape,), ()), name))
-    assert run() == pytest.approx(said, abs=2**20)
+    assert run() == pytest.approx(said, abs=5 * 2**20)  # and the means that nobody keeps

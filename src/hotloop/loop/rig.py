@@ -27,7 +27,8 @@ class Rig:
         self._model = model
         self._optimizers = optimizers
         self._undo: list[Callable[[], object]] = []
-        self.switches = [switch for wanted, switch in ((plan.tf32, _tf32), (plan.cudnn_benchmark, _cudnn)) if wanted]
+        cudnn = _cudnn if plan.precision == "fp32" else _cudnn_anew
+        self.switches = [switch for wanted, switch in ((plan.tf32, _tf32), (plan.cudnn_benchmark, cudnn)) if wanted]
 
     def engage(self) -> None:
         """Set the optimizers' flags and wrap the blocks that are computed twice."""
@@ -173,3 +174,25 @@ def _cudnn() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _cudnn_anew() -> Iterator[None]:
+    """The same for convolutions in half precision, also for those that have run before.
+
+    PyTorch keeps the algorithm that was chosen for a convolution, however it was chosen, by its shapes and by whether
+    TF32 is allowed, which says nothing of half precision: with that switch turned, nothing is chosen yet.
+    """
+    library = torch.backends.cudnn
+    try:
+        allowed = library.allow_tf32
+    except RuntimeError:  # the person has set precisions by the newer names, by which the older cannot be read
+        with _cudnn():
+            yield
+        return
+    library.allow_tf32 = not allowed
+    try:
+        with _cudnn():
+            yield
+    finally:
+        library.allow_tf32 = allowed

@@ -92,7 +92,7 @@ def shape_of(tensor: Tensor) -> Shape:
 
 def is_simulated(tensor: Any) -> bool:
     """Whether a tensor is on the simulated device."""
-    device = getattr(tensor, "_fake_device", None)
+    device = getattr(tensor, "fake_device", None)
     return device is not None and device.type == "cuda"
 
 

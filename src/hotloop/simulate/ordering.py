@@ -2,7 +2,7 @@
 
 from hotloop.simulate.events import Operation, Shape
 
-_IN_ONE_PIECE = {  # the numbers of the operands that an operation wants in one piece
+_CONTIGUOUS = {  # the numbers of the operands that an operation wants contiguous: channels that are last are not
     "native_layer_norm": (0,),
     "native_layer_norm_backward": (0, 1),
     "native_group_norm": (0,),
@@ -23,8 +23,8 @@ def disordered(operation: Operation, name: str) -> tuple[Shape, ...]:
         return _in_another_order(*inputs[:2])
     if name == "convolution_backward":
         return _in_another_order(*inputs[1:3], inputs[0])
-    which = _IN_ONE_PIECE.get(name, ())
-    return tuple(inputs[number] for number in which if number < len(inputs) and not inputs[number].is_dense)
+    which = _CONTIGUOUS.get(name, ())
+    return tuple(inputs[number] for number in which if number < len(inputs) and inputs[number].strides)
 
 
 def _in_another_order(x: Shape, weight: Shape, *others: Shape) -> tuple[Shape, ...]:
