@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cases import FRESH
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -165,6 +166,7 @@ def table_of(predictions: Found, measurements: Found) -> str:
         f"Predicted with torch {predictions['versions']['torch']} and no GPU, measured on {measurements['gpu']} with"
         f" torch {measurements['versions']['torch']}; GiB and milliseconds, predicted / measured.",
         _lines(("what", "mark", "found", ""), [_mark_row(mark) for mark in marks_of(predictions, measurements)]),
+        *_of_fresh(pairs),
         _lines(
             ("training, batch", "allocated", "", "reserved", "", "process", "", "step", ""),
             [_pair_row(pair) for pair in pairs],
@@ -181,6 +183,18 @@ def table_of(predictions: Found, measurements: Found) -> str:
     if missing:
         parts.append(f"Not measured: {', '.join(missing)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _of_fresh(pairs: Sequence[Pair]) -> list[str]:
+    """The same of the trainings that nobody had looked at before, in a sentence; nothing where there is none."""
+    fresh = [pair for pair in pairs if pair.predicted.get("training") in FRESH]
+    if not fresh:
+        return []
+    said = []
+    for words, figure in (("allocated", "allocated"), ("reserved", "reserved"), ("step time", "step_ms")):
+        sizes = errors(fresh, figure)
+        said.append(f"{words} {statistics.median(sizes):.1%} median, {worst_of(sizes):.1%} at 90%")
+    return [f"Of these, {len(fresh)} are of trainings that nobody had looked at before: {'; '.join(said)}."]
 
 
 def _mark_row(mark: Mark) -> tuple[str, ...]:

@@ -27,8 +27,8 @@ from watched import Gpu, bracket, fits, quiet, timed
 from hotloop.bench.about import commit, versions
 from hotloop.files import write_json
 
-TOGETHER = 8  # processes at once
-ROOM = 110 * GIB  # of the GPU for all of them
+TOGETHER = 12  # processes at once
+ROOM = 125 * GIB  # of the GPU for all of them
 CONTEXT = 2 * GIB  # that each takes beside what it reserves, at most
 PATIENCE = 120.0  # seconds for a group to get ready
 Item = TypeVar("Item")

@@ -19,7 +19,7 @@ from hotloop.rounds import Rounds
 from hotloop.scripts import Enough, run_as_main
 
 WARM = STEPS  # steps before anything is timed, and those after which the simulation ended
-TIMED = 12
+TIMED = 8
 SPARE = 12  # steps that a gradient scaler may skip while it looks for its scale
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -15,7 +16,7 @@ from hotloop.data import Origin, Stream
 from hotloop.errors import LossNotFinite
 from hotloop.text import plural, shorten
 
-READ_EVERY = 0.1  # seconds between two looks at a loss on an accelerator
+READ_EVERY = 0.25  # seconds between two looks at a loss on an accelerator
 MOST_FRESH = 256  # losses that wait to be added up
 MOST_SINGLE = 32  # single losses that wait to be looked at together
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
@@ -119,10 +120,11 @@ class Watch:
         passed, self._noted = now - self._noted, now
         self._wait = min(max(int(len(single) * READ_EVERY / 2 / max(passed, 1e-9)), 1), MOST_SINGLE)
         self.names = _ONE
-        for loss, count, origin in single:
-            self._batches += 1
-            self.items = self.items + count
-            self._fresh.append(Seen(self._batches, self._epoch, (origin,), (loss,), count))
+        for count, alike in groupby(single, key=itemgetter(1)):
+            losses, _, origins = zip(*alike, strict=True)
+            self._batches += len(losses)
+            self.items = self.items + count * len(losses)
+            self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
