@@ -76,7 +76,7 @@ def convolve(task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
     w = torch.randn(case.outputs, case.inputs // case.groups, *kernel, device="cuda", dtype=dtype)
     w = w.to(memory_format=layout)
     each = case.dimensions
-    padding = int(case.kernel) // 2 if case.kernel != case.stride else 0
+    padding = (int(case.kernel) - 1) // 2 if case.kernel != case.stride else 0
     more = ([case.stride] * each, [padding] * each, [1] * each, False, [0] * each, case.groups)
     with conditions(precision, benchmark):
         forward, _, y = taken(lambda: aten.convolution(x, w, None, *more))

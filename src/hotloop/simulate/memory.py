@@ -55,6 +55,7 @@ class Memory:
         self._ledger, self._timeline = Ledger(), Timeline()
         self._held: dict[int, Held] = {}
         self._kept: dict[int, list[Held]] = {}  # reserves that live as long as a tensor, by its key
+        self._has_run = False  # a kernel
         self._once: set[str] = set()
         self._loaded: set[str] = set()
         self._operation: Operation | None = None
@@ -111,9 +112,12 @@ class Memory:
         try:
             self._take_needs(None)
         finally:
-            for held in self._at_once:
+            for held in reversed(self._at_once):
                 self._give(held)
             self._at_once, self._operation = [], None
+            if not self._has_run:
+                self._has_run = True
+                self._allocator.kernels_loaded()
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
         """Copies take no memory of their own."""

@@ -43,13 +43,16 @@ def base_name(operation: Operation) -> str:
 
 
 def adds_gradients(operation: Operation | None) -> bool:
-    """Whether an operation adds up two gradients of one tensor.
+    """Whether an operation adds a gradient to another, or puts it into zeros.
 
     PyTorch does that in place where nobody else has the first; what is simulated cannot be changed in place there.
     """
-    if operation is None or operation.name != "aten.add.Tensor" or operation.phase != "backward":
+    if operation is None or operation.phase != "backward":
         return False
-    return len(operation.inputs) == 2 and operation.inputs[0] == operation.inputs[1]
+    if operation.name == "aten.add.Tensor" and len(operation.inputs) == 2:
+        first, second = operation.inputs
+        return (first.sizes, first.dtype) == (second.sizes, second.dtype)
+    return base_name(operation) in ("index_put", "_unsafe_index_put") and bool(operation.arguments.get("accumulate"))
 
 
 def library(operation: Operation) -> str | None:
@@ -112,9 +115,10 @@ def _convolution_backward(operation: Operation, card: Card, constants: Constants
     found = []
     if wanted[0]:
         part = _part("input", x, weight, y, operation, card, constants)
-        found.append(replace(part, ahead=1 if wanted[1] else None))
+        found.append(replace(part, ahead=1))
     if wanted[1]:
-        found.append(_part("weight", x, weight, y, operation, card, constants))
+        part = _part("weight", x, weight, y, operation, card, constants)
+        found.append(replace(part, ahead=1 + bool(wanted[0])))
     bias = buffers(y, (0, *range(2, len(y.sizes))), card) if wanted[2] else ()
     return (*found, *bias)
 
