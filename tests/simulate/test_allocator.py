@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hotloop.errors import BadArgument
-from hotloop.simulate.allocator import FIRST_RANGE, Allocator, Block, Full, rounded, segment_for
+from hotloop.simulate.addresses import FIRST_RANGE
+from hotloop.simulate.allocator import Allocator, Block, Full, rounded, segment_for
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.replay import Event, Trace, read_trace, replay, write_trace
 
@@ -80,20 +81,6 @@ def test_best_fit_then_lowest_address() -> None:
     assert allocator.reserved == 54 * MIB
 
 
-def test_the_driver_goes_down_and_fills_what_its_ranges_have_left() -> None:
-    """As it was seen in trainings on an H200, in ranges of 32 MiB: it decides between free blocks of one size."""
-    allocator = Allocator(4 * GIB)
-    first, second, small, third = (allocator.allocate(size * MIB).address for size in (392, 196, 16, 394))
-    assert first > second > third
-    assert first - second == 224 * MIB
-    assert small == second + 196 * MIB
-    allocator.kernels_loaded()
-    above, still, below = (allocator.allocate(size * MIB).address for size in (200, 100, 400))
-    assert above > first
-    assert still == above + 200 * MIB
-    assert below < third
-
-
 def reserved_by_rule(trace: Trace) -> int:
     """The peak, with addresses by rule; from its own the trace tells only when the first kernel had run."""
     segments = [event for event in trace.events if event.action == "segment_alloc"]
@@ -102,7 +89,7 @@ def reserved_by_rule(trace: Trace) -> int:
     allocator, live = Allocator(2**50), {}
     for event in trace.events:
         if event is late:
-            allocator.kernels_loaded()
+            allocator.addresses.kernels_loaded()
         if event.action == "alloc":
             live[event.address] = allocator.allocate(event.size)
         elif event.action == "free_completed" and event.address in live:
@@ -115,13 +102,6 @@ def test_addresses_by_rule_give_what_was_reserved() -> None:
     traces = [trace for trace in map(read_trace, TRACES) if trace.cap is None]
     exact = [trace.name for trace in traces if reserved_by_rule(trace) == trace.peak[1]]
     assert len(traces) - len(exact) <= 1, exact
-
-
-@given(st.lists(st.integers(1, 600), min_size=1, max_size=60))
-def test_segments_never_overlap(sizes: list[int]) -> None:
-    allocator = Allocator(2**50)
-    ranges = sorted((allocator._next_address(size * MIB), size * MIB) for size in sizes)
-    assert all(start + size <= after for (start, size), (after, _) in pairwise(ranges))
 
 
 def test_streams_do_not_share() -> None:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,7 +13,7 @@ from hotloop.simulate.cards import card, cards
 from hotloop.simulate.constants import Constants, constants_for, read_constants, tables
 from hotloop.simulate.convolutions import Plan
 from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.workspaces import blas_workspace, library, needs
+from hotloop.simulate.workspaces import adds_gradients, blas_workspace, library, needs
 
 MIB = 2**20
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -171,6 +172,20 @@ def test_smaller_helpers() -> None:
     inner = (cubes, pairs, pairs, tensor(512, 300))  # cubes[:, i, j]: the values do not begin as the indices do
     put = Operation("aten.index_put.default", inner, (cubes,), {"accumulate": True})
     assert bytes_of(put) == [8 * 300] * 3 + [4 * 512 * 300]
+
+
+def test_gradients_are_added_up_in_place() -> None:
+    """Whatever the order in which they lie, and also where they are put into zeros by their indices."""
+    x = tensor(64, 32)
+    turned = replace(x, strides=(1, 64))
+    add = Operation("aten.add.Tensor", (x, turned), (x,), phase="backward")
+    assert adds_gradients(add)
+    assert not adds_gradients(replace(add, phase="forward"))
+    assert not adds_gradients(replace(add, inputs=(x, tensor(32))))
+    put = Operation("aten.index_put.default", (x, x, x), (x,), {"accumulate": True}, phase="backward")
+    assert adds_gradients(put)
+    assert not adds_gradients(replace(put, arguments={"accumulate": False}))
+    assert not adds_gradients(None)
 
 
 def test_losses_and_softmax_have_temporaries() -> None:

@@ -4,6 +4,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 
+from hotloop.simulate.addresses import GRAIN, Addresses
 from hotloop.simulate.tallies import Tally, stats_of
 
 ROUNDING = 512  # every request is rounded up to this
@@ -11,10 +12,6 @@ SMALL = 2**20  # requests up to this share segments of 2 MiB
 SMALL_SEGMENT = 2 * 2**20
 LARGE_SEGMENT = 20 * 2**20  # for requests below 10 MiB; larger ones get a segment of their own
 OWN_SEGMENT = 10 * 2**20
-GRAIN = 2 * 2**20  # of a segment for one large request
-BASE = 0x7F00_0000_0000  # below which addresses begin
-RANGE = 32 * 2**20  # of addresses that the driver takes at once
-FIRST_RANGE = 414 * 2**20  # of addresses that it holds at the top until the first kernel is loaded
 
 
 class Full(Exception):
@@ -106,9 +103,8 @@ class Allocator:
         self.all = Tally()
         self._small, self._large = Tally(self.all), Tally(self.all)
         self.retries = self.failures = self.segments_made = self.segments_released = self.waits = 0
-        self._addresses = addresses or self._next_address
-        self._end = BASE - FIRST_RANGE
-        self._gaps: list[tuple[int, int]] = []  # addresses and sizes that ranges have left
+        self.addresses = Addresses()
+        self._place = addresses or self.addresses.place
         self._pools: dict[tuple[bool, int], Pool] = {}
         self._going: list[Block] = []  # freed, but a stream may still use them
 
@@ -238,7 +234,7 @@ class Allocator:
         if self.reserved + size > self.limit:
             return None
         self._reserve(pool, size)
-        return Block(pool, self._addresses(size), size)
+        return Block(pool, self._place(size), size)
 
     def _reserve(self, pool: Pool, size: int) -> None:
         self.segments_made += 1
@@ -274,24 +270,6 @@ class Allocator:
 
     def _uncount(self, block: Block) -> None:
         block.pool.tally.inactive.down(block.size)
-
-    def kernels_loaded(self) -> None:
-        """The first kernel has run: what the driver held at the top until then can have segments."""
-        self._gaps.append((BASE - FIRST_RANGE, FIRST_RANGE))
-
-    def _next_address(self, size: int) -> int:
-        """Where the driver puts a segment, as it was seen to: in what a range has left, or in a new one below all."""
-        need = -(-size // GRAIN) * GRAIN
-        gap = next((gap for gap in reversed(self._gaps) if gap[1] >= need), None)
-        if gap is None:
-            length = -(-need // RANGE) * RANGE
-            self._end -= length
-            gap = self._end, length
-        else:
-            self._gaps.remove(gap)
-        if gap[1] > need:
-            self._gaps.append((gap[0] + need, gap[1] - need))
-        return gap[0]
 
 
 def join(block: Block, neighbour: Block) -> None:

@@ -50,7 +50,7 @@ class ExpandableAllocator(Allocator):
             if _addresses_from(first, need):
                 return first
         length = max(self._range, -(-need // LARGE_SEGMENT) * LARGE_SEGMENT)
-        start = self._next_address(length + LARGE_SEGMENT)
+        start = self.addresses.place(length + LARGE_SEGMENT)
         block = Block(pool, -(-start // LARGE_SEGMENT) * LARGE_SEGMENT, length)  # pages count from address 0
         block.mapped = False
         insort(unmapped, block, key=_address)

@@ -1,7 +1,6 @@
 """The memory of a simulated GPU: hears what the engine tells, allocates as PyTorch would, runs out where it would."""
 
 from collections import OrderedDict
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from hotloop.simulate.ledger import Ledger, Timeline
 from hotloop.simulate.need import PROCESS, RESULT, Need
 from hotloop.simulate.record import Band, Peak
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
-from hotloop.simulate.workspaces import adds_gradients, library, needs
+from hotloop.simulate.workspaces import adds_gradients, library, needs, with_settings
 
 ENDLESS = 2**60  # bytes
 _SLACK = 2**20  # by which a block may be larger than what is in it
@@ -100,7 +99,7 @@ class Memory:
         self._settle()
         self._operation = operation
         self._results = []
-        self._needs = [*needs(_set(operation), self.card, self.constants)]
+        self._needs = [*needs(with_settings(operation), self.card, self.constants)]
         loads = library(operation)
         if loads is not None and loads not in self._loaded:
             self._loaded.add(loads)
@@ -117,7 +116,7 @@ class Memory:
             self._at_once, self._operation = [], None
             if not self._has_run:
                 self._has_run = True
-                self._allocator.kernels_loaded()
+                self._allocator.addresses.kernels_loaded()
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
         """Copies take no memory of their own."""
@@ -327,15 +326,3 @@ class Memory:
         self._ledger.now["context"] = self.context
         if self._allocator.room != ENDLESS:
             self._allocator.room = max(0, self.card.usable - self.context)
-
-
-def _set(operation: Operation) -> Operation:
-    """An operation with the settings that cuDNN chooses its plan by."""
-    if "convolution" not in operation.name:
-        return operation
-    try:
-        allowed = torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # the script has set precisions by the newer names, by which the older cannot be read
-        allowed = torch.backends.cudnn.conv.fp32_precision != "ieee"  # type: ignore[attr-defined]
-    settings = {"allow_tf32": allowed, "benchmark": torch.backends.cudnn.benchmark}
-    return replace(operation, arguments={**operation.arguments, **settings})

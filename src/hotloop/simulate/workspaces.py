@@ -7,6 +7,8 @@ casts that autocast keeps, the scale of a `GradScaler`.
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants
 from hotloop.simulate.convolutions import case_of, taken
@@ -30,6 +32,18 @@ def needs(operation: Operation, card: Card, constants: Constants) -> tuple[Need,
     find = _FAMILIES.get(name)
     own = find(operation, card, constants) if find else ()
     return (*copies, *(need for need in own if need.bytes > 0))
+
+
+def with_settings(operation: Operation) -> Operation:
+    """An operation with the settings that cuDNN chooses its plan by."""
+    if "convolution" not in operation.name:
+        return operation
+    try:
+        allowed = torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # the script has set precisions by the newer names, by which the older cannot be read
+        allowed = torch.backends.cudnn.conv.fp32_precision != "ieee"  # type: ignore[attr-defined]
+    settings = {"allow_tf32": allowed, "benchmark": torch.backends.cudnn.benchmark}
+    return replace(operation, arguments={**operation.arguments, **settings})
 
 
 def base_name(operation: Operation) -> str:
