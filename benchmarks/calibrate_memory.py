@@ -28,7 +28,7 @@ from typing import Any
 
 import pynvml
 import torch
-from memory_cases import ANY, CASES, GRID, MORE, USUAL
+from memory_cases import ANY, CASES, GRID, MORE, USUAL, VOLUMES
 from memory_measures import (
     PARTS,
     Task,
@@ -159,15 +159,15 @@ def factors_of(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def plans_of(rows: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """What convolutions took, by part, precision and layout."""
-    found: dict[str, list[str]] = {}
+    """What convolutions took, by part, precision and layout; of two measurements of one, the later."""
+    found: dict[str, dict[Case, str]] = {}
     for row in rows:
         if "key" in row:
             part, precision, layout, _, *benchmark = row["key"].split("/")
-            case = Case(*ast.literal_eval(row["what"][row["what"].index("(") :]))
+            case = Case(*ast.literal_eval(row["what"][row["what"].index("(") : row["what"].index(")") + 1]))
             plan = plan_of(part, case, row["x"], row["weight"], row["y"], row["taken"])
-            found.setdefault("/".join((part, precision, layout, *benchmark)), []).append(str(plan))
-    return {key: tuple(plans) for key, plans in sorted(found.items())}
+            found.setdefault("/".join((part, precision, layout, *benchmark)), {})[case] = str(plan)
+    return {key: tuple(plans.values()) for key, plans in sorted(found.items())}
 
 
 def table_of(raw: dict[str, Any]) -> Constants:
@@ -253,7 +253,7 @@ def tasks() -> list[Task]:
     searched = [case._replace(batch=case.batch + 1) for case in CASES[::2]]
     found += [Task(case, *way, benchmark=True) for way in usual for case in searched]
     found += [Task(case, *way) for way in usual for case in MORE]
-    rest = (*GRID, *ANY, *USUAL)
+    rest = (*GRID, *ANY, *USUAL, *VOLUMES)
     shuffled = random.Random(0).sample(rest, len(rest))  # noqa: S311  # so that one that is cut off has seen all kinds
     found += [Task(case, *way) for case in shuffled for way in usual]
     return found

@@ -164,3 +164,18 @@ def _batches() -> Iterator[Case]:
 
 
 USUAL = tuple(_batches())
+
+
+def _volumes() -> Iterator[Case]:
+    """Convolutions of volumes, as networks for scans have them."""
+    widths = ((1, 16), (1, 32), (4, 32), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128))
+    wider = ((128, 256), (256, 256), (64, 32), (96, 32), (128, 64), (192, 64), (256, 128), (384, 128), (32, 3), (32, 1))
+    for (inputs, outputs), pixels in product(widths + wider, (8, 16, 32, 48, 64, 96)):
+        for kernel, stride in ((3, 1), (3, 2), (2, 2), (1, 1)):
+            side = 4 * max(inputs * pixels**3, outputs * (pixels // stride) ** 3)
+            for batch in (2, 8, 32):
+                if 2**22 <= batch * side <= 2**29:
+                    yield Case(batch, inputs, outputs, pixels, kernel, stride, 1, 3)
+
+
+VOLUMES = tuple(_volumes())

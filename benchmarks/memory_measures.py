@@ -48,7 +48,13 @@ class Task(NamedTuple):
     benchmark: bool = False
 
     def what(self, part: str) -> str:
-        return f"convolution {part} {self.precision} {'last' if self.last else 'first'} {tuple(self.case)}"
+        """The name of a measurement; at first, kernels of an even size were measured with more padding."""
+        padded = "" if self.case.kernel % 2 or not self.padding else f" padding {self.padding}"
+        return f"convolution {part} {self.precision} {'last' if self.last else 'first'} {tuple(self.case)}{padded}"
+
+    @property
+    def padding(self) -> int:
+        return (int(self.case.kernel) - 1) // 2 if self.case.kernel != self.case.stride else 0
 
 
 def attempted(task: Task) -> tuple[list[dict[str, Any]], str | None]:
@@ -76,8 +82,7 @@ def convolve(task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
     w = torch.randn(case.outputs, case.inputs // case.groups, *kernel, device="cuda", dtype=dtype)
     w = w.to(memory_format=layout)
     each = case.dimensions
-    padding = (int(case.kernel) - 1) // 2 if case.kernel != case.stride else 0
-    more = ([case.stride] * each, [padding] * each, [1] * each, False, [0] * each, case.groups)
+    more = ([case.stride] * each, [task.padding] * each, [1] * each, False, [0] * each, case.groups)
     with conditions(precision, benchmark):
         forward, _, y = taken(lambda: aten.convolution(x, w, None, *more))
         gradient = torch.ones_like(y)
