@@ -183,6 +183,7 @@ def test_wrong_uses_are_explained() -> None:
 def test_the_package_is_called_and_imports_no_torch_by_itself() -> None:
     code = (
         "import sys, hotloop.simulate.cards, hotloop.simulate as simulate\n"
+        "import hotloop.simulate.compare, hotloop.simulate.study\n"  # all that a command needs beside the run itself
         "assert callable(simulate) and simulate.cards.card('t4').key == 't4'\n"
         "assert 'torch' not in sys.modules\n"
     )

@@ -24,6 +24,7 @@ from hotloop.simulate.shim import CannotSimulate, install, load
 
 GRACE = 15.0  # seconds beside the time limit in which a script may end itself
 PAUSE = 0.02
+_AHEAD = tuple(f"hotloop.simulate.{name}" for name in ("script", "simulation", "memory", "timeline"))  # for every run
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
             from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
 
             FakeTensorMode()  # and what this imports when it is first made
+            for module in _AHEAD:
+                importlib.import_module(module)
         except CannotSimulate as error:
             _answer(answers, {"error": error.what, "fix": error.fix})
             return error.exit_code
@@ -130,4 +133,4 @@ def _card(data: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    os._exit(main(sys.argv[1:]))  # at once: it has said all, and to take torch down would take a second

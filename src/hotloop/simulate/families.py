@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-import torch
-
 VIEW = "view"
 POINTWISE = "pointwise"
 
@@ -122,6 +120,8 @@ def _family(base: str, overload: Any) -> str | None:
         return None
     if overload.is_view:
         return VIEW
+    import torch  # noqa: PLC0415  # whoever reads a table does not need it
+
     if torch.Tag.pointwise in overload.tags:
         return POINTWISE
     reduction = getattr(torch.Tag, "reduction", None)  # younger than the oldest torch that is supported
@@ -132,6 +132,8 @@ def _family(base: str, overload: Any) -> str | None:
 
 def _overload(name: str) -> Any:
     """PyTorch's own record of an operation, or None where it knows none of that name."""
+    import torch  # noqa: PLC0415
+
     found: Any = torch.ops
     for part in name.split("."):
         found = getattr(found, part, None)

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from hotloop.simulate import products
 from hotloop.simulate.events import Operation, Shape
 from hotloop.simulate.families import POINTWISE, VIEW, Kind, kind_of, launches
@@ -54,6 +52,8 @@ class Part:
 
 def switches() -> Tf32:
     """PyTorch's TF32 switches as they are now."""
+    import torch  # noqa: PLC0415  # whoever reads a table does not need it
+
     try:
         products_too = torch.get_float32_matmul_precision() != "highest"
         return Tf32(products_too, bool(torch.backends.cudnn.allow_tf32))
