@@ -245,19 +245,20 @@ def test_switches_are_set_inside_and_restored_after_an_error(names: list[str]) -
 
 
 @pytest.mark.parametrize("also", [{}, {"tf32": True}])
-def test_algorithms_in_half_precision_are_searched_for_anew(also: dict[str, Any]) -> None:
-    """By a switch that PyTorch tells them apart by, and that changes nothing for them."""
+@pytest.mark.parametrize("allowed", [True, False])
+def test_algorithms_in_half_precision_are_searched_for_anew(
+    allowed: bool, also: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a switch that PyTorch tells them apart by; it never allows TF32 to what is in fp32."""
     cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.allow_tf32
-    with (
-        suppress(ZeroDivisionError),
-        Rig(Plan("cpu", cudnn_benchmark=True, precision="bf16", **also), network(), []).around(),
-    ):
-        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, not before[1])
+    monkeypatch.setattr(cudnn, "allow_tf32", allowed)
+    rig = Rig(Plan("cpu", cudnn_benchmark=True, precision="bf16", **also), network(), [])
+    with suppress(ZeroDivisionError), rig.around():
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, False)
         raise ZeroDivisionError
-    assert (cudnn.benchmark, cudnn.allow_tf32) == before
+    assert (cudnn.benchmark, cudnn.allow_tf32) == (False, allowed)
     with Rig(Plan("cpu", cudnn_benchmark=True), network(), []).around():
-        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, before[1])  # in fp32 it would change the numbers
+        assert (cudnn.benchmark, cudnn.allow_tf32) == (True, allowed)  # in fp32 it would change the numbers
 
 
 def test_a_switch_that_was_on_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,18 @@ def test_it_runs_out_at_the_line(memory: Memory) -> None:
     assert memory.memory_allocated() == 800 * MIB
 
 
+def test_what_an_operation_held_goes_also_where_it_ran_out() -> None:
+    """A script that catches the error and goes on has its memory back."""
+    memory = Memory(one_gib())
+    apart = Shape((64, 64, 32, 32), "float32", 4, strides=(131072, 1024, 32, 1))  # which is copied first
+    weight = Shape((64, 64, 3, 3), "float32", 4)
+    memory.before(operation("aten.convolution.default", apart, weight))
+    with pytest.raises(torch.OutOfMemoryError):
+        memory.allocated(1, 2**31, "activation")
+    memory.before(operation())
+    assert memory.memory_allocated() == 0
+
+
 def test_a_cap_is_said(memory: Memory) -> None:
     memory.set_per_process_memory_fraction(0.25)
     with pytest.raises(torch.OutOfMemoryError, match=r"256.00 MiB allowed"):

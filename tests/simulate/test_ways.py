@@ -3,7 +3,7 @@
 import ast
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hotloop.errors import BadArgument
@@ -89,6 +89,7 @@ def test_what_python_cannot_read_shows_nothing() -> None:
 @given(NAMES, st.integers(1, 10**6), st.integers(1, 10**6), st.sampled_from(["", "é = 'ü'; ", "\tx = 1; "]))
 def test_a_script_with_another_batch_is_the_same_otherwise(name: str, own: int, asked: int, before: str) -> None:
     before = before.strip()
+    assume(not before.startswith(f"{name} ="))  # then it is the second of two, and a text knows only the first
     source = f"# é\x0c\n\n{before}{' ' * bool(before)}{name} = {own}  # ü\nother = {name} + {own}\n"
     changed = rewritten(source, look(source).variables[name], asked)
     assert changed == source.replace(f"{name} = {own}", f"{name} = {asked}", 1)

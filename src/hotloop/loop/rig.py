@@ -1,7 +1,7 @@
 """`Rig`: what a plan changes in a model, its optimizers and PyTorch's settings, and how each change is undone."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -181,18 +181,17 @@ def _cudnn_anew() -> Iterator[None]:
     """The same for convolutions in half precision, also for those that have run before.
 
     PyTorch keeps the algorithm that was chosen for a convolution, however it was chosen, by its shapes and by whether
-    TF32 is allowed, which says nothing of half precision: with that switch turned, nothing is chosen yet.
+    TF32 is allowed, which says nothing of half precision: without TF32, nothing is chosen yet. It is never allowed
+    where it was not, since parts of the model may be in fp32.
     """
-    library = torch.backends.cudnn
-    try:
+    library, allowed = torch.backends.cudnn, False
+    with suppress(RuntimeError):  # the person has set precisions by the newer names: then the older cannot be read
         allowed = library.allow_tf32
-    except RuntimeError:  # the person has set precisions by the newer names, by which the older cannot be read
-        with _cudnn():
+    with _cudnn():
+        if allowed:
+            library.allow_tf32 = False
+        try:
             yield
-        return
-    library.allow_tf32 = not allowed
-    try:
-        with _cudnn():
-            yield
-    finally:
-        library.allow_tf32 = allowed
+        finally:
+            if allowed:
+                library.allow_tf32 = True

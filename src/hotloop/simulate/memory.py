@@ -97,6 +97,7 @@ class Memory:
 
     def before(self, operation: Operation) -> None:
         self._settle()
+        self._end_operation()  # one that ran out of memory has not ended
         self._operation = operation
         self._results = []
         self._needs = [*needs(with_settings(operation), self.card, self.constants)]
@@ -111,9 +112,7 @@ class Memory:
         try:
             self._take_needs(None)
         finally:
-            for held in reversed(self._at_once):
-                self._give(held)
-            self._at_once, self._operation = [], None
+            self._end_operation()
             if not self._has_run:
                 self._has_run = True
                 self._allocator.addresses.kernels_loaded()
@@ -230,6 +229,12 @@ class Memory:
         if self._sum is not None:
             (key, size, kind), self._sum = self._sum, None
             self._held[key] = self._take(size, kind)
+
+    def _end_operation(self) -> None:
+        """Give back what the operation held, the last first, as it goes out of scope."""
+        for held in reversed(self._at_once):
+            self._give(held)
+        self._at_once, self._operation = [], None
 
     def _take_needs(self, ahead: int | None) -> None:
         """Take what the operation needs before the result of a number, or after all of them."""

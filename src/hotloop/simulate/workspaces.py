@@ -17,6 +17,7 @@ from hotloop.simulate.need import PROCESS, RESULT, Need, together
 from hotloop.simulate.ordering import disordered
 from hotloop.simulate.recurrent import rnn, rnn_backward
 from hotloop.simulate.reductions import buffers, summed
+from hotloop.simulate.work import switches
 
 _BLAS = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "mv", "addbmm", "dot", "vdot", "addr", "_scaled_mm")
 _CONVOLUTIONS = ["convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose"]
@@ -38,11 +39,7 @@ def with_settings(operation: Operation) -> Operation:
     """An operation with the settings that cuDNN chooses its plan by."""
     if "convolution" not in operation.name:
         return operation
-    try:
-        allowed = torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # the script has set precisions by the newer names, by which the older cannot be read
-        allowed = torch.backends.cudnn.conv.fp32_precision != "ieee"  # type: ignore[attr-defined]
-    settings = {"allow_tf32": allowed, "benchmark": torch.backends.cudnn.benchmark}
+    settings = {"allow_tf32": switches().cudnn, "benchmark": torch.backends.cudnn.benchmark}
     return replace(operation, arguments={**operation.arguments, **settings})
 
 
