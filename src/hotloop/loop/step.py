@@ -158,8 +158,7 @@ class Step:
         """
         turn, survivor = self.turns[0], self.survivor
         assert survivor is not None
-        for optimizer in turn.optimizers:
-            optimizer.zero_grad()
+        turn.clear()
         before = None if type(batch) in _FIXED else contents(batch)
         rewind = survivor.rewind
         if noted := not rewind.quiet:

@@ -47,8 +47,11 @@ class Update:
     def begin(self, turn: Turn) -> None:
         """Before a forward pass: at the start of a window the gradients of the last one go."""
         if self._windows[turn.name].batches == 0:
+            if not self.keep_gradients:
+                turn.clear()
+                return
             for optimizer in turn.optimizers:
-                optimizer.zero_grad(set_to_none=not self.keep_gradients)
+                optimizer.zero_grad(set_to_none=False)
 
     def take(self, turn: Turn, losses: Losses) -> bool | None:
         """Add the gradient of one batch; at the end of a window, update. Whether it did; None while it waits."""
