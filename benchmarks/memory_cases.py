@@ -135,9 +135,9 @@ GRID = tuple(
 )
 
 
-def _any_shapes(count: int) -> Iterator[Case]:
+def _any_shapes(count: int, seed: int) -> Iterator[Case]:
     """Sizes as they come: what lies between those above."""
-    dice = random.Random(0)  # noqa: S311  # nothing is secret here
+    dice = random.Random(seed)  # noqa: S311  # nothing is secret here
     while count:
         kernel, stride = dice.choice(((3, 1), (3, 1), (3, 1), (3, 2), (1, 1), (1, 1), (1, 2), (4, 2), (2, 2), (5, 1)))
         inputs = dice.choice((3, *(dice.choice((8, 16, 32, 64)) * dice.randint(1, 16) for _ in range(5))))
@@ -151,7 +151,7 @@ def _any_shapes(count: int) -> Iterator[Case]:
             yield case
 
 
-ANY = tuple(_any_shapes(1000))
+ANY = (*_any_shapes(1000, seed=0), *_any_shapes(1400, seed=1))
 
 
 def _batches() -> Iterator[Case]:
@@ -179,3 +179,24 @@ def _volumes() -> Iterator[Case]:
 
 
 VOLUMES = tuple(_volumes())
+
+
+def _unequal() -> Iterator[Case]:
+    """Few channels from many and many from few, as networks that grow by a little or widen at once have them."""
+    pairs = ((128, 32), (64, 16), (96, 24), (192, 48), (256, 64), (16, 160), (16, 64), (32, 256), (24, 144), (160, 320))
+    for (a, b), pixels, kernel in product(pairs, (8, 16, 32, 64), (3, 1)):
+        for power, (inputs, outputs) in product(range(4, 11), ((a, b), (b, a))):
+            if 2**21 <= 4 * 2**power * max(a, b) * pixels**2 <= 2**30:
+                yield Case(2**power, inputs, outputs, pixels, kernel)
+    dice = random.Random(1)  # noqa: S311
+    for _ in range(500):  # what was put together of many parts, brought back to a few channels
+        yield Case(
+            round(2 ** dice.uniform(4, 9)),
+            32 * dice.randint(2, 32),
+            dice.choice((64, 128, 256)),
+            dice.choice((4, 7, 8, 14, 16, 28, 32)),
+            1,
+        )
+
+
+UNEQUAL = tuple(_unequal())
