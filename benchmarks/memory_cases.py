@@ -200,3 +200,36 @@ def _unequal() -> Iterator[Case]:
 
 
 UNEQUAL = tuple(_unequal())
+
+
+def _sequences() -> Iterator[Case]:
+    """Convolutions of one dimension, as sound and text have them, of every length; some with holes."""
+    widths = ((1, 32), (1, 64), (32, 32), (64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 256))
+    wider = ((80, 256), (80, 512), (256, 512), (512, 512), (512, 256), (512, 1024), (256, 1), (64, 1))
+    plain = ((3, 1, 1), (1, 1, 1), (5, 1, 1), (7, 1, 1), (3, 2, 1), (4, 2, 1), (8, 4, 1), (2, 1, 1))
+    holes = tuple((kernel, 1, dilation) for kernel in (2, 3) for dilation in (2, 8, 64, 512))
+    for (inputs, outputs), length in product(widths + wider, (250, 1000, 4096, 16000)):
+        for (kernel, stride, dilation), size in product(plain + holes, (2**22, 2**25, 2**28)):
+            batch = size // (4 * max(inputs, outputs // stride) * length)
+            if 2 <= batch <= 2048 and dilation * kernel < length:
+                yield Case(batch, inputs, outputs, length, kernel, stride, 1, 1, dilation)
+
+
+SEQUENCES = tuple(_sequences())
+
+
+def _other_kernels(count: int) -> Iterator[Case]:
+    """Kernels and strides that are seldom, and those with holes."""
+    dice = random.Random(2)  # noqa: S311
+    for _ in range(count):
+        kernel, stride, dilation = dice.choice(
+            ((5, 2, 1), (5, 2, 1), (7, 1, 1), (7, 2, 1), (6, 2, 1), (8, 4, 1), (2, 1, 1), (9, 1, 1), (3, 1, 2), (3, 1, 6))
+        )
+        inputs = dice.choice((3, 16, 32, 64, 64, 128, 128, 256, 512))
+        outputs = 64 if inputs == 3 else dice.choice((inputs, 2 * inputs, max(3, inputs // 2)))
+        pixels = dice.choice((16, 28, 32, 56, 64, 112, 128))
+        most = 2**30 // (4 * max(inputs, outputs) * pixels**2)
+        yield Case(min(2 ** dice.randint(2, 11), max(2, most)), inputs, outputs, pixels, kernel, stride, 1, 2, dilation)
+
+
+OTHER_KERNELS = tuple(_other_kernels(700))

@@ -50,11 +50,13 @@ class Task(NamedTuple):
     def what(self, part: str) -> str:
         """The name of a measurement; at first, kernels of an even size were measured with more padding."""
         padded = "" if self.case.kernel % 2 or not self.padding else f" padding {self.padding}"
-        return f"convolution {part} {self.precision} {'last' if self.last else 'first'} {tuple(self.case)}{padded}"
+        sizes = tuple(self.case) if self.case.dilation > 1 else tuple(self.case)[:-1]
+        return f"convolution {part} {self.precision} {'last' if self.last else 'first'} {sizes}{padded}"
 
     @property
     def padding(self) -> int:
-        return (int(self.case.kernel) - 1) // 2 if self.case.kernel != self.case.stride else 0
+        case = self.case
+        return case.dilation * (int(case.kernel) - 1) // 2 if case.kernel != case.stride else 0
 
 
 def attempted(task: Task) -> tuple[list[dict[str, Any]], str | None]:
@@ -82,7 +84,7 @@ def convolve(task: Task) -> Iterator[tuple[str, dict[str, Any]]]:
     w = torch.randn(case.outputs, case.inputs // case.groups, *kernel, device="cuda", dtype=dtype)
     w = w.to(memory_format=layout)
     each = case.dimensions
-    more = ([case.stride] * each, [task.padding] * each, [1] * each, False, [0] * each, case.groups)
+    more = ([case.stride] * each, [task.padding] * each, [case.dilation] * each, False, [0] * each, case.groups)
     with conditions(precision, benchmark):
         forward, _, y = taken(lambda: aten.convolution(x, w, None, *more))
         gradient = torch.ones_like(y)

@@ -2,7 +2,8 @@
 
 cuDNN chooses among kernels that need nothing, copies of operands in another layout, or several times the operands; and
 its choice has steps, so that no smooth function follows it. A table therefore keeps each measurement as shares of the
-operands (1 is a copy of it), and a convolution takes what the most similar one took.
+operands (1 is a copy of it) and of a gradient of the weight for every image, and a convolution takes what the most
+similar one took.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,6 @@ Array = NDArray[np.float64]
 FEW = 8  # channels, below which tensor cores want them padded
 _PADDED = (4, 8)  # channels that few are padded to
 _SLACK = 1024  # bytes: alignments and counters, which are no copy of anything
-_MANY = 4  # times the operands: more is rare
-_SAME = 0.5  # the distance of two convolutions that are taken for the same
 _LARGE = 0.5  # of the operands: what is more grows with them, what is less is a buffer of one size
 
 
@@ -35,15 +34,21 @@ class Case(NamedTuple):
     stride: int = 1
     groups: int = 1
     dimensions: int = 2
+    dilation: int = 1
 
     @property
     def kind(self) -> str:
         """Convolutions of two kinds have nothing in common."""
         if self.groups > 1:
             return "depthwise" if self.groups == self.inputs else "grouped"
-        if self.dimensions == 3:
-            return "volume"
+        if self.dimensions != 2:
+            return "volume" if self.dimensions == 3 else "sequence"
         return "pointwise" if self.kernel == 1 else "spatial"
+
+    @property
+    def gradients(self) -> float:
+        """Bytes of the weight's gradient in fp32, once for every image."""
+        return 4.0 * self.batch * self.inputs // self.groups * self.outputs * self.kernel**self.dimensions
 
 
 class Plan(NamedTuple):
@@ -53,6 +58,7 @@ class Plan(NamedTuple):
     x: float  # shares of the bytes of its operands
     weight: float
     y: float
+    images: float  # of the weight's gradient in fp32, once for every image of the batch
     fixed: float  # and bytes
 
     def __str__(self) -> str:
@@ -62,23 +68,24 @@ class Plan(NamedTuple):
     def read(cls, words: str) -> "Plan":
         """A plan as a table has it.
 
-        >>> Plan.read("32 64 64 56 3 1 1 2 1 1 0 512").fixed
+        >>> Plan.read("32 64 64 56 3 1 1 2 1 1 1 0 0 512").fixed
         512.0
         """
-        batch, inputs, outputs, pixels, kernel, stride, groups, dimensions, *shares = map(float, words.split())
-        channels = int(batch), int(inputs), int(outputs)
-        return cls(Case(*channels, pixels, kernel, int(stride), int(groups), int(dimensions)), *shares)
+        batch, inputs, outputs, pixels, kernel, *rest = map(float, words.split())
+        stride, groups, dimensions, dilation, *shares = rest
+        case = Case(int(batch), int(inputs), int(outputs), pixels, kernel, *map(int, (stride, groups)))
+        return cls(case._replace(dimensions=int(dimensions), dilation=int(dilation)), *shares)
 
 
-def case_of(x: Sequence[int], weight: Sequence[int], stride: int = 1, groups: int = 1) -> Case:
+def case_of(x: Sequence[int], weight: Sequence[int], stride: int = 1, groups: int = 1, dilation: int = 1) -> Case:
     """The case of an input and a weight of these sizes.
 
     >>> case_of((8, 3, 224, 224), (64, 3, 7, 7), stride=2)
-    Case(batch=8, inputs=3, outputs=64, pixels=224.0, kernel=7.0, stride=2, groups=1, dimensions=2)
+    Case(batch=8, inputs=3, outputs=64, pixels=224.0, kernel=7.0, stride=2, groups=1, dimensions=2, dilation=1)
     """
-    dimensions = max(2, len(x) - 2)  # one dimension is run as an image of one row
+    dimensions = len(x) - 2
     pixels, kernel = (round(prod(sizes[2:]) ** (1 / dimensions), 3) for sizes in (x, weight))
-    return Case(x[0], x[1], weight[0], pixels, kernel, stride, groups, dimensions)
+    return Case(x[0], x[1], weight[0], pixels, kernel, stride, groups, dimensions, dilation if kernel > 1 else 1)
 
 
 def taken(rows: tuple[str, ...], case: Case, x: int, weight: int, y: int) -> int:
@@ -88,7 +95,7 @@ def taken(rows: tuple[str, ...], case: Case, x: int, weight: int, y: int) -> int
         return 0
     of_x = _padded(plan.x, plan.case.inputs, case.inputs)
     of_y = _padded(plan.y, plan.case.outputs, case.outputs)
-    return int(of_x * x + plan.weight * weight + of_y * y + plan.fixed)
+    return int(of_x * x + plan.weight * weight + of_y * y + plan.images * case.gradients + plan.fixed)
 
 
 def _padded(share: float, channels: int, wanted: int) -> float:
@@ -98,18 +105,11 @@ def _padded(share: float, channels: int, wanted: int) -> float:
 
 @lru_cache(maxsize=4096)
 def nearest(rows: tuple[str, ...], case: Case) -> Plan | None:
-    """The plan of the most similar convolution of a table; None where it has none.
-
-    One that takes many times its operands is the choice for that size alone: it counts for hardly any other.
-    """
+    """The plan of the most similar convolution of a table; None where it has none."""
     if not rows:
         return None
-    places, plans = _read(rows)
-    away: Array = np.abs(places - _places(np.array([case], dtype=float))).sum(axis=1)
-    rare = (plans[:, 8:11].min(axis=1) > _MANY) & (away > _SAME)
-    if rare.all():
-        return None
-    return Plan.read(rows[int(np.where(rare, np.inf, away).argmin())])
+    away: Array = np.abs(_read(rows) - _places(np.array([case], dtype=float))).sum(axis=1)
+    return Plan.read(rows[int(away.argmin())])
 
 
 def distance(a: Case, b: Case) -> float:
@@ -119,10 +119,10 @@ def distance(a: Case, b: Case) -> float:
 
 
 @lru_cache(maxsize=64)
-def _read(rows: tuple[str, ...]) -> tuple[Array, Array]:
-    """Where the convolutions of a table lie, and all that it says of them."""
-    plans = np.array(" ".join(rows).split(), dtype=float).reshape(len(rows), -1)
-    return _places(plans[:, :8]), plans
+def _read(rows: tuple[str, ...]) -> Array:
+    """Where the convolutions of a table lie."""
+    numbers = np.array(" ".join(rows).split(), dtype=float)
+    return _places(numbers.reshape(len(rows), -1)[:, : len(Case._fields)])
 
 
 def _places(cases: Array) -> Array:
@@ -131,12 +131,13 @@ def _places(cases: Array) -> Array:
     The weights are those by which what was measured is best foretold by its neighbours: the size of the whole input
     counts more than its side or its batch, and what a number of channels can be divided by counts for itself.
     """
-    batch, inputs, outputs, pixels, kernel, stride, groups, dimensions = cases.T
+    batch, inputs, outputs, pixels, kernel, stride, groups, dimensions, dilation = cases.T
     kinds = [
         (groups > 1) & (groups == inputs),
         (groups > 1) & (groups < inputs),
         (groups == 1) & (dimensions == 3),
-        (groups == 1) & (dimensions < 3) & (kernel == 1),
+        (groups == 1) & (dimensions == 2) & (kernel == 1),
+        (groups == 1) & (dimensions == 1),
     ]
     return np.stack(
         [
@@ -146,6 +147,8 @@ def _places(cases: Array) -> Array:
             0.6 * np.log2(batch * inputs * pixels**dimensions),
             10 * np.log2(kernel),
             2 * np.log2(stride),
+            5 * (dilation > 1),
+            0.3 * np.log2(dilation),
             15 * (inputs < FEW),
             15 * (outputs < FEW),
             0.6 * (inputs % 32 == 0),
@@ -163,15 +166,16 @@ def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int
     """
     operands = x + weight + y
     of_x, of_y = ((0.0, 1.0, *(to / few for to in _PADDED if few < FEW)) for few in (case.inputs, case.outputs))
+    of_images = (0.0, 1.0) if part == "weight" else (0.0,)
     ways = [
-        (share, whole, result, bytes_taken - share * x - whole * weight - result * y)
-        for share, whole, result in product(of_x, (0.0, 1.0), of_y)
+        (share, whole, result, each, bytes_taken - share * x - whole * weight - result * y - each * case.gradients)
+        for share, whole, result, each in product(of_x, (0.0, 1.0), of_y, of_images)
     ]
-    ways = [way for way in ways if way[3] > -_SLACK]
+    ways = [way for way in ways if way[4] > -_SLACK]
     written = 0 if part == "input" else 2
-    unlikely = lambda way: abs(way[3]) / operands + sum(way[:3]) / 1000 + way[written] / 10000  # noqa: E731
-    share, whole, result, rest = min(ways, key=unlikely)
+    unlikely = lambda way: abs(way[4]) / operands + sum(way[:4]) / 1000 + way[written] / 10000  # noqa: E731
+    share, whole, result, each, rest = min(ways, key=unlikely)
     if rest > _LARGE * operands:
-        more = rest / operands
-        return Plan(case, share + more, whole + more, result + more, 0)
-    return Plan(case, share, whole, result, max(0, rest))
+        more = bytes_taken / operands
+        return Plan(case, more, more, more, 0, 0)
+    return Plan(case, share, whole, result, each, max(0, rest))

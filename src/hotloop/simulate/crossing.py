@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hotloop.simulate.operands import replaced
-from hotloop.simulate.operations import facts, is_simulated
+from hotloop.simulate.operations import facts, is_simulated, named
 from hotloop.simulate.places import here
 
 if TYPE_CHECKING:
@@ -210,20 +210,27 @@ class Crossings:
         directions, last = 1 + both, project or hidden
         batch = sizes[0] if sizes else source.size(0 if first else 1)
         sequence = (source.size(0),) if sizes else tuple(source.size()[:2])
-        shapes = [(*sequence, last * directions), (layers * directions, batch, last)]
+        shapes: list[tuple[int, ...]] = [(layers * directions, batch, last)]
         shapes += [(layers * directions, batch, hidden) if c is not None else (0,), (0,), (0,)]
         with self._gpu.fake:
-            result = tuple(torch.empty(shape, dtype=source.dtype, device="cuda") for shape in shapes)
+            output = _by_steps((*sequence, last * directions), source.dtype, transposed=first)
+            result = (output, *(torch.empty(shape, dtype=source.dtype, device="cuda") for shape in shapes))
         told = [t for t in result[:4] if t.numel() or t is result[3]]  # the reserve is empty here, and yet it is there
         self._happened(func, args, kwargs, told)
         return result
 
     def _recurrent_backward(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The gradients of all weights are parts of one buffer."""
         source, weights, _, _, h, c = args[:6]
+        first = dict(named(func, args, kwargs))["batch_first"]
         with self._gpu.fake:
-            each = [None if t is None else torch.empty_like(t) for t in (source, h, c)]
-            learnt = [torch.empty_like(weight) for weight in weights]
-        result = (*(t if t is not None else self._gpu.stand_in(source[:0]) for t in each), learnt)
+            of_source = _by_steps(tuple(source.size()), source.dtype, transposed=first)
+            states = [None if t is None else torch.empty_like(t) for t in (h, c)]
+            buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
+            parts = buffer.split([weight.numel() for weight in weights])
+            learnt = [part.view(weight.size()) for part, weight in zip(parts, weights, strict=True)]
+        given = [t if t is not None else self._gpu.stand_in(source[:0]) for t in states]
+        result = (of_source, *given, learnt)
         self._happened(func, args, kwargs, result)
         return result
 
@@ -260,3 +267,11 @@ class Crossings:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.dtype.itemsize
+
+
+def _by_steps(sizes: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Tensor:
+    """What a recurrent network gives: cuDNN has the first step of all sequences first, whatever the script wants."""
+    if not transposed:
+        return torch.empty(sizes, dtype=dtype, device="cuda")
+    batch, steps, *rest = sizes
+    return torch.empty(steps, batch, *rest, dtype=dtype, device="cuda").transpose(0, 1)

@@ -37,7 +37,11 @@ _NOT_TOLD = (
     DynamicOutputShapeException,
 )
 _KINDS = {"forward": "activation"}  # what memory that comes in a phase is, until it is named otherwise
-_LAST_FIRST = {"native_dropout"}  # operations that make their last result first
+_LAST_FIRST = {  # operations that make their last result first
+    "native_dropout",
+    "_thnn_fused_lstm_cell",
+    "_thnn_fused_gru_cell",
+}
 
 
 class Mixed(Exception):

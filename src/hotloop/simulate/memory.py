@@ -11,7 +11,7 @@ from hotloop.simulate.constants import Constants, constants_for
 from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.ledger import Ledger, Timeline
-from hotloop.simulate.need import PROCESS, RESULT, Need
+from hotloop.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
 from hotloop.simulate.record import Band, Peak
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
 from hotloop.simulate.workspaces import adds_gradients, library, needs, with_settings
@@ -240,12 +240,17 @@ class Memory:
         """Take what the operation needs before the result of a number, or after all of them."""
         now = [need for need in self._needs if ahead is None or need.ahead == ahead]
         self._needs = [need for need in self._needs if need not in now]
+        stage: list[Held] = []
         for need in now:
             held = self._take_need(need)
-            if held is not None and need.key == "together":
+            if held is not None and need.key == TOGETHER:
                 self._at_once.append(held)
+            elif held is not None and need.key == STAGE:
+                stage.append(held)
             elif held is not None:
                 self._give(held)
+        for held in reversed(stage):
+            self._give(held)
 
     def _take_need(self, need: Need) -> Held | None:
         """Take what an operation needs; None where it stays, or there was no room and it makes do without."""

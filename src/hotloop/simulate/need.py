@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 MOMENT, RESULT, PROCESS = "moment", "result", "process"  # how long memory is kept: see `Need`
+TOGETHER = "together"  # with others that are held until the operation has run
+STAGE = "stage"  # with others that are taken before the same result, and given back before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +15,11 @@ class Need:
     bytes: int
     what: str
     lasting: str = MOMENT  # moment: until it has run; result: as long as what it saved; process: for ever, taken once
-    key: str = ""  # of what is taken once; "together": held until the operation has run
+    key: str = ""  # of what is taken once; or a word below
     least: int | None = None  # what it makes do with where there is no room
     ahead: int | None = None  # taken before the result of this number, from 0; None: after all of them
 
 
 def together(found: Iterable[Need]) -> tuple[Need, ...]:
     """Needs of the same moment that are held at once."""
-    return tuple(replace(need, key="together") for need in found)
+    return tuple(replace(need, key=TOGETHER) for need in found)

@@ -5,14 +5,15 @@ from math import prod
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants
-from hotloop.simulate.events import Operation
-from hotloop.simulate.need import PROCESS, RESULT, Need, together
+from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.need import PROCESS, RESULT, STAGE, Need, together
 
 _CELLS = {0: "rnn", 1: "rnn", 2: "lstm", 3: "gru"}  # cuDNN's modes
 _GATES = {"rnn": 1, "lstm": 5, "gru": 6}  # numbers that are kept for each state
 _MATRICES = {"rnn": 1, "lstm": 4, "gru": 3}  # from a state to the next
 _GENERATOR = 2048 * 24  # bytes for each multiprocessor: 24 for each thread that it can run
 _ALIGNED = 256
+_OF_WEIGHTS = 3  # the number of their gradient among those that are made
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,40 @@ def rnn_backward(operation: Operation, card: Card, constants: Constants) -> tupl
     At the first, the gradient of the output lies there in order, too, but not yet the gradient of the weights.
     """
     net = _net(operation)
-    found = [*_in_order(operation, net), _workspace(net, constants)]
-    if operation.arguments.get("batch_first"):
-        before = net.itemsize * (net.steps * net.directions - net.weights)
-        found.insert(0, Need(max(0, before), "gradients in order"))
-    return together(found)
+    workspace = _workspace(net, constants)
+    stage = [Need(_gradient_to_order(operation, net), "gradients in order"), workspace]
+    stage = [replace(need, key=STAGE, ahead=_OF_WEIGHTS) for need in stage if need.bytes]
+    return (*together(_in_order(operation, net)), *stage, workspace)
+
+
+def _gradient_to_order(operation: Operation, net: _Net) -> int:
+    """Bytes of the gradient of the output, where it does not lie as cuDNN wants it."""
+    x = operation.inputs[0]
+    sizes = (*x.sizes[:-1], net.width * net.directions)
+    gradient = next((each for each in reversed(operation.inputs) if each.sizes == sizes), None)
+    if gradient is None:
+        return 0
+    return gradient.nbytes if _is_to_order(gradient, bool(operation.arguments.get("batch_first"))) else 0
+
+
+def _is_to_order(shape: Shape, batch_first: bool) -> bool:
+    """Whether a sequence is copied so that the first step of all comes first."""
+    if not batch_first:
+        return bool(shape.strides)
+    return not shape.strides or shape.strides != _by_steps(shape.sizes)
+
+
+def _by_steps(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of what has its steps as the second dimension, and yet one after the other."""
+    batch, _, width = sizes
+    return width, batch * width, 1
 
 
 def _in_order(operation: Operation, net: _Net) -> list[Need]:
     """cuDNN wants the first step of all sequences first."""
-    first = operation.arguments.get("batch_first")
-    return [Need(net.given * net.itemsize, "input in order", ahead=0)] if first else []
+    first = bool(operation.arguments.get("batch_first"))
+    copied = _is_to_order(operation.inputs[0], first)
+    return [Need(net.given * net.itemsize, "input in order", ahead=0)] if copied else []
 
 
 def _workspace(net: _Net, constants: Constants) -> Need:

@@ -13,7 +13,7 @@ from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants
 from hotloop.simulate.convolutions import case_of, taken
 from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.need import PROCESS, RESULT, Need, together
+from hotloop.simulate.need import PROCESS, RESULT, TOGETHER, Need, together
 from hotloop.simulate.ordering import disordered
 from hotloop.simulate.recurrent import rnn, rnn_backward
 from hotloop.simulate.reductions import buffers, summed
@@ -103,8 +103,8 @@ def _part(part: str, x: Shape, weight: Shape, y: Shape, operation: Operation, ca
     keys = [f"{part}/{precision}/{layout}", f"{part}/half/{layout}"][: 2 if precision == "fp16" else 1]
     keys = [f"{key}/benchmark" for key in keys if arguments.get("benchmark")] + keys
     rows = next((constants.convolution[key] for key in keys if key in constants.convolution), ())
-    strides = arguments.get("stride") or (1,)
-    case = case_of(x.sizes, weight.sizes, max(strides), arguments.get("groups") or 1)
+    stride, dilation = (max(arguments.get(name) or (1,)) for name in ("stride", "dilation"))
+    case = case_of(x.sizes, weight.sizes, stride, arguments.get("groups") or 1, dilation)
     return Need(taken(rows, case, x.nbytes, weight.nbytes, y.nbytes), "convolution workspace", least=0)
 
 
@@ -170,7 +170,7 @@ def _efficient_backward(operation: Operation, card: Card, constants: Constants) 
     batch, heads, length, width = query.sizes
     block = 64 if width <= 64 or query.itemsize == 4 else 128
     blocks = batch * heads * -(-length // block)
-    sums = Need(4 * batch * heads * length, "attention sums", key="together")
+    sums = Need(4 * batch * heads * length, "attention sums", key=TOGETHER)
     gradient = Need(blocks * (4 * block * _up(width, block) + 16), "attention gradient in fp32")
     return (sums, Need(4 * query.numel, "attention products"), gradient) if query.itemsize == 4 else (sums, gradient)
 
