@@ -28,7 +28,7 @@ from typing import Any
 
 import pynvml
 import torch
-from memory_cases import ANY, CASES, GRID, MORE, OTHER_KERNELS, SEQUENCES, UNEQUAL, USUAL, VOLUMES
+from memory_cases import ANY, CASES, GRID, MORE, OTHER_KERNELS, SEQUENCES, STRIDED, UNEQUAL, USUAL, VOLUMES
 from memory_measures import (
     PARTS,
     Task,
@@ -253,7 +253,7 @@ def tasks() -> list[Task]:
     searched = [case._replace(batch=case.batch + 1) for case in CASES[::2]]
     found += [Task(case, *way, benchmark=True) for way in usual for case in searched]
     found += [Task(case, *way) for way in usual for case in MORE]
-    rest = (*GRID, *ANY, *USUAL, *VOLUMES, *UNEQUAL, *OTHER_KERNELS)
+    rest = (*GRID, *ANY, *USUAL, *VOLUMES, *UNEQUAL, *STRIDED, *OTHER_KERNELS)
     shuffled = random.Random(0).sample(rest, len(rest))  # noqa: S311  # so that one that is cut off has seen all kinds
     found += [Task(case, *way) for case in shuffled for way in usual]
     found += [Task(case, *way) for case in SEQUENCES for way in usual if not way[1]]

@@ -151,7 +151,7 @@ def _any_shapes(count: int, seed: int) -> Iterator[Case]:
             yield case
 
 
-ANY = (*_any_shapes(1000, seed=0), *_any_shapes(1400, seed=1))
+ANY = (*_any_shapes(1000, seed=0), *_any_shapes(1400, seed=1), *_any_shapes(1200, seed=3))
 
 
 def _batches() -> Iterator[Case]:
@@ -170,7 +170,8 @@ def _volumes() -> Iterator[Case]:
     """Convolutions of volumes, as networks for scans have them."""
     widths = ((1, 16), (1, 32), (4, 32), (16, 16), (16, 32), (32, 32), (32, 64), (64, 64), (64, 128), (128, 128))
     wider = ((128, 256), (256, 256), (64, 32), (96, 32), (128, 64), (192, 64), (256, 128), (384, 128), (32, 3), (32, 1))
-    for (inputs, outputs), pixels in product(widths + wider, (8, 16, 32, 48, 64, 96)):
+    few = ((2, 16), (2, 32), (3, 32), (32, 2), (32, 4), (16, 4))
+    for (inputs, outputs), pixels in product(widths + wider + few, (8, 16, 32, 48, 64, 96)):
         for kernel, stride in ((3, 1), (3, 2), (2, 2), (1, 1)):
             side = 4 * max(inputs * pixels**3, outputs * (pixels // stride) ** 3)
             for batch in (2, 8, 32):
@@ -223,7 +224,18 @@ def _other_kernels(count: int) -> Iterator[Case]:
     dice = random.Random(2)  # noqa: S311
     for _ in range(count):
         kernel, stride, dilation = dice.choice(
-            ((5, 2, 1), (5, 2, 1), (7, 1, 1), (7, 2, 1), (6, 2, 1), (8, 4, 1), (2, 1, 1), (9, 1, 1), (3, 1, 2), (3, 1, 6))
+            (
+                (5, 2, 1),
+                (5, 2, 1),
+                (7, 1, 1),
+                (7, 2, 1),
+                (6, 2, 1),
+                (8, 4, 1),
+                (2, 1, 1),
+                (9, 1, 1),
+                (3, 1, 2),
+                (3, 1, 6),
+            )
         )
         inputs = dice.choice((3, 16, 32, 64, 64, 128, 128, 256, 512))
         outputs = 64 if inputs == 3 else dice.choice((inputs, 2 * inputs, max(3, inputs // 2)))
@@ -233,3 +245,16 @@ def _other_kernels(count: int) -> Iterator[Case]:
 
 
 OTHER_KERNELS = tuple(_other_kernels(700))
+
+
+def _strided() -> Iterator[Case]:
+    """Convolutions that make images smaller, of every width, and by them those that make them larger."""
+    widths, sides = (16, 32, 64, 128, 256, 512), (8, 16, 32, 64, 128)
+    for (kernel, stride), width, pixels in product(((3, 2), (4, 2), (2, 2), (5, 2), (1, 2)), widths, sides):
+        for outputs, size in product((width, 2 * width, width // 2), (2**23, 2**26, 2**29)):
+            batch = size // (4 * max(width, outputs // stride**2) * pixels**2)
+            if 2 <= batch <= 4096:
+                yield Case(batch, width, outputs, pixels, kernel, stride)
+
+
+STRIDED = tuple(_strided())

@@ -27,8 +27,8 @@ CONSTANTS = Constants(
     source="made up",
     context={"base": 200 * MIB, "blas": 50 * MIB},
     convolution={
-        "forward/tf32/first": ("8 16 16 128 3 1 1 2 1 0 0 0",),
-        "forward/fp32/first": ("8 16 16 128 3 1 1 2 1 0 0 0",),
+        "forward/tf32/first": ("8 16 16 128 3 1 1 2 1 1 0 0 0 0",),
+        "forward/fp32/first": ("8 16 16 128 3 1 1 2 1 1 0 0 0 0",),
     },
     margin=0.1,
 )

@@ -25,12 +25,12 @@ TABLE = Constants(
     source="made up",
     context={"base": 100},
     convolution={
-        "forward/tf32/first": ("8 16 24 32 3 1 1 2 1 0.5 2 7", "8 16 24 32 1 1 1 2 0 0 3 0"),
-        "forward/tf32/first/benchmark": ("8 16 24 32 3 1 1 2 3 0 0 0",),
-        "forward/fp32/first": ("8 16 24 32 3 1 1 2 0 4 0 0",),
-        "input/half/last": ("8 16 24 32 1 1 1 2 0 0 1 0",),
-        "weight/half/last": ("8 16 24 32 1 1 1 2 0 2 0 0",),
-        "input/tf32/first": ("8 16 24 32 3 1 1 2 9 0 0 0",),
+        "forward/tf32/first": ("8 16 24 32 3 1 1 2 1 1 0.5 2 0 7", "8 16 24 32 1 1 1 2 1 0 0 3 0 0"),
+        "forward/tf32/first/benchmark": ("8 16 24 32 3 1 1 2 1 3 0 0 0 0",),
+        "forward/fp32/first": ("8 16 24 32 3 1 1 2 1 0 4 0 0 0",),
+        "input/half/last": ("8 16 24 32 1 1 1 2 1 0 0 1 0 0",),
+        "weight/half/last": ("8 16 24 32 1 1 1 2 1 0 2 0 0 0",),
+        "input/tf32/first": ("8 16 24 32 3 1 1 2 1 9 0 0 0 0",),
     },
     factors={"lstm.steps": 5.0, "lstm.states": 9.0, "rnn.layer": 1000.0, "batch_norm.reserve": 0.125},
 )
@@ -262,7 +262,7 @@ def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path, monkeypatch
     table = read_constants(made.write_table(made.read(tmp_path / "raw.json.gz"), tmp_path))
     assert notes.failures == ["fails: ZeroDivisionError: division by zero"]
     assert (table.architecture, table.torch, table.calibrated, table.context["base"]) == ("hopper", "2.12", True, 7)
-    assert table.convolution == {"forward/tf32/first": ("8 16 32 56 3 1 1 2 1 1 1 0",)}
+    assert table.convolution == {"forward/tf32/first": ("8 16 32 56 3 1 1 2 1 1 1 1 0 0",)}
     assert (table.factors["batch_norm.reserve"], table.factors["batch_norm.workspace"]) == (0.125, 0.25)
     assert table.factors["batch_norm.reserve.half"] == 0.5
 

@@ -166,7 +166,7 @@ def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int
     """
     operands = x + weight + y
     of_x, of_y = ((0.0, 1.0, *(to / few for to in _PADDED if few < FEW)) for few in (case.inputs, case.outputs))
-    of_images = (0.0, 1.0) if part == "weight" else (0.0,)
+    of_images = (0.0, 1.0) if part == "weight" and case.kernel == 1 else (0.0,)
     ways = [
         (share, whole, result, each, bytes_taken - share * x - whole * weight - result * y - each * case.gradients)
         for share, whole, result, each in product(of_x, (0.0, 1.0), of_y, of_images)
