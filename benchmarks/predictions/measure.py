@@ -104,19 +104,23 @@ def fit_under(tell: Tell, hear: Hear, name: str, batch: int, cap: int) -> None:
 
 
 def largest_under(tell: Tell, hear: Hear, name: str, cap: int, guess: int) -> None:
-    """A child's job: the largest batch under a cap, looked for around a guess."""
-    quiet()
-    device = Gpu()
-    device.cap(cap * GIB)
+    """A child's job: the largest batch under a cap, looked for around a guess; each is tried in a process of its own.
+
+    In one that has run something else, the driver would hand out other addresses, by which PyTorch chooses blocks.
+    """
     tried: list[tuple[int, bool]] = []
 
     def run(batch: int) -> bool:
-        tried.append((batch, fits(BY_NAME[name].script, batch, device)))
+        attempt = Child(partial(fit_under, name=name, batch=batch, cap=cap))
+        found = attempt.hear(time.monotonic() + PATIENCE)
+        attempt.end()
+        if found is None or "error" in found:
+            raise RuntimeError((found or {}).get("error", f"no answer with {batch} in time"))
+        tried.append((batch, found["fits"]))
         return tried[-1][1]
 
     low, high = bracket(run, guess)
-    left = torch.cuda.memory_allocated()
-    tell({"training": name, "cap": cap, "batch": low, "too_large": high, "tried": tried, "left_over": left})
+    tell({"training": name, "cap": cap, "batch": low, "too_large": high, "tried": tried})
 
 
 def measure(predictions: dict[str, Any], names: set[str], notes: Notes, used: Callable[[], int | None]) -> None:

@@ -151,7 +151,7 @@ def bracket(fits: Callable[[int], bool], guess: int, *, within: float = 0.01) ->
     >>> bracket(lambda batch: batch <= 103, 100)
     (103, 104)
     """
-    low, high, step = 0, 0, max(1, round(0.03 * guess))
+    low, high, step = 0, 0, max(1, int(within * guess))
     batch = max(guess, 1)
     while not low or not high:
         if fits(batch):
