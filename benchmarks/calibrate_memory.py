@@ -40,7 +40,6 @@ from memory_measures import (
     normalise,
     product_of,
     recur,
-    recur_again,
     step_foreach,
 )
 from torch.nn.attention import SDPBackend
@@ -214,9 +213,6 @@ def smaller(notes: Notes) -> None:
     notes.attempt("cuBLAS", multiply)
     for last, dtype, shape in product((True, False), (half, full), ((32, 64, 56), (64, 256, 14))):
         notes.attempt(f"batch norm {last} {dtype} {shape}", lambda: normalise(last, dtype, *shape))  # noqa: B023
-    shapes = ((16, 64, 256, 1), (32, 128, 512, 2), (64, 32, 1024, 2))
-    for cell, dtype, shape in product(("lstm", "gru", "rnn"), (full, half), shapes):
-        notes.attempt(f"{cell} {dtype} {shape}", lambda: recur(cell, *shape, dtype))  # noqa: B023
     backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
     for backend, shape in product(backends, ((4, 12, 1024, 64), (2, 16, 2048, 128), (16, 8, 256, 64))):
         notes.attempt(f"{backend.name} {shape}", lambda: attend(backend, *shape, half))  # noqa: B023
@@ -242,7 +238,7 @@ def chosen_by_default(notes: Notes) -> None:
         if layers == 1 and dropout:
             continue
         what = f"recurrent {cell} {shape} {layers} layers {both=} {dropout=}"
-        notes.attempt(what, lambda: recur_again(cell, *shape, layers, both, dropout))  # noqa: B023
+        notes.attempt(what, lambda: recur(cell, *shape, layers, both, dropout))  # noqa: B023
 
 
 def tasks() -> list[Task]:

@@ -227,20 +227,7 @@ def _other_kernels(count: int) -> Iterator[Case]:
     )
     dice = random.Random(2)  # noqa: S311
     for _ in range(count):
-        kernel, stride, dilation = dice.choice(
-            (
-                (5, 2, 1),
-                (5, 2, 1),
-                (7, 1, 1),
-                (7, 2, 1),
-                (6, 2, 1),
-                (8, 4, 1),
-                (2, 1, 1),
-                (9, 1, 1),
-                (3, 1, 2),
-                (3, 1, 6),
-            )
-        )
+        kernel, stride, dilation = dice.choice(kinds)
         inputs = dice.choice((3, 16, 32, 64, 64, 128, 128, 256, 512))
         outputs = 64 if inputs == 3 else dice.choice((inputs, 2 * inputs, max(3, inputs // 2)))
         pixels = dice.choice((16, 28, 32, 56, 64, 112, 128))

@@ -107,27 +107,6 @@ def normalise(last: bool, dtype: torch.dtype, batch: int, channels: int, pixels:
     return {"last": last, "dtype": str(dtype), "numel": x.numel(), "reserve": reserve, "beside": beside}
 
 
-def recur(cell: str, batch: int, length: int, width: int, layers: int, dtype: torch.dtype) -> dict[str, Any]:
-    """The reserve that a recurrent network keeps, and what its two passes have beside."""
-    kinds = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
-    net = kinds[cell](width, width, layers).to("cuda", dtype)
-    x = torch.randn(length, batch, width, device="cuda", dtype=dtype, requires_grad=True)
-    net(x)  # flattens its weights
-    forward, left, (y, state) = taken(lambda: net(x))
-    states = state if isinstance(state, tuple) else (state,)
-    seen = sum(t.numel() * t.element_size() for t in (y, *states))
-    ones = torch.ones_like(y)
-    inputs = (x, *net.parameters())
-    backward, _, _ = taken(lambda: torch.autograd.grad(y, inputs, ones, retain_graph=True))
-    unit = batch * length * width * layers * y.element_size()
-    return {
-        "cell": cell,
-        "reserve": max(0, left - seen) / unit,
-        "workspace": forward / unit,
-        "backward": backward / unit,
-    }
-
-
 def attend(backend: SDPBackend, batch: int, heads: int, length: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
     """What the backward pass of attention has beside its gradients, in copies of the queries in fp32."""
     q, k, v = (
@@ -158,7 +137,7 @@ def attend_by_default(way: str, batch: int, heads: int, length: int, width: int,
     return {"way": way, "node": node, "forward": forward, "kept": kept, "backward": backward}
 
 
-def recur_again(
+def recur(
     cell: str, batch: int, length: int, inputs: int, width: int, layers: int, both: bool, dropout: float
 ) -> dict[str, Any]:
     """Bytes of a recurrent network, with an input of another width, one way or both; graphs are not kept."""

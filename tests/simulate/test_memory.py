@@ -17,7 +17,9 @@ from hotloop.simulate.constants import Constants
 from hotloop.simulate.events import Listener, Operation, Place, Shape
 from hotloop.simulate.ledger import Timeline
 from hotloop.simulate.memory import Memory, SimulatedOutOfMemory
+from hotloop.simulate.need import STAGE
 from hotloop.simulate.record import Simulation
+from hotloop.simulate.workspaces import needs
 
 MIB, GIB = 2**20, 2**30
 CONSTANTS = Constants(
@@ -115,6 +117,18 @@ def test_and_makes_do_without_where_there_is_no_room() -> None:
     run(memory, operation("aten.convolution.default", x, W, groups=1), {1: x.nbytes})
     assert memory.shortage is None
     assert memory.peak.allocated == x.nbytes
+
+
+def test_what_a_stage_took_is_given_back_before_the_next_result(memory: Memory) -> None:
+    x, gradient = Shape((64, 32, 256), "float32", 4), Shape((64, 32, 256), "float32", 4, strides=(256, 16384, 1))
+    backward = operation("aten._cudnn_rnn_backward.default", x, gradient, mode=2, hidden_size=256, num_layers=1)
+    weights = 8 * MIB
+    needed = {need.key: need.bytes for need in needs(backward, one_gib(), CONSTANTS)}
+    run(memory, backward, {1: x.nbytes, 2: 512, 3: 512, 4: weights})
+    assert memory.memory_allocated() == x.nbytes + 1024 + weights
+    before = x.nbytes + 1024 + gradient.nbytes + needed[STAGE]
+    after = x.nbytes + 1024 + weights + needed[""]
+    assert memory.peak.allocated == pytest.approx(max(before, after), abs=1024)
 
 
 def test_a_reserve_lives_as_long_as_its_handle(memory: Memory) -> None:

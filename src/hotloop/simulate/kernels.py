@@ -1,4 +1,4 @@
-"""Attention, recurrent layers and CTC by the operation that a GPU would take, rather than by their decompositions."""
+"""Attention, recurrent layers, CTC and sums by the operations that a GPU would take, rather than by others."""
 
 from typing import Any
 
@@ -25,6 +25,7 @@ class Kernels:
         for name in _MODES:
             patches.set(torch._VF, name, self._recurrent(name, getattr(torch._VF, name)))
         patches.set(torch, "ctc_loss", _with_lengths_on_host(torch.ctc_loss))
+        patches.set(functional, "linear", _with_bias_in_place(functional.linear))
 
     def attention(
         self,
@@ -110,6 +111,19 @@ def _with_lengths_on_host(original: Any) -> Any:
         return original(log_probs, targets, inputs, lengths, *rest, **named)
 
     return loss
+
+
+def _with_bias_in_place(original: Any) -> Any:
+    """To a product of what is not contiguous a bias is added in place; without data PyTorch would make another."""
+
+    def linear(source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+        tensors = (source, weight, bias)
+        if bias is None or source.dim() < 3 or source.is_contiguous() or not all(map(is_simulated, tensors)):
+            return original(source, weight, bias)
+        product = original(source, weight)
+        return product.add_(bias.to(product.dtype))
+
+    return linear
 
 
 def _cast(tensors: list[Tensor]) -> list[Tensor]:

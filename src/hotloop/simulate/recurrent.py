@@ -50,7 +50,7 @@ def rnn(operation: Operation, card: Card, constants: Constants) -> tuple[Need, .
     if not net.dropped:
         return (*together(workspace), reserve)
     masks = net.steps * net.directions**2 * (net.layers - 1) // 8  # a bit for each number
-    generator = Need(card.sms * _GENERATOR, "generator of dropout", PROCESS, "cudnn dropout")
+    generator = Need(card.sms * _GENERATOR, "generator of dropout", PROCESS, "cudnn dropout", ahead=0)
     return (generator, *together(workspace), replace(reserve, bytes=reserve.bytes + masks))
 
 
