@@ -317,3 +317,22 @@ with torch.inference_mode():
 """
     )
     assert any(event[1] == "aten.addmm.default" for event in operations(events))
+
+
+def test_a_bias_is_added_in_place_to_a_product_of_what_is_not_contiguous(heard) -> None:
+    script = (
+        HEAD
+        + """
+layer = nn.Linear(8, 16).cuda()
+x = torch.randn(5, 4, 8).cuda().transpose(0, 1)
+with torch.autocast("cuda", torch.bfloat16):
+    assert layer(x).dtype == torch.bfloat16
+loss = layer(x).square().mean()  # line
+loss.backward()
+assert layer.bias.grad is not None
+"""
+    )
+    _, events = heard(script)
+    line = next(number for number, text in enumerate(script.splitlines(), 1) if text.endswith("# line"))
+    names = [event[1] for event in operations(events) if event[4] == line]
+    assert names[:3] == ["aten.clone.default", "aten.mm.default", "aten.add_.Tensor"]

@@ -13,8 +13,9 @@ from torch.optim import Optimizer
 
 from hotloop.levers import repeated_blocks
 from hotloop.loop.compilation import compiled_objectives, hushed
-from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, side_of
+from hotloop.loop.graph import WARM, Rates, Recording, side_of
 from hotloop.loop.inspection import Inspection, inspected, objection, signature
+from hotloop.loop.recorded import Recorded
 from hotloop.loop.rig import Rig
 from hotloop.loop.survival import Passes
 from hotloop.loop.turns import Turn
@@ -23,7 +24,6 @@ from hotloop.memory.oom import Failure, began_with, half_updated, is_out_of_memo
 from hotloop.memory.pieces import contents, restore
 from hotloop.memory.survive import Survivor
 from hotloop.objective import Losses, Objective, items_in, let_go, uniform
-from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Plan
 from hotloop.waits import waits
 
@@ -118,11 +118,8 @@ class Step:
         self._stood: list[Any] = []
         self._warmed = 0
         self._inspections: list[Inspection] = []
-        self._recordings: dict[tuple[bool, bool], Recording] = {}
-        self._static: Any = None  # the batch that the recordings read
-        self._gradients: Gradients = []  # that the recordings of single batches write
+        self._recorded = Recorded(self)
         self._pointed: Gradients = []  # that the parameters show
-        self._items: int | Tensor = 0
         for dependent in self.dependents:
             dependent.drop()
         self._side = side_of(self.device) if self.plan.graph else None
@@ -143,8 +140,8 @@ class Step:
         if self._form is None:
             self._form = form
         if form is None or form != self._form:
-            if self._recordings:  # it may be part of a window that a recording has begun
-                self._point(self._gradients)
+            if self._recorded:  # it may be part of a window that a recording has begun
+                self.point(self._recorded.gradients)
             return self.run(batch)
         if not self.plan.graph:
             return self.run(batch, self.compiled)
@@ -288,45 +285,6 @@ class Step:
 
         return self.run(batch, {turn.name: partial(inspect, turn.objective) for turn in self.turns})
 
-    def _recorded(self, batch: Any) -> Parts:
-        phase = self.update.phase
-        if not self._can_join(phase):
-            self._point(self._gradients)
-            return self.run(batch, self.compiled)
-        recording = self._recordings.get(phase) or self._record_or_not(batch, phase)
-        if recording is None:
-            return self.run(batch, self.compiled)
-        if name := self.rates.changed():
-            self.give_up(f"the optimizer's {name} changes while it runs, which a recording would freeze")
-            return self.run(batch, self.compiled)
-        torch._foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])
-        self.rates.send([self.rates.now()])
-        self.replay(recording)
-        static, count = recording.result
-        parts = {name: value.clone() for name, value in static.items()}  # the next replay writes over these
-        if isinstance(count, Tensor):
-            count = count.clone()
-        if self._see is not None:
-            self._see(parts, count)
-        if self.survivor is not None:
-            self.survivor.portion.went_well()
-        self.update.count(count)
-        if phase[1] and self._after_update is not None:
-            for turn in self.turns:
-                self._after_update(turn)
-        return parts
-
-    def _record_or_not(self, batch: Any, phase: tuple[bool, bool]) -> Recording | None:
-        try:
-            return self._record(batch, phase)
-        except Exception as error:
-            failure, why = self.want_of_memory(error), str(error)
-            if failure is None and not isinstance(error, CannotCapture):
-                raise
-        if not self.record_less(failure, items_in(batch)):
-            self.give_up(why)
-        return None
-
     def want_of_memory(self, error: Exception) -> Failure | None:
         """How memory ran out in a recording; None where that is not what went wrong."""
         first = began_with(error)
@@ -342,38 +300,12 @@ class Step:
         self.survivor.shrink(size, failure)
         return True
 
-    def _can_join(self, phase: tuple[bool, bool]) -> bool:
-        """Whether a recording may take the next batch: its window must hold only batches like it, from the first."""
-        if not self._recordings:
-            return phase[0]
-        return self.update.is_even(self._items)
-
-    def _point(self, gradients: Gradients) -> None:
+    def point(self, gradients: Gradients) -> None:
         """Let the parameters show the gradients that a recording writes."""
         if self._pointed is not gradients:
             self._pointed = gradients
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-
-    def _record(self, batch: Any, phase: tuple[bool, bool]) -> Recording:
-        if self._static is None:
-            self._static = map_tensors(batch, torch.clone)
-            self._buffers = [tensor for _, tensor in tensors_in(self._static)]
-            self.rates = Rates(self.optimizers, 1, self.device)
-            self.rates.send([self.rates.now()])
-
-        def work() -> tuple[Parts, int | Tensor]:
-            with self.rates.of_step(0):
-                return self.compute_unwatched(self._static)
-
-        recording = self.recording_of(work, afresh=phase[0])
-        _, self._items = recording.result
-        if self.plan.accumulate > 1 and isinstance(self._items, Tensor):
-            raise CannotCapture("the objective counts its items on the device, and gradients accumulate")
-        if phase[0]:
-            self._gradients = recording.gradients
-        self._recordings[phase] = recording
-        return recording
 
     def recording_of(self, work: Callable[[], Any], *, afresh: bool) -> Recording:
         """Work that calls `compute_unwatched`, recorded; nothing is counted, since nothing has run.
@@ -387,14 +319,25 @@ class Step:
                 recording = Recording(work, self._side.stream)
         finally:
             self.update.keep_gradients = True
-        shown = [(p, p.grad) for turn in self.turns for p in turn.parameters] if afresh else self._gradients
+        shown = [(p, p.grad) for turn in self.turns for p in turn.parameters] if afresh else self._recorded.gradients
         recording.gradients = self._pointed = shown
         self._recorded_any, self._stood = True, self._stance()
         return recording
 
     def replay(self, recording: Recording) -> None:
         recording.replay()
-        self._point(recording.gradients)
+        self.point(recording.gradients)
+
+    def replayed(self, parts: Parts, count: int | Tensor, *, updated: bool) -> None:
+        """What the host does beside a replay of one batch: note its losses, count it, advance schedules."""
+        if self._see is not None:
+            self._see(parts, count)
+        if self.survivor is not None:
+            self.survivor.portion.went_well()
+        self.update.count(count)
+        if updated and self._after_update is not None:
+            for turn in self.turns:
+                self._after_update(turn)
 
     def compute_unwatched(self, batch: Any) -> tuple[Parts, int | Tensor]:
         """The step for a recording: what the host does beside it happens at each replay."""
