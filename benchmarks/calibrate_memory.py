@@ -1,6 +1,6 @@
 """Measure on a GPU what libraries take beside the results of operations, and write the table that simulations use.
 
-    python benchmarks/calibrate_memory.py                 measure everything: about 4 minutes
+    python benchmarks/calibrate_memory.py                 measure everything: about 7 minutes
     python benchmarks/calibrate_memory.py --add RAW       measure what RAW does not have, and add it
     python benchmarks/calibrate_memory.py --fit RAW       make the table from what was measured; needs no GPU
 
@@ -51,7 +51,7 @@ from hotloop.simulate.cards import Card, card, cards
 from hotloop.simulate.constants import TABLES, Constants, tables
 from hotloop.simulate.convolutions import Case, plan_of
 
-SECONDS = 240.0
+SECONDS = 480.0
 WORKERS = 12  # processes: memory does not depend on the load, and to choose a kernel takes the host's time
 MARGIN = 0.04
 

@@ -16,6 +16,7 @@ from typing import Any
 from cases import FRESH
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from hotloop.files import write_whole
 from hotloop.report.plots import LIGHT, dress, encoded
@@ -260,7 +261,9 @@ def _draw(axes: Axes, title: str, points: Sequence[tuple[float, float]], near: f
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
         axis.set_major_formatter(lambda number, _: f"{number:g}")
+        axis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, labelcolor=LIGHT.text, fontsize=9, loc="upper left")
 
 

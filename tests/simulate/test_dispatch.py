@@ -336,3 +336,25 @@ assert layer.bias.grad is not None
     line = next(number for number, text in enumerate(script.splitlines(), 1) if text.endswith("# line"))
     names = [event[1] for event in operations(events) if event[4] == line]
     assert names[:3] == ["aten.clone.default", "aten.mm.default", "aten.add_.Tensor"]
+
+
+def test_what_a_backward_pass_made_is_differentiated_last(heard) -> None:
+    """As on a GPU, whose backward pass runs in a thread that counts its own operations from the first."""
+    script = (
+        HEAD
+        + """
+layer = nn.Linear(4, 4, bias=False).cuda()
+for _ in range(2):
+    x = torch.randn(8, 4).cuda().requires_grad_()
+    plain = layer(x).sigmoid().sum()
+    (slope,) = torch.autograd.grad(layer(x).tanh().sum(), x, create_graph=True)
+    loss = plain + slope.square().sum()
+    loss.backward()  # last
+"""
+    )
+    _, events = heard(script)
+    line = next(number for number, text in enumerate(script.splitlines(), 1) if text.endswith("# last"))
+    names = [event[1].split(".")[1] for event in operations(events, "backward") if event[4] == line]
+    half = len(names) // 2
+    for step in (names[:half], names[half:]):
+        assert step.index("sigmoid_backward") < step.index("tanh_backward")

@@ -25,6 +25,7 @@ from hotloop.simulate.known import Known
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.record import Simulation
 from hotloop.simulate.rules import left_whole
+from hotloop.simulate.second_order import SecondOrder
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.syncs import Syncs
 from hotloop.simulate.telling import Circumstances, Teller
@@ -82,6 +83,7 @@ class Engine:
         self._cuda.install(patches)
         stack.enter_context(left_whole())
         Kernels(tuple(self.card.capability)).install(patches)  # type: ignore[arg-type]
+        SecondOrder().install(patches)
         stack.callback(self.conversions.remove)
         self.conversions.install(patches)
         future, attention = torch.__future__, torch.backends.mha

@@ -1,0 +1,53 @@
+"""Gradients of gradients, in the order in which a GPU computes them.
+
+Autograd runs first what was made last, by numbers that every thread counts for itself. Of a GPU the backward pass has a
+thread of its own: what is made in it, to be differentiated again, has low numbers and is run after all else.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from hotloop.simulate.patches import Patches
+
+
+class SecondOrder:
+    """Counts what backward passes make, as the thread of a device would."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def install(self, patches: Patches) -> None:
+        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+        def backward(outputs: Any, gradients: Any, keep: bool, create_graph: bool, *args: Any, **options: Any) -> Any:
+            first = _next_number()
+            found = run(outputs, gradients, keep, create_graph, *args, **options)
+            if create_graph and found:
+                self._renumber((t.grad_fn for t in found if isinstance(t, Tensor)), first)
+            return found
+
+        patches.set(torch.autograd, "_engine_run_backward", backward)
+
+    def _renumber(self, ends: Iterable[Node | None], first: int) -> None:
+        made = _next_number()
+        seen: set[Node] = set()
+        waiting = [node for node in ends if node is not None]
+        while waiting:
+            node = waiting.pop()
+            if node in seen or not first <= node._sequence_nr() < made:
+                continue
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions if before is not None]
+        for node in seen:
+            node._set_sequence_nr(self._count + node._sequence_nr() - first)  # type: ignore[attr-defined]
+        self._count += made - first
+
+
+def _next_number() -> int:
+    """That of the next node of this thread."""
+    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return number
