@@ -96,9 +96,9 @@ def main() -> None:
     making = hotloop.measure(lambda: make(sprites, device=choice.device), device=choice.device, warmup=1, repeats=5)
     print(f"on {choice.device} ({choice.name}), torch {torch.__version__}")
     print(
-        f"a step: {step['raw'] * 1e6:.0f} µs raw, {step['over'] * 1e6:.0f} µs more by Loop"
-        f" (tenths of the run: {step['over_low'] * 1e6:.0f} to {step['over_high'] * 1e6:.0f}), of the host's time;"
-        f" the quickest tenth {step['raw_quiet'] * 1e6:.0f} µs and {step['over_quiet'] * 1e6:.0f} µs more"
+        f"a step: {step['raw'] * 1e6:.0f} µs raw, {step['over'] * 1e6:+.0f} µs by Loop"
+        f" (tenths of the run: {step['over_low'] * 1e6:+.0f} to {step['over_high'] * 1e6:+.0f}), of the host's time;"
+        f" the quickest tenth {step['raw_quiet'] * 1e6:.0f} µs and {step['over_quiet'] * 1e6:+.0f} µs"
     )
     print(f"the golden rule: an addition takes {rule['inside'] * 1e6:.0f} µs instead of {rule['outside'] * 1e6:.1f} µs")
     print(f"sprites made: {sprites / making.median:,.0f} per second, spread {making.spread:.0%}")
