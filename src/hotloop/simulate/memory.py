@@ -232,25 +232,27 @@ class Memory:
 
     def _end_operation(self) -> None:
         """Give back what the operation held, the last first, as it goes out of scope."""
-        for held in reversed(self._at_once):
-            self._give(held)
-        self._at_once, self._operation = [], None
+        self._give_back(0)
+        self._operation = None
+
+    def _give_back(self, number: int) -> None:
+        """Give back what the operation holds, but for the first so many."""
+        while len(self._at_once) > number:
+            self._give(self._at_once.pop())
 
     def _take_needs(self, ahead: int | None) -> None:
         """Take what the operation needs before the result of a number, or after all of them."""
         now = [need for need in self._needs if ahead is None or need.ahead == ahead]
         self._needs = [need for need in self._needs if need not in now]
-        stage: list[Held] = []
+        before = len(self._at_once)
         for need in now:
             held = self._take_need(need)
-            if held is not None and need.key == TOGETHER:
+            if held is not None and need.key in (TOGETHER, STAGE):
                 self._at_once.append(held)
-            elif held is not None and need.key == STAGE:
-                stage.append(held)
             elif held is not None:
                 self._give(held)
-        for held in reversed(stage):
-            self._give(held)
+        if any(need.key == STAGE for need in now):
+            self._give_back(before)
 
     def _take_need(self, need: Need) -> Held | None:
         """Take what an operation needs; None where it stays, or there was no room and it makes do without."""

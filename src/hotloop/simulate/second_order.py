@@ -13,6 +13,8 @@ from torch.autograd.graph import Node
 
 from hotloop.simulate.patches import Patches
 
+_CREATE_GRAPH = 3  # the number of that argument, after outputs, their gradients, and whether to keep the graph
+
 
 class SecondOrder:
     """Counts what backward passes make, as the thread of a device would."""
@@ -23,10 +25,11 @@ class SecondOrder:
     def install(self, patches: Patches) -> None:
         run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
-        def backward(outputs: Any, gradients: Any, keep: bool, create_graph: bool, *args: Any, **options: Any) -> Any:
+        def backward(*args: Any, **options: Any) -> Any:
             first = _next_number()
-            found = run(outputs, gradients, keep, create_graph, *args, **options)
-            if create_graph and found:
+            found = run(*args, **options)
+            created = args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else options.get("create_graph")
+            if created and found:
                 self._renumber((t.grad_fn for t in found if isinstance(t, Tensor)), first)
             return found
 
