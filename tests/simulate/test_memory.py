@@ -210,13 +210,20 @@ def test_segments_may_grow() -> None:
 
 @pytest.mark.parametrize(("size", "fits"), [(600, True), (780, None), (900, False)])
 def test_a_verdict_has_a_margin(size: int, fits: bool | None) -> None:
-    memory = Memory(one_gib(), constants=CONSTANTS, go_on=True)  # 824 MiB beside the context; 10% of the card is 102
+    memory = Memory(one_gib(), constants=CONSTANTS, go_on=True)  # 824 MiB beside the context; 10% of them are 82
     memory.allocated(1, size * MIB, "parameter")
     assert memory.fits is fits
     notes = memory.to_record()["notes"]
     said = {True: (), None: ("whether it fits cannot be told: it comes within 10% of the memory",)}
     assert notes == said.get(fits, notes)
     assert fits is not False or notes[0].startswith("memory runs out: 900.0 MiB are asked for")
+
+
+@pytest.mark.parametrize(("size", "fits"), [(85, True), (95, None)])
+def test_the_margin_is_that_of_a_cap_where_there_is_one(size: int, fits: bool | None) -> None:
+    memory = Memory(one_gib(), cap=100 * MIB, constants=CONSTANTS)
+    memory.allocated(1, size * MIB, "parameter")
+    assert memory.fits is fits
 
 
 def test_what_was_not_measured_is_said() -> None:

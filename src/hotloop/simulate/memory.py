@@ -189,10 +189,10 @@ class Memory:
 
     @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where it is too close to say: within the table's margin of the memory."""
+        """Whether it fits; None where it is too close to say: within the table's margin of what may be reserved."""
         if self.shortage is not None:
             return False
-        return True if self._ledger.peak <= self._allocator.limit - self.constants.margin * self.card.usable else None
+        return True if self._ledger.peak <= (1 - self.constants.margin) * self._allocator.limit else None
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of memory, by the names of its fields."""
