@@ -111,6 +111,7 @@ class Terminal:
             assert time.monotonic() < ends, self.text
         while self.pump(0):
             pass
+        print(self.raw.decode(errors="replace"))  # pytest shows it where a test fails
         return self.process.returncode
 
     def must_be_restored(self) -> None:
