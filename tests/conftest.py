@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -20,6 +21,8 @@ from .warm import Warm
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
 NUMBERS = count()
+settings.register_profile("any machine", parent=settings(), deadline=None)  # one may be slow or busy
+settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
