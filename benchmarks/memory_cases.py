@@ -1,4 +1,8 @@
-"""The convolutions that `calibrate_memory.py` measures: shapes of every kind, and of no model in particular."""
+"""The convolutions that `calibrate_memory.py` measures: shapes of every kind.
+
+Those of `_unequal`, `_sequences` and `_other_kernels` were added for kinds of networks that had missed or were to come:
+see docs/predictions.md.
+"""
 
 import random
 from collections.abc import Iterator

@@ -65,7 +65,7 @@ CASES = (
     Training("perceiver_fp16", (16, 180), (16,)),
 )
 BY_NAME = {case.name: case for case in CASES}
-# The others were measured before with other batches, and what missed was looked into; these nobody had looked at.
+# The others were measured before with other batches, and what missed was looked into; these had not run on a GPU.
 FRESH = ("detector", "wavenet", "contrastive_bf16", "wgan_gp", "graph_net", "perceiver_fp16")
 
 

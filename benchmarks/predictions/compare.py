@@ -187,7 +187,7 @@ def table_of(predictions: Found, measurements: Found) -> str:
 
 
 def _of_fresh(pairs: Sequence[Pair]) -> list[str]:
-    """The same of the trainings that nobody had looked at before, in a sentence; nothing where there is none."""
+    """The same of the trainings that had not run on a GPU before, in a sentence; nothing where there is none."""
     fresh = [pair for pair in pairs if pair.predicted.get("training") in FRESH]
     if not fresh:
         return []
@@ -195,7 +195,7 @@ def _of_fresh(pairs: Sequence[Pair]) -> list[str]:
     for words, figure in (("allocated", "allocated"), ("reserved", "reserved"), ("step time", "step_ms")):
         sizes = errors(fresh, figure)
         said.append(f"{words} {statistics.median(sizes):.1%} median, {worst_of(sizes):.1%} at 90%")
-    return [f"Of these, {len(fresh)} are of trainings that nobody had looked at before: {'; '.join(said)}."]
+    return [f"Of these, {len(fresh)} are of trainings that had not run on a GPU before: {'; '.join(said)}."]
 
 
 def _mark_row(mark: Mark) -> tuple[str, ...]:

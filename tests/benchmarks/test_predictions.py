@@ -188,7 +188,7 @@ def test_the_comparison_is_written(own: SimpleNamespace, tmp_path: Path, monkeyp
     table = paths[2].read_text()
     assert "| t9, 8 | 0.91 / 1.00 | -9.0% | 2.00 / 9.00 | -77.8% | 3.00 / – |  | 11.8 / 10.0 | +18.0% |" in table
     assert "| largest batch | 90% within 3% | 67% within 3%, of 3 | **missed** |" in table
-    assert "nobody had looked at" not in table
+    assert "had not run on a GPU" not in table
     assert paths[3].read_bytes().startswith(b"\x89PNG")
 
 
@@ -197,7 +197,7 @@ def test_trainings_that_nobody_had_looked_at_are_told_apart(own: SimpleNamespace
     for number in (1, 2, 3):
         predictions["predictions"][f"t{number} 8"]["training"] = own.cases.FRESH[number]
     table = own.compare.table_of(predictions, measurements)
-    assert "3 are of trainings that nobody had looked at before: allocated 2.0% median, 3.0% at 90%; reserved" in table
+    assert "3 are of trainings that had not run on a GPU before: allocated 2.0% median, 3.0% at 90%; reserved" in table
 
 
 class Pretended:
