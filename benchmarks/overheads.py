@@ -10,7 +10,9 @@ import statistics
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +24,15 @@ from hotloop.sprites.making import make
 QUIET = 0.1  # of the steps, the quickest: those in which nothing else had the core
 
 
-def step_overhead(device: torch.device, steps: int) -> dict[str, float]:
+KINDS: dict[str, dict[str, Any]] = {
+    "a plain step": {},
+    "a step in bf16": {"precision": "bf16"},
+    "a step that clips": {"clip_norm": 1.0},
+    "a batch of two that accumulate": {"accumulate": 2},
+}
+
+
+def step_overhead(device: torch.device, steps: int, options: dict[str, Any]) -> dict[str, float]:
     """Host time of a step of the tutorial's small network, raw and by `Loop(plan="plain")`, in turns of two steps.
 
     The first step of a turn finds the code of its loop cold and is left out; the clock of the second stops before the
@@ -32,14 +42,24 @@ def step_overhead(device: torch.device, steps: int) -> dict[str, float]:
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     optimizer, criterion = torch.optim.Adam(model.parameters()), nn.MSELoss()
     batch = [torch.randn(64, 16, device=device), torch.zeros(64, 1, device=device)]
-    loop = hotloop.Loop(model, optimizer, criterion, device=device, plan="plain")
+    loop = hotloop.Loop(model, optimizer, criterion, device=device, plan="plain", **options)
     epoch = loop.batches([batch])  # stays open: a step knows the batch that its epoch has given out
     given = next(epoch)
 
+    half = torch.autocast(device.type, torch.bfloat16, enabled="precision" in options)
+    accumulate, batches = options.get("accumulate", 1), count()
+
     def raw() -> None:
-        optimizer.zero_grad()
-        criterion(model(batch[0]), batch[1]).backward()
-        optimizer.step()
+        number = next(batches)
+        if number % accumulate == 0:
+            optimizer.zero_grad()
+        with half:
+            loss = criterion(model(batch[0]), batch[1])
+        (loss / accumulate if accumulate > 1 else loss).backward()
+        if "clip_norm" in options:
+            nn.utils.clip_grad_norm_(model.parameters(), options["clip_norm"])
+        if number % accumulate == accumulate - 1:
+            optimizer.step()
 
     def ours() -> None:
         loop.step(given)
@@ -64,6 +84,24 @@ def step_overhead(device: torch.device, steps: int) -> dict[str, float]:
         "raw_quiet": _quiet(times[raw]),
         "over_quiet": _quiet(times[ours]) - _quiet(times[raw]),
     }
+
+
+def evaluation_overhead(device: torch.device, batches: int) -> dict[str, float]:
+    """Time of a batch of an evaluation by hand and by `Loop.evaluate`, over many batches on the device."""
+    model, criterion = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device), nn.MSELoss()
+    data = [[torch.randn(64, 16, device=device), torch.zeros(64, 1, device=device)]] * batches
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), criterion, device=device, plan="plain")
+
+    @torch.inference_mode()
+    def raw() -> float:
+        total = torch.zeros((), device=device)
+        for x, y in data:
+            total += criterion(model(x), y) * len(x)
+        return float(total)
+
+    figures = {"raw": hotloop.measure(raw, repeats=7), "over": hotloop.measure(lambda: loop.evaluate(data), repeats=7)}
+    each = {name: timing.median / batches for name, timing in figures.items()}
+    return {"raw": each["raw"], "over": each["over"] - each["raw"]}
 
 
 def _host_time(call: Callable[[], None]) -> float:
@@ -92,20 +130,26 @@ def main() -> None:
     arguments = parser.parse_args()
     choice = hotloop.pick()
     steps, sprites = (200, 256) if arguments.quick else (6000, 20_000)
-    step, rule = step_overhead(choice.device, steps), golden_rule_cost()
+    every = {
+        kind: step_overhead(choice.device, steps // (4 if options else 1), options) for kind, options in KINDS.items()
+    }
+    evaluation, rule = evaluation_overhead(choice.device, steps // 10), golden_rule_cost()
     making = hotloop.measure(lambda: make(sprites, device=choice.device), device=choice.device, warmup=1, repeats=5)
     print(f"on {choice.device} ({choice.name}), torch {torch.__version__}")
-    print(
-        f"a step: {step['raw'] * 1e6:.0f} µs raw, {step['over'] * 1e6:+.0f} µs by Loop"
-        f" (tenths of the run: {step['over_low'] * 1e6:+.0f} to {step['over_high'] * 1e6:+.0f}), of the host's time;"
-        f" the quickest tenth {step['raw_quiet'] * 1e6:.0f} µs and {step['over_quiet'] * 1e6:+.0f} µs"
-    )
+    for kind, step in every.items():
+        print(
+            f"{kind}: {step['raw'] * 1e6:.0f} µs raw, {step['over'] * 1e6:+.0f} µs by Loop"
+            f" (tenths: {step['over_low'] * 1e6:+.0f} to {step['over_high'] * 1e6:+.0f}), of the host's time;"
+            f" the quickest tenth {step['raw_quiet'] * 1e6:.0f} µs and {step['over_quiet'] * 1e6:+.0f} µs"
+        )
+    print(f"a batch of an evaluation: {evaluation['raw'] * 1e6:.0f} µs raw, {evaluation['over'] * 1e6:+.0f} µs by Loop")
     print(f"the golden rule: an addition takes {rule['inside'] * 1e6:.0f} µs instead of {rule['outside'] * 1e6:.1f} µs")
     print(f"sprites made: {sprites / making.median:,.0f} per second, spread {making.spread:.0%}")
     if arguments.json:
         about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": choice.name or str(choice.device)}
         versions = {"python": platform.python_version(), "torch": torch.__version__}
-        figures = {"step": step, "golden_rule": rule, "sprites_per_second": sprites / making.median}
+        figures = {"step": every["a plain step"], "steps": every, "evaluation": evaluation, "golden_rule": rule}
+        figures["sprites_per_second"] = sprites / making.median
         arguments.json.write_text(json.dumps({**about, "versions": versions, **figures}, indent=1) + "\n")
 
 

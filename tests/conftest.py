@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -54,6 +55,14 @@ def _nothing_from_outside(
     cache.mkdir(parents=True)
     (cache / "simulate").symlink_to(shims)
     monkeypatch.setenv("HOTLOOP_CACHE", str(cache))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_was_compiled() -> Iterator[None]:
+    """A profile asks whether anything was compiled in its process; what another test compiled is not meant."""
+    yield
+    if dynamo := sys.modules.get("torch._dynamo.utils"):
+        dynamo.counters.clear()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,54 @@ for name in hotloop.__all__: getattr(hotloop, name)
 print(before == settings(), torch.cuda.is_initialized())
 """
     assert run(code) == "True False\n"
+
+
+TRAINING = """
+import random, sys
+random.seed(0)
+import numpy, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+numpy.random.seed(0)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = TensorDataset(torch.randn(40, 3), torch.randn(40, 1))
+loader = DataLoader(data, 4, shuffle=True)
+HERE
+print(random.random(), numpy.random.rand(), torch.rand(3).tolist(), [p.tolist() for p in model.parameters()])
+"""
+BY_HAND = """
+for _ in range(2):
+    for x, y in loader:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+BY_HOTLOOP = """
+import hotloop, warnings
+loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain")
+report = loop.fit(loader, epochs=2, progress={progress}, save={save!r})
+hotloop.pick(), hotloop.usage("cpu"), str(report), report.to_json()
+"""
+
+
+def test_a_program_draws_the_same_random_numbers_with_and_without_hotloop(tmp_path: Path) -> None:
+    ours = [
+        BY_HOTLOOP.format(progress=progress, save=save) for progress, save in ((True, str(tmp_path)), (False, None))
+    ]
+    by_hand, *hot = (run(TRAINING.replace("HERE", each)).splitlines()[-1] for each in (BY_HAND, *ours))
+    assert hot == [by_hand, by_hand]
+
+
+def test_imports_draw_no_random_numbers() -> None:
+    everything = "for name in hotloop.__all__: getattr(hotloop, name)"
+    packages = "import hotloop.loop.progress, hotloop.report.runs, hotloop.top.view, hotloop.simulate.shown"
+    for code in (f"import hotloop\n{everything}", packages, "from hotloop.loop import Loop", "import hotloop.memory"):
+        before = "import random\nrandom.seed(0)\nbefore = random.getstate()\n"
+        assert run(f"{before}{code}\nprint(random.getstate() == before)") == "True\n"
 
 
 @pytest.mark.parametrize("name", hotloop.__all__)

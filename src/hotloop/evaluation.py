@@ -1,7 +1,9 @@
 """`evaluate`: a model on held-out data, in inference mode, with metrics that stay on the device until the end."""
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, Protocol, Self
@@ -10,13 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.data import Stream
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.memory.oom import surely
-from hotloop.memory.pieces import piece_of
+from hotloop.memory.pieces import part_of
 from hotloop.memory.survive import Survivor
 from hotloop.misfit import attempt
-from hotloop.objective import Losses, Objective, Predict, autocast, averages, items_in, losses_of
+from hotloop.objective import Losses, Objective, Predict, autocast, averages, losses_of, uniform
 from hotloop.objective import predict as predict_by_convention
+from hotloop.placement import tensors_in
+from hotloop.plan import Split
+from hotloop.reductions import Classes, Reduction, Watch, eager
+from hotloop.weighing import Probe, Weighing, check_cut, watched
 
 
 class Metric(Protocol):
@@ -42,32 +48,42 @@ def evaluate(
     device: str | torch.device | None = None,
     precision: str = "fp32",
     survivor: Survivor | None = None,
+    split: Split = "auto",
 ) -> dict[str, float]:
     """Metrics of `model` over `loader`, exact over uneven batches, with one wait for the device at the end.
 
     A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, or their mean. `loss=` or
-    `objective=` adds the mean loss. The model is put in eval mode and afterwards back as it was, layer by layer.
-    Batches go where the model is; `device` is for a model that has neither parameters nor buffers.
+    `objective=` adds the mean loss, over what the loss itself is a mean over (items, targets that are not ignored, a
+    mask), so that it does not depend on the size of batches; a loss that sums is divided by the items. A loss that
+    couples the samples of a batch, as contrastive ones do, is the mean of the batches' losses.
 
-    Where memory runs out, the rest of the batch is computed in smaller pieces; `survivor` remembers from one evaluation
-    to the next how large they may be.
+    The model is put in eval mode and afterwards back as it was, layer by layer. Batches go where the model is; `device`
+    is for a model that has neither parameters nor buffers.
+
+    Where memory runs out, the rest of the batch is computed in micro-batches; `survivor` remembers from one evaluation
+    to the next how large they may be, and `split`, as in a `Plan`, how they are cut. A loss that depends on how batches
+    are cut is warned of.
 
     >>> data = [(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))]
     >>> evaluate(nn.Identity(), data, {"accuracy": lambda output, target: output.argmax(1) == target})
     {'accuracy': 1.0}
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise BadArgument(f"metrics is a {type(metrics).__name__}", fix='give names: metrics={"accuracy": accuracy}')
     if not metrics and loss is None and objective is None:
         raise BadArgument(
             "nothing to evaluate", fix='give metrics, for example {"accuracy": …}, or loss= or objective='
         )
     target_device = torch.device(device) if device is not None else _device_of(model)
     tally = _Tally(metrics or {}, loss, target_device)
-    batches = Stream(loader, target_device, origins=False)  # the person's own loader, with its own workers
+    # The person's own loader, with its own workers, unless `fit` keeps a stream of it from one evaluation to the next.
+    batches = loader if isinstance(loader, Stream) else Stream(loader, target_device, origins=False)
     survivor = survivor or Survivor([model], target_device)
+    weighing = Weighing(split)
     with _eval_mode(model), torch.inference_mode(), autocast(target_device, precision):
         for number, batch in enumerate(batches):
-            items = items_in(batch)
-            score = partial(_score, model, batch, items, tally, objective, predict)
+            items = weighing.items_in(batch)
+            score = partial(_score, model, batch, items, tally, objective, predict, split)
             attempt(partial(survivor.each, items, score, tally.put), model, batch, f"evaluation batch {number}")
         return surely(tally.result, target_device)
 
@@ -79,15 +95,45 @@ def _score(
     tally: "_Tally",
     objective: Objective | None,
     predict: Predict,
+    split: Split,
     rows: slice,
 ) -> None:
     """Add some of the items of a batch to the sums."""
     tally.note()
-    piece = piece_of(batch, items, rows)
+    count = rows.stop - rows.start
+    if count < items and split == "off":
+        check_cut((), split, None, asked=None)
+    (piece, _) = part_of(batch, items, rows, split)
+    if count < items and tally.is_to_compare and split != "items":
+        tally.compare(model, piece, count, objective, predict, split)
     if objective is not None:
-        tally.add_losses(losses_of(objective, model, piece))
+        tally.add_losses(*_read(objective, model, piece, count, tally))
     if tally.wants_output:
-        tally.add(*predict(model, piece), items=rows.stop - rows.start)
+        tally.add(*predict(model, piece), items=count)
+
+
+def _read(
+    objective: Objective, model: nn.Module, batch: Any, items: int, tally: "_Tally"
+) -> tuple[Losses, dict[str, Reduction]]:
+    """The losses of a batch, and what each is the mean over; not watched where their shapes have shown it before."""
+    shape = tuple(tensor.shape for _, tensor in tensors_in(batch))
+    known = tally.known.get(shape)
+    if known is not None and not any(each.by_values for each in known.values()):
+        return losses_of(objective, model, batch), known
+    if known is not None and len(known) == 1 and all(each.classes for each in known.values()):
+        counted = Classes()  # which compiled models show too
+        losses = uniform(watched(objective, model, batch, counted), batch)
+        count = items if counted.count is None else counted.count
+        return losses, {name: replace(each, count=count) for name, each in known.items()}
+    watch = Watch(items, guards=True)
+    try:
+        with eager():
+            losses = uniform(watched(objective, model, batch, watch), batch)
+        read = {name: watch.of(value) for name, value in losses.parts.items()}
+    finally:
+        watch.forget()
+    tally.known[shape] = {name: replace(each, count=0 if each.by_values else each.count) for name, each in read.items()}
+    return losses, read
 
 
 class _Tally:
@@ -106,9 +152,37 @@ class _Tally:
         self._loss = loss
         # float64 keeps millions of items exact; Metal has none.
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
-        self._sums: dict[str, tuple[Tensor, int | Tensor]] = {}  # name → (sum, number of items)
+        self._sums: dict[str, tuple[Tensor, int | float | Tensor]] = {}  # name → (sum, what it is divided by)
         self._before = self._sums
+        self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._states: list[_State] = []
+        self.known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
+        self.is_to_compare = True  # whether the first cut is still to come
+
+    def compare(
+        self, model: nn.Module, part: Any, items: int, objective: Objective | None, predict: Predict, split: Split
+    ) -> None:
+        """At the first cut: warn where the loss depends on how a batch is cut."""
+        self.is_to_compare = False
+        loss = self._loss
+        if objective is None and loss is not None:
+
+            def objective(model: nn.Module, batch: Any) -> Tensor:
+                return loss(*predict(model, batch))
+
+        if objective is None or items < 2:
+            return
+        device = self._zero.device
+        probe = Probe(objective, model, [model], device, learns=False)
+        comparison = probe.compared(part, items, max(items // 3, 1), split)
+        differs = None if comparison is None else comparison.verdict(sums=not averages(loss)).differs
+        if differs is not None:
+            warnings.warn(
+                f"memory ran out in an evaluation, and {differs}: what is reported depends on the memory. fix: use"
+                " smaller batches, all of which fit",
+                MemoryWarning,
+                stacklevel=2,
+            )
 
     def note(self) -> None:
         """Before some items are added."""
@@ -132,16 +206,30 @@ class _Tally:
         for name, function in self._means.items():
             self._add(name, torch.as_tensor(function(output, target), device=self._zero.device), items)
         if self._loss is not None:
-            value = self._loss(output, target)
-            self._add("loss", value if averages(self._loss) else value / items, items)
+            watch = Watch(items, guards=True)
+            with watch:
+                value = self._loss(output, target)
+            self._add_loss("loss", value, items, watch.of(value))
+            watch.forget()
 
-    def add_losses(self, losses: Losses) -> None:
-        self._add("loss", losses.total, losses.count)
+    def add_losses(self, losses: Losses, read: Mapping[str, Reduction]) -> None:
+        several = len(losses.parts) > 1
         for name, value in losses.parts.items():
-            if len(losses.parts) > 1:
-                self._add(name, value, losses.count)
+            kept = name if several else "loss"
+            if losses.is_counted:
+                self._add(kept, value, losses.count)
+            else:
+                self._add_loss(kept, value, losses.count, read[name])
+        if several:
+            self._parts = tuple(losses.parts)
 
-    def _add(self, name: str, value: Tensor, items: int | Tensor) -> None:
+    def _add_loss(self, name: str, value: Tensor, items: int | Tensor, reduction: Reduction) -> None:
+        """Add a loss by what it is the mean over; one that is a sum counts for each item."""
+        if reduction.kind == "sum" or (reduction.kind == "unknown" and not averages(self._loss)):
+            value = value / items
+        self._add(name, value, reduction.count if reduction.kind == "mean" else items)
+
+    def _add(self, name: str, value: Tensor, items: int | float | Tensor) -> None:
         """Add a mean over `items`, or values for each of them."""
         total, seen = self._sums.get(name, (self._zero, 0))
         if value.numel() > 1:
@@ -154,6 +242,8 @@ class _Tally:
 
     def result(self) -> dict[str, float]:
         values: dict[str, Tensor] = {name: total / seen for name, (total, seen) in self._sums.items()}
+        if self._parts:  # each is the mean over something of its own
+            values = {"loss": torch.stack([values[name] for name in self._parts]).sum(), **values}
         for name, metric in self._stateful.items():
             values |= _named(name, metric.compute())
         flat = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in values.values()]).tolist()  # the one wait

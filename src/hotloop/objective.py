@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from hotloop.errors import BadArgument
 from hotloop.memory.pieces import count_items
+from hotloop.placement import tensors_in
 
 Criterion = Callable[[Any, Any], Tensor]
 Predict = Callable[[nn.Module, Any], tuple[Any, Any]]
@@ -19,11 +20,14 @@ Objective = Callable[[nn.Module, Any], Any]
 
 @dataclass(slots=True)  # not frozen: one is made in every step, and freezing costs as much as an operation
 class Losses:
-    """The losses of one batch."""
+    """The losses of one batch, or of a micro-batch."""
 
     parts: dict[str, Tensor]
-    count: int | Tensor  # items that they are the mean of
+    count: int | Tensor  # items, or what the objective said that they are the mean of
     is_counted: bool = False  # whether the objective said how many
+    weight: int | float | Tensor | None = None  # what they are the mean over, where that is not `count`
+    size: int | None = None  # about what the weight can be, for one that is on the device
+    is_sum: bool = False  # they are sums, not means
 
     @property
     def total(self) -> Tensor:
@@ -32,14 +36,26 @@ class Losses:
         first, *rest = self.parts.values()
         return sum(rest, start=first)
 
-    def with_piece(self, other: "Losses", *, averages: bool) -> "Losses":
-        """The losses of two pieces of a batch as one; `averages`: they are means over their items, not sums."""
+    @property
+    def mass(self) -> int | float | Tensor:
+        """What they weigh beside the losses of other micro-batches."""
+        return self.count if self.weight is None else self.weight
+
+    @property
+    def unit(self) -> int | float:
+        """A number of about the size of their weight, which the host knows."""
+        known = self.size if self.size is not None else self.mass if not isinstance(self.mass, Tensor) else 1
+        return known if known > 0 else 1
+
+    def with_piece(self, other: "Losses") -> "Losses":
+        """The losses of two micro-batches as one."""
         pairs = {name: (value, other.parts[name]) for name, value in self.parts.items()}
-        if averages:
-            parts = {name: _mean(a, self.count, b, other.count) for name, (a, b) in pairs.items()}
-        else:
+        if self.is_sum:
             parts = {name: a + b for name, (a, b) in pairs.items()}
-        return Losses(parts, self.count + other.count, self.is_counted)
+        else:
+            parts = {name: _mean(a, self.mass, b, other.mass) for name, (a, b) in pairs.items()}
+        weight = None if self.weight is None and other.weight is None else self.mass + other.mass
+        return Losses(parts, self.count + other.count, self.is_counted, weight, self.size, self.is_sum)
 
     def let_go(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
@@ -47,7 +63,7 @@ class Losses:
             self.parts[name] = let_go(value)
 
 
-def _mean(a: Tensor, count: int | Tensor, b: Tensor, other: int | Tensor) -> Tensor:
+def _mean(a: Tensor, count: int | float | Tensor, b: Tensor, other: int | float | Tensor) -> Tensor:
     """The mean of two means by their counts; the mean of nothing, which may be NaN, does not count."""
     if not isinstance(count, Tensor) and not isinstance(other, Tensor):
         return torch.lerp(a, b, other / (count + other)) if count and other else (a if count else b)
@@ -87,7 +103,14 @@ def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
             f"the objective must return a loss of one number, and returned {shown}",
             fix="return loss.mean(), a dict of such losses, or (loss, number of items it is the mean of)",
         )
-    return Losses(parts, items_in(batch)) if count is None else Losses(parts, count, is_counted=True)
+    if count is None:
+        return Losses(parts, items_in(batch))
+    return Losses(parts, count, is_counted=True, size=_numbers_in(batch) if isinstance(count, Tensor) else None)
+
+
+def _numbers_in(batch: Any) -> int:
+    """About as many as an objective may count: the labels or tokens of a batch, or its items."""
+    return max([items_in(batch), *(t.numel() for _, t in tensors_in(batch) if not t.is_floating_point())])
 
 
 def as_objective(loss: Criterion | None, objective: Objective | None) -> Objective:
@@ -96,6 +119,12 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
         raise BadArgument(
             "both loss= and objective= were given", fix="give one: loss(output, target) or objective(model, batch)"
         )
+    for name, given in (("loss", loss), ("objective", objective)):
+        if given is not None and not callable(given):
+            raise BadArgument(
+                f"{name}={given!r} cannot be called",
+                fix="give loss=nn.CrossEntropyLoss() or another criterion, or objective=lambda model, batch: …",
+            )
     if objective is not None:
         return objective
     if loss is None:
@@ -106,6 +135,7 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
             return loss(model(batch[0]), batch[1])
         return loss(*predict(model, batch))
 
+    criterion.criterion = loss  # type: ignore[attr-defined]  # so that the loss can be watched without the model
     return criterion
 
 

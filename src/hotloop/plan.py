@@ -1,7 +1,8 @@
 """`Plan`: the frozen record of every setting of a run, and `Tuning`: how it was found. A `Loop` carries a plan out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
@@ -11,6 +12,8 @@ Stream = Literal["auto", "direct", "prefetched", "resident"]
 Compile = Literal["off", "default", "max-autotune"]
 Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
+Split = Literal["auto", "items", "off"] | int | Callable[[Any, int, int], Any]
+SPLITS = ("auto", "items", "off")
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,45 @@ class Plan(Record):
     checkpointing: bool = False  # activations of all repeated blocks are computed again instead of kept
     recompute: tuple[str, ...] = ()  # names of the modules whose activations are computed again instead of kept
     memory_budget: int | str | None = None  # bytes for the run, such as "8GiB"; `recompute` is chosen to keep it
+    # How a batch is cut into micro-batches, and what they weigh. "auto" finds out and compares with the whole batch;
+    # "items" weighs by items, whatever differs; "off" never cuts. A number is the dimension that holds the items, as 1
+    # does where time comes first. A function `(batch, start, stop)` returns the part, or `(part, weight)`.
+    split: Split = "auto"
 
     def __post_init__(self) -> None:
+        self._check_split()
         for name, kind in (("precision", Precision), ("stream", Stream), ("compile", Compile)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise BadArgument(f"unknown {name} {value!r}", fix=f"choose one of: {', '.join(known)}")
         for name, least in (("accumulate", 1), ("micro_batch", 1), ("graph", 0), ("workers", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise BadArgument(f"{name}={value}", fix=f"give a whole number of at least {least}")
+            if value is None and name in ("micro_batch", "workers"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BadArgument(f"{name}={value!r}", fix=f"give a whole number of at least {least}")
         if self.clip_norm is not None and not self.clip_norm > 0:
             raise BadArgument(f"clip_norm={self.clip_norm}", fix="give a norm above 0, or None for no clipping")
+
+    def _check_split(self) -> None:
+        split = self.split
+        dimension = isinstance(split, int) and not isinstance(split, bool) and split >= 0
+        if not (dimension or callable(split) or (isinstance(split, str) and split in SPLITS)):
+            raise BadArgument(
+                f"split={split!r}",
+                fix='choose "auto", "items" or "off", the dimension that holds the items (a whole number, from 0), or a'
+                " function (batch, start, stop) → part or (part, weight)",
+            )
+        if split == "off" and self.micro_batch is not None:
+            raise BadArgument(
+                f'micro_batch={self.micro_batch} and split="off", which never cuts a batch', fix="give one of them"
+            )
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """A plan from JSON; of a function that cuts batches only the name is there, so it begins with "auto"."""
+        split = data.get("split", "auto")
+        return super().from_json({**data, "split": split if isinstance(split, int) or split in SPLITS else "auto"})
 
 
 @dataclass(frozen=True)

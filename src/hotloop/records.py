@@ -1,21 +1,55 @@
 """Plain frozen records of numbers and strings, to and from JSON: what the engine writes and the reports read."""
 
+import math
 import types
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 
 class Record:
     """A frozen dataclass that goes to JSON and comes back equal."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
+        return asdict(self, dict_factory=_plain)  # type: ignore[call-overload, no-any-return]  # subclasses are dataclasses
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         hints = get_type_hints(cls)
         known = {f.name for f in fields(cls)}  # type: ignore[arg-type]
         return cls(**{name: _restore(hints[name], value) for name, value in data.items() if name in known})
+
+    def is_sound(self) -> bool:
+        """Whether every field has a value of the type that it declares, and every number is finite."""
+        hints = get_type_hints(type(self))
+        return all(_is_of(hints[f.name], getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    kind, arms = get_origin(hint), get_args(hint)
+    if kind in (types.UnionType, Union):
+        return any(_is_of(arm, value) for arm in arms)
+    if kind is Literal:
+        return any(type(value) is type(arm) and value == arm for arm in arms)
+    if kind is tuple:
+        each = [arms[0]] * len(value) if arms[-1] is Ellipsis and isinstance(value, tuple) else list(arms)
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(_is_of, each, value))
+    if kind is dict:
+        return isinstance(value, dict) and all(_is_of(arms[0], k) and _is_of(arms[1], v) for k, v in value.items())
+    if kind is not None:  # such as a callable, of which JSON holds nothing
+        return isinstance(value, kind)
+    if hint is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return isinstance(value, hint) and value.is_sound()
+    return hint is Any or type(value) is hint
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The fields of a record; of a function only its name."""
+    return {
+        name: getattr(value, "__qualname__", type(value).__name__) if callable(value) else value
+        for name, value in pairs
+    }
 
 
 def _restore(hint: Any, value: Any) -> Any:
@@ -112,6 +146,16 @@ class Load(Record):
 
 
 @dataclass(frozen=True)
+class PlanChange(Record):
+    """The plan that a run carries out from one batch on."""
+
+    step: int  # updates of the weights before it
+    batch: int  # batches before it
+    plan: dict[str, Any]  # as JSON: `Plan.from_json` makes it one again
+    why: str
+
+
+@dataclass(frozen=True)
 class Report(Record):
     """What a run did, as it was measured."""
 
@@ -139,6 +183,7 @@ class Report(Record):
     saving: float = 0.0  # seconds for which checkpoints held training up
     load: Load | None = None  # what it asked of the hardware since it began, or last went on; None: nobody looked
     watched: int = 0  # items that were trained on meanwhile
+    plans: tuple[PlanChange, ...] = ()  # that were carried out, the first one first
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop.dice import all_dice, host_dice, same
+from hotloop.dice import Dice, Generator, all_dice, host_dice, same
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
@@ -121,10 +121,10 @@ class State:
 class Randomness:
     """The states of all generators of random numbers: PyTorch's on the host and the device, Python's and NumPy's."""
 
-    def __init__(self, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
+    def __init__(self, device: torch.device, generators: Iterable[Generator] = ()) -> None:
         self._dice = all_dice(device)
         self._states = {name: dice.take() for name, dice in self._dice.items()}
-        self._others = [(generator, generator.get_state()) for generator in generators]
+        self._others = [(dice, dice.take()) for dice in map(Dice.of, generators)]
 
     def to_state(self) -> dict[str, Any]:
         """The states as plain data and tensors; those of other generators are their holders' affair."""
@@ -140,8 +140,8 @@ class Randomness:
     def put(self) -> None:
         for name, dice in self._dice.items():
             dice.put(self._states[name])
-        for generator, state in self._others:
-            generator.set_state(state)
+        for dice, state in self._others:
+            dice.put(state)
 
     def same_on_host(self, other: "Randomness") -> bool:
         """Whether nothing was drawn on the host between the two."""

@@ -2,8 +2,6 @@
 
 import unicodedata
 
-COMPILING = "hotloop compile"  # the thread in which a compilation is prepared beside the training
-
 
 def size(n: float | None) -> str:
     """Bytes in binary units.

@@ -3,6 +3,8 @@
 import functools
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -38,6 +40,31 @@ def test_weights_are_read(tmp_path: Path, kind: str) -> None:
     read = read_weights(path)
     assert read.key is None
     assert same(dict(sorted(read.items())), dict(sorted(weights().items())))
+
+
+WRITE_AGAIN = """
+import sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from hotloop import read_weights
+
+path = sys.argv[1]
+save = save_file if path.endswith(".safetensors") else torch.save
+held = {"w": torch.arange(900_000.0), "b": torch.ones(3)}
+save(held, path)
+read = dict(read_weights(path))
+save(read, path)
+again = read_weights(path)
+Path(path).write_bytes(b"")  # as a download that begins anew
+assert all(torch.equal(each[name], held[name]) for each in (read, again) for name in held)
+"""
+
+
+@pytest.mark.parametrize("name", ["e.pt", "e.safetensors"])
+def test_weights_that_were_read_can_be_saved_to_the_same_file(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, "-c", WRITE_AGAIN, str(tmp_path / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", ["zip", "legacy"])

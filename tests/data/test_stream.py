@@ -180,6 +180,8 @@ def test_data_that_someone_changed_is_seen() -> None:
 CHANGES = {
     "written": lambda data: data.tensors[0].add_(1),
     "replaced": lambda data: setattr(data, "tensors", (torch.ones(4),)),
+    "written through NumPy": lambda data: data.tensors[0].numpy().fill(1),
+    "written past the counter": lambda data: data.tensors[0].data.add_(1),
 }
 
 
@@ -192,6 +194,79 @@ def test_whatever_was_changed_is_seen_in_the_next_epoch(change: Any, wrap: Any) 
     assert set(values(next(iter(streamed)))) == {0}
     change(data)
     assert set(values(next(iter(streamed)))) == {1}
+
+
+class Held(Dataset[Any]):
+    """A dataset that is marked as constant, and holds its items in an array or a tensor."""
+
+    resident = True
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return torch.as_tensor(self.values[i])
+
+
+def part_of(values: torch.Tensor) -> Dataset[Any]:
+    return Subset(TensorDataset(values), range(len(values)))
+
+
+LAYOUTS: dict[str, Any] = {
+    "small": lambda: torch.zeros(3000, 2),
+    "large": lambda: torch.zeros(1000, 700),
+    "bfloat16": lambda: torch.zeros(1000, 700, dtype=torch.bfloat16),
+    "transposed": lambda: torch.zeros(700, 1000).T,
+    "every other": lambda: torch.zeros(2000, 700)[::2],
+    "expanded": lambda: torch.zeros(700).expand(1000, 700),
+    "bool": lambda: torch.zeros(2000, 700, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kind", ["auto", "resident"])
+@pytest.mark.parametrize("hold", [part_of, Held], ids=["a part of tensors", "own"])
+def test_data_written_in_place_past_pytorch_is_seen_in_the_next_epoch(layout: str, kind: Any, hold: Any) -> None:
+    values = LAYOUTS[layout]()
+    streamed = stream(DataLoader(hold(values), 500), "cpu", kind)
+    assert streamed.kind == "resident"
+
+    def total() -> float:
+        return sum(float((batch[0] if isinstance(batch, list) else batch).double().sum()) for batch in streamed)
+
+    assert total() == 0
+    (values[0] if layout == "expanded" else values).data.fill_(1)
+    assert total() == values.numel()
+
+
+def test_arrays_written_in_place_are_seen_in_the_next_epoch() -> None:
+    for values in (np.zeros((3000, 2)), np.zeros((1000, 700), order="F"), np.zeros((2000, 700))[::2]):
+        streamed = stream(DataLoader(Held(values), 500), "cpu", "resident")
+        assert sum(float(batch.sum()) for batch in streamed) == 0
+        values[:] = 1
+        assert sum(float(batch.sum()) for batch in streamed) == values.size
+
+
+def test_one_row_of_a_thousand_is_seen_wherever_it_is() -> None:
+    values = torch.zeros(1000, 700)
+    streamed = stream(DataLoader(part_of(values), 1000), "cpu")
+    for row in range(0, 1000, 111):
+        values.numpy()[row] = 1
+        (batch,) = next(iter(streamed))
+        assert torch.equal(batch, values)
+
+
+@pytest.mark.gpu
+def test_data_written_through_numpy_is_seen_on_cuda() -> None:
+    values = torch.zeros(1000, 700)
+    streamed = stream(DataLoader(TensorDataset(values), 1000), "cuda", "resident")
+    for number in range(3):
+        (batch,) = next(iter(streamed))
+        assert batch.unique().tolist() == [number]
+        values.numpy()[:] += 1
 
 
 def test_a_part_that_was_chosen_anew_is_seen() -> None:

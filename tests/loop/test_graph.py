@@ -91,6 +91,7 @@ def test_uneven_tails_run_outside_and_belong_to_the_training() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:batch normalisation")  # which sees each batch of a window by itself
 @pytest.mark.parametrize("accumulate", [2, 3])
 def test_gradient_accumulation(accumulate: int) -> None:
     plain, one = losses("plain", rows=203, epochs=3, accumulate=accumulate)
@@ -212,6 +213,7 @@ def test_what_cannot_be_recorded_goes_on_without_and_names_the_line(kind: type[n
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:batch normalisation")  # which sees each batch of a window by itself
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_several_steps_in_one_graph_are_the_same_training(accumulate: int) -> None:
     def fitted(plan: Any, **options: Any) -> tuple[hotloop.Report, hotloop.Loop]:

@@ -14,6 +14,12 @@ from hotloop.errors import HotloopError, PlanWarning
 from hotloop.monitor.logs import read_lines
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loaded machine is not a driver that hangs: the last reading is waited for."""
+    monkeypatch.setattr("hotloop.monitor.watching.LAST_READING", 120.0)
+
+
 def loop_of(task: Any) -> Loop:
     torch.manual_seed(0)
     model = nn.Linear(task.inputs.shape[1], 3)

@@ -185,6 +185,7 @@ def test_everything_is_as_it_was_before(device: str, trained: bool, optimizer: A
     assert_same(before, everything(loop))
 
 
+@pytest.mark.filterwarnings("ignore:batch normalisation")  # which sees each batch of a window by itself
 def test_the_training_after_it_is_the_training_without_it() -> None:
     def weights(search: bool) -> Tensor:
         loop = loop_of(accumulate=2)

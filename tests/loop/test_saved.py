@@ -25,6 +25,7 @@ from hotloop.errors import BadArgument
 from hotloop.loop.progress import Display
 from hotloop.loop.saved import put_back
 
+pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation")  # in batches that are accumulated
 ITEMS, BATCH = 45, 6  # eight batches, the last with three items
 
 
@@ -466,6 +467,7 @@ def test_settings_of_the_script_win_where_training_does_not_change_them(tmp_path
     assert made.loop.steps == 8 + 4
 
 
+@pytest.mark.filterwarnings("ignore:the loss is not that of its micro-batches")  # this model is another in each call
 def test_the_same_loop_goes_on_in_a_notebook() -> None:
     """Nothing is built anew there, and a second Ctrl-C may have left a window of accumulation half full."""
     with tempfile.TemporaryDirectory() as folder:

@@ -746,3 +746,94 @@ def test_sigterm_without_save_means_what_it_always_does() -> None:
     code, told, _ = killed("", signal.SIGTERM, 0, 0)
     assert code == -signal.SIGTERM
     assert told == []
+
+
+# Two runs and one folder
+
+RUN = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from hotloop import Loop
+
+class Slow(Dataset):
+    def __len__(self):
+        return 400
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return torch.randn(3), torch.randn(1)
+
+model = nn.Linear(3, 1)
+loop = Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu", plan="plain")
+loader = DataLoader(Slow(), 2, num_workers=2)
+plain = loop.step
+def told(batch):
+    if loop.steps == 6:
+        print("six", flush=True)
+    return plain(batch)
+loop.step = told
+loop.fit(loader, save=sys.argv[1], every="1 step", keep=2, resume=True, progress=False)
+"""
+
+
+def small_loop() -> tuple[Loop, list[Any]]:
+    model = nn.Linear(3, 1)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu", plan="plain")
+    return loop, [(torch.randn(2, 3), torch.randn(2, 1)) for _ in range(4)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
+def test_another_run_in_the_same_folder_is_noticed_and_its_death_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "six\n"
+        loop, data = small_loop()
+        for resume in (True, False):
+            with pytest.raises(BadArgument, match=rf"another run saves into .*: process {run.pid}") as refusal:
+                loop.fit(data, save=tmp_path, resume=resume, progress=False)
+            assert "choose another folder" in str(refusal.value.fix)
+        assert run.poll() is None, "the run goes on"
+        run.kill()  # its workers live on for a while
+        run.wait()
+        saved = Store(tmp_path).load_latest()
+        assert saved is not None
+        loop, data = small_loop()
+        report = loop.fit(data * 100, save=tmp_path, resume=True, progress=False)
+    assert report.resumed == 1
+    assert report.saved is not None
+    assert report.saved > saved.step
+    assert not any(name.startswith(".") for name in names(tmp_path)), "nothing is left of the lock"
+
+
+def test_a_run_inside_a_run_cannot_save_into_its_folder(tmp_path: Path) -> None:
+    outer, data = small_loop()
+    inner, _ = small_loop()
+    plain, refusals = outer.step, []
+
+    def nested(batch: Any) -> Any:
+        with pytest.raises(BadArgument, match=r"another run saves into .*: this very process") as refusal:
+            inner.fit(data, save=tmp_path, progress=False)
+        refusals.append(refusal)
+        return plain(batch)
+
+    outer.step = nested  # type: ignore[method-assign]
+    outer.fit(data, save=tmp_path, progress=False)
+    assert len(refusals) == len(data)
+    assert inner.fit(data, epochs=2, save=tmp_path, resume=True, progress=False).resumed == 1
+
+
+@pytest.mark.parametrize("left", ["", "12 elsewhere", "\x00\xff", "12 " + "x" * 5000])
+def test_a_lock_that_a_killed_run_left_is_no_obstacle(tmp_path: Path, left: str) -> None:
+    (tmp_path / ".lock").write_text(left)
+    loop, data = small_loop()
+    assert loop.fit(data, save=tmp_path, progress=False).saved == len(data)
+    with pytest.raises(BadArgument, match="holds the checkpoints of an earlier run"):
+        loop.fit(data, save=tmp_path, progress=False)
+    assert loop.fit(data, epochs=2, save=tmp_path, resume=True, progress=False).saved == 2 * len(data), "it was let go"
+
+
+def test_where_nothing_can_be_locked_training_goes_on(tmp_path: Path) -> None:
+    (tmp_path / ".lock").mkdir()
+    loop, data = small_loop()
+    assert loop.fit(data, save=tmp_path, progress=False).saved == len(data)

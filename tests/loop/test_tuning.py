@@ -1,9 +1,9 @@
 """The tuner on a real loop: it leaves everything as it was, and what it keeps is faster."""
 
 import copy
+import itertools
 import json
 import random
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -310,40 +310,46 @@ def test_a_run_of_no_length_is_refused(options: dict[str, Any]) -> None:
         loop.tune(loader, **options)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own making, when it loads its compiler
-def test_a_compilation_is_prepared_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training goes on while the compiler works, and its result is weighed when it is done."""
-    from hotloop.loop import preparation, tuner
+class Touchy(nn.Module):
+    """A network whose result is lost in bf16: a small difference of large numbers."""
 
-    began, may_end = threading.Event(), threading.Event()
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
 
-    def slow(turns: Any, plan: Any) -> Any:
-        began.set()
-        assert may_end.wait(60)
-        return {turn.name: turn.objective for turn in turns}  # as a compiler that changes nothing would
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + 4096.0) - self.layer(torch.full_like(x, 4096.0))
 
-    monkeypatch.setattr(preparation, "compiled_objectives", slow)
-    monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 0.01)
-    monkeypatch.setattr(tuner, "QUICK", [])
-    loop, loader = slow_loop()
+
+def touchy_run() -> tuple[hotloop.Loop, list[float]]:
+    torch.manual_seed(2)
+    x = torch.randn(4000, 4)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 2)
+    model = Touchy()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu")
     loop._expected = 1_000_000
-    steps = 0
-    for batch in loop.batches(loader):
-        loop.step(batch)
-        steps += 1
-        if began.is_set() and not may_end.is_set():
-            assert Cache().get(loop._subject.key(batch, loader)) == loop.tuning  # the run may end before the compiler
-            before = steps
-            while steps < before + 3:  # nothing waits for the compiler
-                loop.step(batch)
-                steps += 1
-            may_end.set()
-        if may_end.is_set() and loop._tuner._preparation is not None:
-            loop._tuner._preparation.wait()
-        if loop.tuning is not None and any(t.lever == "compile" for t in loop.tuning.trials):
-            break
-    assert loop.tuning is not None
-    (compiled,) = [t for t in loop.tuning.trials if t.lever == "compile"]
-    assert compiled.verdict in ("kept", "dropped")
-    assert compiled.gain is not None
-    assert all(torch.isfinite(p).all() for p in loop.model.parameters())
+    losses = [float(loop.step(batch)) for batch in itertools.islice(loop.batches(loader), 60)]
+    return loop, losses
+
+
+def test_a_plan_from_the_cache_passes_the_gate_every_time() -> None:
+    """A plan that does not fit the code, or that somebody else wrote into the cache, is not carried out."""
+    first, losses = touchy_run()
+    assert first.tuning is not None
+    (file,) = Cache()._folder.iterdir()
+    data = json.loads(file.read_text())
+    data["plan"]["precision"] = "bf16"
+    file.write_text(json.dumps(data))
+    second, again = touchy_run()
+    assert second.plan.precision == "fp32"
+    assert again == pytest.approx(losses, rel=1e-4)
+
+
+def test_an_edited_forward_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, loader = slow_loop()
+    batch = next(iter(loader))
+    before = loop._subject.key(batch, loader)
+    assert loop._subject.key(batch, loader) == before
+    monkeypatch.setattr(type(loop.model), "forward", lambda self, x: x * 2)
+    assert loop._subject.key(batch, loader) != before

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from hotloop.errors import BadArgument
-from hotloop.memory.pieces import bounds, contents, count_items, piece_of, pieces_of, restore
+from hotloop.memory.pieces import bounds, count_items, piece_of, pieces_of
 from hotloop.objective import items_in
 
 Pair = namedtuple("Pair", "image, label")
@@ -210,17 +210,3 @@ class Graph:
 def test_what_cannot_be_cut_is_refused(part: Any) -> None:
     with pytest.raises(BadArgument, match="cannot be cut into pieces"):
         list(pieces_of((torch.zeros(4), part), 4, 2))
-
-
-def test_what_was_taken_out_of_a_batch_comes_back() -> None:
-    x, y = torch.zeros(2), torch.ones(2)
-    for batch in ({"x": x, "labels": y}, Encoding({"x": x, "labels": y})):
-        before = contents(batch)
-        batch.pop("labels")
-        batch["x"], batch["new"] = y, y
-        restore(batch, before)
-        assert set(batch) == {"x", "labels"}
-        assert batch["x"] is x
-        assert batch["labels"] is y
-    fixed = (x, y)
-    restore(fixed, contents(fixed))

@@ -1,18 +1,24 @@
 """Files and folders that survive a crash: synced, locked while they are being made, and never followed as links."""
 
+import errno
 import hashlib
 import os
+import socket
 import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, ClassVar
+from weakref import WeakValueDictionary
 
 from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum
 
 if sys.platform != "win32":
     import fcntl
+
+LOCK = ".lock"  # in a folder of checkpoints, while a run saves into it
+_TAKEN = (errno.EAGAIN, errno.EACCES)  # what POSIX lets `lockf` say of a lock that another process has
 
 
 class Summing:
@@ -128,3 +134,78 @@ def _lock(folder: Path) -> int | None:
             os.close(handle)
         return None
     return handle
+
+
+class InUse(Exception):
+    """Another run saves into a folder; the message names its process where that is known."""
+
+
+class FolderLock:
+    """The lock of a folder that one run saves into, held until `release` or the death of the process.
+
+    It is a record lock: a DataLoader's workers do not inherit it, so none of them can outlive a killed run with it.
+    Where the system or the file system has no such locks, nobody holds one and everybody goes on.
+    """
+
+    _held: ClassVar["WeakValueDictionary[tuple[int, int, int], FolderLock]"] = WeakValueDictionary()
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK
+        self._file: IO[bytes] | None = None
+        if sys.platform != "win32":
+            self._take()
+
+    def release(self) -> None:
+        if self._file is None:
+            return
+        if self._held.pop(_key(os.fstat(self._file.fileno())), None) is self:  # not so in a process that was forked off
+            with suppress(OSError):
+                self._path.unlink()  # while it is locked: who opens it next makes a new one
+        self._file.close()
+        self._file = None
+
+    def _take(self) -> None:
+        for _ in range(100):  # the run before may end, and remove its file, between the steps here
+            with suppress(OSError):
+                if self._held.get(_key(self._path.stat())) is not None:
+                    raise InUse("this very process")  # whose second lock would be granted
+            try:
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+                file = os.fdopen(os.open(self._path, flags, 0o666), "r+b", buffering=0)
+            except OSError:
+                return
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                with file:
+                    if error.errno in _TAKEN:
+                        raise InUse(_holder(file)) from None
+                return
+            if self._is_there(file):
+                self._file = file
+                self._held[_key(os.fstat(file.fileno()))] = self
+                with suppress(OSError):  # a full disk: then nobody knows which process it is
+                    file.truncate(0)
+                    file.write(f"{os.getpid()} {socket.gethostname()}".encode())
+                return
+            file.close()
+
+    def _is_there(self, file: IO[bytes]) -> bool:
+        """Whether this is the file of that name still."""
+        try:
+            return os.path.samestat(self._path.lstat(), os.fstat(file.fileno()))
+        except OSError:
+            return False
+
+
+def _key(about: os.stat_result) -> tuple[int, int, int]:
+    """A file in this process: another one may have been forked off with the lock's record, but without the lock."""
+    return os.getpid(), about.st_dev, about.st_ino
+
+
+def _holder(file: IO[bytes]) -> str:
+    """Which process wrote itself into the file of a lock."""
+    with suppress(OSError, ValueError):
+        pid, host = file.read(300).decode().split()
+        return f"process {int(pid)}" + ("" if host == socket.gethostname() else f" on {host}")
+    return "another process"

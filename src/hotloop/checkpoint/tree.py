@@ -6,7 +6,7 @@ JSON holds what it can hold as itself. Everything else is an object whose first 
 import base64
 import math
 import struct
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,8 @@ class _Packing:
             return self._items(value)
         if kind in (tuple, torch.Size):
             return {"$tuple" if kind is tuple else "$size": self._items(value)}
+        if kind is deque:
+            return {"$deque": self._items(value), "maxlen": value.maxlen}
         if kind in (set, frozenset):
             return {f"${kind.__name__}": [self._key(item) for item in value]}
         if kind in (dict, defaultdict):
@@ -160,7 +162,7 @@ class _Packing:
         place = self._where()[:200] or "the whole"
         return BadArgument(
             f"a checkpoint cannot hold {place}: it is {printable(what)}",
-            fix="checkpoints hold tensors, arrays, numbers, strings, lists, tuples and dicts; leave the rest out",
+            fix="checkpoints hold tensors, arrays, numbers, strings, lists, tuples, sets and dicts; leave the rest out",
         )
 
 
@@ -195,6 +197,8 @@ class _Unpacking:
                 return tuple(self._list(held))
             case "$size":
                 return torch.Size(self._list(held))
+            case "$deque":
+                return deque(self._list(held), data["maxlen"])
             case "$set":
                 return set(self._list(held))
             case "$frozenset":

@@ -43,7 +43,7 @@ class Weights(dict[str, Tensor]):
 
 
 def read_weights(path: str | Path) -> Weights:
-    """Read the weights in a file of safetensors or of `torch.save`; all tensors are on the CPU.
+    """Read the weights in a file of safetensors or of `torch.save`; all tensors are on the CPU, in memory of their own.
 
     A file that holds more, such as an optimizer, must have the weights under "model" or "state_dict"; the `key` of the
     result says which was taken. A pickle that wants to do more than name tensors is refused, and nothing in it is run.
@@ -102,7 +102,8 @@ def _folder_refusal(path: Path) -> BadArgument:
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        # Copies: what `load_file` gives is the file in memory, and whoever writes to that file again ends the process.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
         raise _refusal(path, f"is damaged: {error}", "it may be cut short; get it again") from error
 
@@ -111,7 +112,7 @@ def _read_pickle(path: Path, kind: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the error says it better
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=kind == "zip")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=False)  # see _read_safetensors
     except pickle.UnpicklingError as error:
         wanted = list(dict.fromkeys(printable(name[:80]) for name in _wanted(path, kind)))
         load = f"it wants to load {shorten(wanted, 4)}" if wanted else "torch.load(weights_only=True) refuses it"

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 
 import typer
 from typer.core import TyperGroup
@@ -20,7 +19,6 @@ from hotloop.cli import top as top
 from hotloop.cli import train as train
 from hotloop.cli import tune as tune
 from hotloop.errors import HotloopError
-from hotloop.text import COMPILING
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
 
@@ -90,23 +88,6 @@ app.command("top")(top.top)
 
 def main() -> None:
     """Run the command line; a person's mistake ends in one clear message, never in a traceback."""
-    try:
-        _run()
-    except SystemExit as ending:
-        _leave(ending)
-        raise
-
-
-def _leave(ending: SystemExit) -> None:
-    """End at once where a compiler still works in a thread: at the usual end its own threads would abort it all."""
-    if any(thread.name == COMPILING and thread.is_alive() for thread in threading.enumerate()):
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
-                stream.flush()
-        os._exit(ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 1)
-
-
-def _run() -> None:
     try:
         app()
     except HotloopError as error:

@@ -1,5 +1,6 @@
 """`Chance`: everything that a loader draws random numbers from, noted at one moment and put back at another."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop.data.samplers import generators_of, has_known_sampler, samplers_of
+from hotloop.attributes import Mark, Parts, Restoring, parts_of
+from hotloop.data.samplers import KNOWN, generators_of, has_known_sampler, samplers_of
 from hotloop.dice import Dice, Generator, host_dice, same
 
 _DEEPEST = 4  # how far into a dataset to look for generators: its transform, that one's parts, theirs
@@ -27,7 +29,7 @@ class Moment:
     python: tuple[Any, ...] | None = None  # of `random`; None where the loader cannot have drawn from it
     numpy: dict[str, Any] | None = None  # of `numpy.random`, likewise
     own: tuple[Any, ...] = ()  # of the generators that the loader, its samplers and its dataset hold
-    samplers: tuple[Any, ...] = ()  # of samplers that tell their state, or the epoch that they are in
+    samplers: tuple[Any, ...] = ()  # of the person's own samplers: what they tell, or what has changed in them
 
     @classmethod
     def now(cls) -> "Moment":
@@ -57,13 +59,14 @@ class Chance:
         self.in_torch_alone = has_known_sampler(loader) or isinstance(loader, list | tuple)
         samplers = list(samplers_of(loader)) if isinstance(loader, DataLoader) else []
         searched = [] if self.in_torch_alone else samplers or [loader]
-        found = [*generators_of(loader), *_found_in([*searched, dataset])]
+        found = [*generators_of(loader), *found_in([*searched, dataset])]
         self._own = [Dice.of(generator) for generator in {id(each): each for each in found}.values()]
-        self._samplers = [sampler for sampler in samplers if _tells(sampler)]
+        holders = [loader] if not samplers and _is_own(loader) else [s for s in samplers if type(s) not in KNOWN]
+        self._samplers = [_Holder(holder) for holder in holders]
 
     def note(self) -> Moment:
         """The states now, as far as the order of the epoch depends on them."""
-        own, samplers = self._taken(), tuple(map(_told, self._samplers))
+        own, samplers = self._taken(), tuple(sampler.told() for sampler in self._samplers)
         if self.in_torch_alone:
             return Moment(torch.get_rng_state(), own=own, samplers=samplers)
         return replace(Moment.now(), own=own, samplers=samplers)
@@ -82,7 +85,7 @@ class Chance:
         for dice, state in zip(self._own, moment.own, strict=False):
             dice.put(state)
         for sampler, state in zip(self._samplers, moment.samplers, strict=False):
-            _tell(sampler, state)
+            sampler.tell(state)
 
     def fits(self, moment: Moment) -> bool:
         """Whether the loader of the moment held as many generators as this one."""
@@ -97,22 +100,45 @@ def is_stateful(value: object) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
-def _tells(sampler: object) -> bool:
-    return is_stateful(sampler) or isinstance(getattr(sampler, "epoch", None), int)
+def _is_own(loader: object) -> bool:
+    """Whether a loader is of a class of the person's own, which may count epochs or keep an order."""
+    if isinstance(loader, list | tuple | Iterator | DataLoader) or is_stateful(loader):
+        return False
+    return isinstance(getattr(loader, "__dict__", None), dict)
 
 
-def _told(sampler: Any) -> Any:
-    return sampler.state_dict() if is_stateful(sampler) else sampler.epoch
+class _Holder:
+    """A sampler, or a loader of the person's own: its state_dict, or the plain attributes that have changed."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+        self._is_stateful = is_stateful(sampler)
+        self._marks = {} if self._is_stateful else {name: Mark(parts) for name, parts in self._attributes()}
+        self._known: set[str] = {"epoch"}  # changed, perhaps in an earlier part of the run
+
+    def told(self) -> Any:
+        if self._is_stateful:
+            return self._sampler.state_dict()
+        attributes = list(self._attributes())
+        self._known |= {n for n, parts in attributes if n not in self._marks or not self._marks[n].fits(parts)}
+        return {name: copy.deepcopy(parts.whole()) for name, parts in attributes if name in self._known}
+
+    def tell(self, state: Any) -> None:
+        if self._is_stateful:
+            self._sampler.load_state_dict(state)
+            return
+        self._known |= state.keys()
+        restoring = Restoring()
+        for name, value in state.items():
+            restoring.put(vars(self._sampler), name, copy.deepcopy(value))
+
+    def _attributes(self) -> Iterator[tuple[str, Parts]]:
+        for name, value in getattr(self._sampler, "__dict__", {}).items():
+            if (parts := parts_of(value)) is not None:
+                yield name, parts
 
 
-def _tell(sampler: Any, state: Any) -> None:
-    if is_stateful(sampler):
-        sampler.load_state_dict(state)
-    else:
-        sampler.epoch = state
-
-
-def _found_in(roots: Iterable[object]) -> Iterator[Generator]:
+def found_in(roots: Iterable[object]) -> Iterator[Generator]:
     """Generators that objects hold, in their attributes or some way below."""
     seen: set[int] = set()
     level: list[object] = list(roots)

@@ -108,6 +108,11 @@ class Epochs(ABC, Generic[T]):
         """The random states of workers that persist, where they are known."""
         return ()
 
+    @property
+    def changed_in_workers(self) -> list[str]:
+        """Names of what items have changed in a dataset of workers that persist."""
+        return []
+
     def _why_never(self) -> str | None:
         """Why no epoch of this loader can be begun again exactly."""
         return None

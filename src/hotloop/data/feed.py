@@ -83,6 +83,10 @@ class Feed(Epochs[Batch]):
     def _carried(self) -> tuple[Moment, ...]:
         return () if self._staff is None else self._staff.carried()
 
+    @property
+    def changed_in_workers(self) -> list[str]:
+        return [] if self._staff is None else sorted(self._staff.changed)
+
     def _restart(self, position: Position) -> None:
         if self._staff is None:
             return

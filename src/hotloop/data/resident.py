@@ -1,5 +1,13 @@
-"""A dataset that lives on the device: batches are gathered there, in exactly the order of the DataLoader."""
+"""A dataset that lives on the device: batches are gathered there, in exactly the order of the DataLoader.
 
+A change of the data is noticed where PyTorch counts it (`tensor[3] = 0`), and at the beginning of each epoch also where
+it does not (through NumPy, or `.data`): tensors and arrays of up to 512 KiB are compared as a whole, larger ones in
+1,024 places that are spread over them. A change that touches none of these places is not noticed. Nor is one in the
+middle of an epoch before the next begins, one of a tensor on a GPU that goes past its counter, or, of a dataset with
+`resident = True`, one in what is no tensor or array among its attributes, or changes while items are made.
+"""
+
+import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -8,8 +16,9 @@ from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -30,6 +39,8 @@ from hotloop.placement import map_tensors, move, tensors_in
 __all__ = ["Resident", "generators_of", "has_known_sampler", "is_constant", "why_not_resident"]
 
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
+WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
+PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
 _kept: WeakKeyDictionary[Any, dict[torch.device, "_Kept"]] = WeakKeyDictionary()
 
 
@@ -39,6 +50,7 @@ class _Kept:
 
     items: Any  # nested as a batch is, each tensor with all items
     source: list[Any]
+    looked: dict[str, bytes]  # some of its memory, by name
 
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
@@ -86,8 +98,8 @@ class Resident(Epochs[Any]):
         self._begun = False
 
     def __iter__(self) -> Iterator[tuple[Origin, Any]]:
-        items = self.items()
         draws = self.draws()
+        items = self.items()
         for number, drawn in enumerate(draws, self.first):
             yield Origin(number, drawn, self._loader.dataset), self.gather(items, drawn)
 
@@ -115,6 +127,7 @@ class Resident(Epochs[Any]):
         return self.begin()
 
     def _open(self) -> Iterator[Any]:
+        _forget_if_changed(self._loader.dataset, self._device)
         draws = self._drawn()
         self._begun = True
         return _in_advance(draws, self.prefetched) if self.prefetched else draws
@@ -252,8 +265,56 @@ def _on(dataset: Any, device: torch.device) -> Any:
     kept = _kept.setdefault(dataset, {})
     if device not in kept or kept[device].source != state:
         with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
-            kept[device] = _Kept(move(_all_items(dataset), device), state)
+            before = _looked(dataset)
+            items = move(_all_items(dataset), device)
+            after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
+            looked = {name: some for name, some in before.items() if after.get(name) == some}
+            kept[device] = _Kept(items, state, looked)
     return kept[device].items
+
+
+def _forget_if_changed(dataset: Any, device: torch.device) -> None:
+    """Have the items copied again where someone has written to their memory past PyTorch's counter."""
+    kept = _kept.get(dataset, {})
+    if device not in kept:
+        return
+    looked, now = kept[device].looked, _looked(dataset)
+    if any(now.get(name) != some for name, some in looked.items()):
+        del kept[device]
+
+
+def _looked(dataset: Any) -> dict[str, bytes]:
+    """All or some of the bytes of the tensors and arrays that a dataset holds on the host."""
+    if type(dataset) is Subset:
+        return _looked(dataset.dataset)
+    tensors = _tensors_of(dataset)
+    held = getattr(dataset, "__dict__", {}) if tensors is None else {str(i): each for i, each in enumerate(tensors)}
+    return {name: _some(memory) for name, each in held.items() if (memory := _memory(each)) is not None}
+
+
+def _memory(value: object) -> Any:
+    """The bytes of a tensor or an array of the host, without a copy; None for anything else."""
+    if type(value) is np.ndarray or type(value) is np.memmap:
+        if value.dtype.hasobject or not value.size:
+            return None
+        if not value.flags.forc:  # not all of one piece: some rows of it stand for all
+            value = np.ascontiguousarray(value[:: max(1, value.nbytes // WHOLE)])
+        return value.reshape(-1, order="A").view(np.uint8)
+    if type(value) not in (Tensor, nn.Parameter, nn.Buffer) or not isinstance(value, Tensor) or value.is_meta:
+        return None
+    if value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
+        return None
+    steps = zip(value.shape, value.stride(), strict=True)
+    extent = (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()
+    # By address: no operation of PyTorch, which a mode such as FakeTensorMode would take for one of the model.
+    return np.ctypeslib.as_array((ctypes.c_uint8 * extent).from_address(value.data_ptr()))
+
+
+def _some(memory: Any) -> bytes:
+    if memory.size <= WHOLE:
+        return memory.tobytes()  # type: ignore[no-any-return]
+    gap = (memory.size - PIECE) // (PIECES - 1)
+    return np.lib.stride_tricks.as_strided(memory, (PIECES, PIECE), (gap, 1), writeable=False).tobytes()
 
 
 def _fits(dataset: Any, device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-_KNOWN = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+KNOWN = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 _DEEPEST = 8  # samplers within samplers
 
 
@@ -34,7 +34,7 @@ def samplers_of(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def has_known_sampler(loader: object) -> bool:
     """Whether a loader's order comes from samplers of PyTorch whose only state is that of their generators."""
-    return type(loader) is DataLoader and all(type(sampler) in _KNOWN for sampler in samplers_of(loader))
+    return type(loader) is DataLoader and all(type(sampler) in KNOWN for sampler in samplers_of(loader))
 
 
 def generators_of(loader: object) -> list[torch.Generator]:

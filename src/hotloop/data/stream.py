@@ -74,6 +74,11 @@ class Stream(Generic[T]):
         """The number of the first batch of the epoch in progress: above 0 only in an epoch that was resumed."""
         return self._epochs.first
 
+    @property
+    def changed_in_workers(self) -> list[str]:
+        """Names of what items have changed in the dataset of workers that persist; a position does not hold it."""
+        return self._epochs.changed_in_workers
+
     def position(self, consumed: int | None = None) -> Position:
         """Where the loader is when the training has had so many batches of this epoch; None: between two epochs.
 

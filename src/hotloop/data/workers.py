@@ -1,8 +1,9 @@
 """The random states of a DataLoader's workers, told with each batch, and given to workers that take their place.
 
-Workers that persist go on from epoch to epoch with random states that only they know. So where their items may be
-random, each batch brings along the states that its worker was left in, and a run that is resumed starts its workers
-with them.
+Workers that persist go on from epoch to epoch with random states that only they know: global ones, and those of
+generators that their copy of the dataset holds. So where their items may be random, each batch brings along the states
+that its worker was left in, and a run that is resumed starts its workers with them. What else the items change in the
+dataset cannot be given to other workers; its names come along with a batch now and then.
 """
 
 import random
@@ -12,26 +13,52 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from hotloop.data.chance import Moment
+from hotloop.data.chance import Moment, found_in
 from hotloop.data.forking import forking
+from hotloop.dice import Dice
+from hotloop.effects import Look, look
 
 
-@dataclass(frozen=True)
 class _Telling:
     """A collate_fn that adds the random states of the worker that it runs in."""
 
-    collate: Callable[[Any], Any]
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        self._collate = collate
+        self._calls = 0  # in this worker
+        self._first: Look | None = None  # at the dataset
 
     def __call__(self, items: Any) -> Any:
-        batch = self.collate(items)
+        batch = self._collate(items)
         info = get_worker_info()
         assert info is not None
         version, numbers, gauss = random.getstate()
         # As bytes, which travel faster than a tensor in shared memory or a tuple of numbers.
         python = (version, np.array(numbers, np.int64).tobytes(), gauss)
-        return info.id, torch.get_rng_state().numpy().tobytes(), python, np.random.get_state(legacy=False), batch
+        host = torch.get_rng_state().numpy().tobytes()
+        own = [_sent(dice.take()) for dice in self.own()]
+        return info.id, host, python, np.random.get_state(legacy=False), own, self._changed(info.dataset), batch
+
+    def own(self) -> list[Dice]:
+        """The generators that the dataset of this worker and what collates its items hold."""
+        info = get_worker_info()
+        assert info is not None
+        found = found_in([info.dataset, self._collate])
+        return [Dice.of(each) for each in {id(each): each for each in found}.values()]
+
+    def _changed(self, dataset: object) -> list[str]:
+        """What differs from after the first batch in what makes the items; looked at ever more rarely."""
+        self._calls += 1
+        if self._calls & (self._calls - 1):  # no power of two
+            return []
+        seen = look({"dataset": dataset, "collate_fn": self._collate})
+        for path in seen.generators:
+            seen.values.pop(path, None)
+        if self._first is None:
+            self._first = seen
+        return self._first.changes(seen)
 
 
 @dataclass(frozen=True)
@@ -40,12 +67,20 @@ class _Starting:
 
     init: Callable[[int], None] | None
     moments: tuple[Moment, ...]
+    telling: object  # the collate_fn, which this worker has too
 
     def __call__(self, number: int) -> None:
         if self.init is not None:
             self.init(number)
         if number < len(self.moments):
             self.moments[number].put()
+            own = self.telling.own() if isinstance(self.telling, _Telling) else []
+            for dice, state in zip(own, self.moments[number].own, strict=False):
+                dice.put(state)
+
+
+def _sent(state: Any) -> Any:
+    return state.numpy() if isinstance(state, Tensor) else state  # an array is copied, a tensor needs shared memory
 
 
 class Workers:
@@ -55,6 +90,7 @@ class Workers:
         self._loader = loader
         self._tell = tell
         self._told: dict[int, Any] = {}
+        self.changed: set[str] = set()  # names of what the items have changed in the dataset of a worker
         self._all_read = False  # whether the latest epoch was read to its end, so that no state is missing
         if tell:
             loader.__dict__["collate_fn"] = _Telling(loader.collate_fn)
@@ -77,8 +113,9 @@ class Workers:
         if not self._all_read:  # an epoch was left early: what its workers told last is not what they did last
             self._told = {}
         self._all_read = False
-        for origin, (number, *told, batch) in batches:
+        for origin, (number, *told, changed, batch) in batches:
             self._told[number] = told
+            self.changed.update(changed)
             yield origin, batch
         self._all_read = True
 
@@ -90,7 +127,7 @@ class Workers:
     def start(self, carried: tuple[Moment, ...]) -> None:
         """Start them with random states that workers before them had; the loader must have nothing to load."""
         init = self._loader.worker_init_fn
-        self._loader.__dict__["worker_init_fn"] = _Starting(init, carried)
+        self._loader.__dict__["worker_init_fn"] = _Starting(init, carried, self._loader.collate_fn)
         try:
             with forking():
                 iter(self._loader)
@@ -101,12 +138,14 @@ class Workers:
 
 
 def _moment(told: list[Any]) -> Moment:
-    host, (version, numbers, gauss), numpy = told
+    host, (version, numbers, gauss), numpy, own = told
     python = (version, tuple(np.frombuffer(numbers, np.int64).tolist()), gauss)
-    return Moment(torch.frombuffer(bytearray(host), dtype=torch.uint8), python, numpy)
+    states = tuple(torch.from_numpy(state) if isinstance(state, np.ndarray) else state for state in own)
+    return Moment(torch.frombuffer(bytearray(host), dtype=torch.uint8), python, numpy, states)
 
 
 def _told(moment: Moment) -> list[Any]:
     assert moment.python is not None
     version, numbers, gauss = moment.python
-    return [moment.torch.numpy().tobytes(), (version, np.array(numbers, np.int64).tobytes(), gauss), moment.numpy]
+    python = (version, np.array(numbers, np.int64).tobytes(), gauss)
+    return [moment.torch.numpy().tobytes(), python, moment.numpy, [_sent(state) for state in moment.own]]

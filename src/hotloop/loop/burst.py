@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotloop.data.resident import Resident
+from hotloop.effects import kept_by_capture, look
 from hotloop.loop.graph import CannotCapture, Rates, Recording
 from hotloop.loop.inspection import Inspection, inspected, objection
 from hotloop.loop.step import Step
@@ -54,8 +55,8 @@ class Burst:
         self._rates.send(rates)
         self._index.copy_(_indices(drawn), non_blocking=True)
         assert self._recording is not None
-        self.step.replay(self._recording)
-        self.step.update.count(self.batch, self.steps)
+        self.step.replay(self._recording, self.steps)
+        self.step.update.count(self.steps)
         if self.step.survivor is not None:
             self.step.survivor.portion.went_well(self.steps)
         losses: Tensor = self._recording.result
@@ -99,6 +100,23 @@ class Bursts:
     def __init__(self) -> None:
         self.latest: Burst | None = None
         self._refused: Step | None = None  # the step of which several cannot be recorded together
+        self._looked_at: Transform | None = None  # the transform of which calls were looked at
+        self._looks: list[Inspection] = []
+
+    def transformed(self, transform: Transform, batch: Any, step: Step) -> Any:
+        """A batch as a transform makes it; where steps may be captured together with it, two calls are looked at."""
+        if self._looked_at is not transform:
+            self._looked_at, self._looks = transform, []
+        if step.plan.graph < 2 or len(self._looks) > 1:
+            return transform(batch)
+        seen = Inspection()
+        roots = {"device_transform": transform}
+        before = look(roots, kept_by_capture, hold=True)
+        with inspected(step.device, seen):
+            changed = transform(batch)
+        seen.compare(before, look(roots, kept_by_capture, hold=True))
+        self._looks.append(seen)
+        return changed
 
     def size(self, step: Step, resident: Resident) -> int:
         """Batches to train on in one CUDA graph."""
@@ -106,6 +124,8 @@ class Bursts:
             step.check_size()
         if step.plan.graph < 2 or self._refused is step or not step.ready or not step.update.phase[0]:
             return 1
+        if step.audit_is_due:
+            return 1  # an eager one
         size = min(step.plan.graph, resident.full_batches)
         return max(1, size - size % step.plan.accumulate)
 
@@ -120,12 +140,15 @@ class Bursts:
         lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
         if len(drawn) < max(2, self.size(step, resident)) or len(lengths) > 1 or self._refused is step:
             return None
+        if transform is not None and (self._looked_at is not transform or len(self._looks) < 2):
+            return None  # its next calls are looked at
         items = resident.items()
+        step.transform = transform
         if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
             self.latest = None  # it holds memory that the next one may need
             failure: Failure | None = None
             try:
-                if transform and (why := why_not_recorded(transform, resident.gather(items, drawn[0]), step.device)):
+                if transform is not None and (why := objection(*self._looks)):
                     raise CannotCapture(why)
                 self.latest = Burst(step, items, max(lengths), len(drawn), transform)
             except Exception as error:
@@ -153,8 +176,8 @@ def why_not_recorded(transform: Transform, batch: Any, device: torch.device) -> 
     """Why a transform of batches would not be itself in a recording; None where it would. The look leaves no trace."""
     before = Randomness(device)
     looks = [Inspection(), Inspection()]
-    for look in looks:
-        with inspected(device, look):
+    for seen in looks:
+        with inspected(device, seen):
             transform(batch)
     before.put()
     return objection(*looks)

@@ -1,43 +1,85 @@
-"""`Changes`: what a run has changed besides weights: numbers that modules keep, what learns, how far schedulers are.
+"""`Changes`: what a run has changed besides weights: values that objects keep, what learns, how far schedulers are.
 
 A value that was never changed is a setting, and belongs to the script: a dropout rate, the length of a schedule. One
-that was is progress, and belongs to the checkpoint: a counter, a temperature that falls, the epoch of a schedule. So
-only what differs from the beginning of the run is saved, and a person may go on with other settings.
+that was is progress, and belongs to the checkpoint: a counter, a queue, a temperature that falls, the epoch of a
+schedule. So only what differs from the beginning of the run is saved, and a person may go on with other settings.
 """
 
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import copy
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader
+from torch.utils.data import Dataset
 
+from hotloop.attributes import LOST, ROOM, Mark, Parts, Restoring, devices_of, moved, parts_of
 from hotloop.checkpoint.tree import pack
-from hotloop.data.chance import Chance, Moment
+from hotloop.data.chance import is_stateful
+from hotloop.dice import Dice, Generator
+from hotloop.effects import Look, look
+from hotloop.errors import BadArgument
+from hotloop.loop.saved import check_tensors, owner_of
+from hotloop.text import shorten
 
-Key = tuple[int, str, str]  # the number of a module, the path of one inside it, the name of an attribute
-_PLAIN = (bool, int, float, str, type(None))
-_LARGE = 1 << 20  # bytes of a tensor from which on it is not kept alive for a comparison
-LOST: Any = object()
+Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _MADE = ("lr_lambdas", "_schedulers")  # entries of a scheduler's state that are not its attributes
+_LITTLE = 1 << 20  # bytes of what a dataset keeps: more is data or a cache of it
+_SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
 
 
 class Changes:
-    """Compares modules and schedulers with what they were when this was made."""
+    """Compares what a run was given with what it was when this was made."""
 
-    def __init__(self, modules: Sequence[nn.Module], schedulers: Sequence[LRScheduler]) -> None:
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        schedulers: Sequence[LRScheduler],
+        others: Mapping[str, object] | None = None,
+        stateful: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
+        known: Sequence[object] = (),
+    ) -> None:
+        """`others` is what else was handed over, by name; `stateful` is what the person asks to be saved.
+
+        Of what is `known` others look after the state: the loop itself, its loaders.
+        """
+        self.known = list(known)
         self._modules = modules
         self._schedulers = schedulers
-        self._marks = _marks(modules)
+        self._handed = dict(others or {})
+        self._others = self._owned(self._handed)
+        self._given = dict(stateful or {})
+        self._device = device or torch.device("cpu")
+        self._generators: dict[str, Generator] = {}  # by the path on which each was reached
+        self._marks = self._marked()
         self._learns = _learns(modules)
-        self._left: tuple[dict[Key, _Mark], dict[Key, bool]] | None = None
+        self._left: tuple[dict[Key, Mark], dict[Key, bool]] | None = None
         self._settings = [dict(vars(scheduler)) for scheduler in schedulers]
         self._forms = [{k: _form(v) for k, v in scheduler.state_dict().items()} for scheduler in schedulers]
         self._known: set[Key] = set()  # changed in an earlier part of the run
         self._known_steps: list[set[str]] = [set() for _ in schedulers]
+
+    def hand(self, others: Mapping[str, object], stateful: Mapping[str, Any], known: Sequence[object]) -> None:
+        """The same loop goes on: what it was handed may be something else now."""
+        self.known = list(known)
+        before = self._others
+        self._handed = dict(others)
+        self._others = self._owned(others)
+        self._given = dict(stateful)
+        new = {name for name, thing in self._others.items() if before.get(name) is not thing}
+        self._marks = {key: mark for key, mark in self._marks.items() if key[0] not in new}
+        self._marks |= {key: mark for key, mark in self._marked().items() if key[0] in new}
+        if self._left is not None:
+            self._left = {key: mark for key, mark in self._left[0].items() if key[0] not in new}, self._left[1]
 
     def to_state(self) -> dict[str, Any]:
         """What has changed, as plain data and tensors."""
@@ -45,161 +87,322 @@ class Changes:
             before = self._forms[number]
             now = scheduler.state_dict().items()
             self._known_steps[number] |= {k for k, v in now if k not in before or before[k] != _form(v)}
+        attributes = {
+            key: parts.whole()  # with containers of its own, for training goes on
+            for key, _, parts in self._attributes()
+            if key in self._known or key not in self._marks or not self._marks[key].fits(parts)
+        }
         return {
-            "attributes": {
-                key: value
-                for key, _, value in _attributes(self._modules)
-                if key in self._known or key not in self._marks or not self._marks[key].fits(value)
-            },
+            "attributes": attributes,
+            "devices": {key: on for key, value in attributes.items() if (on := devices_of(value))},
+            "device": self._device.type,
             "learns": {
                 key: parameter.requires_grad
                 for key, parameter in _parameters(self._modules)
                 if key in self._known or self._learns.get(key) != parameter.requires_grad
             },
             "schedulers": [sorted(names) for names in self._known_steps],
+            "given": {name: thing.state_dict() for name, thing in self._given.items()},
+            "found": {name: thing.state_dict() for name, thing in self._found().items()},
+            "generators": {
+                path: [type(each).__name__, Dice.of(each).take()] for path, each in self._generators.items()
+            },
         }
 
     def leave(self) -> None:
         """Remember how a part of the run ends: what differs when the same loop goes on was set by the person."""
-        self._left = _marks(self._modules), _learns(self._modules)
+        self._left = self._marked(), _learns(self._modules)
 
-    def put(self, state: dict[str, Any], device: torch.device) -> None:
-        """Make the same changes; the schedulers have loaded a whole state, and get back what are settings of theirs."""
+    def check(self, state: dict[str, Any]) -> None:
+        """Refuse the state of something else before anything has changed."""
+        saved = state.get("given", {})
+        missing = sorted(saved.keys() - self._given.keys())
+        if missing:
+            raise BadArgument(
+                f"the checkpoint holds the state of {shorten(missing)}, and this loop was not given it",
+                fix=f"hand it over again: Loop(…, stateful={{{missing[0]!r}: …}})",
+            )
+        for name, thing in self._given.items():
+            if isinstance(thing, nn.Module) and name in saved:
+                check_tensors(name, thing.state_dict(), saved[name])
+
+    def put(self, state: dict[str, Any], device: torch.device) -> list[str]:
+        """Make the same changes, and name those that could not be made.
+
+        The schedulers have loaded a whole state, and get back what are settings of theirs.
+        """
         self._undo()
         self._known = {*state["attributes"], *state["learns"]}
         self._known_steps = [set(names) for names in state["schedulers"]]
-        owners = {(number, path): inner for number, path, inner in _inner(self._modules)}
-        for (number, path, name), value in state["attributes"].items():
-            owner = owners.get((number, path))
-            if owner is not None and _is_kept(vars(owner).get(name)):
-                now = vars(owner).get(name)
-                vars(owner)[name] = value.to(getattr(now, "device", device)) if isinstance(value, Tensor) else value
+        missing = self._put_attributes(state, device)
         for key, parameter in _parameters(self._modules):
             if key in state["learns"]:
                 parameter.requires_grad_(state["learns"][key])
         for scheduler, settings, changed in zip(self._schedulers, self._settings, self._known_steps, strict=True):
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
+        return missing + self._put_generators(state.get("generators", {}))
+
+    def load(self, state: dict[str, Any]) -> list[str]:
+        """Give what tells its own state the one that it had, or leave all as it was; names what was not there."""
+        now = {**self._found(), **self._given}
+        saved = {**state.get("found", {}), **state.get("given", {})}
+        before: list[tuple[Any, Any]] = []
+        try:
+            for name in now.keys() & saved.keys():
+                before.append((now[name], copy.deepcopy(now[name].state_dict())))
+                now[name].load_state_dict(saved[name])
+        except Exception as error:
+            for thing, own in before:
+                thing.load_state_dict(own)
+            raise BadArgument(
+                f"{name} does not take the state that it has in the checkpoint: {type(error).__name__}: {error}",
+                fix="build it as it was, or choose another folder for a new run",
+            ) from error
+        return sorted(now.keys() ^ saved.keys())
+
+    def search(self) -> None:
+        """Find the generators that can be reached from what the run was given, but for the loader's own."""
+        self._generators = self._reached(self._roots(data=False)).generators
+
+    def look(self, extra: Mapping[str, object]) -> Look:
+        """Everything that can be reached and is not in the checkpoint; `extra` is looked at too."""
+        seen = self._reached({**self._roots(data=True), **extra}, self._told(), extra.values())
+        for path in seen.generators:
+            seen.values.pop(path, None)
+        return seen
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether there are layers that the first batch will change into others."""
+        return any(isinstance(inner, LazyModuleMixin) for module in self._modules for inner in module.modules())
+
+    def _reached(self, roots: Mapping[str, object], known: Iterable[object] = (), more: Iterable[object] = ()) -> Look:
+        """What can be reached, but for attributes that a checkpoint holds; those of `more` are among them."""
+        holders = {id(owner): room for _, _, owner, room in self._owners()} | {id(owner): ROOM for owner in more}
+
+        def holds(owner: object, name: str, value: object) -> bool:
+            if isinstance(owner, Optimizer) and name in _of_optimizers():
+                return not name.endswith("_hooks")
+            room = holders.get(id(owner))
+            if room is None:
+                return False
+            if isinstance(owner, nn.Module) and name in _of_modules():
+                return name in ("_parameters", "_buffers")
+            return parts_of(value, room) is not None or (isinstance(value, Tensor) and value.grad_fn is not None)
+
+        return look(roots, holds, chain(known, self.known, self._weights()))
+
+    def _owned(self, things: Mapping[str, object]) -> dict[str, Any]:
+        """What keeps the state of each thing; what is a part of a module is saved with it."""
+        inside = {id(inner) for module in self._modules for inner in module.modules()}
+        owners = {name: owner_of(thing) for name, thing in things.items()}
+        return {name: owner for name, owner in owners.items() if id(owner) not in inside and not _is_ours(owner)}
+
+    def _found(self) -> dict[str, Any]:
+        """What was handed over and tells its own state, of a kind that a checkpoint can hold."""
+        told = {n: t for n, t in self._others.items() if is_stateful(t) and not isinstance(t, Optimizer)}
+        return {name: thing for name, thing in told.items() if _can_be_packed(thing)}
+
+    def _owners(self) -> Iterator[tuple[int | str, str, Any, int]]:
+        """Everything whose attributes are saved, and how many bytes one of them may have."""
+        known = {id(each) for each in self.known}
+        for root, path, owner, room in self._holders():
+            yield root, path, owner, room
+            for name, value in list(vars(owner).items()):
+                if id(value) not in known and _is_record(value):
+                    yield root, f"{path}<{name}>", value, room
+
+    def _holders(self) -> Iterator[tuple[int | str, str, Any, int]]:
+        for number, module in enumerate(self._modules):
+            for path, inner in module.named_modules():
+                yield number, path, inner, ROOM
+        found = self._found()
+        for name, thing in self._others.items():
+            if isinstance(thing, nn.Module):
+                for path, inner in thing.named_modules():
+                    yield name, path, inner, ROOM
+            elif name not in found and isinstance(getattr(thing, "__dict__", None), dict):
+                yield name, "", thing, _LITTLE if isinstance(thing, Dataset) else ROOM
+
+    def _attributes(self) -> Iterator[tuple[Key, Any, Parts]]:
+        """Plain values that objects hold as attributes, and may change while they run."""
+        for root, path, owner, room in self._owners():
+            own = _of_modules() if isinstance(owner, nn.Module) else ()
+            own = _of_optimizers() if isinstance(owner, Optimizer) else own
+            for name, value in vars(owner).items():
+                if name not in own and (parts := parts_of(value, room)) is not None:
+                    yield (root, path, name), owner, parts
+
+    def _marked(self) -> dict[Key, Mark]:
+        return {key: Mark(parts) for key, _, parts in self._attributes()}
+
+    def _put_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+        owners = {(root, path): owner for root, path, owner, _ in self._owners()}
+        names, restoring, missing = dict(enumerate(["model"])), Restoring(), []
+        for key, saved in state["attributes"].items():
+            root, path, name = key
+            owner = owners.get((root, path))
+            now = None if owner is None else vars(owner).get(name)
+            if owner is None or (now is not None and parts_of(now) is None):
+                missing.append(".".join(filter(None, (str(names.get(root, root)), path, name))))
+                continue
+            was = state.get("devices", {}).get(key)
+            value = saved
+            if isinstance(saved, Tensor):
+                value = saved.to(getattr(now, "device", device))
+            elif was:
+                host = torch.device("cpu")
+                value = moved(saved, (device if kind == state["device"] else host for kind in was))
+            restoring.put(vars(owner), name, value)
+        return missing
+
+    def _put_generators(self, states: dict[str, Any]) -> list[str]:
+        self.search()
+        found, missing = self._generators, []
+        for path, (kind, state) in states.items():
+            if path in found and type(found[path]).__name__ == kind:
+                Dice.of(found[path]).put(state)
+            else:
+                missing.append(path)
+        return missing
 
     def _undo(self) -> None:
         """Where the same loop goes on: be as at the beginning, but for what the person has set since."""
         if self._left is None:
             return
         marks, learns = self._left
-        for key, owner, value in list(_attributes(self._modules)):
+        restoring = Restoring()
+        for key, owner, parts in list(self._attributes()):
             begin, end = self._marks.get(key), marks.get(key)
-            if begin is None or end is None or not end.fits(value):
-                self._marks[key] = _Mark(value)
-            elif not begin.fits(value) and begin.value is not LOST:
-                vars(owner)[key[2]] = begin.value
+            if begin is None or end is None or not end.fits(parts):
+                self._marks[key] = Mark(parts)
+            elif not begin.fits(parts) and (value := begin.value) is not LOST:
+                restoring.put(vars(owner), key[2], value)
         for key, parameter in _parameters(self._modules):
             if learns.get(key) == parameter.requires_grad:
                 parameter.requires_grad_(self._learns.get(key, parameter.requires_grad))
             else:
                 self._learns[key] = parameter.requires_grad
 
+    def _roots(self, *, data: bool) -> dict[str, object]:
+        """Where to look, by name; each module is a root, so that a deep model is no deeper than a flat one."""
+        roots: dict[str, object] = {}
+        for number, module in enumerate(self._modules):
+            root = "model" if not number else type(module).__name__
+            roots |= {f"{root}.{path}" if path else root: inner for path, inner in module.named_modules()}
+        for module in self._modules:
+            for name, parameter in module.named_parameters():
+                hooks = [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
+                roots |= {f"{name}.hook": hooks} if any(hooks) else {}
+        roots |= {name: thing for name, thing in self._handed.items() if data or not isinstance(thing, Dataset)}
+        return roots
 
-def _marks(modules: Sequence[nn.Module]) -> dict[Key, "_Mark"]:
-    return {key: _Mark(value) for key, _, value in _attributes(modules)}
+    def _weights(self) -> Iterator[object]:
+        """Tensors that a checkpoint holds, and schedulers."""
+        for module in self._modules:
+            yield from module.parameters()
+            yield from module.buffers()
+        for thing in self._others.values():
+            if isinstance(thing, Optimizer):
+                yield from (parameter for group in thing.param_groups for parameter in group["params"])
+        yield from self._schedulers
+
+    def _told(self) -> Iterator[object]:
+        """What tells its own state, and what that consists of."""
+        for thing in (*self._found().values(), *self._given.values()):
+            yield thing
+            if isinstance(thing, nn.Module):
+                yield from thing.parameters()
+                yield from thing.buffers()
+                if thing not in self._others.values():
+                    yield from thing.modules()
+            else:
+                yield from getattr(thing, "__dict__", {}).values()
+
+
+class Unsaved:
+    """Names of what training changes and no checkpoint holds, found by looking now and then.
+
+    Each look also searches for generators that came into being since.
+    """
+
+    def __init__(self, changes: Changes, extra: Mapping[str, object]) -> None:
+        self._changes = changes
+        self._extra = extra
+        self._names: set[str] = set()
+        self._began = time.perf_counter()
+        changes.search()
+        self._first = None if changes.is_lazy else changes.look(extra)
+        self._spent = time.perf_counter() - self._began
+
+    def names(self, *, surely: bool = False) -> list[str]:
+        """All that were found so far; unless `surely`, nobody looks again where that has taken long enough."""
+        now = time.perf_counter()
+        if surely or self._spent < _FREE + _SHARE * (now - self._began):
+            self._changes.search()
+            seen = self._changes.look(self._extra)
+            if self._first is None and not self._changes.is_lazy:
+                self._first = seen  # PyTorch has turned lazy layers into others by now
+            self._names |= set() if self._first is None else _outermost(self._first.changes(seen))
+            self._spent += time.perf_counter() - now
+        return sorted(self._names)
+
+
+def _outermost(names: Iterable[str]) -> set[str]:
+    """Without the entries of a dict that has no names for them, and without what is part of another."""
+    cut = {name.partition(".#")[0] for name in names}
+    return {name for name in cut if not any(name.startswith(f"{other}.") for other in cut)}
+
+
+def _is_ours(thing: Any) -> bool:
+    """Whether it is a part of hotloop, such as the objective of models that return their loss."""
+    kind = thing if isinstance(thing, FunctionType) else type(thing)
+    return str(getattr(kind, "__module__", "")).partition(".")[0] == "hotloop"
+
+
+def _is_record(value: Any) -> bool:
+    """An object that keeps plain values and nothing else, such as the settings of a model."""
+    if isinstance(value, nn.Module | Tensor | type | FunctionType | Dataset | Optimizer | dict | list | set | deque):
+        return False
+    held = getattr(value, "__dict__", None)
+    return isinstance(held, dict) and bool(held) and all(parts_of(each, _LITTLE) is not None for each in held.values())
+
+
+def _can_be_packed(thing: Any) -> bool:
+    try:
+        pack(thing.state_dict())
+    except Exception:  # noqa: BLE001  # it is the person's, and was not meant for us
+        return False
+    return True
+
+
+@cache
+def _of_modules() -> frozenset[str]:
+    """Attributes that every module has, and that are somebody else's affair; its mode is not."""
+    return frozenset(vars(nn.Module())) - {"training"}
+
+
+@cache
+def _of_optimizers() -> frozenset[str]:
+    """Attributes that every optimizer has; its state_dict holds what matters of them."""
+    names = frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
+    return names | {"step", "_opt_called", "_step_count", "grad_scale", "found_inf"}
 
 
 def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:
     return {key: parameter.requires_grad for key, parameter in _parameters(modules)}
 
 
-def _inner(modules: Sequence[nn.Module]) -> Iterator[tuple[int, str, nn.Module]]:
+def _parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[Key, nn.Parameter]]:
     for number, module in enumerate(modules):
         for path, inner in module.named_modules():
-            yield number, path, inner
-
-
-def _attributes(modules: Sequence[nn.Module]) -> Iterator[tuple[Key, nn.Module, Any]]:
-    """Plain numbers, words and tensors that modules hold as attributes, and may change while they run."""
-    for number, path, inner in _inner(modules):
-        for name, value in vars(inner).items():
-            if _is_kept(value):
-                yield (number, path, name), inner, value
-
-
-def _parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[Key, nn.Parameter]]:
-    for number, path, inner in _inner(modules):
-        for name, parameter in inner._parameters.items():
-            if parameter is not None:
-                yield (number, path, name), parameter
-
-
-def _is_kept(value: object) -> bool:
-    if type(value) in _PLAIN:
-        return True
-    # A tensor that remembers what it was computed from is a result that somebody wanted to look at.
-    return (
-        type(value) is Tensor
-        and value.grad_fn is None
-        and value.layout == torch.strided
-        and not (value.is_quantized or value.is_meta)
-    )
-
-
-class _Mark:
-    """A value as it was, for a comparison that does not look at what is on a device."""
-
-    def __init__(self, value: Any) -> None:
-        is_large = isinstance(value, Tensor) and value.nbytes > _LARGE
-        self._value: Callable[[], Any] = weakref.ref(value) if is_large else partial(_same, value)
-        self._version = _version(value)
-
-    @property
-    def value(self) -> Any:
-        """What it was; `LOST` where that was changed in place, or was too large to be kept for this."""
-        value = self._value()
-        if not isinstance(value, Tensor):
-            return value if self._version is None else LOST
-        return value if self._version == _version(value) is not None else LOST
-
-    def fits(self, value: Any) -> bool:
-        """Whether this is the same value still."""
-        was = self.value
-        if isinstance(value, Tensor):
-            return was is value
-        return type(value) is type(was) and repr(value) == repr(was)  # nan is itself
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _version(value: Any) -> int | None:
-    """How often a tensor was changed in place, where that is known."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
+            for name, parameter in inner._parameters.items():
+                if parameter is not None:
+                    yield (number, path, name), parameter
 
 
 def _form(value: Any) -> Any:
     """A part of a scheduler's state for comparison; one with tensors counts as changed."""
     tensors, plain = pack(value)
     return object() if tensors else plain
-
-
-class Draws:
-    """The generators of random numbers that the loader of an evaluation holds itself, from epoch to epoch."""
-
-    def __init__(self, state: dict[str, Any] | None = None) -> None:
-        """`state` is what an earlier part of the run had come to."""
-        self._state = state
-        self._chance: Chance | None = None
-
-    def of(self, loader: object) -> None:
-        """Follow this loader, after it was brought to where it was."""
-        if loader is None:
-            return
-        here = isinstance(loader, DataLoader) and not loader.num_workers  # where items are made
-        self._chance = Chance(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)
-        if self._state is not None:
-            own, samplers = tuple(self._state["own"]), tuple(self._state["samplers"])
-            self._chance.put_own(Moment(torch.get_rng_state(), own=own, samplers=samplers))
-
-    def to_state(self) -> dict[str, Any] | None:
-        """Where they are, as plain data and tensors."""
-        if self._chance is None:
-            return None
-        moment = self._chance.note()
-        return {"own": list(moment.own), "samplers": list(moment.samplers)}

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.data.origin import nothing_came
 from hotloop.loop.burst import stretches
-from hotloop.objective import items_in
 
 if TYPE_CHECKING:
     from hotloop.loop.loop import Loop
@@ -22,7 +21,7 @@ def epoch_of(
     if stream.resident is None:
         for batch in loop.batches(loader, device_transform=device_transform):
             loop.step(batch)
-            yield 1, items_in(batch)
+            yield 1, loop._step.update.weighing.items_in(batch)
         return
     loop._begin_epoch(loader)
     resident = stream.resident
@@ -40,12 +39,12 @@ def epoch_of(
         for stream.origin, each in zip(origins, drawn, strict=True):
             batch = resident.gather(resident.items(), each)
             if device_transform is not None:
-                batch = device_transform(batch)
+                batch = loop._transformed(device_transform, batch)
             if loop._tuner.is_busy:
                 loop._before_step(loader, device_transform, batch)
             loop._given = batch
             loop.step(batch)
-            yield 1, items_in(batch)
+            yield 1, loop._step.update.weighing.items_in(batch)
     if not loop._watch.items_seen:
         raise nothing_came(loader)
     loop._end_epoch()

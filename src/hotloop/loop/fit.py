@@ -11,22 +11,35 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader, default_collate, default_convert
 
 from hotloop.checkpoint import CheckpointWarning
 from hotloop.clock import Clock
 from hotloop.data import Resumption
+from hotloop.data.samplers import has_known_sampler, samplers_of
+from hotloop.data.validation import Validation
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
-from hotloop.loop.changes import Changes, Draws
+from hotloop.loop.changes import Changes, Unsaved
 from hotloop.loop.journal import Journal
 from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
-from hotloop.loop.saved import check_run, go_on_in, is_shaped, modules_of, position_of
+from hotloop.loop.saved import (
+    check,
+    check_run,
+    go_on_in,
+    handed_to,
+    is_shaped,
+    modules_of,
+    position_of,
+    put_random,
+)
 from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.turns import Schedule
 from hotloop.loop.watch import Ending, Watch
 from hotloop.memory.release import EmptyCacheWatch
-from hotloop.records import Epoch, Report
+from hotloop.records import Epoch, PlanChange, Report
+from hotloop.text import shorten
 
 if TYPE_CHECKING:
     from hotloop.loop.loop import Loop
@@ -54,6 +67,9 @@ class Fit:
     journal: Journal
     saver: Saver | None = None
     time_limit: float | None = None  # seconds
+    loader: Iterable[Any] = ()
+    validate: Iterable[Any] | None = None
+    transform: object = None  # of batches on the device
     stop: Stop = field(default_factory=Stop)
     epochs: list[Epoch] = field(default_factory=list)
     first: int = 0  # epochs that an earlier part of the run has done
@@ -71,30 +87,51 @@ class Fit:
         self._between = False  # an epoch has ended and none has begun since
         self._items = 0  # trained on, since it began or last went on
         self._resumption = Resumption()
+        self._validation = Validation(self.validate, self.loop.device, saved=self.saver is not None)
         self._changes = None if self.saver is None else self._changes_of_the_run(self.saver)
-        self._draws = Draws()  # of the evaluation
+        self._unsaved: Unsaved | None = None
+        self._lost: list[str] = []  # names of what training changes and no checkpoint holds
+        self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
         self._last: dict[str, Any] | None = None  # the state before it
         self._tuned_before = self.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.watch.batches, self.loop.out_of_memory)
+        self._planned = len(self.loop._plans) - 1  # the plan that this part begins with
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
     def _changes_of_the_run(self, saver: Saver) -> Changes:
         """Those since the loop began, where the same one goes on: as in a notebook, where nothing is built anew."""
-        if saver.found is None or self.loop._changes is None:
-            self.loop._changes = Changes(modules_of(self.loop), self.schedule.schedulers)
-        return self.loop._changes
+        loop = self.loop
+        makers = {**makers_of(self.loader), **makers_of(self.validate, "validation ")}
+        others = handed_to(loop, self.transform, makers)
+        known = [loop, self, saver, self.loader, self.validate]
+        if saver.found is None or loop._changes is None:
+            modules = modules_of(loop)
+            loop._changes = Changes(modules, self.schedule.schedulers, others, loop._stateful, loop.device, known)
+        else:
+            loop._changes.hand(others, loop._stateful, known)
+        return loop._changes
 
-    def go_on(self, tree: dict[str, Any], loader: Iterable[Any], tell: Callable[[str], None]) -> None:
+    def go_on(self, tree: dict[str, Any], tell: Callable[[str], None]) -> None:
         """Be where a checkpoint was; one of another run is refused before anything has changed."""
-        check_run(tree)
-        self._resumption = go_on_in(self.loop, loader, tree["loop"], tree["position"], tell)
         assert self._changes is not None
-        self._changes.put(tree["changes"], self.loop.device)
-        run = tree["run"]
-        self._draws = Draws(run["draws"])
+        check_run(tree)
+        loop, changes, run = self.loop, tree["changes"], tree["run"]
+        check(loop, tree["loop"])
+        self._changes.check(changes)
+        missing = self._changes.load(changes)
+        self._resumption = go_on_in(loop, self.loader, tree["loop"], tree["position"], tell)
+        reasons = [self._resumption.reason, self._validation.resume(run["draws"])]
+        missing += self._changes.put(changes, loop.device)
+        put_random(loop, tree["loop"])
+        if missing:
+            reasons.append(f"the checkpoint and this run do not have in common: {shorten(missing, 6)}")
+        self._lost = list(run.get("lost", []))
+        if self._lost:
+            reasons.append(f"training had changed what no checkpoint holds: {shorten(self._lost, 6)}")
+        self._resumption = replace(self._resumption, reason="; ".join(filter(None, reasons)) or None)
         self.first, self.consumed = run["first"], run["consumed"] or 0
         self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
         self._started, self._earlier = run["started"], run["so_far"]
@@ -102,26 +139,30 @@ class Fit:
         self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
         self._resumed = run["resumed"] + 1
         self._before = tuple(run["before"])
+        self._plans = [PlanChange.from_json(change) for change in run.get("plans", [])]
+        loop._journal("that of the checkpoint")
+        self._planned = len(loop._plans) - 1
 
     def run(
         self,
         epoch: Callable[[], Iterable[tuple[int, int]]],
         length: int | None,
         epochs: int,
-        validate: Iterable[Any] | None,
         metrics: Metrics | None,
         progress: bool | None,
     ) -> Report:
         """Train, evaluate after each epoch, and report what was measured; `epoch` gives batches and items."""
+        validate = self._validation.loader
         wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
-        self._draws.of(validate)
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
         listening = self.stop.listening(terminate=self.saver is not None)
         with self.journal, listening, shown as self.display, EmptyCacheWatch() as self._cache:
             self.tuner.display = self.display
             self._say_where_it_goes_on(epochs, length)
-            if self.saver is not None and is_shaped(self.loop):
-                self.saver.check(self.loop.state())
+            if self.saver is not None and self._changes is not None:
+                if is_shaped(self.loop):
+                    self.saver.check({"loop": self.loop.state(), "changes": self._changes.to_state()})
+                self._unsaved = Unsaved(self._changes, self._searched())
             if self._unevaluated is not None:
                 self._note(self._unevaluated, validate, metrics, whole=True)
                 self._save_epoch(validate, metrics, last=self.stop.asked or self.first >= epochs)
@@ -142,8 +183,7 @@ class Fit:
 
     def close(self) -> None:
         """Whatever ended it: nothing is written any more."""
-        if self.saver is not None and self._changes is not None:
-            self.saver.close()
+        if self._changes is not None:
             self._changes.leave()
 
     def _say_where_it_goes_on(self, epochs: int, length: int | None) -> None:
@@ -214,6 +254,7 @@ class Fit:
         best = loss is not None and all(loss < e.metrics.get("loss", math.inf) for e in self.epochs[:-1])
         if last or best or self.saver.is_due(self.loop.steps):
             self._finish(validate, metrics, wait=True)
+            self._tell_what_is_lost(surely=last)
             self.saver.save(self.loop.steps, lambda: self._tree(None), loss, wait=last)
 
     def _save_end(self) -> None:
@@ -226,9 +267,31 @@ class Fit:
         elif self.stop.asked and self._between and self.saver.last != self.loop.steps:
             self.saver.save(self.loop.steps, lambda: self._tree(None), wait=True)
 
+    def _searched(self) -> dict[str, object]:
+        """Where else to look for what training changes: samplers, or a loader that is the person's own."""
+        found = {"sampler": samplers_in(self.loader), "validation sampler": samplers_in(self.validate)}
+        return {name + ".sampler" * n: each for name, several in found.items() for n, each in enumerate(several)}
+
+    def _tell_what_is_lost(self, *, surely: bool = False) -> None:
+        """Say once for each name that training changes something which no checkpoint holds."""
+        if self._unsaved is None:
+            return
+        in_workers = self.loop._stream.changed_in_workers if self.loop._stream else []
+        names = {*self._unsaved.names(surely=surely), *in_workers, *self._validation.changed_in_workers}
+        if new := sorted(names - set(self._lost)):
+            self._lost = sorted(names | set(self._lost))
+            warnings.warn(
+                f"training changes what no checkpoint holds, so that a run which is resumed begins with it anew:"
+                f" {shorten(new, 6)}\n  fix: give it state_dict and load_state_dict and hand it over:"
+                " Loop(…, stateful={…}); or keep it as a buffer or a plain attribute of a module",
+                CheckpointWarning,
+                stacklevel=6,
+            )
+
     def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
         """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
         assert self._changes is not None
+        self._tell_what_is_lost(surely=self.stop.asked)
         inside = consumed is not None
         run = {
             "first": self.first if unevaluated is None else unevaluated.number,
@@ -240,10 +303,23 @@ class Fit:
             "unevaluated": None if unevaluated is None else unevaluated.to_json(),
             "resumed": self._resumed,
             "before": list(self._before),
-            "draws": self._draws.to_state(),
+            "draws": self._validation.to_state(),
+            "lost": self._lost,
+            "plans": [change.to_json() for change in self._all_plans()],
         }
         changes = self._changes.to_state()
         return {"loop": self.loop.state(), "changes": changes, "position": position_of(self.loop, consumed), "run": run}
+
+    def _all_plans(self) -> list[PlanChange]:
+        """Every plan of this run with the batch from which on it was carried out, those of earlier parts included."""
+        self.loop._journal("the step was changed while it ran")  # where many steps at once have not noted it yet
+        plans = list(self._plans)
+        steps, _, batches, _ = self._before
+        for change in self.loop._plans[self._planned :]:
+            if not plans or plans[-1].plan != change.plan:
+                step, batch = max(0, change.step - steps), max(0, change.batch - batches)
+                plans.append(replace(change, step=step, batch=batch))
+        return plans
 
     def _seconds(self) -> float:
         return time.perf_counter() - self._clock
@@ -326,8 +402,26 @@ class Fit:
             saving=so_far["saving"],
             load=self.journal.load,
             watched=self._items,
+            plans=tuple(self._all_plans()),
         )
 
 
 def _peak_memory(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def makers_of(loader: object, prefix: str = "") -> dict[str, object]:
+    """What makes the items and batches of a loader, where that is done in this process."""
+    if not isinstance(loader, DataLoader) or loader.num_workers:
+        return {}
+    makers: dict[str, object] = {f"{prefix}dataset": loader.dataset}
+    if loader.collate_fn not in (default_collate, default_convert):
+        makers[f"{prefix}collate_fn"] = loader.collate_fn
+    return makers
+
+
+def samplers_in(loader: object) -> list[object]:
+    """The samplers of a loader that are the person's own."""
+    if not isinstance(loader, DataLoader) or has_known_sampler(loader):
+        return []
+    return list(samplers_of(loader))

@@ -1,5 +1,6 @@
 """The step as a CUDA graph: recorded once, replayed with one call, and left alone where a recording would be wrong."""
 
+import gc
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +31,8 @@ class Recording:
         random = torch.cuda.get_rng_state(side.device)
         current = torch.cuda.current_stream(side.device)
         pool = torch.cuda.graph_pool_handle()
+        collects = gc.isenabled()
+        gc.disable()  # garbage may hold a graph or an event, and to destroy one ends a capture
         try:
             # Other threads, such as a loader's pinning thread, may go on allocating meanwhile.
             with torch.cuda.graph(self._graph, pool, stream=side, capture_error_mode="thread_local"):
@@ -42,6 +45,9 @@ class Recording:
             if isinstance(error, CannotCapture):
                 raise
             raise CannotCapture(_reason(error)) from error
+        finally:
+            if collects:
+                gc.enable()
 
     def replay(self) -> None:
         self._graph.replay()

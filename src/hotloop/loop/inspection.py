@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from hotloop.effects import Look, shown
 from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
 from hotloop.state import Randomness
+from hotloop.text import shorten
 from hotloop.waits import Waits, waits
 
 FEW = 16  # values of a host tensor that are looked at
@@ -25,13 +28,24 @@ class Inspection:
     work: list[tuple[Hashable, Site | None]] = field(default_factory=list)
     waits: Waits = field(default_factory=Waits)
     drew: bool = False  # random numbers on the host
+    effects: list[str] = field(default_factory=list)  # names of Python values that it changed
+    carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
+    read: set[int] = field(default_factory=set)  # storages that its operations read
+
+    def compare(self, before: Look, after: Look) -> None:
+        """See what the pass has changed in Python between two looks that hold tensors."""
+        self.effects = before.changes(after, tensors=False)
+        replaced = (name for name, tensor in before.tensors.items() if after.tensors.get(name) is not tensor)
+        read = (name for name in replaced if _storage(before.tensors[name]) in self.read)
+        self.carried = sorted({shown(name) for name in read})
+        self.read = set()
 
 
 @contextmanager
 def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
     """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
     before = Randomness(device)
-    with waits(device) as waited, _Recorder(seen.work):
+    with waits(device) as waited, _Recorder(seen):
         yield
     seen.waits.sites.update(waited.sites)
     seen.drew = seen.drew or not before.same_on_host(Randomness(device))
@@ -44,27 +58,55 @@ def objection(first: Inspection, second: Inspection) -> str | None:
             return f"the host waits for the device: {seen.waits}"
         if seen.drew:
             return "it draws random numbers on the host, which a recording would freeze"
+    if where := departure(first, second):
+        return f"it does other work in each step, which a recording would freeze: {where}"
+    for seen in (first, second):
+        if seen.effects:
+            return f"it changes {shorten(seen.effects, 3)} in Python, which a replay of a CUDA graph leaves out"
+        if seen.carried:
+            names = shorten(seen.carried, 3)
+            return f"it reads {names} and puts a new tensor there; a replay reads the old one: write into it (copy_)"
+    return None
+
+
+def departure(first: Inspection, second: Inspection) -> str | None:
+    """Where the operations of two passes begin to differ; None where they are the same."""
     for (a, site), (b, _) in zip(first.work, second.work, strict=False):
         if a != b:
-            return f"it does other work in each step, which a recording would freeze: {site or 'outside your own code'}"
+            return str(site or "outside your own code")
     if len(first.work) != len(second.work):
-        return "it does more work in one step than in another, which a recording would freeze"
+        longer = max(first.work, second.work, key=len)
+        return str(longer[min(len(first.work), len(second.work))][1] or "outside your own code")
     return None
+
+
+@contextmanager
+def operations_of(seen: Inspection) -> Iterator[None]:
+    """Note the operations of a pass and nothing else, as while it is captured."""
+    with _Recorder(seen):
+        yield
+    seen.read = set()
 
 
 class _Recorder(TorchDispatchMode):
     """Notes each operation with its shapes, its numbers and the line that asked for it."""
 
-    def __init__(self, work: list[tuple[Hashable, Site | None]]) -> None:
+    def __init__(self, seen: Inspection) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._work = work
+        self._work, self._read = seen.work, seen.read
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = (str(func), tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in (kwargs or {}).items()))
         self._work.append((given, user_site()))
+        self._read.update(_storage(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor))
         return func(*args, **(kwargs or {}))
+
+
+def _storage(tensor: Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 
 
 def _trait(value: Any) -> Hashable:

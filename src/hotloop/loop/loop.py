@@ -1,8 +1,8 @@
 """`Loop`: the training loop a person would write by hand, with the device, the precision and the waits looked after."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,9 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import Dataset, IterableDataset
 
 from hotloop.data import Stream, length_of
 from hotloop.device import pick
+from hotloop.effects import counted_per_call, look
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.evaluation import Metrics, evaluate
 from hotloop.loop.budgeting import Budgeting, budgeted
@@ -25,7 +27,7 @@ from hotloop.loop.journal import Journal, Logged
 from hotloop.loop.largest import Largest, largest_batch
 from hotloop.loop.looking import Memory, memory_of, profile_of
 from hotloop.loop.progress import telling
-from hotloop.loop.saved import state_of
+from hotloop.loop.saved import checked_stateful, state_of
 from hotloop.loop.saving import Saver, seconds_in
 from hotloop.loop.step import Step, total
 from hotloop.loop.tuner import Tuner
@@ -35,7 +37,8 @@ from hotloop.loop.watch import Watch
 from hotloop.loop.words import advice_on_loss, check_that_it_can_learn, memory_words
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.fragmentation import Fragmented
-from hotloop.memory.oom import surely
+from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory, surely
+from hotloop.memory.rewind import Rewind
 from hotloop.memory.survive import Survivor
 from hotloop.memory.usage import usage
 from hotloop.misfit import REFUSALS, explanation
@@ -44,11 +47,11 @@ from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Tuning
 from hotloop.profiling.record import Profile
-from hotloop.records import Report
+from hotloop.records import PlanChange, Report
 from hotloop.state import State
 
 # What a plan by hand asks for and the tuner may not change.
-_KEPT = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget")
+_KEPT = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget", "split")
 
 
 class Loop:
@@ -57,7 +60,8 @@ class Loop:
     `loss` is a criterion `(output, target) → loss` for batches `(input, …, target)`. `objective` is any
     `(model, batch) → loss`; it may also return a dict of named losses, which are summed. A model that returns `.loss`
     needs neither. Several optimizers follow one objective together; as dicts with the same names, each objective
-    has its own optimizer and they take turns.
+    has its own optimizer and they take turns. `stateful` names what else a checkpoint shall hold, such as an
+    `AveragedModel`: anything with `state_dict` and `load_state_dict`.
 
     >>> model = nn.Linear(2, 1)
     >>> loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
@@ -79,7 +83,9 @@ class Loop:
         scheduler: Schedulers = None,
         schedule: Every = "step",
         plan: Plan | Path | str = "auto",
+        stateful: Mapping[str, Any] | None = None,
     ) -> None:
+        self._stateful = checked_stateful(stateful)
         self.choice = pick(device)
         self.device = self.choice.device
         self._criterion = loss
@@ -109,7 +115,7 @@ class Loop:
         self._by_hand = isinstance(plan, Plan)
         self._plans_itself = plan == "auto"
         self._tuner = Tuner(self._subject, self._adopt, self._plain_for_a_while, asked=plan == "auto")
-        self._schedule = Schedule.of(scheduler, schedule)
+        self._schedule = Schedule.of(scheduler, schedule, self._optimizers)
         self._watch = Watch(self.device, single=len(self._turns) == 1, advice=advice_on_loss(begin))
         self._bursts = Bursts()
         self._modes: list[bool] = []  # of the layers, in the last epoch
@@ -123,8 +129,10 @@ class Loop:
             most=begin.micro_batch,
             relieve=self._relieve,
             told=self._tell_of_memory,
+            witness=self._witness,
         )
         self._evaluating = Survivor([self.model], self.device)
+        self._transforming: tuple[Transform, Rewind] | None = None  # the latest transform, and what it may change
         self._stream: Stream[Any] | None = None
         self._given: Any = None  # the batch that `batches` gave out last
         self._expected: int | None = None  # batches of the run, where `fit` knows them
@@ -132,6 +140,9 @@ class Loop:
         self._changes: Changes | None = None  # since the first run that was saved
         self.epoch = 0  # of the data, from 1 once it has begun
         self._step = self._carry_out(self._step_for(begin))
+        self._plans: list[PlanChange] = []  # that were carried out, in their order
+        self._noted: tuple[Plan, int | None] = (begin, None)  # the last of them: of the step, and the micro-batches
+        self._journal("to begin with")
 
     @property
     def plan(self) -> Plan:
@@ -166,7 +177,8 @@ class Loop:
         """
         self._begin_epoch(loader)
         assert self._stream is not None
-        for batch in map(device_transform, self._stream) if device_transform else self._stream:
+        for given in self._stream:
+            batch = given if device_transform is None else self._transformed(device_transform, given)
             if self._tuner.is_busy:
                 self._before_step(loader, device_transform, batch)
             self._given = batch
@@ -190,10 +202,34 @@ class Loop:
             self._survivor.rewind.look_again()  # layers that were frozen may write to their buffers now
         self._step.check()
 
+    def _transformed(self, transform: Transform, batch: Any) -> Any:
+        """A batch as the person's transform makes it; where memory runs out, again after room was made."""
+        if self._tuner.watches:
+            return self._tuner.watch({"device_transform": transform}, partial(transform, batch))
+        if self._transforming is None or self._transforming[0] is not transform:
+            held = look({"device_transform": transform}).generators
+            self._transforming = (transform, Rewind([], self.device, held))
+        rewind = self._transforming[1]
+        for attempt in range(1, ATTEMPTS + 1):
+            rewind.note(batch)
+            try:
+                changed = self._bursts.transformed(transform, batch, self._step)
+            except Exception as error:
+                if not is_out_of_memory(error) or attempt == ATTEMPTS:
+                    raise
+            else:
+                rewind.settle()
+                return changed
+            rewind.put()
+            self._step.forget()  # captures hold memory
+            clear(self.device)
+        raise AssertionError  # the last attempt returns or raises
+
     def _end_epoch(self) -> None:
         self._given = None
         for turn in self._step.update.flush():
             self._schedule.after_update(turn)
+        self._step.audit()
         self._schedule.after_epoch()
 
     def step(self, batch: Any) -> Tensor:
@@ -203,6 +239,8 @@ class Loop:
         if self._budget_is_open:
             self._keep_to_budget(batch)
         step = self._step
+        if self._tuner.watches:
+            return self._watched(batch)
         try:
             loss = step.bare(batch) if step.is_bare else total(step(batch))
         except REFUSALS as error:
@@ -210,9 +248,21 @@ class Loop:
             if better is None:
                 raise
             raise better from error
-        if step.obstacle is not None:
-            self._told_of(step)
+        if not step.is_bare:  # a bare one changes no plan
+            if step.plan is not self._noted[0] or self._survivor.portion.limit != self._noted[1]:
+                self._note_plan()
+            if step.obstacle is not None:
+                self._told_of(step)
         return loss
+
+    def _watched(self, batch: Any) -> Tensor:
+        """A real step whose effects on the person's own objects the tuner notes."""
+        self._tuner.watches, left = 0, self._tuner.watches
+        try:
+            return self._tuner.watch({}, partial(self.step, batch))
+        finally:
+            self._tuner.watches = left
+            self._tuner.watched()
 
     def tune(
         self,
@@ -258,6 +308,7 @@ class Loop:
             device=self.device,
             precision=self.plan.precision,
             survivor=self._evaluating,
+            split=self._step.plan.split,
         )
 
     def fit(
@@ -291,27 +342,30 @@ class Loop:
         utilisation, memory, energy, throttling. `log` takes these and the losses as they come: "tensorboard", a file
         that ends in `.jsonl`, or a `Log` of your own.
         """
-        if epochs < 1:
-            raise BadArgument(f"epochs={epochs}", fix="give a whole number of at least 1")
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
+        if metrics and validate is None:
+            raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
-        saver = None if save is None else Saver(save, every, keep=keep, resume=resume)
-        journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
-        fit = Fit(self, self._watch, self._schedule, self._tuner, journal, saver, limit)
-        self._tuner.begin()
         length = length_of(loader)
-        try:
-            if saver is not None and saver.found is not None:
-                with telling("going back to where it was", progress) as tell:
-                    fit.go_on(saver.found.tree, loader, tell)
-            done = 0 if length is None else fit.first * length + fit.consumed
-            self._expected = None if length is None else self._watch.batches + epochs * length - done
-            epoch = partial(epoch_of, self, loader, device_transform)
-            return fit.run(epoch, length, epochs, validate, metrics, progress)
-        finally:
-            self._expected = None
-            fit.close()
+        with nullcontext() if save is None else Saver(save, every, keep=keep, resume=resume) as saver:
+            journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
+            given = (loader, validate, device_transform)
+            fit = Fit(self, self._watch, self._schedule, self._tuner, journal, saver, limit, *given)
+            self._tuner.begin()
+            try:
+                if saver is not None and saver.found is not None:
+                    with telling("going back to where it was", progress) as tell:
+                        fit.go_on(saver.found.tree, tell)
+                done = 0 if length is None else fit.first * length + fit.consumed
+                self._expected = None if length is None else self._watch.batches + epochs * length - done
+                epoch = partial(epoch_of, self, loader, device_transform)
+                return fit.run(epoch, length, epochs, metrics, progress)
+            finally:
+                self._expected = None
+                fit.close()
 
     def largest_batch(
         self,
@@ -338,7 +392,7 @@ class Loop:
             plan, self.budgeting = budgeted(self._subject, self._step.plan, batch)
         self._subject = replace(self._subject, plan=replace(self._subject.plan, recompute=plan.recompute))
         self._tuner.subject = self._subject
-        self._exchange(self._step_for(plan))
+        self._exchange(self._step_for(plan), "the budget of memory")
         if self.budgeting.missing:
             warnings.warn(str(self.budgeting), MemoryWarning, stacklevel=3)
 
@@ -403,14 +457,14 @@ class Loop:
     def _adopt(self, tuning: Tuning, tried: Step | None) -> None:
         """Carry out a plan that was found."""
         self._by_hand = False
-        self._exchange(self._step_for(tuning.plan, tried))
+        self._exchange(self._step_for(tuning.plan, tried), "it was found to be faster")
 
     def go_on_with(self, plan: Plan) -> None:
         """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""
         if self._plans_itself and torch.device(plan.device).type == self.device.type and plan != self._step.plan:
-            self._exchange(self._step_for(replace(plan, device=str(self.device))))
+            self._exchange(self._step_for(replace(plan, device=str(self.device))), "that of the checkpoint")
 
-    def _exchange(self, new: Step) -> None:
+    def _exchange(self, new: Step, why: str) -> None:
         """Carry out another step from now on."""
         old = self._step
         old.rig.release()
@@ -418,6 +472,30 @@ class Loop:
             self._lay_out(torch.contiguous_format)
         new.update.take_over(old.update)
         self._step = self._carry_out(new)
+        self._journal(why)
+
+    def _journal(self, why: str, *, batch: int | None = None) -> None:
+        """Note the plan that is carried out from the next batch on, or from one that has the number `batch`."""
+        noted = (self._step.plan, self._survivor.portion.limit)
+        if not self._plans or noted != self._noted:
+            at = self._watch.batches if batch is None else batch
+            done = at < self._watch.batches and self.is_between_windows  # the batch, and an update with it
+            step = max(0, self.steps - len(self._turns) * done)
+            plan = {k: list(v) if isinstance(v, tuple) else v for k, v in self.plan.to_json().items()}  # as JSON has it
+            self._plans.append(PlanChange(step, at, plan, why))
+        self._noted = noted
+
+    def _note_plan(self) -> None:
+        """After a batch in which the plan changed by itself: a capture was given up, memory ran out or came back."""
+        (plan, limit), now = self._noted, self._survivor.portion.limit
+        if self._step.plan != plan:
+            why = self._step.obstacle or "the step was changed while it ran"
+        elif now is None or (limit is not None and now > limit):
+            self._journal("larger micro-batches are tried")  # with the next batch
+            return
+        else:
+            why = "memory ran out"
+        self._journal(why, batch=max(0, self._watch.batches - 1))
 
     def _carry_out(self, step: Step) -> Step:
         """Give the model and the optimizers the form of a step's plan."""
@@ -443,7 +521,7 @@ class Loop:
         State.of(self._subject.modules, self._optimizers).laid_out(form).put()
 
     def _step_for(self, plan: Plan, tried: Step | None = None) -> Step:
-        return Step(
+        step = Step(
             self.model,
             self._turns,
             plan,
@@ -454,6 +532,8 @@ class Loop:
             compiled=None if tried is None else tried.compiled,
             survivor=self._survivor,
         )
+        step.update.weighing.roots = self._subject.roots
+        return step
 
     @property
     def _optimizers(self) -> list[Optimizer]:
@@ -472,6 +552,11 @@ class Loop:
 
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
         """The same stream for the same loader, so that workers which persist between epochs do."""
+        if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+            raise BadArgument(
+                f"a {type(loader).__name__} gives items, and training needs batches",
+                fix="give it to a loader: DataLoader(dataset, batch_size=32, shuffle=True)",
+            )
         plan, now = self.plan, self._stream
         # The tuner found, now or in the run whose file this is, that data may live on the device; another's may not.
         kind = "auto" if plan.stream == "resident" and not self._by_hand else plan.stream
@@ -479,13 +564,21 @@ class Loop:
             return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
         return now
 
+    def _witness(self) -> Callable[[], list[str]]:
+        """Called before a step is repeated; what it returns, after it: what the person's code changed, by name."""
+        roots = self._subject.roots()
+        before = look(roots, counted_per_call)
+        return lambda: before.changes(look(roots, counted_per_call))
+
     def _relieve(self) -> bool:
         return self._step.relieve()
 
     def _tell_of_memory(self, failed: int, follows: int) -> None:
         """Say once that batches do not fit, and how training goes on."""
-        if self._survivor.portion.cuts == 1:
-            warnings.warn(memory_words(self.model, failed, follows), MemoryWarning, stacklevel=2)
+        split = self._step.plan.split
+        if self._survivor.portion.cuts == 1 and split != "off":
+            words = memory_words(self.model, failed, follows, exact=split != "items")
+            warnings.warn(words, MemoryWarning, stacklevel=2)
 
     def _told_of(self, step: Step) -> None:
         """Say once that a part of the plan could not be carried out."""

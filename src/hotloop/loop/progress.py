@@ -10,9 +10,10 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import (
+from hotloop.records import Epoch
+from hotloop.terminal import (
     BarColumn,
+    Console,
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
@@ -20,8 +21,6 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-
-from hotloop.records import Epoch
 from hotloop.text import count, duration
 
 REFRESH = 0.1  # seconds

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from hotloop.loop.graph import CannotCapture, Rates, Recording
-from hotloop.objective import items_in
 from hotloop.placement import map_tensors, tensors_in
 
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ class Recorded:
         self._step = step
         self._recordings: dict[tuple[bool, bool], Recording] = {}  # by phase: first of its window, last of it
         self._static: Any = None  # the batch that the recordings read
-        self._items: int | Tensor = 0  # in it
 
     def __bool__(self) -> bool:
         return bool(self._recordings)
@@ -55,7 +53,7 @@ class Recorded:
             failure, why = step.want_of_memory(error), str(error)
             if failure is None and not isinstance(error, CannotCapture):
                 raise
-        if not step.record_less(failure, items_in(batch)):
+        if not step.record_less(failure, step.update.weighing.items_in(batch)):
             step.give_up(why)
         return None
 
@@ -63,7 +61,7 @@ class Recorded:
         """Whether a recording may take the next batch: its window must hold only batches like it, from the first."""
         if not self._recordings:
             return phase[0]
-        return self._step.update.is_even(self._items)
+        return self._step.update.is_even()
 
     def _record(self, batch: Any, phase: tuple[bool, bool]) -> Recording:
         step = self._step
@@ -78,9 +76,6 @@ class Recorded:
                 return step.compute_unwatched(self._static)
 
         recording = step.recording_of(work, afresh=phase[0])
-        _, self._items = recording.result
-        if step.plan.accumulate > 1 and isinstance(self._items, Tensor):
-            raise CannotCapture("the objective counts its items on the device, and gradients accumulate")
         if phase[0]:
             self.gradients = recording.gradients
         self._recordings[phase] = recording

@@ -3,14 +3,18 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils.data import Subset
 
 from hotloop.data import Position, Resumption
+from hotloop.data.chance import is_stateful
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan, Tuning
 from hotloop.state import Randomness
@@ -45,6 +49,7 @@ def state_of(loop: "Loop") -> dict[str, Any]:
         "epoch": loop.epoch,
         "plan": loop._step.plan.to_json(),
         "tuning": None if tuning is None else tuning.to_json(),
+        "considered": loop._tuner.decided_for,
     }
 
 
@@ -76,7 +81,7 @@ def put_back(loop: "Loop", state: dict[str, Any]) -> None:
 def go_on_in(
     loop: "Loop", loader: Iterable[Any], state: dict[str, Any], position: dict[str, Any], tell: Callable[[str], None]
 ) -> Resumption:
-    """Be where a checkpoint was: the loop, the loader, and last the random numbers."""
+    """Be where a checkpoint was: the loop and the loader, but not yet the random numbers."""
     put_back(loop, state)
     loop._stream = loop._stream_of(loader)
     where = Position.from_state(position)
@@ -85,8 +90,55 @@ def go_on_in(
     if where.consumed is not None:
         loop.epoch -= 1  # it begins once more
         loop._seen_before = state["watch"]
-    Randomness.from_state(state["random"], loop.device).put()
     return resumption
+
+
+def put_random(loop: "Loop", state: dict[str, Any]) -> None:
+    """Last of all: the random numbers, from which everything before may have drawn."""
+    Randomness.from_state(state["random"], loop.device).put()
+
+
+def checked_stateful(stateful: object) -> dict[str, Any]:
+    """What a person wants to be saved besides the loop, by name; what has no state to save is refused."""
+    if stateful is None:
+        return {}
+    if not isinstance(stateful, Mapping) or not all(isinstance(name, str) for name in stateful):
+        raise BadArgument(f"stateful is a {type(stateful).__name__}", fix='give names: stateful={"ema": ema}')
+    for name, thing in stateful.items():
+        if not is_stateful(thing) or isinstance(thing, type):
+            raise BadArgument(
+                f"stateful[{name!r}] is a {type(thing).__name__}, which has no state_dict and load_state_dict",
+                fix="give an object with both: a module, an AveragedModel, a class of your own",
+            )
+    return dict(stateful)
+
+
+def handed_to(loop: "Loop", transform: object, makers: Mapping[str, object]) -> dict[str, object]:
+    """What a run was given besides its modules and schedulers, and may keep something of its own, by name."""
+    things: dict[str, object] = {}
+    if loop._criterion is not None:
+        things["loss"] = loop._criterion
+    else:
+        several = len(loop._turns) > 1
+        things |= {f"objective {turn.name}" if several else "objective": turn.objective for turn in loop._turns}
+    several = len(loop._optimizers) > 1
+    things |= {f"optimizer {n}" if several else "optimizer": o for n, o in enumerate(loop._optimizers, 1)}
+    things |= {"device_transform": transform, **makers}
+    return {name: thing for name, thing in things.items() if thing is not None}
+
+
+def owner_of(thing: Any) -> Any:
+    """What keeps the state of a callable: the object of a method, what a partial calls."""
+    for _ in range(8):
+        if isinstance(thing, partial):
+            thing = thing.func
+        elif isinstance(thing, MethodType):
+            thing = thing.__self__
+        elif type(thing) is Subset:
+            thing = thing.dataset
+        else:
+            break
+    return thing
 
 
 def position_of(loop: "Loop", consumed: int | None) -> dict[str, Any]:
@@ -111,11 +163,11 @@ def check(loop: "Loop", state: dict[str, Any]) -> None:
             fix="use the version of hotloop that wrote it",
         )
     model, *others = modules_of(loop)
-    _check_tensors("model", model.state_dict(), state["model"])
+    check_tensors("model", model.state_dict(), state["model"])
     _check_count("modules with weights beside the model", len(others), len(state["others"]))
     for module, values in zip(others, state["others"], strict=True):
-        _check_tensors(type(module).__name__, module.state_dict(), values)
-    _check_tensors("set of parameters without a module", _numbered(_loose(loop)), _numbered(state["loose"]))
+        check_tensors(type(module).__name__, module.state_dict(), values)
+    check_tensors("set of parameters without a module", _numbered(_loose(loop)), _numbered(state["loose"]))
     _check_optimizers(_held(loop), state["held"])
     mine, theirs = _kinds(loop._schedule.schedulers), state["kinds"]
     _check_count("schedulers", len(mine), len(theirs))
@@ -135,8 +187,8 @@ def _put_plan(loop: "Loop", state: dict[str, Any]) -> None:
     plan, now = Plan.from_json(state["plan"]), loop._subject.plan
     if torch.device(plan.device).type != loop.device.type or not loop._plans_itself:
         return
-    if state["tuning"] is not None:
-        loop._tuner.go_on(Tuning.from_json(state["tuning"]))
+    tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
+    loop._tuner.go_on(tuning, state.get("considered"))
     precision = now.precision if loop._subject.pinned_precision else plan.precision
     loop.go_on_with(replace(plan, accumulate=now.accumulate, clip_norm=now.clip_norm, precision=precision))
 
@@ -226,7 +278,8 @@ def _check_count(what: str, here: int, there: int) -> None:
         raise BadArgument(f"the checkpoint has {there} {what}, and this loop has {here}", fix=_FIX)
 
 
-def _check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse a state dict with other names or shapes."""
     unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
     mine, theirs = _shapes(here), _shapes(there)
     wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]

@@ -7,9 +7,10 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from hotloop.checkpoint import Checkpoint, CheckpointWarning, Store, Writer
+from hotloop.checkpoint.folders import FolderLock, InUse
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, OutputError
 from hotloop.text import printable
@@ -71,16 +72,26 @@ class Saver:
         self.folder = Path(folder)
         self.writer = Writer(Store(folder, keep=keep))
         must_take_files(self.folder)
-        self.found: Checkpoint | None = self.writer.store.load_latest()
-        if self.found is not None and not resume:
-            raise BadArgument(
-                f"{self.folder} holds the checkpoints of an earlier run, the last of step {self.found.step}",
-                fix="resume=True (`--resume`) goes on from there; choose another folder for a new run",
-            )
+        self._lock = _locked(self.folder)
+        try:
+            self.found: Checkpoint | None = self._look(resume=resume)
+        except BaseException:
+            self._lock.release()
+            raise
         self._last_step = self.found.step if self.found is not None else 0
         self._last_time = time.monotonic()
         self.stall = 0.0  # seconds for which training was held up
         self._told = False  # that something in a run cannot be saved
+
+    def _look(self, *, resume: bool) -> Checkpoint | None:
+        """The checkpoint to go on from, if there is one."""
+        found = self.writer.store.load_latest()
+        if found is not None and not resume:
+            raise BadArgument(
+                f"{self.folder} holds the checkpoints of an earlier run, the last of step {found.step}",
+                fix="resume=True (`--resume`) goes on from there; choose another folder for a new run",
+            )
+        return found
 
     @property
     def last(self) -> int | None:
@@ -122,15 +133,35 @@ class Saver:
         """Wait until what is being written is there."""
         self.writer.wait()
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
-        """The same, and nothing is written any more."""
-        self.writer.close()
+        """The same, and nothing is written any more: another run may save into the folder."""
+        try:
+            self.writer.close()
+        finally:
+            self._lock.release()
 
     def _not_taken(self, step: int, error: Exception) -> bool:
         if not self._told:
             self._told = True
             warnings.warn(f"not saved at step {step}: {error}", CheckpointWarning, stacklevel=4)
         return False
+
+
+def _locked(folder: Path) -> FolderLock:
+    """The lock of a folder; one that another run saves into is refused before anything of it is read or removed."""
+    try:
+        return FolderLock(folder)
+    except InUse as error:
+        raise BadArgument(
+            f"another run saves into {printable(str(folder))}: {printable(str(error))}",
+            fix="wait for it or end it to go on from its checkpoints; choose another folder for a second run",
+        ) from error
 
 
 def must_take_files(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """`Step`: forward, backward and update of one batch, as a plan says: plainly, compiled, or as a CUDA graph."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,26 +12,28 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.effects import Look, kept_by_capture, look
+from hotloop.errors import PlanWarning
 from hotloop.levers import repeated_blocks
 from hotloop.loop.compilation import compiled_objectives, hushed
-from hotloop.loop.graph import WARM, Rates, Recording, side_of
-from hotloop.loop.inspection import Inspection, inspected, objection, signature
+from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, side_of
+from hotloop.loop.inspection import Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.loop.recorded import Recorded
 from hotloop.loop.rig import Rig
 from hotloop.loop.survival import Passes
 from hotloop.loop.turns import Turn
 from hotloop.loop.update import FIRST, Update
-from hotloop.memory.oom import Failure, began_with, half_updated, is_out_of_memory
-from hotloop.memory.pieces import contents, restore
+from hotloop.memory.oom import Failure, began_with, half_updated, is_out_of_memory, is_recording
 from hotloop.memory.survive import Survivor
 from hotloop.objective import Losses, Objective, items_in, let_go, uniform
-from hotloop.plan import Plan
+from hotloop.plan import Plan, Split
 from hotloop.waits import waits
 
+AUDIT_EVERY = 500  # replays after which an eager step is compared with what was captured
+STALE = 2  # times that it differed, after which nothing is captured any more
 Parts = dict[str, Tensor]
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
 See = Callable[[Parts, int | Tensor], None]
-_FIXED = (tuple, list, Tensor)  # batches that nobody takes anything out of
 
 
 class Dependent(Protocol):
@@ -68,15 +71,18 @@ class Step:
         self.update = Update(turns, plan, averages)
         if survivor is not None:
             survivor.optimizers = self.optimizers
+            survivor.rewind.groups = lambda: [group for o in self.optimizers for group in o.param_groups]
             survivor.has_recordings = lambda: self._recorded_any
             self.update.survives, self.update.is_tight = True, lambda: survivor.portion.is_tight
         self._passes = Passes(model, self.update, survivor, self._give_way)
         self.rig = Rig(plan, model, self.optimizers)
+        self.transform: Callable[[Any], Any] | None = None  # of batches, where it is captured together with steps
         self.obstacle: str | None = None  # why there is no graph, where the plan has one
         self._see, self._see_one, self._after_update = see, see_one, after_update
         self._on_host = self.device.type == "cpu"
         self._plain = plan.compile == "off" and not plan.graph
-        bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False) == Plan(
+        split: Split = "auto" if isinstance(plan.split, str) else plan.split  # else items are counted in another way
+        bare = replace(plan, stream="direct", pinned=False, workers=None, fused=False, split=split) == Plan(
             plan.device, stream="direct"
         )
         self._may_be_bare = bare and survivor is not None and len(turns) == 1 and turns[0].name == "loss"
@@ -85,6 +91,9 @@ class Step:
         self.dependents: WeakSet[Dependent] = WeakSet()  # other recordings of this step, which go when it forgets
         self._form: Any = None  # of the batches that are compiled and recorded
         self._ran = False  # what is compiled
+        self._audited_at = 0  # the step up to which captures are known to be what Python asks for
+        self._stale = 0  # times that they were not
+        self._departed = False  # whether the captured operations are others than the eager ones
         self.forget()
 
     @property
@@ -92,11 +101,64 @@ class Step:
         return [optimizer for turn in self.turns for optimizer in turn.optimizers]
 
     def check(self) -> None:
-        """Throw the recordings away where the person has changed what they froze: modes, what learns, whole tensors."""
-        if self._recorded_any and self._stance() != self._stood:
+        """Throw the captures away where the person has changed what they froze: modes, numbers, whole tensors."""
+        if not self._recorded_any:
+            return
+        stood = self._stance() == self._stood
+        if not stood or self._frozen.moved():
             self.forget()
+        if not stood:
             self.rig.release()
             self.rig.engage()  # a state that was loaded brings settings of its own
+
+    def audit(self) -> None:
+        """While captures are in use: find numbers of the person's code that have changed since, and say which steps
+        were replayed with the old ones."""
+        if not self._recorded_any or self.survivor is None:
+            return
+        moved = self._frozen.moved()
+        if moved:
+            name, then, now = moved[0]
+            self._tell_of_stale(f"{name}={then}, which is {now} now")
+            self.forget()
+        self._audited_at = self.update.steps
+
+    @property
+    def audit_is_due(self) -> bool:
+        """Whether the next step has to be an eager one, whose operations are compared with the captured ones."""
+        return self.replays >= AUDIT_EVERY and self._recorded_any and self.survivor is not None and self.update.phase[0]
+
+    def _audited(self, batch: Any) -> Parts:
+        """A real eager step; its operations and numbers must be those that were captured."""
+        self.replays = 0
+        self.audit()
+        if not self.ready:
+            return self._warm_up(batch) if self.plan.graph else self.run(batch, self.compiled)
+        assert self._side is not None
+        captured = self._inspections[-1]
+        if self._recorded:
+            self.point(self._recorded.gradients)
+        with self._side.running():
+            parts = self._inspected(batch)
+        why = objection(captured, self._inspections.pop())
+        if why is not None:
+            self._tell_of_stale(f"the operations of an earlier step; now {why}")
+            self.forget()
+        return parts
+
+    def _tell_of_stale(self, what: str) -> None:
+        first, last = self._audited_at + 1, self.update.steps
+        self._stale += 1
+        again = "it is captured again" if self._stale < STALE else "it is not captured any more"
+        warnings.warn(
+            f"steps {first} to {last} may have been replayed with {what}: a CUDA graph keeps what Python had when it"
+            f" was captured; {again}. To change a number while captures are used, hold it in a tensor on the device and"
+            " write into that",
+            PlanWarning,
+            stacklevel=5,
+        )
+        if self._stale >= STALE:
+            self._replan(graph=0)
 
     def check_size(self) -> None:
         """Throw the recordings away where they are for pieces of another size than what fits now."""
@@ -110,8 +172,15 @@ class Step:
         groups = [(id(g), g.get("fused"), g.get("capturable")) for o in self.optimizers for g in o.param_groups]
         return [modules, weights, states, groups]
 
+    def _roots(self) -> dict[str, object]:
+        several = len(self.turns) > 1
+        objectives = {turn.name if several else "objective": turn.objective for turn in self.turns}
+        return {"model": self.model, **objectives, "device_transform": self.transform}
+
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
+        self.replays = 0  # since the last eager step that was compared with the captures
+        self._frozen = Look()  # numbers that Python had when the step was captured
         self.generation = getattr(self, "generation", 0) + 1  # of recordings
         self._limit = None if self.survivor is None else self.survivor.portion.limit
         self._recorded_any = False
@@ -146,9 +215,11 @@ class Step:
         if not self.plan.graph:
             return self.run(batch, self.compiled)
         self.check_size()
+        if self.audit_is_due:
+            return self._audited(batch)
         return self._recorded(batch) if self.ready else self._warm_up(batch)
 
-    def bare(self, batch: Any) -> Tensor:  # noqa: PLR0912  # every call in here would count
+    def bare(self, batch: Any) -> Tensor:  # every call in here would count
         """The step of a tutorial's loop, and as little beside it as there can be: the loss of one batch, detached.
 
         Code that runs once in a millisecond is cold each time, so that every call in here counts.
@@ -156,12 +227,8 @@ class Step:
         turn, survivor = self.turns[0], self.survivor
         assert survivor is not None
         turn.clear()
-        before = None if type(batch) in _FIXED else contents(batch)
         rewind = survivor.rewind
-        if noted := not rewind.quiet:
-            rewind.note()
-        else:
-            rewind.quiet -= 1
+        rewind.note(batch)
         loss = None
         try:
             returned = turn.objective(self.model, batch)
@@ -173,9 +240,8 @@ class Step:
             failure = Failure.of(error, self.device)
             loss = returned = None  # they hold what the failed pass has computed
         if loss is None:
-            restore(batch, before)
             return self._again(batch, failure)
-        if noted:
+        if rewind.looking:
             rewind.settle()
         if loss is not returned:
             loss = self._seen(uniform(returned, batch))
@@ -207,7 +273,7 @@ class Step:
         assert self.survivor is not None
         self.is_bare = False
         self.survivor.lost(items_in(batch), partial(self.update.begin, self.turns[0]), failure)
-        return total(self.run(batch))
+        return total(self.survivor.repeated(partial(self.run, batch)))
 
     @property
     def ready(self) -> bool:
@@ -246,8 +312,10 @@ class Step:
         assert self._side is not None
         self._warmed += 1
         with self._side.running():
-            looked_at = self._warmed in (WARM - 1, WARM)
-            parts = self._inspected(batch) if looked_at else self._rehearsed(batch)
+            if self._warmed in (WARM - 1, WARM):
+                parts = self._inspected(batch)
+            else:  # with rates on the device only where the person's code was seen to leave them alone
+                parts = self._rehearsed(batch) if self._warmed > WARM else self.run(batch, self.compiled)
         if self._is_sized and self._warmed == WARM and (why := objection(*self._inspections)):
             self.give_up(why)
         return parts
@@ -271,7 +339,7 @@ class Step:
         if updates and after is not None:
             for turn in self.turns:
                 after(turn)
-        if self._is_sized and self._warmed > WARM and len(seen):
+        if self._is_sized and len(seen):
             self.give_up(f"the host waits for the device: {seen}")
         return parts
 
@@ -283,7 +351,10 @@ class Step:
             with inspected(self.device, seen):
                 return objective(model, batch)
 
-        return self.run(batch, {turn.name: partial(inspect, turn.objective) for turn in self.turns})
+        before = look(self._roots(), kept_by_capture, hold=True)
+        parts = self.run(batch, {turn.name: partial(inspect, turn.objective) for turn in self.turns})
+        seen.compare(before, look(self._roots(), kept_by_capture, hold=True))
+        return parts
 
     def want_of_memory(self, error: Exception) -> Failure | None:
         """How memory ran out in a recording; None where that is not what went wrong."""
@@ -321,10 +392,14 @@ class Step:
             self.update.keep_gradients = True
         shown = [(p, p.grad) for turn in self.turns for p in turn.parameters] if afresh else self._recorded.gradients
         recording.gradients = self._pointed = shown
+        if not self._recorded_any:
+            self._frozen = look(self._roots(), kept_by_capture)
+            self._audited_at = self.update.steps
         self._recorded_any, self._stood = True, self._stance()
         return recording
 
-    def replay(self, recording: Recording) -> None:
+    def replay(self, recording: Recording, steps: int = 1) -> None:
+        self.replays += steps
         recording.replay()
         self.point(recording.gradients)
 
@@ -334,7 +409,7 @@ class Step:
             self._see(parts, count)
         if self.survivor is not None:
             self.survivor.portion.went_well()
-        self.update.count(count)
+        self.update.count()
         if updated and self._after_update is not None:
             for turn in self.turns:
                 self._after_update(turn)
@@ -342,10 +417,34 @@ class Step:
     def compute_unwatched(self, batch: Any) -> tuple[Parts, int | Tensor]:
         """The step for a recording: what the host does beside it happens at each replay."""
         after, self._after_update = self._after_update, None
+        seen = Inspection()
+        compares = bool(self._inspections) and not self.compiled and is_recording()
+
+        def noted(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with operations_of(seen):
+                return objective(model, batch)
+
+        objectives: dict[str, Objective] = {turn.name: partial(noted, turn.objective) for turn in self.turns}
         try:
-            return self._compute(batch, self.compiled, None, again=False)
+            result = self._compute(batch, objectives if compares else self.compiled, None, again=False)
         finally:
             self._after_update = after
+        if compares and (where := departure(self._inspections[-1], seen)):
+            self._departs(where)
+        return result
+
+    def _departs(self, where: str) -> None:
+        """The person's code does something else while it is captured, as some libraries do on purpose."""
+        if torch.are_deterministic_algorithms_enabled():
+            raise CannotCapture(f"it does other work while it is captured: {where}")
+        if not self._departed and self.survivor is not None:
+            warnings.warn(
+                f"while it is captured as a CUDA graph the step does other work than eagerly, which may round otherwise"
+                f" and draw other random numbers: {where}. Plan(graph=0) leaves it eager",
+                PlanWarning,
+                stacklevel=6,
+            )
+        self._departed = True
 
     def give_up(self, why: str) -> None:
         """Go on without a graph."""

@@ -13,21 +13,22 @@ from hotloop.loop.turns import Turn
 from hotloop.loop.update import Taken, Update
 from hotloop.loop.window import Aside, Window
 from hotloop.memory.fragmentation import Fragmented
-from hotloop.memory.pieces import bounds, contents, pieces_of, restore
+from hotloop.memory.oom import is_recording
+from hotloop.memory.pieces import bounds
 from hotloop.memory.survive import Survivor
-from hotloop.objective import Criterion, Losses, Objective, as_objective, autocast, averages, items_in, losses_of
+from hotloop.objective import Criterion, Losses, Objective, as_objective, autocast, averages, losses_of
+from hotloop.plan import Plan, Split
+from hotloop.weighing import Probe, Verdict, Weighing, check_cut
 
-Learn = Callable[[Any, int | None], Losses]  # (piece, items of the whole batch, None where it is one) → its losses
+Learn = Callable[[Any, int, int | float | Tensor | None], Losses]  # (micro-batch, items, its weight) → its losses
 
 
-def in_pieces(batch: Any, items: int, size: int, learn: Learn, *, averages: bool) -> Losses:
-    """The losses of a batch that is learnt from in pieces of at most `size` items."""
-    if size >= items:
-        return learn(batch, None)
+def in_parts(weighing: Weighing, batch: Any, items: int, size: int, learn: Learn) -> Losses:
+    """The losses of a batch that is learnt from in micro-batches of at most `size` items."""
     joint: Losses | None = None
-    for piece in pieces_of(batch, items, size):
-        losses = learn(piece, items)
-        joint = losses if joint is None else joint.with_piece(losses, averages=averages)
+    for part, count, weight in weighing.parts_of(batch, items, size):
+        losses = learn(part, count, weight)
+        joint = losses if joint is None else joint.with_piece(losses)
     assert joint is not None
     return joint
 
@@ -48,7 +49,7 @@ def _alone(model: nn.Module, items: int) -> Iterator[None]:
 
 
 class Passes:
-    """Forward and backward passes of a step; one that runs out of memory is taken back and repeated in pieces.
+    """Forward and backward passes of a step; one that runs out of memory is repeated in micro-batches.
 
     `give_way` is called before a repetition: it lets go of memory that is not needed for it.
     """
@@ -63,13 +64,13 @@ class Passes:
     def learnt(self, turn: Turn, batch: Any, objective: Objective, *, again: bool) -> Losses:
         """The losses of a batch, whose gradients have been added to the window; `again`: it may be repeated."""
         self._update.begin(turn)
-        items = items_in(batch)
+        items = self._update.weighing.items_in(batch)
         attempt = partial(self._passed, turn, batch, objective, items)
         if self._survivor is None or not again:
             return attempt(self.size_of(items))
         taken = self._update.set_aside(turn)
         try:
-            losses = self._survivor.run(items, attempt, partial(self._undo, taken, batch, contents(batch)))
+            losses = self._survivor.run(items, attempt, partial(self._undo, taken), batch)
         except BaseException:
             taken.put()
             raise
@@ -81,38 +82,64 @@ class Passes:
         """How many of the items of a batch are computed at once."""
         return items if self._survivor is None else self._survivor.portion.of(items)
 
-    def _undo(self, taken: Taken, batch: Any, before: dict[Any, Any] | None) -> None:
+    def _undo(self, taken: Taken) -> None:
         taken.undo()
-        restore(batch, before)
         self._give_way()
 
     def _passed(self, turn: Turn, batch: Any, objective: Objective, items: int, size: int) -> Losses:
-        """Forward and backward pass over a batch, in pieces of at most `size` items."""
-        form = items if size >= items else next(bounds(items, size))[1]  # only pieces of one size are compiled
+        """Forward and backward pass over a batch, in micro-batches of at most `size` items."""
+        plan, weighing = self._update.plan, self._update.weighing
+        is_cut = size < items
+        if not is_cut and plan.accumulate == 1:
+            with self._autocast or nullcontext():
+                losses = losses_of(objective, self._model, batch, turn.name)
+            if not losses.is_counted:
+                losses.count = items
+            self._update.add(turn, losses)
+            return losses
+        verdict = self._verdict(turn, batch, items, size if is_cut else None)
+        form = next(bounds(items, size))[1] if is_cut else items  # only micro-batches of one size are compiled
 
-        def learn(piece: Any, unit: int | None) -> Losses:
-            alike = unit is None or objective is turn.objective or items_in(piece) == form
-            with nullcontext() if unit is None else _alone(self._model, items_in(piece)):
-                losses = self._losses(objective if alike else turn.objective, piece, turn)
-            self._update.add(turn, losses, unit)
+        def learn(part: Any, count: int, weight: int | float | Tensor | None) -> Losses:
+            chosen = objective if count == form else turn.objective
+            with _alone(self._model, count) if is_cut else nullcontext(), self._autocast or nullcontext():
+                losses = weighing.losses(verdict, turn.name, chosen, turn.objective, self._model, part, count, weight)
+            self._update.add(turn, losses, is_part=is_cut)
             return losses
 
-        return in_pieces(batch, items, size, learn, averages=self._update.averages)
+        return in_parts(weighing, batch, items, size, learn) if is_cut else learn(batch, items, None)
 
-    def _losses(self, objective: Objective, batch: Any, turn: Turn) -> Losses:
-        if self._autocast is None:
-            return losses_of(objective, self._model, batch, turn.name)
-        with self._autocast:
-            return losses_of(objective, self._model, batch, turn.name)
+    def _verdict(self, turn: Turn, batch: Any, items: int, size: int | None) -> Verdict:
+        """How micro-batches, or batches of a window, are weighed; another loss than the whole is refused or told."""
+        plan, weighing, survivor = self._update.plan, self._update.weighing, self._survivor
+        if survivor is None or is_recording():  # a trial, or a capture: what was found before holds
+            return weighing.known(turn.name, batch)
+        asked = None if survivor.portion.failures else plan.micro_batch
+        if size is not None:
+            check_cut(turn.parameters, plan.split, None, asked=asked)
+        criterion = getattr(turn.objective, "criterion", None)
+        modules = [self._model, *([criterion] if isinstance(criterion, nn.Module) else [])]
+        probe = Probe(turn.objective, self._model, modules, survivor.device, self._autocast)
+        verdict = weighing.verdict(turn.name, probe, batch, items, size)
+        if size is None:
+            if verdict.differs is not None:
+                weighing.tell_of_difference(verdict.differs)
+            weighing.tell_of_norms(self._model, "batch")
+        else:
+            check_cut((), plan.split, verdict.differs, asked=asked)
+            if asked is not None:  # else it was said when memory ran out
+                weighing.tell_of_norms(self._model, "micro-batch")
+        return verdict
 
 
 class Backward:
-    """Forward and backward pass of a batch, in pieces where it does not fit; made by `survive_oom`."""
+    """Forward and backward pass of a batch, in micro-batches where it does not fit; made by `survive_oom`."""
 
-    def __init__(self, model: nn.Module, objective: Objective, criterion: Criterion | None) -> None:
+    def __init__(self, model: nn.Module, objective: Objective, criterion: Criterion | None, split: Split) -> None:
         self._model, self._objective = model, objective
         self._modules = [model, *([criterion] if isinstance(criterion, nn.Module) else [])]
-        self._averages = averages(criterion)
+        self._weighing = Weighing(split, sums=not averages(criterion))
+        self._weighing.roots = lambda: {"model": model, "objective": objective}
         self._survivor: Survivor | None = None
 
     @property
@@ -140,14 +167,10 @@ class Backward:
         device = next((p.device for p in self.parameters), torch.device("cpu"))
         if self._survivor is None or self._survivor.device != device:  # the model has moved
             self._survivor = Survivor(self._modules, device)
-        aside, before = Aside(self), contents(batch)
-
-        def undo() -> None:
-            aside.undo()
-            restore(batch, before)
-
+        aside = Aside(self)
         try:
-            losses = self._survivor.run(items_in(batch), partial(self._attempt, batch, device), undo)
+            items = self._weighing.items_in(batch)
+            losses = self._survivor.run(items, partial(self._attempt, batch, items, device), aside.undo, batch)
         except BaseException:
             aside.put()
             raise
@@ -155,32 +178,48 @@ class Backward:
         self._survivor.portion.went_well()
         return losses.total
 
-    def _attempt(self, batch: Any, device: torch.device, size: int) -> Losses:
-        window = Window()
+    def _attempt(self, batch: Any, items: int, device: torch.device, size: int) -> Losses:
+        if size >= items:
+            losses = losses_of(self._objective, self._model, batch)
+            losses.total.backward()
+            losses.let_go()
+            return losses
+        weighing, window = self._weighing, Window()
+        check_cut(self.parameters, weighing.split, None, asked=None)
+        probe = Probe(self._objective, self._model, self._modules, device)
+        verdict = weighing.verdict("loss", probe, batch, items, size)
+        check_cut((), weighing.split, verdict.differs, asked=None)
+        weighing.tell_of_norms(self._model, "micro-batch")
 
-        def learn(piece: Any, unit: int | None) -> Losses:
-            with nullcontext() if unit is None else _alone(self._model, items_in(piece)):
-                losses = losses_of(self._objective, self._model, piece)
-            weighs = unit is not None and self._averages
-            loss = window.weighed(losses, unit) if weighs else losses.total
+        def learn(part: Any, count: int, weight: int | float | Tensor | None) -> Losses:
+            with _alone(self._model, count):
+                losses = weighing.losses(
+                    verdict, "loss", self._objective, self._objective, self._model, part, count, weight
+                )
+            loss = window.weighed(losses)
             if loss is not None:
                 loss.backward()
             losses.let_go()
             return losses
 
-        losses = in_pieces(batch, items_in(batch), size, learn, averages=self._averages)
+        losses = in_parts(weighing, batch, items, size, learn)
         if window.is_weighed:
             window.divide(self.parameters, device)
         return losses
 
 
-def survive_oom(model: nn.Module, loss: Criterion | None = None, *, objective: Objective | None = None) -> Backward:
+def survive_oom(
+    model: nn.Module, loss: Criterion | None = None, *, objective: Objective | None = None, split: Split = "auto"
+) -> Backward:
     """Forward and backward pass for a loop of your own that do not die when memory runs out.
 
     What is returned is called with a batch that is where the model is. When memory runs out, everything that the
-    attempt changed is put back (gradients, random numbers, buffers) and the batch is run again in pieces, with the
-    gradient of the whole batch: pieces weigh as many items as they hold, or as an objective says that returns
-    `(loss, weight)`. The size that fits is remembered and grows back. Gradients that are there are added to.
+    attempt changed is put back (gradients, rng states, buffers) and the batch is run again in micro-batches, with the
+    gradient of the whole batch: a micro-batch weighs as much as its loss is the mean over (items, targets that are not
+    ignored, a mask), or as an objective says that returns `(loss, weight)`. The first cut is compared with the whole
+    batch; a loss that couples its samples, as contrastive ones do, is an error and not another gradient. `split` is
+    that of a `Plan`: how a batch is cut, and what is accepted. The size that fits is remembered and grows back.
+    Gradients that are there are added to.
 
     >>> model = nn.Linear(2, 1)
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -192,4 +231,5 @@ def survive_oom(model: nn.Module, loss: Criterion | None = None, *, objective: O
     >>> backward.failures, backward.micro_batch
     (0, None)
     """
-    return Backward(model, as_objective(loss, objective), loss)
+    Plan("cpu", split=split)  # which refuses what is none
+    return Backward(model, as_objective(loss, objective), loss, split)

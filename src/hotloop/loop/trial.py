@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
 from hotloop.data.resident import Resident
+from hotloop.dice import Generator
+from hotloop.effects import Look
 from hotloop.levers import Lever
 from hotloop.loop.burst import Burst, why_not_recorded
 from hotloop.loop.graph import WARM, CannotCapture
 from hotloop.loop.step import Step
 from hotloop.loop.turns import Turn
-from hotloop.objective import Objective
+from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 from hotloop.state import CannotCopy, Randomness, State
+from hotloop.text import shorten
 from hotloop.tune import Comparison, Drift, Refused
 
 BLOCK = 0.03  # seconds that a block of steps should take at least
@@ -32,6 +35,7 @@ HOPELESS = 0.9  # a plan that is this much slower in its first round gets no sec
 CLEAR = 1.1  # one that is this much faster in the first two needs no third
 STREAMED = 0.3  # seconds for which a loader is read to time it
 GATE_STEPS = 10  # whose losses are compared: later ones differ by what rounding has grown to
+DRIFT_STEPS = 5  # of a plan from the cache that are compared
 MOST_STREAMED = 64  # batches of it, and at least 3
 
 
@@ -48,7 +52,8 @@ class Material:
     def batch(self, number: int, resident: bool) -> Any:
         """A batch on the device: one that was read before, or gathered anew from data that lives there."""
         if not resident or self.resident is None:
-            return self.batches[number % len(self.batches)]
+            # A copy: the person's code may write into it, or take something out of it.
+            return map_tensors(self.batches[number % len(self.batches)], torch.clone)
         batch = self.resident.gather(self.resident.items(), self.draw(number))
         return batch if self.transform is None else self.transform(batch)
 
@@ -67,9 +72,9 @@ class Trials:
         turns: tuple[Turn, ...],
         averages: bool,
         material: Material,
-        prepared: Mapping[str, dict[str, Objective]] | None = None,  # what was compiled before, by the way
     ) -> None:
-        self._prepared = prepared or {}
+        self.seen: Callable[[], Look] | None = None  # looks at what a step may change, where none was watched before
+        self.effects: list[str] = []  # names of what the first step changed and cannot be restored
         self._model, self._modules, self._turns, self._averages = model, modules, turns, averages
         self._material = material
         self._optimizers = [optimizer for turn in turns for optimizer in turn.optimizers]
@@ -81,7 +86,7 @@ class Trials:
         self.compiled: dict[str, float] = {}  # seconds of the compilations so far
 
     @contextmanager
-    def running(self, device: torch.device, generators: Sequence[torch.Generator]) -> Iterator[None]:
+    def running(self, device: torch.device, generators: Sequence[Generator]) -> Iterator[None]:
         """Copy everything aside; put it back at the end, whatever happens."""
         self._device = device
         self._origin = State.of(self._modules, self._optimizers)
@@ -103,13 +108,36 @@ class Trials:
 
     def time(self, plan: Plan) -> float:
         """Seconds of a step of the plain plan; its losses are what the others are held to."""
-        self._reference = reference = self._enter(plan)
+        self._reference = reference = self._enter_watched(plan)
         steps = _steps_for(reference.pace)
         self.alone = statistics.median(reference.block(steps) for _ in range(FEWER_ROUNDS))
         self.is_random = reference.is_random  # asked now: reading the loader, later, draws numbers too
         if self.is_random:
             self._noise = self._noise_of(plan, len(reference.losses))
         return self._streamed(plan) if self._material.loader is not None else self.alone
+
+    def _enter_watched(self, plan: Plan) -> "_Contestant":
+        """The plain plan; its first step is the only one where it changes what cannot be restored."""
+        if self.seen is not None:
+            before, watch = self.seen(), self.seen
+            step = Step(self._model, self._turns, plan, averages=self._averages)
+            first = _Contestant(step, self._start.copy(), self._random, self._material, self._stage)
+            first.block(1)
+            self.effects = before.changes(watch())
+            if self.effects:
+                raise Refused(f"a step changes {shorten(self.effects, 4)}, which trials cannot restore")
+        return self._enter(plan)
+
+    def drift(self, plain: Plan, plan: Plan) -> Drift:
+        """How far a few steps of a plan go from those of the plain one."""
+        self._reference = reference = self._enter(plain)
+        other = self._enter(plan)
+        for each in (reference, other):
+            if len(each.losses) < DRIFT_STEPS:
+                each.block(DRIFT_STEPS - len(each.losses))
+        if reference.is_random:
+            self._noise = self._noise_of(plain, DRIFT_STEPS)
+        return other.drift(reference, self._noise)
 
     def compare(self, plan: Plan, other: Plan) -> Comparison:
         """Time two plans in turns."""
@@ -156,8 +184,7 @@ class Trials:
                 state = self._start.copy()
                 if plan.channels_last:
                     state = state.laid_out(torch.channels_last)
-                ready = self._prepared.get(plan.compile)
-                step = Step(self._model, self._turns, plan, averages=self._averages, compiled=ready)
+                step = Step(self._model, self._turns, plan, averages=self._averages)
                 contestant = _Contestant(step, state, self._random, self._material, self._stage)
                 contestant.warm_up()
             except torch.OutOfMemoryError as error:

@@ -1,22 +1,36 @@
-"""`Tuner`: decides while a run goes on whether to tune it, when, and what to compile beside it."""
+"""`Tuner`: decides while a run goes on whether to tune it, and when."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+from hotloop.effects import look
 from hotloop.levers import COMPILE, LEVERS, Lever, levers_of
-from hotloop.loop.preparation import Preparation
 from hotloop.loop.progress import Display
 from hotloop.loop.step import Step
-from hotloop.loop.trial import Material, guess_of_compilation
-from hotloop.loop.tuning import MOST, Cache, Found, Pace, Subject, budget_for, for_a_run_of, material_of, tune
+from hotloop.loop.trial import Material
+from hotloop.loop.tuning import (
+    MOST,
+    Cache,
+    Found,
+    Pace,
+    Subject,
+    budget_for,
+    for_a_run_of,
+    gated,
+    material_of,
+    nothing_tried,
+    tune,
+)
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.text import duration
+from hotloop.text import duration, shorten
 from hotloop.tune import WORTH
 
+T = TypeVar("T")
 WORTH_A_LOOK = 1.0  # seconds that a run must still take before a plan is thought of
-UNKNOWN = 10**9  # batches of a run whose length nobody knows, once it has proved to be long
+WATCHED = 2  # real steps whose effects are looked at before anything is tried
+HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up unasked
 QUICK = [lever for lever in LEVERS if "compilation" not in lever.cost]
 WITH_COMPILE = [lever for lever in LEVERS if lever.name in ("compile", "channels last", "bf16")]
 
@@ -24,8 +38,10 @@ WITH_COMPILE = [lever for lever in LEVERS if lever.name in ("compile", "channels
 class Tuner:
     """Tunes a run by itself, once its first steps have shown that it is long enough.
 
-    Levers that are quick to try are tried at once. A compilation that will pay is prepared beside the training and
-    compared when it is done. `adopt` is told each plan to carry out, with the step that was tried for it.
+    First two real steps are watched: where the person's code changes something that a trial could not restore, such as
+    a counter in a closure or a queue in a module, nothing is tried. Then the levers that are quick to try are tried,
+    and a compilation where it takes a small part of the run. `adopt` is told each plan to carry out, with the step that
+    was tried for it.
     """
 
     def __init__(
@@ -40,22 +56,31 @@ class Tuner:
         self.seconds = 0.0  # spent on trials
         self.display: Display | None = None  # of a fit that is running
         self.subject = subject
+        self.watches = 0  # steps still to be watched
         self._adopt = adopt
         self._plain = plain
         self._open = asked  # nothing was tried yet, and something may be
         self._considered = False  # since the epoch or the fit began
+        self.considered_for: int | None = None  # batches that were left when it was decided whether to try anything
         self._pace = Pace(subject.device)
-        self._preparation: Preparation | None = None
-        self._weigh: Callable[[int], None] = lambda left: None
+        self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
+        self._effects_known = False  # all steps were watched, and nothing was decided since
 
     @property
     def is_busy(self) -> bool:
         """Whether it wants to be asked before steps."""
-        return self._open or self._preparation is not None
+        return self._open
 
-    def go_on(self, tuning: Tuning) -> None:
-        """The plan of an earlier part of this run was found like this."""
-        self.tuning, self._open = tuning, False
+    def go_on(self, tuning: Tuning | None, considered_for: int | None) -> None:
+        """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
+        self.considered_for = considered_for
+        if tuning is not None:
+            self.tuning, self._open = tuning, False
+
+    @property
+    def decided_for(self) -> int | None:
+        """For how many batches it was decided whether to try anything; None where that is yet to come."""
+        return None if self.watches or self._effects_known else self.considered_for
 
     def begin(self) -> None:
         """A new epoch or fit: what was too short to be tuned may be longer now."""
@@ -67,35 +92,66 @@ class Tuner:
         with self._plain():
             found = tune(self.subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
         self._keep(found.tuning, found.step)
-        Cache().put(self.subject.key(material.batches[0], loader), found.tuning)
+        Cache().put(self.subject.key(material.batches[0], loader, transform), found.tuning)
         return found.tuning
 
     def look(self, loader: Any, transform: Any, batch: Any, left: int | None) -> None:
         """Before a step that begins a window of accumulation, with so many batches left to run."""
-        if self._preparation is not None:
-            if self._preparation.done:
-                self._compare(left)
-            return
         pace = self._pace.seconds
-        if self._considered or pace is None:
+        if pace is None or self.watches:
             return
-        self._considered = True
-        if left is None or left * pace < WORTH_A_LOOK:
+        if not self._considered:
+            self._considered = True
+            if self.considered_for is not None and left is not None and left <= self.considered_for:
+                return  # as in an earlier part of this run
+            self.considered_for = left
+            if left is not None and left * pace >= WORTH_A_LOOK:
+                self.watches = WATCHED
             return
-        key = self.subject.key(batch, loader)
-        known = Cache().get(key)
+        if not self._effects_known or left is None:
+            return
+        self._effects_known = False
+        self._decide(loader, transform, batch, left, pace)
+
+    def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
+        """Carry out a call of the person's code, and note what it changes that a trial could not restore."""
+        roots, skip = self.subject.roots(what), self.subject.restorable()
+        before = look(roots, skip)
+        result = call()
+        self._effects |= dict.fromkeys(before.changes(look(roots, skip)))
+        return result
+
+    def watched(self) -> None:
+        """A step was watched."""
+        self.watches -= 1
+        self._effects_known = not self.watches
+
+    def _decide(self, loader: Any, transform: Any, batch: Any, left: int, pace: float) -> None:
+        if self._effects:
+            why = f"a step changes {shorten(list(self._effects), 4)}, which trials could not restore"
+            self.tuning, self._open = nothing_tried(self.subject, why, left), False
+            if self.display is not None:
+                self.display.say(f"not tuned: {why}")
+            return
+        key = self.subject.key(batch, loader, transform)
+        known = Cache().get(key, self.subject.plan)
         if known is not None and (known.steps is None or left < 3 * known.steps):
-            self._keep(for_a_run_of(known, left * pace), None)
-            self._say("the plan of an earlier run: ")
-            if not any(trial.lever == "compile" for trial in known.trials):  # that run ended before its compiler did
-                material = material_of(loader, self.subject.device, transform, batch)
-                guess = guess_of_compilation(self.subject.model)
-                self._prepare(Found(known, None, compile_estimate=guess), loader, material, left, key)
-        elif budget := budget_for(left * pace, pace):
+            material = material_of(loader, self.subject.device, transform, batch)
+            tuning = for_a_run_of(known, left * pace)
+            with self._plain():
+                seconds, why_not, step = gated(self.subject, loader, material, tuning.plan)
+            self.seconds += seconds
+            if why_not is None:
+                self._keep(tuning, step)
+                self._say("the plan of an earlier run: ")
+                return
+            if self.display is not None:
+                self.display.say(f"the plan of an earlier run does not hold: {why_not}")
+        if budget := budget_for(left * pace, pace):
             material = material_of(loader, self.subject.device, transform, batch)
             found = self._try(loader, material, left, budget=budget, levers=QUICK)
             self._say(f"tuned in {duration(found.tuning.seconds)}: ")
-            self._prepare(found, loader, material, left, key)
+            self._compile(found, loader, material, left, key)
 
     def tick(self) -> None:
         """Before each step, as long as the pace is not known."""
@@ -116,7 +172,6 @@ class Tuner:
         budget: float,
         levers: list[Lever],
         begin: Plan | None = None,
-        prepared: Preparation | None = None,
     ) -> Found:
         """Tune, and carry out what was found."""
         with self._plain():
@@ -130,57 +185,30 @@ class Tuner:
                 levers=levers,
                 tell=self.display.tell if self.display else lambda words: None,
                 begin=begin,
-                prepared=None if prepared is None else {"default": prepared.compiled},
+                watched=True,
             )
         self.seconds += found.tuning.seconds
         self._keep(found.tuning, found.step)
         return found
 
-    def _prepare(self, found: Found, loader: Any, material: Material, left: int, key: str) -> None:
-        """Compile where that may pay: beside the training or, where that would disturb it, before it goes on."""
-        tuning = found.tuning
-        run = left * (tuning.step or 0.0)
-        obstacle = COMPILE.why_not(self.subject.scene(loader), tuning.plan)
-        if obstacle is None and run * (1 - 1 / WORTH) < found.compile_estimate:
-            cost = duration(found.compile_estimate)
-            obstacle = f"a compilation of about {cost} would not pay back in a run of {duration(run)}"
+    def _compile(self, found: Found, loader: Any, material: Material, left: int, key: str) -> None:
+        """Compile where that takes a small part of the run and may pay.
+
+        Training waits for it. A compiler in a thread beside it would not do: Dynamo saves PyTorch's global state, rng
+        states included, when it begins and restores it when it ends, so that training would draw numbers twice.
+        """
+        before = found.tuning
+        run, cost = left * (before.step or 0.0), found.compile_estimate
+        obstacle = COMPILE.why_not(self.subject.scene(loader), before.plan)
+        if obstacle is None and (cost > HELD_UP * run or run * (1 - 1 / WORTH) < cost):
+            known = f"a compilation of about {duration(cost)}"
+            obstacle = f"{known} is too long for a run of {duration(run)}; `loop.tune` tries it"
         if obstacle is not None:
-            self.tuning = replace(tuning, trials=(*tuning.trials, Trial("compile", "B", "not tried", obstacle)))
+            self.tuning = replace(before, trials=(*before.trials, Trial("compile", "B", "not tried", obstacle)))
             Cache().put(key, self.tuning)
             return
-        preparation: Preparation | None = None
-        if not found.is_random:
-            batch = material.batches[0]
-            preparation = Preparation.begun(self.subject.model, self.subject.turns, COMPILE.pull(tuning.plan), batch)
-
-        def weigh(left: int) -> None:
-            self._weigh_compiled(loader, material, left, key, preparation)
-
-        if preparation is None:
-            weigh(left)
-        else:
-            self._preparation, self._weigh = preparation, weigh
-            Cache().put(key, tuning)  # the run may end before the compiler does
-
-    def _compare(self, left: int | None) -> None:
-        """The compiler is done: see whether its work is worth having."""
-        preparation, self._preparation = self._preparation, None
-        assert preparation is not None
-        if preparation.failure is None:
-            self._weigh(UNKNOWN if left is None else left)
-        elif self.tuning is not None:
-            failed = Trial("compile", "B", "dropped", f"the compiler failed: {preparation.failure}")
-            self.tuning = replace(self.tuning, trials=(*self.tuning.trials, failed))
-
-    def _weigh_compiled(
-        self, loader: Any, material: Material, left: int, key: str, prepared: Preparation | None
-    ) -> None:
-        """Compare the plan so far with its compiled form, and carry out the better one."""
-        before = self.tuning
-        assert before is not None
-        found = self._try(
-            loader, material, left, budget=MOST, levers=WITH_COMPILE, begin=before.plan, prepared=prepared
-        )
+        Cache().put(key, before)  # the run may end before the compiler does
+        found = self._try(loader, material, left, budget=MOST, levers=WITH_COMPILE, begin=before.plan)
         tried = {t.lever: t for t in found.tuning.trials if t.verdict == "kept" or t.lever == "compile"}
         self.tuning = replace(
             before,

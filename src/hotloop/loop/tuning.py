@@ -20,8 +20,11 @@ from torch.utils.data import DataLoader
 
 import hotloop
 from hotloop.clock import synchronize
+from hotloop.data.chance import Chance, found_in
 from hotloop.data.origin import is_in_order
 from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
+from hotloop.dice import Generator
+from hotloop.effects import Look, Skip, code_of_modules, look, restored_by_state
 from hotloop.errors import BadArgument, OutputError, PlanWarning
 from hotloop.files import write_json
 from hotloop.levers import (
@@ -38,7 +41,6 @@ from hotloop.loop.inspection import signature
 from hotloop.loop.step import Step
 from hotloop.loop.trial import Material, Trials
 from hotloop.loop.turns import Turn
-from hotloop.objective import Objective
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.state import Randomness, State
@@ -84,8 +86,20 @@ class Subject:
             "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
         )
 
-    def key(self, batch: Any, loader: object) -> str:
-        """What a plan depends on, as one word."""
+    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
+        """From where the Python state is reached that a step may change, by the names that a person knows."""
+        several = len(self.turns) > 1
+        objectives = {turn.name if several else "objective": turn.objective for turn in self.turns}
+        optimizers = {"optimizer" if i == 0 else f"optimizer {i + 1}": o for i, o in enumerate(self.optimizers)}
+        hooks = {f"the hooks of {name}": _hooks_of(p) for name, p in self.model.named_parameters() if _hooks_of(p)}
+        return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks}
+
+    def restorable(self) -> Skip:
+        """What trials put back of all that."""
+        return restored_by_state(list(self.modules))
+
+    def key(self, batch: Any, loader: object, transform: object = None) -> str:
+        """What a plan depends on, as one word: what is computed, on what, and the code that says so."""
         weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in self.model.named_parameters()]
         traits = [
             [f"{name}:{type(module).__qualname__}" for name, module in self.model.named_modules()],
@@ -94,8 +108,15 @@ class Subject:
             [(type(o).__qualname__, _flags(o)) for o in self.optimizers],
             [self.plan.to_json(), self.pinned_precision, why_not_resident(loader, self.device) is None],
             [self.device_name, torch.__version__, hotloop.__version__, products_in_fp32()],
+            [code_of_modules(self.model.modules()), look(self.roots({"device_transform": transform})).code()],
         ]
         return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]
+
+
+def _hooks_of(parameter: nn.Parameter) -> list[Any]:
+    """What the person has registered on a parameter's gradient."""
+    tables = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
+    return [hook for table in tables if table for hook in table.values()]
 
 
 @dataclass
@@ -136,16 +157,18 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
     """What to train on in trials: `given`, a batch that was read already, or what can be read without a trace."""
     if why_not_resident(loader, device) is None and has_known_sampler(loader):
         resident = Resident(loader, device)
-        before = Randomness(torch.device("cpu"), generators_of(loader))
+        before = Randomness(device, generators_held(loader, transform))
         drawn = list(islice(resident.draws(), MOST_STEPS))
-        before.put()
         full = [each for each in drawn if _length(each) == _length(drawn[0])]
         material = Material([], loader, resident, full, transform)
-        return replace(material, batches=[material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))])
+        batches = [material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))]
+        before.put()
+        return replace(material, batches=batches)
     if given is not None:
         return Material([given])
     again = loader if is_in_order(loader) and has_known_sampler(loader) else None
-    before = Randomness(device, generators_of(loader))
+    before, chance = Randomness(device, generators_held(loader, transform)), Chance(loader)
+    began = chance.note()
     batches = iter(loader)
     if batches is loader:
         raise BadArgument(
@@ -153,11 +176,19 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
             fix="tune with a DataLoader or a list",
         )
     first = next(batches, None)
-    before.put()
     if first is None:
         raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
     batch = move(first, device)
-    return Material([batch if transform is None else transform(batch)], again, transform=transform)
+    material = Material([batch if transform is None else transform(batch)], again, transform=transform)
+    before.put()
+    chance.put_own(began)
+    return material
+
+
+def generators_held(loader: object, transform: object) -> list[Generator]:
+    """The generators that a loader, its samplers, its dataset and a transform of batches have for themselves."""
+    found = [*generators_of(loader), *found_in([getattr(loader, "dataset", None), transform])]
+    return list({id(generator): generator for generator in found}.values())
 
 
 def _length(drawn: Any) -> int:
@@ -185,25 +216,25 @@ def tune(
     levers: Iterable[Lever] = LEVERS,
     tell: Callable[[str], None] = lambda words: None,
     begin: Plan | None = None,
-    prepared: Mapping[str, dict[str, Objective]] | None = None,
+    watched: bool = False,
 ) -> Found:
     """Try the levers on a loop; it is left exactly as it was. `seconds` says how long the plain loop would run.
 
-    `begin` is the plan to improve, where that is no longer the plain one; `prepared` is what was compiled already.
+    `begin` is the plan to improve, where that is no longer the plain one. `watched`: real steps were seen to change
+    nothing that trials could not restore; else the first step of the trials is watched, and is the last where it does.
     """
     started = datetime.now(UTC)
     device = subject.device
-    trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material, prepared)
+    trials = _trials_of(subject, material, watched=watched)
     plain = subject.plan
     search = Search(trials, subject.scene(loader), begin or plain, steps, budget, tell)
     if device.type == "cuda" and not _has_room(subject, device):
-        refused = [Trial(x.name, x.tier, "not tried", "there is no memory for copies of the weights") for x in LEVERS]
-        return Found(_tuning(subject, plain, refused, None, None, steps, started), None)
+        return Found(nothing_tried(subject, "there is no memory for copies of the weights", steps), None)
     plain_step: float | None = None
     step = None
     is_random = False
     try:
-        with trials.running(device, generators_of(loader)):
+        with trials.running(device, generators_held(loader, material.transform)):
             plain_step = trials.time(plain)
             if steps is None and seconds is not None:
                 search.steps = max(1, round(seconds / plain_step))
@@ -215,11 +246,52 @@ def tune(
                 plain_step = trials.alone or plain_step
     except Refused as refusal:
         best = begin or plain
-        search.trials = [Trial(x.name, x.tier, "not tried", str(refusal)) for x in LEVERS]
+        search.trials = _not_tried(str(refusal))
+        if trials.effects:
+            warnings.warn(
+                f"nothing is tuned: {refusal}; the one step that was tried has changed it", PlanWarning, stacklevel=4
+            )
     if best.stream == "direct" and not any(t.lever == "resident" and t.gain is not None for t in search.trials):
         best = replace(best, stream="auto")  # which was not compared: the rule decides, as without tuning
     tuning = _tuning(subject, best, search.trials, plain_step, search.step, search.steps, started)
     return Found(tuning, step, is_random, trials.compile_estimate(COMPILE))
+
+
+def gated(subject: Subject, loader: Any, material: Material, plan: Plan) -> tuple[float, str | None, Step | None]:
+    """A plan from elsewhere, held to a few steps of the plain loop: the seconds of it, why not, and its step."""
+    start = time.perf_counter()
+    why: str | None = None
+    step: Step | None = None
+    if subject.device.type == "cuda" and not _has_room(subject, subject.device):
+        why = "there is no memory to compare it with the plain loop"
+    else:
+        trials = _trials_of(subject, material, watched=True)
+        try:
+            with trials.running(subject.device, generators_held(loader, material.transform)):
+                why = trials.drift(subject.plan, plan).excess()
+                step = trials.step_of(plan)
+        except Refused as refusal:
+            why = str(refusal)
+    return time.perf_counter() - start, why, step
+
+
+def _trials_of(subject: Subject, material: Material, *, watched: bool) -> Trials:
+    def seen() -> Look:
+        return look(subject.roots({"device_transform": material.transform}), subject.restorable())
+
+    trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material)
+    trials.seen = None if watched else seen
+    return trials
+
+
+def nothing_tried(subject: Subject, why: str, steps: int | None) -> Tuning:
+    """The record of a loop that goes on as it is."""
+    plan = replace(subject.plan, stream="auto")
+    return _tuning(subject, plan, _not_tried(why), None, None, steps, datetime.now(UTC))
+
+
+def _not_tried(why: str) -> list[Trial]:
+    return [Trial(lever.name, lever.tier, "not tried", why) for lever in LEVERS]
 
 
 def _has_room(subject: Subject, device: torch.device) -> bool:
@@ -263,18 +335,42 @@ def for_a_run_of(tuning: Tuning, seconds: float) -> Tuning:
 class Cache:
     """Plans that were found before, one file for each; what cannot be read or written is as if it were not there."""
 
+    LARGEST = 1 << 20  # bytes of a file; what is larger is not of ours
+
     def __init__(self, folder: Path | None = None) -> None:
         home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        self._folder = folder or Path(os.environ.get("HOTLOOP_CACHE") or Path(home, "hotloop")).expanduser() / "plans"
+        self._folder = folder
+        with suppress(RuntimeError, ValueError, OSError):  # nobody knows where home is
+            self._folder = folder or Path(os.environ.get("HOTLOOP_CACHE") or f"{home}/hotloop").expanduser() / "plans"
 
-    def get(self, key: str) -> Tuning | None:
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            return Tuning.from_json(json.loads((self._folder / f"{key}.json").read_text()))
+    def get(self, key: str, begin: Plan | None = None) -> Tuning | None:
+        """The plan that is kept under a key, if it is one for a run that begins with the plan `begin`."""
+        if self._folder is None:
+            return None
+        path = self._folder / f"{key}.json"
+        with suppress(
+            OSError, ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError, MemoryError
+        ):
+            if path.is_file() and path.stat().st_size <= self.LARGEST:
+                tuning = Tuning.from_json(json.loads(path.read_text(encoding="utf-8")))
+                return tuning if self._is_usable(tuning, begin or tuning.plan) else None
         return None
 
     def put(self, key: str, tuning: Tuning) -> None:
-        with suppress(OutputError):
-            write_json(self._folder / f"{key}.json", tuning.to_json())
+        if self._folder is not None:
+            with suppress(OutputError, OSError, ValueError):
+                write_json(self._folder / f"{key}.json", tuning.to_json())
+
+    def _is_usable(self, tuning: Tuning, begin: Plan) -> bool:
+        """Whether a file holds what `put` writes, and not only something that looks like it."""
+        if not tuning.is_sound() or any(trial.gain is not None and trial.gain <= 0 for trial in tuning.trials):
+            return False
+        plan, own = tuning.plan, ("device", "accumulate", "clip_norm", "micro_batch", "workers", "recompute")
+        if any(getattr(plan, name) != getattr(begin, name) for name in (*own, "memory_budget")):
+            return False
+        on_cuda = plan.device.startswith("cuda")
+        pulled = {lever.name for lever in LEVERS if lever.pull(plan) == plan}
+        return 0 <= plan.graph <= MOST_STEPS and (on_cuda or not pulled & {*_CUDA_ONLY})
 
 
 def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:

@@ -1,6 +1,6 @@
 """`Turn`: one objective and the optimizers that follow it; `Schedule`: when their learning rates change."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,11 +52,11 @@ def turns_of(optimizer: Optimizers, objective: Objective | Mapping[str, Objectiv
             )
         return tuple(Turn(name, objective[name], (optimizer[name],)) for name in objective)
     every = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
-    optimizers = (every,) if isinstance(every, Optimizer) else tuple(every)
-    wrong = next((o for o in optimizers if not isinstance(o, Optimizer)), None)
-    if wrong is not None or not optimizers:
+    optimizers = tuple(every) if isinstance(every, Iterable) else (every,)
+    wrong = [o for o in optimizers if not isinstance(o, Optimizer)]
+    if wrong or not optimizers:
         raise BadArgument(
-            f"the optimizer is a {type(wrong).__name__}" if optimizers else "no optimizer was given",
+            f"the optimizer is a {type(wrong[0]).__name__}" if wrong else "no optimizer was given",
             fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
         )
     return (Turn("loss", objective, optimizers),)
@@ -70,12 +70,19 @@ class Schedule:
     every: Every
 
     @classmethod
-    def of(cls, scheduler: Schedulers, every: Every) -> "Schedule":
+    def of(cls, scheduler: Schedulers, every: Every, optimizers: Sequence[Optimizer] = ()) -> "Schedule":
+        """`optimizers` are those of the loop: a scheduler of another one would change nothing here."""
         if every not in ("step", "epoch"):
             raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
         schedulers = (
             () if scheduler is None else (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
         )
+        for each in schedulers:
+            if optimizers and all(each.optimizer is not optimizer for optimizer in optimizers):
+                raise BadArgument(
+                    f"the {type(each).__name__} is of another optimizer than the loop's",
+                    fix="build it with the optimizer that you give to the Loop",
+                )
         return cls(schedulers, every)
 
     @property

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import isclose
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from hotloop.memory.guard import guarded_step
 from hotloop.memory.oom import half_updated, is_out_of_memory, is_recording, surely
 from hotloop.objective import Losses
 from hotloop.plan import Plan
+from hotloop.weighing import LATER, Weighing
 
 FIRST = 2  # updates in which an optimizer allocates what it will go on using
 
@@ -24,8 +26,9 @@ FIRST = 2  # updates in which an optimizer allocates what it will go on using
 class Update:
     """Turns losses into updates of the weights.
 
-    Accumulation equals the full batch: each batch weighs as many items as it holds, and the gradient is divided by
-    what was really seen, so an uneven last batch or a short last window is not counted too much or too little.
+    Accumulation equals the full batch: each batch weighs as much as its loss is the mean over, and the gradient is
+    divided by what was really seen, so an uneven last batch or a short last window is not counted too much or too
+    little. Where the loss couples the samples of a batch, it is the mean of the batches' losses, and that is said.
     """
 
     turns: tuple[Turn, ...]
@@ -36,10 +39,18 @@ class Update:
     keep_gradients: bool = False  # zero them where they are: a CUDA graph has their addresses
     survives: bool = False  # whether running out of memory is looked after, and not the caller's affair
     is_tight: Callable[[], bool] = lambda: False  # whether memory may run out in the middle of an optimizer's step
+    weighing: Weighing = field(init=False)  # what a batch weighs beside the others of its window
     _windows: dict[str, Window] = field(default_factory=dict)
+    _totals: dict[str, Tensor] = field(default_factory=dict)  # of captured windows: their weights so far
+    _captured: dict[str, Window] = field(default_factory=dict)  # windows after one batch of a CUDA graph
     _scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)  # for fp16 only
 
     def __post_init__(self) -> None:
+        # A comparison waits for the device, which ends a capture: there, only first cuts are compared.
+        self.weighing = Weighing(self.plan.split, sums=not self.averages, later=() if self.plan.graph else LATER)
+        self._reset()
+
+    def _reset(self) -> None:
         self._windows = {turn.name: Window() for turn in self.turns}
         if self.plan.precision == "fp16":
             self._scalers = {turn.name: _scaler(torch.device(self.plan.device)) for turn in self.turns}
@@ -58,12 +69,12 @@ class Update:
         self.add(turn, losses)
         return self.end_batch(turn)
 
-    def add(self, turn: Turn, losses: Losses, unit: int | None = None) -> None:
-        """Add the gradient of a batch, or of a piece of a batch that holds `unit` items."""
-        if not self.averages or (self.plan.accumulate == 1 and unit is None):
+    def add(self, turn: Turn, losses: Losses, *, is_part: bool = False) -> None:
+        """Add the gradient of a batch, or of a micro-batch."""
+        if self.plan.accumulate == 1 and not is_part:
             loss: Tensor | None = losses.total
         else:
-            loss = self._windows[turn.name].weighed(losses, unit)
+            loss = self._windows[turn.name].weighed(losses, self._captured_total(turn, losses))
         if loss is not None:
             if self._scalers:
                 loss = self._scalers[turn.name].scale(loss)
@@ -72,9 +83,22 @@ class Update:
             del loss
         losses.let_go()
 
+    def _captured_total(self, turn: Turn, losses: Losses) -> Tensor | None:
+        """While a CUDA graph is captured, where the weights of a window are added up on the device.
+
+        The graphs of a window's first, middle and last batch share it, so it is made before any of them.
+        """
+        if not self.plan.graph or not isinstance(losses.mass, Tensor):
+            return None
+        if turn.name not in self._totals:
+            self._totals[turn.name] = torch.zeros((), device=losses.mass.device)
+        return self._totals[turn.name] if is_recording() else None
+
     def end_batch(self, turn: Turn) -> bool | None:
         """After the last gradient of a batch: at the end of a window, update. Whether it did; None while it waits."""
         window = self._windows[turn.name]
+        if self.plan.graph and window.batches == 0 and is_recording():
+            self._captured[turn.name] = replace(window)
         window.batches += 1
         return self._apply(turn) if window.batches >= self.plan.accumulate else None
 
@@ -90,21 +114,28 @@ class Update:
         batches = self._windows[self.turns[0].name].batches
         return batches == 0, batches + 1 >= self.plan.accumulate
 
-    def is_even(self, items: int | Tensor) -> bool:
-        """Whether the window so far holds only batches of so many items."""
-        window = self._windows[self.turns[0].name]
-        if isinstance(window.first, Tensor) or isinstance(window.weight, Tensor):
-            return False
-        return window.batches == 0 or (window.first == items and window.weight == window.batches)
+    def is_even(self) -> bool:
+        """Whether the window so far holds only batches like those of the CUDA graphs."""
+        return all(self._is_even(turn) for turn in self.turns)
 
-    def count(self, items: int | Tensor, batches: int = 1) -> None:
-        """Note batches that a CUDA graph has taken, each of so many items."""
+    def _is_even(self, turn: Turn) -> bool:
+        window, one = self._windows[turn.name], self._captured.get(turn.name)
+        if window.batches == 0:
+            return True
+        if one is None or window.is_weighed != one.is_weighed or window.unit != one.unit:
+            return False
+        if isinstance(one.weight, Tensor):
+            return window.weight is one.weight  # else a batch has joined it outside the graphs
+        return not isinstance(window.weight, Tensor) and isclose(window.weight, window.batches * one.weight)
+
+    def count(self, batches: int = 1) -> None:
+        """Note batches that a CUDA graph has taken."""
         for turn in self.turns:
             window = self._windows[turn.name]
+            one = self._captured.get(turn.name, window)
             for _ in range(batches if self.plan.accumulate > 1 else 0):
-                window.first = items if window.batches == 0 else window.first
-                window.is_weighed = self.averages
-                window.weight = window.weight + items / window.first
+                window.unit, window.is_weighed = one.unit, one.is_weighed
+                window.weight = one.weight if isinstance(one.weight, Tensor) else window.weight + one.weight
                 window.batches += 1
                 if window.batches >= self.plan.accumulate:
                     self._windows[turn.name] = window = Window()
@@ -123,6 +154,8 @@ class Update:
     def take_over(self, other: "Update") -> None:
         """Go on where another has stopped, between two windows: its counts, and where both scale losses its scales."""
         self.steps, self.skipped = other.steps, other.skipped
+        if self.plan.split == other.plan.split:
+            self.weighing.take_over(other.weighing)
         self._scalers = {name: other._scalers.get(name, scaler) for name, scaler in self._scalers.items()}
 
     def to_state(self) -> dict[str, Any]:
@@ -132,7 +165,7 @@ class Update:
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Continue from what `to_state` gave; half a window that a step has left behind is dropped."""
-        self.__post_init__()
+        self._reset()
         self.steps, self.skipped = state["steps"], state["skipped"]
         for name, scaler in self._scalers.items():
             if name in state["scalers"]:

@@ -17,26 +17,44 @@ class Window:
     """The batches of one turn since its last update."""
 
     batches: int = 0
-    first: int | float | Tensor = 1  # items in its first batch: the unit in which the others count
-    weight: float | Tensor = 0.0  # the sum of the others' weights in that unit
-    is_weighed: bool = False  # whether it holds the gradients of several batches or pieces, by their weights
+    unit: int | float = 1  # in which weights are counted: about what the first batch or micro-batch weighs
+    weight: float | Tensor = 0.0  # of all of them, in that unit
+    is_weighed: bool = False  # whether it holds the gradients of several batches or micro-batches, by their weights
 
-    def weighed(self, losses: Losses, unit: int | None) -> Tensor | None:
-        """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is."""
-        if not self.is_weighed:
-            first = losses.count if unit is None or losses.is_counted else unit
-            self.first = first.clamp_min(1) if isinstance(first, Tensor) else max(first, 1)
-            self.is_weighed = True
-        weight = losses.count / self.first
-        self.weight = self.weight + weight
-        return losses.total * weight if isinstance(weight, Tensor) or weight else None
+    def weighed(self, losses: Losses, captured: Tensor | None = None) -> Tensor | None:
+        """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is.
+
+        `captured`: while a CUDA graph is captured, the tensor that holds the sum of weights from one graph to the next.
+        """
+        if losses.is_sum:
+            return losses.total
+        is_first = not self.is_weighed
+        if is_first:
+            self.unit, self.is_weighed = losses.unit, True
+        weight = losses.mass / self.unit
+        if not isinstance(weight, Tensor):
+            self.weight = self.weight + weight
+            return losses.total * weight if weight else None
+        weight = weight.detach()
+        if captured is None:
+            self.weight = self.weight + weight
+        else:
+            self.weight = (captured.zero_() if is_first else captured).add_(weight)
+        return losses.total * weight
 
     def divide(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         """Make the sum of the weighed gradients their mean."""
         gradients = [p.grad for p in parameters if p.grad is not None]
-        if not gradients or (isinstance(self.weight, float) and self.weight == 0):
+        weight = self.weight
+        if not gradients or (isinstance(weight, float) and weight == 0):
             return
-        surely(partial(torch._foreach_div_, gradients, self.weight), device)
+        if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
+            weight = surely(partial(_not_zero, weight), device)
+        surely(partial(torch._foreach_div_, gradients, weight), device)
+
+
+def _not_zero(weight: Tensor) -> Tensor:
+    return torch.where(weight == 0, 1.0, weight)
 
 
 class Learner(Protocol):

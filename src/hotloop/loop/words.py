@@ -32,9 +32,11 @@ def advice_on_loss(plan: Plan) -> list[str]:
     return advice
 
 
-def memory_words(model: nn.Module, failed: int, follows: int) -> str:
-    """That memory ran out, and how training goes on."""
+def memory_words(model: nn.Module, failed: int, follows: int, *, exact: bool = True) -> str:
+    """That memory ran out, and how training goes on; `exact`: the gradient is that of the whole batch, or an error."""
     words = f"out of memory with {failed} items at once: batches are computed in pieces of {follows}"
+    if not exact:
+        return words + ', which weigh as many items as they hold, as Plan(split="items") says'
     norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS) and module.training]
     if not norms:
         return words + ", with the gradient of the whole batch"

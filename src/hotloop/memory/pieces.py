@@ -30,6 +30,57 @@ def pieces_of(batch: Any, items: int, size: int) -> Iterator[Any]:
         yield piece_of(batch, items, slice(start, stop))
 
 
+def part_of(batch: Any, items: int, rows: slice, split: Any = "auto") -> tuple[Any, int | float | Tensor | None]:
+    """Some of the items of a batch, cut as a plan says, and what they weigh; None where the plan does not say that.
+
+    >>> import torch
+    >>> part, _ = part_of((torch.zeros(7, 4, 2), torch.zeros(4)), 4, slice(0, 3), split=1)  # time first
+    >>> [tuple(tensor.shape) for tensor in part]
+    [(7, 3, 2), (3,)]
+    """
+    if rows.start == 0 and rows.stop == items:
+        return batch, None
+    if callable(split):
+        part = split(batch, rows.start, rows.stop)
+        weighed = isinstance(part, tuple) and len(part) == 2 and type(part[0]) is type(batch)
+        if weighed and (isinstance(part[1], int | float) or (isinstance(part[1], Tensor) and not part[1].dim())):
+            return part[0], part[1]
+        return part, None
+    if isinstance(split, int):
+        return _cut_along(batch, items, rows, split), None
+    return piece_of(batch, items, rows), None
+
+
+def items_along(batch: Any, split: Any) -> int:
+    """How many items a batch holds, where a plan says in which dimension they are, or how they are cut."""
+    if callable(split):
+        count: Callable[[Any], int] = getattr(split, "items", count_items)
+        return count(batch)
+    if not isinstance(split, int):
+        return count_items(batch)
+    sizes = Counter(tensor.size(split) for _, tensor in tensors_in(batch) if tensor.dim() > split)
+    if not sizes:
+        raise BadArgument(
+            f"split={split}, and no tensor of the batch has so many dimensions",
+            fix="give the dimension that holds the items, from 0, or a function (batch, start, stop) → part",
+        )
+    return sizes.most_common(1)[0][0]
+
+
+def _cut_along(value: Any, items: int, rows: slice, dim: int) -> Any:
+    """A part of a batch whose items lie along another dimension; what has one value for each item is cut too."""
+    if isinstance(value, Tensor):
+        for each in (dim, 0):
+            if value.dim() > each and value.size(each) == items:
+                return value.narrow(each, rows.start, rows.stop - rows.start)
+        return value
+    if _is_list(value) and len(value) == items and not any(True for _ in tensors_in(value)):
+        return value[rows]
+    if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
+        return _with_parts(value, partial(_cut_along, items=items, rows=rows, dim=dim))
+    return value
+
+
 def piece_of(batch: Any, items: int, rows: slice) -> Any:
     """Some of the items of a batch; the batch itself where those are all."""
     if rows.start == 0 and rows.stop == items:
@@ -75,22 +126,6 @@ def holds_rows(value: Any, items: int) -> bool:
     return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))
 
 
-def contents(batch: Any) -> dict[Any, Any] | None:
-    """What a batch holds that a pass may take things out of; None for one that it cannot."""
-    return dict(batch) if isinstance(batch, MutableMapping) else None
-
-
-def restore(batch: Any, before: dict[Any, Any] | None) -> None:
-    """Put back what a failed pass took out of a batch, as objectives do that pop the labels."""
-    if before is None:
-        return
-    for key in [key for key in batch if key not in before]:
-        del batch[key]
-    for key, value in before.items():
-        if key not in batch or batch[key] is not value:
-            batch[key] = value
-
-
 def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
     """A part of a batch, cut; `is_list`: where it is a list, each place in it is an item."""
     if isinstance(value, Tensor):
@@ -104,7 +139,8 @@ def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
     if callable(getattr(value, "to", None)) and not isinstance(value, type):  # it holds tensors, in a way of its own
         raise BadArgument(
             f"memory ran out, and a batch that holds a {type(value).__name__} cannot be cut into pieces",
-            fix="build it inside the model or the objective, or use a smaller batch",
+            fix="build it inside the model or the objective, or use a smaller batch; or say how it is cut:"
+            " Plan(split=function), a function (batch, start, stop) → part",
         )
     return value
 

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from hotloop.memory.pieces import bounds
 from hotloop.memory.portion import Portion
 from hotloop.memory.rewind import Rewind
 from hotloop.memory.usage import Held, holdings
+from hotloop.text import shorten
 
 T = TypeVar("T")
 
@@ -24,11 +25,23 @@ def nothing() -> None:
     """For work that leaves nothing to take back."""
 
 
+def tell_of_effects(names: list[str]) -> None:
+    """Say what a step that was repeated has changed twice, or once for each micro-batch."""
+    if names:
+        warnings.warn(
+            f"memory ran out and the step was repeated; {shorten(names, 4)}: your code changes that in each call, so it"
+            " was changed by the failed attempt too, and once for each micro-batch",
+            MemoryWarning,
+            stacklevel=3,
+        )
+
+
 class Survivor:
     """Repeats what ran out of memory: everything that the attempt changed is put back, then smaller pieces follow.
 
     `relieve` is asked where a single item does not fit: it changes something that saves memory and says whether it
-    did. `told` hears of each failure: the size that failed, and the one that follows.
+    did. `told` hears of each failure: the size that failed, and the one that follows. `witness` is called before a
+    repetition and what it returns after it: names of what the person's code changed and `Rewind` cannot restore.
     """
 
     def __init__(
@@ -39,6 +52,7 @@ class Survivor:
         most: int | None = None,
         relieve: Callable[[], bool] = lambda: False,
         told: Callable[[int, int], None] = lambda failed, follows: None,
+        witness: Callable[[], Callable[[], list[str]]] = lambda: list,
     ) -> None:
         self.device = device
         self.portion = Portion(most, partial(room, device))
@@ -47,28 +61,47 @@ class Survivor:
         self.has_recordings: Callable[[], bool] = lambda: False  # which `undo` lets go of: their memory is no hole
         self.mended: Fragmented | None = None  # why expandable segments were turned on; None where they were not
         self._modules = modules
-        self._relieve, self._told = relieve, told
+        self._repeating = False
+        self._named: set[str] = set()  # what was said to change twice
+        self._relieve, self._told, self._witness = relieve, told, witness
 
-    def run(self, items: int, attempt: Callable[[int], T], undo: Callable[[], None] = nothing) -> T:
+    def run(self, items: int, attempt: Callable[[int], T], undo: Callable[[], None] = nothing, batch: Any = None) -> T:
         """`attempt(size)`, with as many of the items at once as fit.
 
-        `undo` takes back what an attempt leaves besides buffers and random states, such as gradients.
+        `undo` takes back what an attempt leaves besides buffers, rng states and the batch, such as gradients.
         """
-        while True:
-            size = self.portion.of(items)
-            self.rewind.note()
-            try:
-                result = attempt(size)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                failure = Failure.of(error, self.device)
-            else:
-                self.rewind.settle()
-                return result
-            self.lost(size, undo, failure)
+        size = self.portion.of(items)
+        self.rewind.note(batch)
+        try:
+            result = attempt(size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = Failure.of(error, self.device)
+        else:
+            self.rewind.settle()
+            return result
+        self.lost(size, undo, failure)
+        return self.repeated(partial(self.run, items, attempt, undo, batch))
 
-    def each(self, items: int, work: Callable[[slice], None], undo: Callable[[], None] = nothing) -> None:
+    def repeated(self, again: Callable[[], T]) -> T:
+        """The repetition of a pass that failed; what it changes for a second time is named."""
+        if self._repeating:
+            return again()
+        self._repeating = True
+        changed = self._witness()
+        try:
+            result = again()
+        finally:
+            self._repeating = False
+        names = [name for name in changed() if name not in self._named]
+        self._named.update(names)
+        tell_of_effects(names)
+        return result
+
+    def each(
+        self, items: int, work: Callable[[slice], None], undo: Callable[[], None] = nothing, batch: Any = None
+    ) -> None:
         """`work(rows)` for all the items, as many at once as fit; what is done is not done again."""
 
         def attempt(size: int) -> int:
@@ -78,7 +111,7 @@ class Survivor:
 
         done = 0
         while True:
-            done = self.run(items - done, attempt, undo)
+            done = self.run(items - done, attempt, undo, batch)
             self.portion.went_well()
             if done >= items:
                 return

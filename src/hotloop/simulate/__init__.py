@@ -11,6 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+import hotloop.terminal  # noqa: F401  # before anything here imports rich
+
 if TYPE_CHECKING:
     from hotloop.simulate.block import Block
     from hotloop.simulate.cards import Card

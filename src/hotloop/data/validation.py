@@ -1,0 +1,66 @@
+"""`Validation`: the loader of the evaluations of a run, and what it must remember from one to the next."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from hotloop.data.chance import Chance, Moment
+from hotloop.data.position import Position
+from hotloop.data.resident import is_constant
+from hotloop.data.stream import Stream
+
+
+class Validation:
+    """The loader to evaluate with. Where its workers persist, so does the stream that knows of them."""
+
+    def __init__(self, loader: Iterable[Any] | None, device: torch.device, *, saved: bool) -> None:
+        """`saved`: whether the run is, so that what the workers draw from must be known."""
+        self.loader: Any = loader
+        self._chance: Chance | None = None
+        self._stream: Stream[Any] | None = None
+        self._unknown: str | None = None
+        if _persists(loader):
+            if loader._iterator is None:  # type: ignore[union-attr]
+                self.loader = self._stream = Stream(loader, device, origins=saved)  # type: ignore[arg-type]
+            elif not is_constant(loader.dataset):  # type: ignore[union-attr]
+                self._unknown = "the validation loader's workers were there before, and what they draw from is unknown"
+        if self._stream is None and loader is not None:
+            here = isinstance(loader, DataLoader) and not loader.num_workers  # where items are made
+            self._chance = Chance(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)
+
+    @property
+    def changed_in_workers(self) -> list[str]:
+        """Names of what items have changed in workers that persist."""
+        names = [] if self._stream is None else self._stream.changed_in_workers
+        return [f"validation {name}" for name in names]
+
+    def to_state(self) -> dict[str, Any] | None:
+        """Where it is between two evaluations, as plain data and tensors."""
+        if self._stream is not None:
+            return {"position": self._stream.position(None).to_state()}
+        if self._chance is None:
+            return None
+        moment = self._chance.note()
+        return {"own": list(moment.own), "samplers": list(moment.samplers), "unknown": self._unknown}
+
+    def resume(self, state: dict[str, Any] | None) -> str | None:
+        """Be where another part of the run was; why not all can be the same. The global rng states may change."""
+        if state is None or self.loader is None:
+            return None
+        if "position" in state:
+            if self._stream is None:
+                return "the validation loader has other workers than it had"
+            why = self._stream.resume(Position.from_state(state["position"])).reason
+            return why and f"in the evaluations, {why}"
+        if self._chance is None:
+            return "the validation loader has other workers than it had"
+        own, samplers = tuple(state["own"]), tuple(state["samplers"])
+        self._chance.put_own(Moment(torch.get_rng_state(), own=own, samplers=samplers))
+        why = state.get("unknown")
+        return why and str(why)
+
+
+def _persists(loader: object) -> bool:
+    return type(loader) is DataLoader and loader.num_workers > 0 and loader.persistent_workers

@@ -1,0 +1,470 @@
+"""`look`: the Python state that a training step can reach; two looks tell what a step has changed, by name.
+
+A step may change more than weights, buffers and rng states: a counter in a closure, a queue in a module, a teacher that
+an optimizer's hook updates. What is seen to change here cannot be restored, is left out of a CUDA graph's replays, and
+is not in a checkpoint unless somebody saves it.
+"""
+
+import functools
+import inspect
+import itertools
+import logging
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from hashlib import blake2b
+from operator import length_hint
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hotloop.dice import Dice, Generator
+from hotloop.placement.sites import INSTALLED, OURS
+
+MOST = 50_000  # objects that are looked at
+EDGE = 64  # entries at each end of a long list that are looked at
+DEEPEST = 12  # levels below a root
+LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
+_WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
+_CLOSED = (  # nothing in these is a person's state
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.FrameType,
+    types.CodeType,
+    weakref.ref,
+    torch.UntypedStorage,
+    torch.Size,
+    logging.Logger,
+    logging.Handler,
+)
+_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # what it keeps of a model is not the model's
+# What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
+_OF_OPTIMIZERS = frozenset(
+    ("state", "param_groups", "defaults", "_opt_called", "_step_count", "grad_scale", "found_inf", "step")
+)
+
+Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
+
+
+class Look:
+    """What was seen: every number, word, tensor and rng state, by the path on which it was reached."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Hashable] = {}
+        self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
+        self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
+        self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
+        self.generators: dict[str, Generator] = {}  # of random numbers, by path
+        self.complete = True  # whether everything was looked at
+
+    def changes(self, later: "Look", *, tensors: bool = True) -> list[str]:
+        """Names of what differs in a later look; without `tensors`, the values of tensors may differ."""
+        mine, theirs = (_comparable(each.values, tensors) for each in (self, later))
+        differ = [path for path in mine.keys() | theirs.keys() if mine.get(path, _GONE) != theirs.get(path, _GONE)]
+        return sorted({shown(path) for path in differ})
+
+    def moved(self) -> list[tuple[str, Any, Any]]:
+        """Numbers that differ now from what was seen: (name, then, now). Cheap: nothing is searched again."""
+        found = []
+        for table, key, then, path in self.places:
+            now = _read(table, key)
+            if now is not then and (type(now) is not type(then) or repr(now) != repr(then)):  # as words, nan is itself
+                found.append((shown(path), then, now))
+        return found
+
+    def code(self) -> str:
+        """A digest of the person's functions that were reached, and of those that these name."""
+        return digest_of(self.codes)
+
+
+def look(
+    roots: Mapping[str, object], skip: Skip | None = None, known: Iterable[object] = (), *, hold: bool = False
+) -> Look:
+    """Look at everything that is reachable from `roots`, by their names, but for what is `known`.
+
+    `hold`: the look has the tensors that it saw, and keeps them alive.
+
+    >>> calls = [1, 2]
+    >>> before = look({"objective": calls.append})
+    >>> calls.append(3)
+    >>> before.changes(look({"objective": calls.append}))
+    ['objective']
+    """
+    walk = _Walk(skip or (lambda owner, name, value: False))
+    walk.leave(known)
+    for name, root in roots.items():
+        walk.visit(root, name, 0)
+    walk.finish()
+    if not hold:
+        walk.seen.tensors.clear()
+    return walk.seen
+
+
+def restored_by_state(modules: "Iterator[nn.Module] | list[nn.Module]") -> Skip:
+    """For trials: what `hotloop.state.State` puts back of these modules and of any optimizer."""
+    known = {id(inner) for module in modules for inner in module.modules()}
+
+    def skip(owner: object, name: str, value: object) -> bool:
+        if isinstance(owner, Optimizer):
+            return name in _OF_OPTIMIZERS
+        if id(owner) not in known:
+            return False
+        return name in ("_parameters", "_buffers") or isinstance(value, (*_WORDS, Tensor))
+
+    return skip
+
+
+def counted_per_call(owner: object, name: str, value: object) -> bool:
+    """For repetitions in micro-batches: what does not depend on how often the person's code is called."""
+    if isinstance(owner, Optimizer):
+        return True  # it steps once
+    of_norm = isinstance(owner, nn.modules.batchnorm._BatchNorm) and name == "_buffers"  # which is told elsewhere
+    return of_norm or name in ("_parameters", "training")
+
+
+def kept_by_capture(owner: object, name: str, value: object) -> bool:
+    """For captures: weights and modes, which are compared in another way."""
+    return name == "training" or (isinstance(owner, nn.Module) and name == "_parameters")
+
+
+def digest_of(codes: "set[types.CodeType]") -> str:
+    """A digest of code that does not depend on where it lies."""
+    digest = blake2b(digest_size=16)
+    for text in sorted(map(_code_text, codes)):
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def code_of_modules(modules: "Iterator[nn.Module] | list[nn.Module]") -> str:
+    """A digest of the code of all layers, those of libraries included."""
+    kinds = {kind for module in modules for kind in type(module).__mro__ if kind not in (nn.Module, object)}
+    functions = (value for kind in kinds for value in vars(kind).values())
+    return digest_of({f.__code__ for f in map(inspect.unwrap, filter(callable, functions)) if hasattr(f, "__code__")})
+
+
+def shown(path: str) -> str:
+    """The name of what a path leads to: the variable, and the attribute that holds it.
+
+    >>> shown("objective<teacher>.queue[3]"), shown("model.queue[0].step")
+    ('teacher.queue', 'model.queue')
+    """
+    path = path.rpartition("<")[2].replace(">", "")
+    return path.partition("[")[0] or path
+
+
+_GONE = object()
+
+
+class _Tensor(tuple[Any, ...]):
+    """The fingerprint of a tensor: its form first, then what its values are known by."""
+
+    __slots__ = ()
+
+    @property
+    def form(self) -> Hashable:
+        return ("tensor", *self[:2])
+
+
+def _comparable(values: dict[str, Hashable], tensors: bool) -> dict[str, Hashable]:
+    if tensors:
+        return values
+    return {path: value.form if isinstance(value, _Tensor) else value for path, value in values.items()}
+
+
+class _Walk:
+    def __init__(self, skip: Skip) -> None:
+        self.seen = Look()
+        self._skip = skip
+        self._visited: dict[int, object] = {}  # held, so that no other takes the place
+        self._later: deque[tuple[object, str, int]] = deque()
+
+    def leave(self, known: Iterable[object]) -> None:
+        """Look neither at these nor below them."""
+        self._visited.update((id(value), value) for value in known)
+
+    def visit(self, value: Any, path: str, depth: int) -> None:
+        """A root, or a part of what was visited: leaves are noted, the rest waits for its turn."""
+        kind = type(value)
+        if kind in _WORDS or isinstance(value, torch.Size):
+            self.seen.values[path] = value if kind is not str or len(value) < 256 else hash(value)
+            return
+        if id(value) in self._visited:
+            return
+        self._visited[id(value)] = value
+        if len(self._visited) > MOST or depth > DEEPEST:
+            self.seen.complete = False
+            return
+        if (mark := _mark(value)) is not None:
+            self.seen.values[path] = mark
+            if isinstance(value, Generator):
+                self.seen.generators[path] = value
+            elif isinstance(value, Tensor):
+                self.seen.tensors[path] = value
+        elif kind is tuple and _is_plain(value):
+            self.seen.values[path] = value
+        elif kind is types.BuiltinFunctionType and not isinstance(value.__self__, types.ModuleType | None):
+            self.visit(value.__self__, path, depth)  # such as `log.append`
+        elif str(kind.__module__).startswith(_COMPILER) and not isinstance(value, nn.Module):
+            return
+        elif not isinstance(value, _CLOSED) or _is_own_class(value):
+            self._later.append((value, path, depth + 1))
+
+    def finish(self) -> None:
+        """Breadth first, so that what lies near a root has the short name."""
+        while self._later:
+            self._inside(*self._later.popleft())
+
+    def _inside(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, Mapping | types.MappingProxyType):
+            self._mapping(value, path, depth)
+        if isinstance(value, list | tuple | deque):
+            self._sequence(value, path, depth)
+        elif isinstance(value, set | frozenset):
+            self.seen.values[path] = (len(value), hash(frozenset(filter(_is_plain, value))))
+        elif isinstance(value, types.FunctionType):
+            self._function(value, path, depth)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__self__, path, depth)
+            self.visit(value.__func__, path, depth)
+        elif isinstance(value, functools.partial):
+            self.visit(value.func, path, depth)
+            self.visit(value.args, f"{path}.args", depth)
+            for name, part in value.keywords.items():
+                self.visit(part, f"{path}<{name}>", depth)
+        elif isinstance(value, type):
+            self._table(value, {k: v for k, v in vars(value).items() if isinstance(v, _WORDS)}, path, depth)
+        elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+            self._iterator(value, path, depth)
+        has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _is_own_class(type(value))
+        if has_attributes and not isinstance(value, type):
+            self._object(value, path, depth)
+
+    def _iterator(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, types.GeneratorType):
+            self.seen.values[path] = None if value.gi_frame is None else value.gi_frame.f_lasti
+            for name, part in inspect.getgeneratorlocals(value).items():
+                self.visit(part, f"{path}[{name}]", depth)
+        elif isinstance(value, itertools.count):
+            self.seen.values[path] = repr(value)
+        else:
+            left = length_hint(value, -1)
+            self.seen.values[path] = left if left >= 0 else _Unseen()
+
+    def _object(self, value: Any, path: str, depth: int) -> None:
+        self._table(value, getattr(value, "__dict__", {}), path, depth)
+        slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
+        self._table(value, {name: getattr(value, name) for name in slots}, path, depth)
+        for kind in type(value).__mro__:
+            if not _is_own_class(kind):
+                continue
+            self._note_places(kind, {k: v for k, v in vars(kind).items() if isinstance(v, _WORDS)}, path)
+            for name, part in vars(kind).items():
+                if isinstance(part, types.FunctionType):
+                    self._function(part, f"{path}.{name}", depth)
+                elif name in getattr(value, "__dict__", ()):
+                    continue  # the object has its own, as a dataclass with a default does
+                elif not name.startswith("__") and not callable(part) and not hasattr(part, "__get__"):
+                    self.visit(part, f"{path}.{name}", depth)
+
+    def _table(self, owner: object, table: Mapping[str, Any], path: str, depth: int) -> None:
+        kept = {}
+        for name, part in list(table.items()):
+            if self._skip(owner, name, part):
+                self._visited[id(part)] = part
+                if isinstance(part, dict):
+                    self._visited.update((id(inner), inner) for inner in part.values() if isinstance(inner, Tensor))
+            else:
+                kept[name] = part
+        is_own = table is getattr(owner, "__dict__", None)
+        self._note_places(table if is_own and isinstance(table, dict) else owner, kept, path)
+        for name, part in kept.items():
+            inner = path if name in ("_modules", "_parameters", "_buffers") else f"{path}.{name}"
+            self.visit(part, inner, depth)
+
+    def _note_places(self, table: object, values: Mapping[str, Any], path: str) -> None:
+        for name, part in values.items():
+            if type(part) in (int, float, bool) and not name.startswith("__"):
+                self.seen.places.append((table, name, part, f"{path}.{name}"))
+
+    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
+        self.seen.values[f"{path}[]"] = len(value)
+        of_modules = bool(value) and all(isinstance(each, nn.Module | Tensor | None) for each in value.values())
+        for number, (key, part) in enumerate(list(value.items())):
+            if number >= 4 * EDGE and not of_modules:
+                self.seen.complete = False
+                return
+            name = key if isinstance(key, str) else f"#{number}"
+            inner = f"{path}.{name}" if of_modules else f"{path}[{name}]"
+            if type(part) in (int, float, bool) and isinstance(value, dict):
+                self.seen.places.append((value, key, part, inner))
+            self.visit(part, inner, depth)
+
+    def _sequence(self, value: Any, path: str, depth: int) -> None:
+        self.seen.values[f"{path}[]"] = len(value)
+        if len(value) > 2 * EDGE:
+            numbers = [*range(EDGE), *range(len(value) - EDGE, len(value))]
+        else:
+            numbers = list(range(len(value)))
+        for number in numbers:
+            if type(value[number]) in (int, float, bool) and isinstance(value, list):
+                self.seen.places.append((value, number, value[number], f"{path}[{number}]"))
+            self.visit(value[number], f"{path}[{number}]", depth)
+
+    def _function(self, function: types.FunctionType, path: str, depth: int) -> None:
+        """What a function can reach besides its arguments: its closure, its defaults, the globals that it names."""
+        code = function.__code__
+        own = _is_own(code.co_filename)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            if name == "__class__":  # of every method that calls super()
+                continue
+            try:
+                part = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            if type(part) in (int, float, bool):
+                self.seen.places.append((cell, None, part, f"{path}<{name}>"))
+            self.visit(part, path if name == "self" else f"{path}<{name}>", depth)
+        if not own:
+            return
+        self.seen.codes.add(code)
+        defaults = function.__defaults__ or ()
+        named = zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+        for name, part in (*named, *(function.__kwdefaults__ or {}).items()):
+            self.visit(part, f"{path}<{name}>", depth)
+        if function.__dict__:
+            self._table(function, function.__dict__, path, depth)
+        for name in sorted(_names(code)):
+            if name in function.__globals__:
+                part = function.__globals__[name]
+                if type(part) in (int, float, bool):
+                    self.seen.places.append((function.__globals__, name, part, f"{path}<{name}>"))
+                self.visit(part, f"{path}<{name}>", depth)
+
+
+class _Unseen:
+    """An iterator such as `itertools.cycle`, which does not tell where it is: taken to have moved."""
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ()) if _is_own_class(kind) else ()
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Names that code looks up, those of functions inside it included."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _code_text(code: types.CodeType) -> str:
+    return f"{code.co_qualname} {code.co_code.hex()} {code.co_names} {code.co_varnames} {_constants(code.co_consts)}"
+
+
+def _constants(values: Iterable[Any]) -> list[str]:
+    """Constants of code as words that are the same in every process, in which a set has no order of its own."""
+    texts = []
+    for value in values:
+        if isinstance(value, types.CodeType):
+            texts.append(_code_text(value))
+        elif isinstance(value, tuple | frozenset):
+            inner = _constants(value)
+            texts.append(str(inner if isinstance(value, tuple) else sorted(inner)))
+        else:
+            texts.append(repr(value))
+    return texts
+
+
+def _read(table: Any, key: Any) -> Any:
+    try:
+        if key is None:
+            return table.cell_contents
+        return table[key] if isinstance(table, dict | list) else getattr(table, key)
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+        return _GONE
+
+
+def _mark(value: object) -> Hashable:
+    """A fingerprint of a tensor, an array or a generator; None for anything else."""
+    if isinstance(value, Tensor):
+        return _tensor_mark(value)
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), _checksum(value)
+    if isinstance(value, Generator):
+        return _hash_of(Dice.of(value).take())
+    return None
+
+
+def _tensor_mark(tensor: Tensor) -> _Tensor:
+    if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or type(tensor).__module__ != "torch":
+        plain = isinstance(tensor, nn.Parameter) and not is_lazy(tensor) and tensor.layout == torch.strided
+        if not plain or tensor.is_meta:
+            return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
+    form = (tuple(tensor.shape), str(tensor.dtype))
+    version = None if tensor.is_inference() else tensor._version
+    if tensor.device.type == "cpu" and not tensor.is_quantized:
+        return _Tensor((*form, _checksum(tensor.detach())))
+    return _Tensor((*form, id(tensor), version))
+
+
+def _checksum(values: Any) -> int:
+    """Of all bytes of a small array; of a large one, those that lie evenly spread."""
+    if isinstance(values, Tensor):
+        flat = values.reshape(-1) if values.is_contiguous() else values
+        step = max(1, flat.nbytes // LARGE)
+        if flat.dim() == 1 and step > 1:
+            flat = flat[::step]
+        flat = flat.contiguous()
+        try:
+            return hash(flat.view(torch.uint8).numpy().tobytes() if flat.dim() else repr(flat.item()))
+        except (RuntimeError, TypeError):
+            return hash(repr(flat))
+    if values.dtype.hasobject:
+        return len(values)
+    flat_array = values.reshape(-1)
+    return hash(flat_array[:: max(1, values.nbytes // LARGE)].tobytes())
+
+
+def _hash_of(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return hash(state.numpy().tobytes())
+    if isinstance(state, np.ndarray):
+        return hash(state.tobytes())
+    if isinstance(state, Mapping):
+        return hash(tuple((key, _hash_of(item)) for key, item in state.items()))
+    return hash(tuple(map(_hash_of, state)) if isinstance(state, tuple | list) else state)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) <= EDGE and all(map(_is_plain, value))
+    return type(value) in _WORDS
+
+
+@functools.cache
+def _is_own(file: str) -> bool:
+    """Whether a file is the person's own."""
+    return not file.startswith((*OURS, *INSTALLED))
+
+
+def _is_own_class(value: object) -> bool:
+    return isinstance(value, type) and _is_own_type(value)
+
+
+@functools.lru_cache(4096)
+def _is_own_type(value: type) -> bool:
+    functions = (inner for inner in vars(value).values() if isinstance(inner, types.FunctionType))
+    return any(_is_own(function.__code__.co_filename) for function in functions) or _plain_class(value)
+
+
+def _plain_class(kind: type) -> bool:
+    """A class without functions of its own, such as one that holds settings: by the module that it is from."""
+    module = sys.modules.get(kind.__module__)
+    file = getattr(module, "__file__", None)
+    return kind.__module__ == "__main__" or (file is not None and _is_own(file))

@@ -1,0 +1,71 @@
+"""The zoo, killed: a run that goes on from its checkpoints ends as one that never was, or says what differs."""
+
+import json
+import os
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..warm import Warm
+from .trainings import ZOO, Killed, Parts, Training, differences
+
+EPOCHS, EVER = 3, 10**6
+pytestmark = pytest.mark.usefixtures("light_heap")
+members = pytest.mark.parametrize("training", ZOO, ids=lambda training: training.name)
+
+
+def saved(training: Training, folder: Path, every: str, killed: int, *, resume: bool) -> Parts:
+    """Train with checkpoints, everything built anew; killed after so many updates."""
+    parts = training.build()
+    loop = parts.loop("plain", parts.halt(killed, Killed))
+    options: dict[str, Any] = {"save": folder, "every": every, "resume": resume, "progress": False}
+    loop.fit(parts.loader, epochs=EPOCHS, device_transform=parts.transform, monitor=False, **options)
+    return parts
+
+
+@members
+@pytest.mark.parametrize("every", ["3 steps", "5 steps"], ids=["inside", "between"])
+def test_a_killed_run_goes_on(training: Training, every: str, tmp_path: Path) -> None:
+    expected = training.build()
+    never = expected.loop("plain", expected.halt(EVER, Killed))
+    never.fit(expected.loader, epochs=EPOCHS, device_transform=expected.transform, progress=False, monitor=False)
+    dice = random.Random(f"{training.name} {every}")  # noqa: S311
+    first = dice.randint(4, 7)
+    moments = [first, dice.randint(max(first, 6), 8)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number, moment in enumerate(moments):
+            with pytest.raises(Killed):
+                saved(training, tmp_path / "run", every, moment, resume=number > 0)
+        parts = saved(training, tmp_path / "run", every, EVER, resume=True)
+    words = [str(warning.message) for warning in caught]
+    found = differences(parts.everything(), expected.everything())
+    if training.resume == "exact":
+        assert not words
+        assert not found
+    elif found:
+        assert training.is_told(words), f"{found}, and the warnings were {words}"
+
+
+NAMES = (
+    "dropout",
+    "cnn_with_batchnorm",
+    "one_cycle_each_step",
+    "gan",
+    "replay_queue",
+    "dataset_that_draws_from_the_global_one",
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_killed_at_random_moments(tmp_path: Path, warm: Warm) -> None:
+    script = Path(__file__).with_name("killing.py")
+    ran = warm.run(script, str(tmp_path), *NAMES, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    found = json.loads(ran.stdout.splitlines()[-1])
+    assert found.keys() == set(NAMES)
+    assert all(each.get("kills") for each in found.values()), (found, ran.stderr[-3000:])
+    assert not any(each["differences"] for each in found.values()), found
