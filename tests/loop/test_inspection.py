@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hotloop.loop.inspection import Inspection, inspected, objection, signature
+from hotloop.loop.inspection import Comparison, Inspection, inspected, objection, signature
 
 CPU = torch.device("cpu")
 X = torch.ones(6, 6)  # of more values than are looked at: what a batch holds may differ
@@ -135,6 +135,43 @@ def test_several_objectives_in_one_inspection() -> None:
                 torch.rand(1)
     assert seen.drew
     assert len(seen.work) == 3
+
+
+@pytest.mark.parametrize(
+    ("now", "differs"),
+    [
+        (lambda x: (x * 2.0).relu(), False),
+        (lambda x: (x * 3.0).relu(), True),
+        (lambda x: (x * 2.0).sigmoid(), True),
+        (lambda x: x * 2.0, True),
+        (lambda x: (x * 2.0).relu() + 1, True),
+    ],
+    ids=["same", "number", "operation", "less", "more"],
+)
+def test_a_later_pass_is_compared_as_it_runs(now: Callable[[Tensor], Tensor], differs: bool) -> None:
+    seen, then, later = Inspection(), torch.randn(32), torch.randn(32)
+    with inspected(CPU, seen):
+        (then * 2.0).relu()
+    comparison = Comparison(seen)
+    with comparison:
+        given = now(later)
+    assert torch.equal(given, now(later))
+    assert (comparison.departure() is not None) == differs
+
+
+def test_a_comparison_may_be_entered_several_times() -> None:
+    first, second = Inspection(), Inspection()
+    with inspected(CPU, first):
+        torch.ones(4) * 2.0
+    with inspected(CPU, second):
+        torch.ones(4).relu()
+    comparison = Comparison(first, second)
+    with comparison:
+        torch.ones(4) * 2.0
+    torch.ones(4).sigmoid()  # nobody's business
+    with comparison:
+        torch.ones(4).relu()
+    assert comparison.departure() is None
 
 
 def test_an_error_inside_is_not_swallowed() -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.errors import PlanWarning
 
-pytestmark = pytest.mark.gpu
+gpu = pytest.mark.gpu
 
 
 class Scaled(nn.Module):
@@ -40,6 +40,7 @@ def loop_of(model: nn.Module, graph: int, **options: Any) -> hotloop.Loop:
     return hotloop.Loop(model, optimizer, device="cuda", plan=plan, **options)
 
 
+@gpu
 @pytest.mark.parametrize("graph", [0, 1, 8])
 def test_a_number_that_changes_between_epochs_is_captured_again(graph: int) -> None:
     def run(graph: int) -> Tensor:
@@ -53,6 +54,7 @@ def test_a_number_that_changes_between_epochs_is_captured_again(graph: int) -> N
     assert torch.equal(run(graph), run(0))
 
 
+@gpu
 def test_a_number_of_a_closure_is_seen_as_well() -> None:
     def run(graph: int) -> Tensor:
         model = Scaled()
@@ -70,6 +72,7 @@ def test_a_number_of_a_closure_is_seen_as_well() -> None:
     assert torch.equal(run(1), run(0))
 
 
+@gpu
 @pytest.mark.parametrize("graph", [1, 8])
 def test_a_number_that_changes_inside_an_epoch_is_told_with_its_steps(graph: int) -> None:
     model = Scaled()
@@ -94,6 +97,7 @@ def test_a_number_that_changes_inside_an_epoch_is_told_with_its_steps(graph: int
     assert loop.plan.graph == graph  # it was captured again
 
 
+@gpu
 @pytest.mark.parametrize(
     "effect",
     [
@@ -122,6 +126,7 @@ def test_a_forward_with_side_effects_is_not_captured(effect: Callable[[Any], obj
     assert 40 in (model.calls, len(model.log), model.table.get("last"))
 
 
+@gpu
 def test_a_transform_that_is_captured_follows_its_number() -> None:
     def run(graph: int) -> Tensor:
         model = Scaled()
@@ -137,3 +142,90 @@ def test_a_transform_that_is_captured_follows_its_number() -> None:
         return model.layer.weight.detach().clone()
 
     assert torch.equal(run(8), run(0))
+
+
+class Restless(nn.Module):
+    """A network whose forward pass draws random numbers, writes to buffers and may take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        # On a CPU the values of tensors with up to 16 numbers count as numbers, so these have more.
+        self.first, self.last, self.dropout = nn.Linear(8, 32), nn.Linear(32, 4, bias=False), nn.Dropout(0.5)
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        self.mean.lerp_(hidden.detach().float().mean(0), 0.1)
+        out: Tensor = self.last(self.dropout(hidden))
+        return out.tanh() if WAY else out
+
+
+WAY: list[int] = []
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)
+def test_a_comparison_leaves_no_trace(options: dict[str, Any]) -> None:
+    """What compares a forward pass with the captured one, without a capture: that part needs no GPU."""
+    model = Restless()
+    loop = hotloop.Loop(
+        model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain", **options
+    )
+    batch = [torch.randn(16, 8), torch.randn(16, 4)]
+    for _ in range(4):
+        loop.step(batch)
+    step = loop._step
+    step._inspected(batch)
+    step._recorded_any = True
+    loop.step(batch)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    state, steps = torch.get_rng_state(), loop.steps
+    step.compare(batch)
+    assert step._recorded_any, "it is as it was captured"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert loop.steps == steps
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert parameter.grad is gradient is None or torch.equal(parameter.grad, gradient)
+    loop.step(batch)
+    loop.step(batch)
+    WAY.append(1)
+    try:
+        with pytest.warns(PlanWarning, match=f"steps {steps + 1} to {loop.steps} may have been replayed with the operations"):
+            step.compare(batch)
+    finally:
+        WAY.clear()
+    assert not step._recorded_any, "it is captured again"
+
+
+@gpu
+@pytest.mark.parametrize("graph", [1, 8])
+def test_comparisons_do_not_change_the_training(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(every: int) -> list[Tensor]:
+        monkeypatch.setattr("hotloop.loop.step.AUDIT_EVERY", every)
+        model = Restless()
+        loop = loop_of(model, graph)
+        torch.manual_seed(3)
+        loop.fit(data(40), epochs=4, device_transform=jitter, progress=False, monitor=False)
+        assert loop.plan.graph == graph
+        return [value.detach().clone() for value in model.state_dict().values()]
+
+    for compared, alone in zip(run(8), run(10**9), strict=True):
+        assert torch.equal(compared, alone)
+
+
+def jitter(batch: Any) -> Any:
+    return [batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]]
+
+
+@gpu
+@pytest.mark.parametrize("graph", [1, 8])
+def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.loop.step.AUDIT_EVERY", 16)
+    loop = loop_of(Restless(), graph)
+    loop.fit(data(40), epochs=1, progress=False, monitor=False)
+    monkeypatch.setitem(globals(), "WAY", [1])
+    with pytest.warns(PlanWarning, match="may have been replayed with the operations of an earlier step"):
+        loop.fit(data(80), epochs=1, progress=False, monitor=False)

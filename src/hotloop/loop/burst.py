@@ -124,8 +124,6 @@ class Bursts:
             step.check_size()
         if step.plan.graph < 2 or self._refused is step or not step.ready or not step.update.phase[0]:
             return 1
-        if step.audit_is_due:
-            return 1  # an eager one
         size = min(step.plan.graph, resident.full_batches)
         return max(1, size - size % step.plan.accumulate)
 
@@ -144,6 +142,10 @@ class Bursts:
             return None  # its next calls are looked at
         items = resident.items()
         step.transform = transform
+        if step.audit_is_due:
+            step.compare(resident.gather(items, drawn[0]), transform, self._looks)
+            if not step.ready:
+                return None
         if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
             self.latest = None  # it holds memory that the next one may need
             failure: Failure | None = None

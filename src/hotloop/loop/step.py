@@ -17,19 +17,20 @@ from hotloop.errors import PlanWarning
 from hotloop.levers import repeated_blocks
 from hotloop.loop.compilation import compiled_objectives, hushed
 from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, side_of
-from hotloop.loop.inspection import Inspection, departure, inspected, objection, operations_of, signature
+from hotloop.loop.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.loop.recorded import Recorded
 from hotloop.loop.rig import Rig
 from hotloop.loop.survival import Passes
 from hotloop.loop.turns import Turn
 from hotloop.loop.update import FIRST, Update
 from hotloop.memory.oom import Failure, began_with, half_updated, is_out_of_memory, is_recording
+from hotloop.memory.rewind import Rewind
 from hotloop.memory.survive import Survivor
 from hotloop.objective import Losses, Objective, items_in, let_go, uniform
 from hotloop.plan import Plan, Split
 from hotloop.waits import waits
 
-AUDIT_EVERY = 500  # replays after which an eager step is compared with what was captured
+AUDIT_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
 STALE = 2  # times that it differed, after which nothing is captured any more
 Parts = dict[str, Tensor]
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
@@ -119,35 +120,56 @@ class Step:
         moved = self._frozen.moved()
         if moved:
             name, then, now = moved[0]
-            self._tell_of_stale(f"{name}={then}, which is {now} now")
+            self._tell_of_stale(self._audited_at, f"{name}={then}, which is {now} now")
             self.forget()
         self._audited_at = self.update.steps
 
     @property
     def audit_is_due(self) -> bool:
-        """Whether the next step has to be an eager one, whose operations are compared with the captured ones."""
+        """Whether a forward pass has to be compared with the captured one before the next replay."""
         return self.replays >= AUDIT_EVERY and self._recorded_any and self.survivor is not None and self.update.phase[0]
 
-    def _audited(self, batch: Any) -> Parts:
-        """A real eager step; its operations and numbers must be those that were captured."""
+    def compare(
+        self, batch: Any, transform: Callable[[Any], Any] | None = None, seen: Sequence[Inspection] = ()
+    ) -> None:
+        """Run a forward pass as Python asks for it now; where it is not the captured one, throw the captures away.
+
+        Nothing that the pass changes stays. `transform` is captured with the step, and `seen` are inspections of it.
+        """
+        since = self._audited_at
         self.replays = 0
         self.audit()
-        if not self.ready:
-            return self._warm_up(batch) if self.plan.graph else self.run(batch, self.compiled)
-        assert self._side is not None
-        captured = self._inspections[-1]
-        if self._recorded:
-            self.point(self._recorded.gradients)
-        with self._side.running():
-            parts = self._inspected(batch)
-        why = objection(captured, self._inspections.pop())
-        if why is not None:
-            self._tell_of_stale(f"the operations of an earlier step; now {why}")
-            self.forget()
-        return parts
+        if not self._recorded_any or not self._compares:
+            return
+        assert self.survivor is not None
+        comparison = Comparison(*seen[-1:], self._inspections[-1])
 
-    def _tell_of_stale(self, what: str) -> None:
-        first, last = self._audited_at + 1, self.update.steps
+        def compared(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with comparison:
+                return objective(model, batch)
+
+        rewind = Rewind(self.survivor.modules, self.device)
+        with self._side.running() if self._side else nullcontext(), self.rig.around():
+            rewind.note(batch)
+            try:
+                if transform is not None:
+                    with comparison:
+                        batch = transform(batch)
+                batch = self.rig.inputs(batch)
+                for turn in self.turns:
+                    self._passes.forward(turn, batch, partial(compared, turn.objective))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._compares = False  # there is no room for an eager pass beside the captured one
+            finally:
+                rewind.put()
+        if self._compares and (where := comparison.departure()):
+            self._tell_of_stale(since, f"the operations of an earlier step; it does other work now: {where}")
+            self.forget()
+
+    def _tell_of_stale(self, since: int, what: str) -> None:
+        first, last = since + 1, self.update.steps
         self._stale += 1
         again = "it is captured again" if self._stale < STALE else "it is not captured any more"
         warnings.warn(
@@ -179,7 +201,8 @@ class Step:
 
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
-        self.replays = 0  # since the last eager step that was compared with the captures
+        self.replays = 0  # since the last forward pass that was compared with the captured one
+        self._compares = True  # whether there is room for one
         self._frozen = Look()  # numbers that Python had when the step was captured
         self.generation = getattr(self, "generation", 0) + 1  # of recordings
         self._limit = None if self.survivor is None else self.survivor.portion.limit
@@ -216,10 +239,10 @@ class Step:
             return self.run(batch, self.compiled)
         self.check_size()
         if self.audit_is_due:
-            return self._audited(batch)
+            self.compare(batch)
         return self._recorded(batch) if self.ready else self._warm_up(batch)
 
-    def bare(self, batch: Any) -> Tensor:  # every call in here would count
+    def bare(self, batch: Any) -> Tensor:  # noqa: PLR0912  # every call in here would count
         """The step of a tutorial's loop, and as little beside it as there can be: the loss of one batch, detached.
 
         Code that runs once in a millisecond is cold each time, so that every call in here counts.
@@ -228,7 +251,11 @@ class Step:
         assert survivor is not None
         turn.clear()
         rewind = survivor.rewind
-        rewind.note(batch)
+        if rewind.quiet and type(batch) is list:  # what `note` does then
+            rewind.quiet -= 1
+            rewind.taken, rewind.given = rewind.take(), (batch, batch[:])
+        else:
+            rewind.note(batch)
         loss = None
         try:
             returned = turn.objective(self.model, batch)

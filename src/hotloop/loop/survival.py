@@ -82,12 +82,19 @@ class Passes:
         """How many of the items of a batch are computed at once."""
         return items if self._survivor is None else self._survivor.portion.of(items)
 
+    def forward(self, turn: Turn, batch: Any, objective: Objective) -> None:
+        """The forward passes alone that `learnt` would make."""
+        items = self._update.weighing.items_in(batch)
+        self._passed(turn, batch, objective, items, self.size_of(items), learns=False)
+
     def _undo(self, taken: Taken) -> None:
         taken.undo()
         self._give_way()
 
-    def _passed(self, turn: Turn, batch: Any, objective: Objective, items: int, size: int) -> Losses:
-        """Forward and backward pass over a batch, in micro-batches of at most `size` items."""
+    def _passed(
+        self, turn: Turn, batch: Any, objective: Objective, items: int, size: int, *, learns: bool = True
+    ) -> Losses:
+        """Forward and, where it `learns`, backward pass over a batch, in micro-batches of at most `size` items."""
         plan, weighing = self._update.plan, self._update.weighing
         is_cut = size < items
         if not is_cut and plan.accumulate == 1:
@@ -95,16 +102,21 @@ class Passes:
                 losses = losses_of(objective, self._model, batch, turn.name)
             if not losses.is_counted:
                 losses.count = items
-            self._update.add(turn, losses)
+            if learns:
+                self._update.add(turn, losses)
             return losses
-        verdict = self._verdict(turn, batch, items, size if is_cut else None)
+        if learns:
+            verdict = self._verdict(turn, batch, items, size if is_cut else None)
+        else:
+            verdict = weighing.known(turn.name, batch)
         form = next(bounds(items, size))[1] if is_cut else items  # only micro-batches of one size are compiled
 
         def learn(part: Any, count: int, weight: int | float | Tensor | None) -> Losses:
             chosen = objective if count == form else turn.objective
             with _alone(self._model, count) if is_cut else nullcontext(), self._autocast or nullcontext():
                 losses = weighing.losses(verdict, turn.name, chosen, turn.objective, self._model, part, count, weight)
-            self._update.add(turn, losses, is_part=is_cut)
+            if learns:
+                self._update.add(turn, losses, is_part=is_cut)
             return losses
 
         return in_parts(weighing, batch, items, size, learn) if is_cut else learn(batch, items, None)

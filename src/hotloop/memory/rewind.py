@@ -47,9 +47,9 @@ class Rewind:
         self._names |= {id(dice): name for name, dice in own.items()}
         self._covered = [every["cuda" if device.type == "cuda" else "torch"]]  # noted before every pass, in a quick way
         quick = _quick(device)
-        self._take, self._give = quick.take, quick.put
-        self._quick_state: Any = None
-        self._given: tuple[Any, Any] | None = None  # a batch that can be taken from, and what it held
+        self.take, self._give = quick.take, quick.put
+        self.taken: Any = None  # the rng state of the device before the pass
+        self.given: tuple[Any, Any] | None = None  # a batch that can be taken from, and what it held
         self._cast: list[Dice] = []  # those that passes were seen to use
         self._written: list[tuple[list[Tensor], list[Tensor]]] = []  # what passes were seen to write to, and copies
         self._changing: list[dict[str, Any]] = []  # tables in which passes were seen to put other tensors
@@ -76,24 +76,24 @@ class Rewind:
         """Before a pass over a batch, or over something that a pass does not change."""
         if self.quiet:  # most passes, so that every call in here counts
             self.quiet -= 1
-            self._quick_state = self._take()
+            self.taken = self.take()
             kind = type(batch)
             if kind is list:
-                self._given = (batch, batch[:])
+                self.given = (batch, batch[:])
             elif kind is tuple or batch is None:
-                self._given = None
+                self.given = None
             else:
-                self._given = (batch, _shallow(batch)) if _is_container(batch) else None
+                self.given = (batch, _shallow(batch)) if _is_container(batch) else None
             return
-        self._given = None
-        self._quick_state = self._take()
+        self.given = None
+        self.taken = self.take()
         self.looking = self._passes < FIRST_LOOKS or self._passes % LOOK_EVERY == 0
         self._passes += 1
         self._batch = None
         if batch is not None and (self.looking or self._writes_batch):
             self._batch = _Batch(batch, self._device)
         elif _is_container(batch):
-            self._given = (batch, _shallow(batch))
+            self.given = (batch, _shallow(batch))
         if self.looking:
             for dice, name in self._own_dice():
                 if dice not in self._dice:
@@ -131,7 +131,7 @@ class Rewind:
 
     def put(self) -> None:
         """After a pass that failed: everything as it was noted. The pass that follows is looked at."""
-        self._give(self._quick_state)
+        self._give(self.taken)
         for dice, state in self._states:
             dice.put(state)
         for table, before in self._tables:
@@ -161,8 +161,8 @@ class Rewind:
         self._attributes = []
         if self._batch is not None:
             self._batch.restore()
-        if self._given is not None:
-            _refill(*self._given)
+        if self.given is not None:
+            _refill(*self.given)
 
     def _hold(self, tables: Iterable[dict[str, Any]]) -> None:
         """Note what tables hold, and the values of the tensors among it."""

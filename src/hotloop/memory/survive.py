@@ -60,7 +60,7 @@ class Survivor:
         self.optimizers: Sequence[Optimizer] = ()  # whose state is named where nothing fits
         self.has_recordings: Callable[[], bool] = lambda: False  # which `undo` lets go of: their memory is no hole
         self.mended: Fragmented | None = None  # why expandable segments were turned on; None where they were not
-        self._modules = modules
+        self.modules = modules
         self._repeating = False
         self._named: set[str] = set()  # what was said to change twice
         self._relieve, self._told, self._witness = relieve, told, witness
@@ -144,4 +144,4 @@ class Survivor:
         return True
 
     def _held(self) -> Held:
-        return holdings(nn.ModuleList(self._modules), self.optimizers).on(self.device)
+        return holdings(nn.ModuleList(self.modules), self.optimizers).on(self.device)
