@@ -16,7 +16,7 @@ from hotloop.effects import Look, kept_by_capture, look
 from hotloop.errors import PlanWarning
 from hotloop.levers import repeated_blocks
 from hotloop.loop.compilation import compiled_objectives, hushed
-from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, side_of
+from hotloop.loop.graph import WARM, CannotCapture, Rates, Recording, Side, side_of
 from hotloop.loop.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.loop.recorded import Recorded
 from hotloop.loop.rig import Rig
@@ -202,11 +202,11 @@ class Step:
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
         self.replays = 0  # since the last forward pass that was compared with the captured one
-        self._compares = True  # whether there is room for one
+        self._compares: bool = True  # whether there is room for one
         self._frozen = Look()  # numbers that Python had when the step was captured
         self.generation = getattr(self, "generation", 0) + 1  # of recordings
         self._limit = None if self.survivor is None else self.survivor.portion.limit
-        self._recorded_any = False
+        self._recorded_any: bool = False
         self._stood: list[Any] = []
         self._warmed = 0
         self._inspections: list[Inspection] = []
@@ -214,7 +214,7 @@ class Step:
         self._pointed: Gradients = []  # that the parameters show
         for dependent in self.dependents:
             dependent.drop()
-        self._side = side_of(self.device) if self.plan.graph else None
+        self._side: Side | None = side_of(self.device) if self.plan.graph else None
         self.update.keep_gradients = False
 
     def _give_way(self) -> None:
