@@ -92,6 +92,7 @@ class Step:
         self.dependents: WeakSet[Dependent] = WeakSet()  # other recordings of this step, which go when it forgets
         self._form: Any = None  # of the batches that are compiled and recorded
         self._ran = False  # what is compiled
+        self._compares = True  # whether a forward pass can be compared with the captured one
         self._audited_at = 0  # the step up to which captures are known to be what Python asks for
         self._stale = 0  # times that they were not
         self._departed = False  # whether the captured operations are others than the eager ones
@@ -202,7 +203,7 @@ class Step:
     def forget(self) -> None:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
         self.replays = 0  # since the last forward pass that was compared with the captured one
-        self._compares: bool = True  # whether there is room for one
+        self._compares = True  # whether there is room for one
         self._frozen = Look()  # numbers that Python had when the step was captured
         self.generation = getattr(self, "generation", 0) + 1  # of recordings
         self._limit = None if self.survivor is None else self.survivor.portion.limit
