@@ -655,6 +655,27 @@ def gan(device: torch.device) -> Parts:
     return usual(model, optimizer=optimizers, objective={"judge": judge, "make": make})
 
 
+@training(only_forward="judge", oom="close")
+def two_objectives_that_accumulate(device: torch.device) -> Parts:
+    """The second objective's gradients must not reach the weights of the first, which wait for their update."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.make, self.judge = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 1)
+
+    def judge(model: Any, batch: Any) -> Tensor:
+        real, fake = batch[0], model.make(batch[0]).detach()
+        return F.softplus(-model.judge(real)).mean() + F.softplus(model.judge(fake)).mean()
+
+    def make(model: Any, batch: Any) -> Tensor:
+        return F.softplus(-model.judge(model.make(batch[0]))).mean()
+
+    model = Pair()
+    optimizers = {"judge": adam(model.judge), "make": adam(model.make)}
+    return usual(model, optimizer=optimizers, objective={"judge": judge, "make": make}, accumulate=2)
+
+
 # What a pass does to its batch
 
 

@@ -1,0 +1,338 @@
+"""Small bugs, planted one by one into a copy of the source: the tests named beside each must catch it.
+
+python tests/planted.py                 # those that a CPU can show
+python tests/planted.py --gpu           # those of captures and streams, which need a CUDA GPU
+python tests/planted.py --only scaler   # those whose name holds a word
+
+A promise is held by a test only where breaking the promise fails the test. Run this before and after the core is
+changed; a bug whose line has moved is named, and must be planted again where the line went.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ZOO = "tests/zoo/test_same_training.py::test_the_plain_plan_is_the_loop_by_hand"
+KILLED = "tests/zoo/test_killing.py::test_a_killed_run_goes_on"
+STARVED = "tests/zoo/test_out_of_memory.py"
+GPU = "tests/zoo/test_same_training_gpu.py"
+
+
+@dataclass(frozen=True)
+class Bug:
+    """One line that is wrong, and the tests that must fail for it."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: tuple[str, ...]
+    gpu: bool = False
+
+
+BUGS = [
+    # The step
+    Bug("step: gradients pile up", "loop/update.py", "turn.clear()\n                return", "return", (ZOO,)),
+    Bug(
+        "step: accumulation weighs every batch the same",
+        "loop/window.py",
+        "weight = losses.mass / self.unit",
+        "weight = 1.0",
+        ("tests/loop/test_losses.py", "tests/loop/test_update.py"),
+    ),
+    Bug(
+        "step: accumulation is not divided",
+        "loop/update.py",
+        "if window.is_weighed:\n            window.divide",
+        "if False:\n            window.divide",
+        (ZOO, "tests/loop/test_update.py"),
+    ),
+    Bug(
+        "step: a short window at the end of an epoch is dropped",
+        "loop/update.py",
+        "if self._windows[turn.name].batches and self._apply(turn)]",
+        "if self._windows[turn.name].batches > 1 and self._apply(turn)]",
+        (ZOO, "tests/loop/test_update.py", "tests/loop/test_loop.py"),
+    ),
+    Bug(
+        "step: clipping to twice the norm",
+        "loop/update.py",
+        "_clip(turn.parameters, self.plan.clip_norm, device)",
+        "_clip(turn.parameters, 2 * self.plan.clip_norm, device)",
+        (ZOO, "tests/loop/test_update.py"),
+    ),
+    Bug(
+        "step: an update that the scaler skipped counts",
+        "loop/update.py",
+        "self.steps += stepped\n",
+        "self.steps += 1\n",
+        ("tests/loop/test_update.py", "tests/loop/test_loop.py"),
+    ),
+    Bug(
+        "step: a loss leaves gradients on the weights of another objective",
+        "loop/update.py",
+        "inputs=turn.parameters if len(self.turns) > 1 else None",
+        "inputs=None",
+        (ZOO, "tests/loop/test_turns.py", "tests/loop/test_loop.py"),
+    ),
+    Bug(
+        "step: a schedule by step stands still in plain steps",
+        "loop/step.py",
+        "        self.update.steps += 1\n        if self._after_update is not None:",
+        "        self.update.steps += 1\n        if False:",
+        (ZOO,),
+    ),
+    # Random numbers
+    Bug(
+        "rng: Python's state is not restored",
+        "dice.py",
+        "Dice(random.getstate, random.setstate)",
+        "Dice(random.getstate, lambda state: None)",
+        ("tests/test_state.py", "tests/test_dice.py", KILLED),
+    ),
+    Bug(
+        "rng: the state of a device is not restored after a failure",
+        "memory/rewind.py",
+        "self._give(self.taken)",
+        "pass",
+        ("tests/loop/test_rewinding.py", STARVED),
+    ),
+    Bug("rng: a resumed run draws anew", "loop/saved.py", "loop.device).put()", "loop.device)", (KILLED,)),
+    Bug(
+        "rng: generators of a loader are not restored",
+        "data/chance.py",
+        "for dice, state in zip(self._own, moment.own, strict=False):",
+        "for dice, state in ():",
+        ("tests/data/test_position.py", KILLED),
+    ),
+    Bug(
+        "rng: workers that persist are seeded in every epoch",
+        "data/resident.py",
+        "persists = self._has_begun()",
+        "persists = False",
+        ("tests/data/test_stream.py", "tests/data/test_order.py"),
+    ),
+    # Checkpoints
+    Bug(
+        "checkpoint: optimizers begin anew",
+        "loop/saved.py",
+        "optimizer.load_state_dict(values)",
+        "pass",
+        (KILLED,),
+    ),
+    Bug(
+        "checkpoint: schedulers begin anew",
+        "loop/saved.py",
+        "            scheduler.load_state_dict(values)",
+        "            pass",
+        (KILLED,),
+    ),
+    Bug(
+        "checkpoint: the scale of fp16 is forgotten",
+        "loop/update.py",
+        'scaler.load_state_dict(state["scalers"][name])',
+        "pass",
+        ("tests/loop/test_saved.py", "tests/loop/test_update.py"),
+    ),
+    Bug(
+        "checkpoint: buffers that no state_dict has are lost",
+        "loop/saved.py",
+        "            _put_buffers(module, values, loop.device)",
+        "            pass",
+        ("tests/loop/test_saved.py", KILLED),
+    ),
+    Bug(
+        "checkpoint: changed bytes are not noticed",
+        "checkpoint/reading.py",
+        "if file.sum != expected:",
+        "if file.sum is None:",
+        ("tests/checkpoint/test_reading.py",),
+    ),
+    Bug(
+        "checkpoint: one batch is trained on twice",
+        "data/epochs.py",
+        "skip = Skip(position.consumed,",
+        "skip = Skip(max(0, position.consumed - 1),",
+        ("tests/data/test_position.py", KILLED),
+    ),
+    # Streams and evaluation
+    Bug(
+        "stream: data that changed behind PyTorch's back is not seen",
+        "data/resident.py",
+        "if any(now.get(name) != some for name, some in looked.items()):",
+        "if False:",
+        ("tests/data/test_stream.py",),
+    ),
+    Bug(
+        "stream: a batch has the number of another",
+        "data/feed.py",
+        "enumerate(batches, first))",
+        "enumerate(batches, first + 1))",
+        ("tests/data/test_stream.py", "tests/data/test_feed.py", "tests/loop/test_loop.py"),
+    ),
+    Bug(
+        "stream: draws come later than a loader with workers makes them",
+        "data/resident.py",
+        "return _in_advance(draws, self.prefetched) if self.prefetched else draws",
+        "return draws",
+        ("tests/data/test_position.py", "tests/data/test_stream.py"),
+    ),
+    Bug(
+        "evaluation: batches count the same, whatever their size",
+        "evaluation.py",
+        "added = value.reshape(()).to(total.dtype) * items",
+        "items = 1\n        added = value.reshape(()).to(total.dtype) * items",
+        ("tests/test_evaluation.py", "tests/loop/test_losses.py"),
+    ),
+    Bug("evaluation: dropout stays on", "evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)),
+    # Out of memory
+    Bug(
+        "memory: buffers are not restored",
+        "memory/rewind.py",
+        "                tensor.copy_(copy)\n",
+        "                pass\n",
+        ("tests/memory/test_rewind.py", STARVED),
+    ),
+    Bug(
+        "memory: gradients of a failed attempt stay",
+        "loop/window.py",
+        "                else:\n                    parameter.grad = None",
+        "                else:\n                    pass",
+        (STARVED, "tests/loop/test_survival.py"),
+    ),
+    Bug(
+        "memory: micro-batches never grow back",
+        "memory/portion.py",
+        "self.limit = 2 * self.limit",
+        "self.limit = self.limit",
+        ("tests/memory/test_portion.py",),
+    ),
+    Bug(
+        "memory: half an optimizer's step stays",
+        "memory/guard.py",
+        "            copy.put()\n",
+        "            pass\n",
+        ("tests/memory/test_guard.py",),
+    ),
+    Bug(
+        "memory: labels that an attempt took out of the batch are gone",
+        "memory/rewind.py",
+        "_refill(*self.given)",
+        "pass",
+        ("tests/loop/test_rewinding.py", STARVED),
+    ),
+    # Captures
+    Bug(
+        "capture: learning rates are frozen",
+        "loop/graph.py",
+        "if rates != self._there:",
+        "if self._there is None:",
+        (GPU, "tests/loop/test_graph.py"),
+        gpu=True,
+    ),
+    Bug(
+        "capture: every batch is the first one",
+        "loop/recorded.py",
+        "torch._foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])",
+        "pass",
+        (GPU, "tests/loop/test_graph.py"),
+        gpu=True,
+    ),
+    Bug(
+        "capture: losses are those of the next replay",
+        "loop/burst.py",
+        "return losses.clone()",
+        "return losses",
+        ("tests/loop/test_graph.py", GPU),
+        gpu=True,
+    ),
+    Bug(
+        "capture: frozen layers and loaded weights are not seen",
+        "loop/step.py",
+        "stood = self._stance() == self._stood",
+        "stood = True",
+        ("tests/loop/test_graph.py",),
+        gpu=True,
+    ),
+    Bug(
+        "capture: side effects are left out without a word",
+        "loop/inspection.py",
+        "        if seen.effects:\n",
+        "        if False:\n",
+        ("tests/loop/test_stale.py",),
+        gpu=True,
+    ),
+    Bug(
+        "capture: a comparison draws random numbers of the training",
+        "loop/step.py",
+        "            finally:\n                rewind.put()",
+        "            finally:\n                pass",
+        ("tests/loop/test_stale.py",),
+        gpu=True,
+    ),
+]
+
+
+def planted(bug: Bug, folder: Path) -> bool:
+    """Plant a bug into a copy of the source; False where its line is not there, or not once."""
+    shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    file = folder / "src" / "hotloop" / bug.file
+    source = file.read_text() if file.exists() else ""
+    if source.count(bug.right) != 1:
+        return False
+    file.write_text(source.replace(bug.right, bug.wrong))
+    return True
+
+
+def caught_by(bug: Bug, folder: Path) -> str | None:
+    """The first test that fails with the bug in the source; None where none does."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--no-header"]
+    if bug.gpu:
+        command = [each for each in command if each not in ("-n", "0")]
+        command += ["-m", "gpu", "-o", "addopts=--strict-markers --import-mode=importlib"]
+    environment = {**os.environ, "PYTHONPATH": str(folder / "src")}
+    for tests in bug.tests:
+        run = subprocess.run([*command, tests], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        failed = [line.split()[1] for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        if run.returncode == 1 and failed:
+            return failed[0]
+        if run.returncode not in (0, 1):
+            raise SystemExit(
+                f"{bug.name}: pytest ended with {run.returncode}\n{run.stdout[-2000:]}{run.stderr[-2000:]}"
+            )
+    return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpu", action="store_true", help="the bugs that only a CUDA GPU shows")
+    parser.add_argument("--only", default="", metavar="WORD", help="the bugs whose name holds this word")
+    arguments = parser.parse_args()
+    missed = []
+    chosen = [bug for bug in BUGS if bug.gpu == arguments.gpu and arguments.only in bug.name]
+    for bug in chosen:
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            if not planted(bug, Path(folder)):
+                missed.append(bug)
+                print(f"MOVED   {bug.name}: its line is not in {bug.file}, or not once", flush=True)
+                continue
+            test = caught_by(bug, Path(folder))
+        if test is None:
+            missed.append(bug)
+        print(
+            f"{'caught' if test else 'MISSED':7} {bug.name} ({time.monotonic() - began:.0f} s) {test or ''}", flush=True
+        )
+    print(f"{len(chosen) - len(missed)} of {len(chosen)} bugs were caught")
+    raise SystemExit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
