@@ -1,10 +1,15 @@
 """Records go to JSON and come back equal."""
 
 import json
+import re
+from typing import Any
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from hotloop import Loop
 from hotloop.records import Epoch, Report, Timing
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
@@ -38,3 +43,20 @@ def test_fields_of_a_later_version_are_passed_over(report: Report) -> None:
 def test_spread_and_rates_of_nothing_are_nothing() -> None:
     assert Timing(0.0, 0.0, 0.0, 1, 1, "cpu").spread == 0.0
     assert Epoch(1, 0.0, 10, 0.0, {}, {}).items_per_second == 0.0
+
+
+def test_a_report_is_printed_as_a_summary(task: Any) -> None:
+    """`print(loop.fit(…))`, and the last line of a notebook's cell."""
+    model = nn.Linear(task.inputs.shape[1], 3)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    report = loop.fit(task.loader(16), epochs=3, validate=task.loader(16), progress=False)
+    first, loss, speed = str(report).splitlines()
+    assert re.fullmatch(r"3 epochs \(\d+ steps\) in \S+ \S+ on cpu \(.+\): fp32", first)
+    assert re.fullmatch(r"loss \S+ → \S+; validation: loss \S+", loss)
+    assert speed.endswith(" items/s")
+    assert repr(report) == str(report)
+
+
+@given(reports)
+def test_any_report_can_be_printed(report: Report) -> None:
+    assert 1 <= len(str(report).splitlines()) <= 8

@@ -3,7 +3,10 @@
 import math
 import types
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from statistics import median
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from hotloop.text import count, duration, plural, size
 
 
 class Record:
@@ -184,6 +187,36 @@ class Report(Record):
     load: Load | None = None  # what it asked of the hardware since it began, or last went on; None: nobody looked
     watched: int = 0  # items that were trained on meanwhile
     plans: tuple[PlanChange, ...] = ()  # that were carried out, the first one first
+
+    @property
+    def items_per_second(self) -> float | None:
+        """The median of the epochs; None where there is none."""
+        rates = [epoch.items_per_second for epoch in self.epochs if epoch.seconds > 0]
+        return median(rates) if rates else None
+
+    def __str__(self) -> str:
+        """What a person asks of a run, in a few lines; the fields have the rest."""
+        name = f" ({self.device_name})" if self.device_name and self.device_name != self.device else ""
+        how = ", ".join([self.precision, *self.levers])
+        done = f"{plural(len(self.epochs), 'epoch')} ({plural(self.steps, 'step')}) in {duration(self.seconds)}"
+        lines = [f"{done} on {self.device}{name}: {how}"]
+        if self.epochs:
+            first, last = self.epochs[0], self.epochs[-1]
+            loss = f"{first.loss:.4g} → {last.loss:.4g}" if len(self.epochs) > 1 else f"{last.loss:.4g}"
+            metrics = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
+            lines.append(f"loss {loss}" + (f"; validation: {metrics}" if metrics else ""))
+        if (rate := self.items_per_second) is not None:
+            memory = f", peak memory {size(self.peak_memory)}" if self.peak_memory is not None else ""
+            lines.append(f"{count(rate)} items/s{memory}")
+        if self.out_of_memory:
+            lines.append(f"memory ran out {plural(self.out_of_memory, 'time')}, and the batch was repeated")
+        if self.stopped is not None:
+            lines.append(f"ended early: {self.stopped}")
+        if self.saved is not None:
+            lines.append(f"last checkpoint at step {self.saved:,}")
+        return "\n".join(lines)
+
+    __repr__ = __str__  # a notebook shows the last value of a cell, and the whole curve would fill pages
 
 
 @dataclass(frozen=True)
