@@ -1,9 +1,11 @@
 """Files that appear whole or not at all, and JSON that every program can read."""
 
+import errno
 import json
 import math
 import os
-import tempfile
+import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +13,26 @@ from hotloop.errors import OutputError
 from hotloop.text import printable
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file through a temporary one beside it, so that it appears whole or not at all."""
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file through a temporary one beside it, so that it appears whole or not at all.
+
+    `mode` is lessened by the umask, which the system does as it makes the file: to read the umask one must change it,
+    and files that other threads make meanwhile would get the wrong one.
+    """
+    temporary = path.parent / f".{path.name[:40]}-{secrets.token_hex(8)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}-")
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a device or a pipe"  # which root could replace, such as /dev/null
+            raise FileExistsError(errno.EEXIST, f"it is {what}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            umask = os.umask(0)
-            os.umask(umask)
-            Path(temporary).chmod(0o666 & ~umask)
-            Path(temporary).replace(path)
+            temporary.replace(path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
         raise OutputError(
@@ -35,9 +41,9 @@ def write_whole(path: Path, data: bytes) -> None:
         ) from error
 
 
-def write_json(path: Path, data: dict[str, Any]) -> None:
+def write_json(path: Path, data: dict[str, Any], *, mode: int = 0o666) -> None:
     """Write strict JSON, in which a number that is not finite is unknown: null."""
-    write_whole(path, (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode())
+    write_whole(path, (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode(), mode=mode)
 
 
 def finite(value: Any) -> Any:

@@ -1,7 +1,11 @@
 """`hotloop sprites`, `train`, `evaluate` and `generate` as a person runs them, good input and bad."""
 
 import json
+import os
+import pty
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,9 @@ from PIL import Image
 
 from hotloop.cli import main
 from hotloop.sprites.dataset import SpriteSet
+from hotloop.sprites.models import Drawer, Size
+from hotloop.sprites.palette import palette_tensor
+from hotloop.sprites.store import Trained
 
 
 @pytest.fixture
@@ -102,6 +109,36 @@ MISTAKES = {
     "zero epochs": (("train", "draw", "-d", "cpu", "--epochs", "0"), "epochs=0"),
     "zero scale": (("sprites", "preview", "--scale", "0"), "at least 1"),
     "zero to evaluate": (("evaluate", "x.safetensors", "-n", "0"), "at least 1"),
+    "more than there is memory": (
+        ("sprites", "make", "-n", "1" + "0" * 12),
+        "1,000,000,000,000 sprites take 720.3 TiB",
+    ),
+    "to a device": (("sprites", "make", "-o", "/dev/null"), "/dev/null is a device or a pipe"),
+    "a set without a folder": (("sprites", "make", "-o", "none/set"), "there is no folder none"),
+    "endless rows": (
+        ("sprites", "preview", "--columns", "100000", "--scale", "1000"),
+        "1,600,000 sprites at scale 1000",
+    ),
+    "another format": (("sprites", "preview", "-o", "x.jpg"), "x.jpg is not named like one"),
+    "a set as a picture": (("sprites", "make", "-o", "x.png"), "ends in .safetensors for --out"),
+    "no import": (("sprites", "import", "none"), "there is no none"),
+    "import onto itself": (("sprites", "import", "picture.png", "-o", "picture.png"), "would be overwritten"),
+    "endless tile": (("sprites", "import", "picture.png", "--tile", "9" * 5000 + "x16"), "as 16x16"),
+    "training onto its data": (("train", "draw", "picture.png", "-o", "picture.png"), "would be overwritten"),
+    "too wide to sort": (("train", "classify", "--width", "1000000", "-d", "cpu"), "width 1,000,000 takes 4191"),
+    "too wide to draw": (("train", "draw", "--width", "9" * 30, "-d", "cpu"), "are free on cpu"),
+    "another format to generate": (("generate", "-o", "x.jpg"), "x.jpg is not named like one"),
+    "sheet and data in one": (("generate", "-o", "a.png", "--data", "a.png"), "a.png was given twice"),
+    "data onto the drawer": (("generate", "-m", "a", "--data", "a"), "choose another --data"),
+    "temperature nan": (("generate", "--temperature", "nan"), "temperature=nan"),
+    "temperature inf": (("generate", "--temperature", "inf"), "temperature=inf"),
+    "temperature 0": (("generate", "--temperature", "0"), "temperature=0.0"),
+    "temperature below 0": (("generate", "--temperature", "-1"), "temperature=-1.0"),
+    "temperature that overflows": (("generate", "--temperature", "1e-300"), "temperature=1e-300"),
+    "steps without end": (("generate", "--steps", "1" + "0" * 12), "from 1 to 256"),
+    "profiling a folder": (("profile", "empty"), "there is no file empty"),
+    "simulating for ever": (("simulate", "--time-limit", "nan", "picture.png"), "--time-limit nan"),
+    "another format to tune": (("tune", "mlp", "--plot", "x.jpg"), "ends in .png for --plot"),
 }
 
 
@@ -117,6 +154,53 @@ def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(run, tmp_path: Pat
     assert "fix:" in err
     assert out == ""
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("seed", ["-1", "1" + "0" * 30])
+@pytest.mark.parametrize("verb", [("sprites", "make"), ("generate",), ("train", "draw"), ("evaluate", "x")])
+def test_a_seed_that_is_none(run, verb: tuple[str, ...], seed: str) -> None:
+    code, _, err = run(*verb, "--seed", seed)
+    assert code == 2
+    assert f"seed {seed} is out of range\n  fix: choose" in err
+
+
+def test_long_work_shows_progress_in_a_terminal_and_nothing_in_a_pipe(
+    run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Trained("drawer", Drawer(Size(2, 2)), ("sword", "heart"), palette_tensor()).save(tmp_path / "drawer.safetensors")
+    works = {"making": ("sprites", "make", "-n", "64"), "drawing": ("generate", "-n", "4", "--steps", "3", "-d", "cpu")}
+    for what, arguments in works.items():
+        code, out, err = run(*arguments)
+        assert (code, err) == (0, "")
+        assert "sprites" in out
+        with Terminal() as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", terminal.file)
+            code, out, _ = run(*arguments)
+        assert code == 0
+        assert "\x1b" not in out
+        assert what in terminal.shown
+        assert "100%" in terminal.shown
+
+
+class Terminal:
+    """A terminal, and all that was written to it."""
+
+    def __enter__(self) -> "Terminal":
+        ours, theirs = pty.openpty()
+        self.shown = ""
+        self.file = os.fdopen(theirs, "w")
+        self._reader = threading.Thread(target=self._read, args=(ours,))
+        self._reader.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self._reader.join()
+
+    def _read(self, ours: int) -> None:
+        with open(ours, "rb", buffering=0) as file, suppress(OSError):  # how it says that nobody writes any more
+            while part := file.read(1 << 16):
+                self.shown += part.decode()
 
 
 def test_a_model_trained_on_other_classes_is_refused(run) -> None:

@@ -1,6 +1,9 @@
 """The library that torch loads: built once, found again, and refused with reasons."""
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,50 @@ def test_a_folder_that_cannot_be_written_is_an_error_with_advice(
     with pytest.raises(CannotSimulate, match="cannot be built") as caught:
         library()
     assert "HOTLOOP_CACHE" in str(caught.value.fix)
+
+
+def plant(cache: Path) -> Path:
+    """A library under the name that is looked for; what loads it runs it."""
+    (cache / "simulate").mkdir(mode=0o700, parents=True)
+    cache.chmod(0o700)
+    planted = cache / "simulate" / f"{shim._key(shim._torch_folder())}.so"
+    planted.write_text("not of ours")
+    planted.chmod(0o600)
+    return planted
+
+
+@pytest.mark.parametrize("place", ["the file", "its folder", "the folder above"])
+@pytest.mark.parametrize("what", ["another's", "for the group", "for all"])
+def test_a_library_that_somebody_else_could_have_put_there_is_not_loaded(place: str, what: str, cache: Path) -> None:
+    planted = plant(cache)
+    touched = {"the file": planted, "its folder": planted.parent, "the folder above": cache}[place]
+    if what == "another's":
+        if os.getuid():
+            pytest.skip("only root can give a file away")
+        os.chown(touched, 12345, -1)
+    else:
+        touched.chmod(touched.stat().st_mode | (stat.S_IWGRP if what == "for the group" else stat.S_IWOTH))
+    for use in (library, lambda: load(planted)):
+        with pytest.raises(CannotSimulate, match="another user" if what == "another's" else "other users") as caught:
+            use()
+        assert "HOTLOOP_CACHE" in str(caught.value.fix)
+    assert planted.read_text() == "not of ours"
+
+
+def test_a_place_for_everyone_where_nobody_can_replace_what_is_ours(cache: Path) -> None:
+    planted = plant(cache)
+    cache.chmod(0o1777)  # as /tmp
+    assert library() == planted
+
+
+def test_what_is_built_is_for_its_owner_alone_whatever_the_umask(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo > "$2"'))
+    script = "from hotloop.simulate.shim import library; import os; os.umask(0); library(); print(library())"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    built = Path(ran.stdout.strip())
+    assert [oct(path.stat().st_mode & 0o777) for path in (cache, built.parent, built)] == ["0o700"] * 3
 
 
 def test_a_device_comes_and_goes_in_a_process_that_has_used_torch(built: Path) -> None:

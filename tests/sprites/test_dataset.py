@@ -135,6 +135,12 @@ def test_what_is_not_such_a_file(tmp_path: Path, content: bytes | None, message:
         SpriteSet.load(tmp_path)
 
 
+def test_words_without_end_about_a_set(tmp_path: Path) -> None:
+    save_file({"pixels": torch.zeros(1)}, tmp_path / "set", metadata={"hotloop": "[" * 100_000})
+    with pytest.raises(BadArgument, match="cannot be read"):
+        SpriteSet.load(tmp_path / "set")
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_however_it_is_cut_or_damaged_it_loads_or_is_explained(tmp_path_factory: Any, data: st.DataObject) -> None:

@@ -1,5 +1,7 @@
 """Drawing: every pixel is drawn, the same seed draws the same, and the objective scores only what was hidden."""
 
+from math import inf, nan
+
 import pytest
 import torch
 from torch import Tensor
@@ -31,9 +33,11 @@ def test_the_same_seed_draws_the_same_and_another_does_not(drawer: Drawer) -> No
     assert not torch.equal(draw(drawer, labels, steps=3, seed=5), draw(drawer, labels, steps=3, seed=6))
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"steps": -3}, {"temperature": 0.0}])
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"steps": -3}, {"steps": 257}, *({"temperature": t} for t in (0.0, -1.0, 1e9, nan, inf))]
+)
 def test_what_cannot_be_meant(drawer: Drawer, options: dict[str, float]) -> None:
-    with pytest.raises(BadArgument, match="at least 1"):
+    with pytest.raises(BadArgument, match=r"fix: choose from \d"):
         draw(drawer, torch.tensor([0]), **options)  # type: ignore[arg-type]
 
 

@@ -189,17 +189,37 @@ def test_a_palette_can_be_given(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
-def test_links_are_followed_once(tmp_path: Path) -> None:
+def test_links_are_followed_once_and_not_out_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "art"
     write(tmp_path / "elsewhere" / "1.png", art(0))
     write(folder / "own" / "2.png", art(1))
-    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    write(folder / ".kept" / "3.png", art(2))
+    (folder / "inside").symlink_to(folder / ".kept")
     (folder / "own" / "round").symlink_to(folder)
     (folder / "own" / "self.png").symlink_to(folder / "own" / "self.png")
-    (folder / "own" / "gone.png").symlink_to(tmp_path / "gone.png")
-    result = import_folder(folder)
-    assert result.sprites.classes == ("linked", "own")
-    assert (result.kept, result.skipped) == (2, ())
+    (folder / "own" / "gone.png").symlink_to(folder / "gone.png")
+    (folder / "everything").symlink_to("/")
+    (folder / "linked").symlink_to(Path("..", "elsewhere"))
+    (folder / "own" / "4.png").symlink_to(tmp_path / "elsewhere" / "1.png")
+    (tmp_path / "link to art").symlink_to(folder)
+    for given in (folder, tmp_path / "link to art"):
+        result = import_folder(given)
+        assert result.sprites.classes == ("inside", "own")
+        assert result.kept == 2
+        assert reasons(result) == {
+            "everything": ("links out of the folder", "/"),
+            "linked": ("links out of the folder", str(tmp_path / "elsewhere")),
+            "own/4.png": ("links out of the folder", str(tmp_path / "elsewhere" / "1.png")),
+        }
+    assert any("everything (/)" in line for line in result.summary)
+
+
+def test_there_is_an_end_to_what_is_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.sprites.importing.FILE_LIMIT", 3)
+    for number in range(4):
+        write(tmp_path / f"{number}.png", art(number))
+    with pytest.raises(BadArgument, match="more than 3 files"):
+        import_folder(tmp_path)
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="whoever runs this may read everything")

@@ -1,15 +1,18 @@
 """Both trainings, the files they leave, and how their results are judged; real, but small."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.judging import confusions, drawn_by, judge, sorted_by
 from hotloop.sprites.making import make
-from hotloop.sprites.models import Classifier, Size
+from hotloop.sprites.models import Classifier, Drawer, Size, cost_of
 from hotloop.sprites.store import Trained, kind_of
 from hotloop.sprites.training import Recipe, batches, learn_to_draw, learn_to_sort, recipe_for
 
@@ -111,6 +114,37 @@ def test_a_damaged_network_is_told(sorter: Trained, tmp_path: Path) -> None:
         Trained.load(tmp_path / "net.safetensors", "classifier")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("size", {"classes": 3, "width": width}) for width in (1_000_000, 10**30, 7, 0, -8, 8.0, "8", None)),
+        *(("size", {"classes": classes, "width": 8}) for classes in (10**12, 0, -3, None)),
+        *(("size", value) for value in (None, {}, [], "large", {"width": 8})),
+        *(("classes", value) for value in (None, [], ["sword"], [1, 2, 3], 3, "abc", [["a"], ["b"], ["c"]])),
+        *(("palette", value) for value in (torch.zeros(0), torch.zeros(17, 4), torch.zeros(3, dtype=torch.uint8))),
+    ],
+)
+def test_what_a_file_says_of_itself_is_held_against_what_it_has(
+    sorter: Trained, tmp_path: Path, name: str, value: object
+) -> None:
+    file = tmp_path / "net.safetensors"
+    sorter.save(file)
+    with safe_open(file, framework="pt") as opened:
+        about = json.loads(opened.metadata()["hotloop"])
+        tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # not a dict
+    (tensors if isinstance(value, torch.Tensor) else about)[name] = value
+    save_file(tensors, file, metadata={"hotloop": json.dumps(about)})
+    with pytest.raises(BadArgument, match=r"is damaged: .*\n  fix: `hotloop train classify` makes one"):
+        Trained.load(file, "classifier")
+
+
+@pytest.mark.parametrize("network", [Classifier, Drawer])
+def test_what_a_network_would_hold_is_known_before_it_is_built(network: type[Classifier] | type[Drawer]) -> None:
+    for size in (Size(3, 1), Size(2, 5), Size(16, 12)):
+        built = network(size)
+        assert cost_of(network, size).weights == sum(tensor.numel() for tensor in built.state_dict().values())
+
+
 def test_other_classes_are_refused(sorter: Trained) -> None:
     with pytest.raises(BadArgument, match=r"(?s)other classes.*fix: train on that set: hotloop train classify mine"):
         sorter.must_know(make(8, classes=("gem", "key")), "mine")
@@ -148,3 +182,11 @@ def test_both_trainings_on_the_gpu() -> None:
     drawer, _ = learn_to_draw(sprites, Recipe(width=24, epochs=6), device="cuda", progress=False)
     drawn = drawn_by(drawer, torch.arange(3).repeat_interleave(32), "cuda")
     assert judge(drawn, sorter, sprites, "cuda").right > 0.8
+
+
+@pytest.mark.parametrize("width", [1_000_000, 10**30])
+def test_what_there_is_no_memory_for_is_refused_before_it_is_built(sprites: SpriteSet, width: int) -> None:
+    with pytest.raises(DoesNotFit, match=rf"width {width:,} takes .* free on cpu\n  fix: choose a smaller width"):
+        learn_to_sort(sprites, sprites, Recipe(width=width, epochs=1), device="cpu")
+    with pytest.raises(DoesNotFit, match="smaller width or batch"):
+        learn_to_draw(sprites, Recipe(width=width, epochs=1), device="cpu")

@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from hotloop.cli.options import Classes, Device, Json, Scale, Seed
-from hotloop.cli.output import console, must_be_writable, print_json, say
+from hotloop.cli.output import console, counting, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
-from hotloop.text import count, duration
+from hotloop.text import duration, plural
 
 
 def generate(
@@ -44,21 +44,25 @@ def generate(
 
     from hotloop import pick
     from hotloop.sprites.dataset import label_of
+    from hotloop.sprites.drawing import must_be_drawable
     from hotloop.sprites.judging import drawn_by
     from hotloop.sprites.pictures import INK, must_fit_a_sheet, save_png, sheet_of
     from hotloop.sprites.store import Trained
 
-    if min(number, columns, scale, steps) < 1:
-        raise BadArgument(
-            f"count={number}, columns={columns}, scale={scale}, steps={steps}", fix="give whole numbers of at least 1"
-        )
-    must_be_writable(out)
+    if min(number, columns, scale) < 1:
+        raise BadArgument(f"count={number}, columns={columns}, scale={scale}", fix="give whole numbers of at least 1")
+    must_be_drawable(steps, temperature)
+    must_be_writable(out, data, model, suffix=".png")
+    if data is not None:
+        must_be_writable(data, model, option="--data", suffix=".safetensors")
     where = pick(device).device
     trained = Trained.load(model, "drawer", where)
     labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])
     must_fit_a_sheet(number * len(labels), scale)
     start = time.perf_counter()
-    drawn = drawn_by(trained, labels.repeat_interleave(number), where, seed=seed, steps=steps, temperature=temperature)
+    with counting("drawing") as progress:
+        each = labels.repeat_interleave(number)
+        drawn = drawn_by(trained, each, where, seed=seed, steps=steps, temperature=temperature, progress=progress)
     seconds = time.perf_counter() - start
     save_png(out, sheet_of(drawn, min(columns, number), scale, background=INK))
     if data is not None:
@@ -66,4 +70,4 @@ def generate(
     if as_json:
         print_json({"out": str(out), "sprites": len(drawn), "seconds": seconds, "device": str(where)})
     else:
-        say(console(), f"{count(len(drawn))} sprites in {duration(seconds)} on {where}: {out}")
+        say(console(), f"{plural(len(drawn), 'sprite')} in {duration(seconds)} on {where}: {out}")

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
+from hotloop.errors import BadArgument
+
 INTERRUPTED = 130  # the exit code after Ctrl-C, as shells report it
+
+
+def _seed(given: int) -> int:
+    if not 0 <= given <= 2**62:
+        raise BadArgument(f"seed {given} is out of range", fix="choose one from 0 to 2**62")
+    return given
+
 
 Device = Annotated[
     str | None,
@@ -17,7 +26,10 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progr
 Report = Annotated[
     bool, typer.Option("--report/--no-report", help="Also write report.html and report.json, into runs/ and the time.")
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="The same seed gives the same result; another, another.")]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", callback=_seed, help="The same seed gives the same result; another, another."),
+]
 Classes = Annotated[
     list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")
 ]

@@ -44,20 +44,32 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr for work that reports `(done, total)`; only a terminal shows it."""
     from rich.progress import Progress
 
-    with Progress(console=console(stderr=True), transient=True) as bar:
+    where = console(stderr=True)
+    with Progress(console=where, transient=True, disable=not where.is_terminal) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def must_be_writable(path: Path) -> None:
-    """Refuse a file that could not be written, before the work that would fill it."""
-    folder = printable(str(path.parent))
+def must_be_writable(path: Path, *others: Path | None, option: str = "--out", suffix: str | None = None) -> None:
+    """Refuse a file that could not be written, before the work that would fill it.
+
+    `others` are files that the same command reads or writes; `suffix` is that of the only format there is.
+    """
+    name, folder = printable(str(path)), printable(str(path.parent))
     if not path.parent.is_dir():
-        raise OutputError(f"there is no folder {folder}", fix="make it first, or choose another --out")
-    if path.is_dir():
-        raise OutputError(f"{printable(str(path))} is a folder", fix="choose the name of a file for --out")
+        raise OutputError(f"there is no folder {folder}", fix=f"make it first, or choose another {option}")
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "a device or a pipe"
+        raise OutputError(f"{name} is {what}", fix=f"choose the name of a file for {option}")
     if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"{folder} may not be written to", fix="choose another place for --out")
+        raise OutputError(f"{folder} may not be written to", fix=f"choose another place for {option}")
+    if path.resolve() in {other.resolve() for other in others if other is not None}:
+        raise OutputError(f"{name} was given twice, and would be overwritten", fix=f"choose another {option}")
+    if suffix is not None and path.suffix.lower() != suffix:
+        raise OutputError(
+            f"a {suffix} file is written, and {name} is not named like one",
+            fix=f"choose a name that ends in {suffix} for {option}",
+        )
 
 
 def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotloop.cli.options import Classes, Data, Json, Scale, Seed
-from hotloop.cli.output import console, counting, print_json, say
-from hotloop.errors import BadArgument
-from hotloop.text import count, duration
+from hotloop.cli.output import console, counting, must_be_writable, print_json, say
+from hotloop.errors import BadArgument, OutputError
+from hotloop.text import count, duration, plural, printable
 
 if TYPE_CHECKING:
     from hotloop.sprites.dataset import SpriteSet
@@ -38,9 +38,14 @@ def make(
     import time
 
     from hotloop.sprites.making import make as draw_by_rules
+    from hotloop.sprites.making import must_fit_memory
 
+    must_be_writable(out, suffix=".safetensors")
+    must_fit_memory(number, copies=3)
+    must_fit_disk(out, number)
     start = time.perf_counter()
-    made = draw_by_rules(number, seed=seed, classes=classes)
+    with counting("making") as progress:
+        made = draw_by_rules(number, seed=seed, classes=classes, progress=progress)
     seconds = time.perf_counter() - start
     made.save(out)
     if as_json:
@@ -67,11 +72,17 @@ def preview(
       hotloop sprites preview                     [dim]what hotloop draws[/dim]
       hotloop sprites preview art.safetensors -o art.png --scale 6
     """
-    from hotloop.sprites.pictures import INK, save_png, sheet_of
+    from hotloop.sprites.making import CLASSES
+    from hotloop.sprites.pictures import INK, must_fit_a_sheet, save_png, sheet_of
 
     if columns < 1 or scale < 1:
         raise BadArgument(f"columns={columns}, scale={scale}", fix="give whole numbers of at least 1")
-    shown = rows_of(load_or_make(data, columns * 64, seed, classes), columns)
+    must_be_writable(out, data, suffix=".png")
+    rows = len(set(classes)) if classes else len(CLASSES) if data is None else 1
+    must_fit_a_sheet(columns * rows, scale)
+    sprites = load_or_make(data, columns * rows, seed, classes)
+    must_fit_a_sheet(columns * len(sprites.classes), scale)
+    shown = rows_of(sprites, columns)
     save_png(out, sheet_of(shown, columns, scale, background=INK))
     if as_json:
         print_json({"out": str(out), "shown": len(shown), "classes": list(shown.classes)})
@@ -100,6 +111,9 @@ def import_(
     from hotloop.sprites.importing import import_folder, import_sheet
 
     size = tile_of(tile)
+    if not source.exists():
+        raise BadArgument(f"there is no {printable(str(source))}", fix="give a folder of images, or one sprite sheet")
+    must_be_writable(out, source, suffix=".safetensors")
     if source.is_dir():
         with counting("reading") as progress:
             result = import_folder(source, tile=size, margin=margin, spacing=spacing, progress=progress)
@@ -132,6 +146,21 @@ def info(data: Annotated[Path, typer.Argument(help="A set of sprites.")], as_jso
     )
     for name, number in told["classes"].items():
         say(words, f"{name:<12} {count(number):>9}", indent="  ")
+
+
+def must_fit_disk(out: Path, number: int) -> None:
+    """Refuse more sprites than the disk has room for, before they are made."""
+    import shutil
+
+    from hotloop.sprites.making import EACH
+    from hotloop.text import size
+
+    free = shutil.disk_usage(out.parent).free
+    if number * EACH > free:
+        raise OutputError(
+            f"{plural(number, 'sprite')} take {size(number * EACH)} on disk, and {size(free)} are free",
+            fix=f"ask for at most {free // EACH:,}, or choose a place on another disk for --out",
+        )
 
 
 def about(sprites: "SpriteSet") -> dict[str, Any]:
@@ -172,6 +201,6 @@ def tile_of(text: str | None) -> tuple[int, int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) for part in parts):
+    if len(parts) != 2 or not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
         raise BadArgument(f"--tile {text!r}", fix="give width and height in pixels, as 16x16")
     return int(parts[0]), int(parts[1])

@@ -1,5 +1,6 @@
 """`hotloop top`: the hardware as it works, with advice, in the terminal, as data, or as a page."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -41,7 +42,10 @@ def top(
         Path | None,
         typer.Option(metavar="FILE", help="Append each sample to this file, a line of JSON each.", show_default=False),
     ] = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve a page with the last hour instead, for a browser.")] = False,
+    web: Annotated[
+        bool,
+        typer.Option("--web", help="Serve a page for a browser; needs `pip install hotloop\\[web]`."),
+    ] = False,
     port: Annotated[int, typer.Option(metavar="N", help="Of the page; 0 for any that is free.")] = 8080,
     bind: Annotated[
         str,
@@ -217,6 +221,8 @@ def _serve(read: "Read", keep: "Keep", bind: str, port: int, token: str | None, 
         return reading
 
     def ready(address: str) -> None:
+        if token is not None and token == os.environ.get("HOTLOOP_TOKEN"):  # kept there so that no log shows it
+            address = f"{address.partition('?')[0]}?token=$HOTLOOP_TOKEN"
         print(f"The page is at {printable(address)} (Ctrl-C ends it)", flush=True)
 
     serve(logged, host=bind, port=port, token=token, every=every, ready=ready, advisor=_adviser())

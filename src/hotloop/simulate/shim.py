@@ -6,17 +6,20 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.errors import HotloopError
 from hotloop.text import printable
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 MACHINES = ("x86_64", "aarch64")
+_installed: list[ctypes.CDLL] = []  # one, while the device is in place
 BUILDING = 300.0  # seconds after which a compiler is given up
 
 
@@ -28,7 +31,14 @@ def library() -> Path:
     """The built library; built now where it is not there yet."""
     _check_machine()
     torch = _torch_folder()
-    built = _folder() / f"{_key(torch)}.so"
+    try:
+        built = cache_folder("simulate") / f"{_key(torch)}.so"
+    except RuntimeError as error:
+        raise CannotSimulate(
+            f"there is no place for the simulated GPU: {error}",
+            fix="set HOTLOOP_CACHE to a folder that you may write to",
+        ) from error
+    _must_be_ours(built)
     if not built.exists():
         _build(torch, built)
     return built
@@ -38,6 +48,7 @@ def load(built: Path) -> ctypes.CDLL:
     """Load it into this process, beside torch; nothing changes yet."""
     import torch  # noqa: F401, PLC0415  # whose libraries it needs
 
+    _must_be_ours(built)
     try:
         return ctypes.CDLL(str(built))
     except OSError as error:
@@ -51,6 +62,7 @@ def install(loaded: ctypes.CDLL) -> None:
     import torch  # noqa: PLC0415
 
     loaded.hotloop_simulate_begin()
+    _installed.append(loaded)
     if not torch.zeros(1, device="cpu").pin_memory().is_pinned():
         remove(loaded)
         raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.13")
@@ -59,6 +71,18 @@ def install(loaded: ctypes.CDLL) -> None:
 def remove(loaded: ctypes.CDLL) -> None:
     """Take it away: the process has the devices again that it had."""
     loaded.hotloop_simulate_end()
+    _installed.clear()
+
+
+def set_gpus(count: int) -> None:
+    """How many GPUs the simulated machine has; the first is the current one."""
+    for loaded in _installed:
+        loaded.hotloop_simulate_gpus(count)
+
+
+def exchange_device(index: int) -> int:
+    """Make a GPU the current one of this thread, and say which was; with -1, only that."""
+    return int(_installed[-1].hotloop_simulate_device(index)) if _installed else 0
 
 
 def _check_machine() -> None:
@@ -82,9 +106,18 @@ def _key(torch: Path) -> str:
     return "shim-" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
 
 
-def _folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("HOTLOOP_CACHE") or Path(home, "hotloop")).expanduser() / "simulate"
+def _must_be_ours(built: Path) -> None:
+    """Refuse a library that somebody else may have put there: to load it is to run it."""
+    try:
+        why = why_foreign(built)
+    except OSError as error:
+        raise _no_room(built, error) from error
+    if why is not None:
+        raise CannotSimulate(
+            f"{why}, so the compiled library of the simulated GPU in it is not loaded",
+            fix="set HOTLOOP_CACHE to a folder of your own; where nobody else uses this one, "
+            f"`chmod -R go-w {shlex.quote(str(built.parent.parent))}`",
+        )
 
 
 def _compiler() -> str:
@@ -102,7 +135,7 @@ def _build(torch: Path, built: Path) -> None:
     """Compile beside the place and rename, so that two who build at once do not meet."""
     compiler = _compiler()
     try:
-        built.parent.mkdir(parents=True, exist_ok=True)
+        make_private(built.parent)
         with tempfile.TemporaryDirectory(dir=built.parent, prefix=".building-") as folder:
             made = Path(folder, built.name)
             libraries = torch / "lib"
@@ -113,14 +146,19 @@ def _build(torch: Path, built: Path) -> None:
             )
             if run.returncode:
                 raise _failed(compiler, run.stderr)
+            made.chmod(0o700)  # whatever the umask is
             made.replace(built)
     except subprocess.TimeoutExpired:
         raise _failed(compiler, f"it did not end within {BUILDING:.0f} s") from None
     except OSError as error:
-        raise CannotSimulate(
-            f"the simulated GPU cannot be built in {printable(str(built.parent))}: {error.strerror or error}",
-            fix="set HOTLOOP_CACHE to a folder that you may write to",
-        ) from error
+        raise _no_room(built, error) from error
+
+
+def _no_room(built: Path, error: OSError) -> CannotSimulate:
+    return CannotSimulate(
+        f"the simulated GPU cannot be built in {printable(str(built.parent))}: {error.strerror or error}",
+        fix="set HOTLOOP_CACHE to a folder that you may write to",
+    )
 
 
 def _failed(compiler: str, words: str) -> CannotSimulate:

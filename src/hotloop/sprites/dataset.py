@@ -132,7 +132,7 @@ def _read(path: Path, advice: str, *, tensors: bool) -> tuple[dict[str, Any], di
             text = (file.metadata() or {}).get("hotloop")
             found = {key: file.get_tensor(key) for key in file.keys()} if tensors else {}  # noqa: SIM118  # not a dict
         about = json.loads(text) if text is not None else {}
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise BadArgument(
             f"{name} cannot be read: {printable(str(error))}", fix=f"it may be cut short; {advice}"
         ) from error

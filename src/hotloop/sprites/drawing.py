@@ -1,6 +1,7 @@
 """How the drawer learns and draws: hide pixels and guess them; then guess all, keep the surest, and guess again."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from hotloop.sprites.dataset import SIDE
 from hotloop.sprites.models import MASK, TOKENS, Drawer
 
 PIXELS = SIDE * SIDE
+COLDEST, HOTTEST = 0.01, 100.0  # temperatures, between which the scores stay finite and mean something
 FORGET = 0.1  # how often the drawer is not told the class, so that it also learns what any sprite looks like
 
 
@@ -57,6 +59,7 @@ def draw(
     temperature: float = 0.7,
     wander: float = 6.0,
     seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """New sprites of these classes, uint8 (n, 16, 16), all at once in a few steps.
 
@@ -66,11 +69,9 @@ def draw(
 
     Where memory runs out, fewer are drawn at once. They are the same sprites, drawn with the same random numbers, as
     far as the network gives a sprite the same scores in smaller company: to the bit, or to the last rounding.
+    `progress(step, steps)` is called after each step.
     """
-    if steps < 1 or temperature <= 0:
-        raise BadArgument(
-            f"steps={steps}, temperature={temperature}", fix="steps must be at least 1, temperature above 0"
-        )
+    must_be_drawable(steps, temperature)
     device, count = labels.device, len(labels)
     generator = torch.Generator(device)
     if seed is None:
@@ -89,7 +90,17 @@ def draw(
             pixels[rows] = _advanced(model, pixels[rows], labels[rows], noise[rows], chance[rows], step, manner)
 
         survivor.each(count, advance)
+        if progress is not None:
+            progress(step, steps)
     return pixels.view(-1, SIDE, SIDE).to(torch.uint8)
+
+
+def must_be_drawable(steps: int, temperature: float) -> None:
+    """Refuse a manner in which nothing can be drawn; to be asked before a network is loaded."""
+    if not 1 <= steps <= PIXELS:
+        raise BadArgument(f"steps={steps}", fix=f"choose from 1 to {PIXELS}: a sprite has no more pixels")
+    if not COLDEST <= temperature <= HOTTEST:  # so is NaN
+        raise BadArgument(f"temperature={temperature}", fix=f"choose from {COLDEST} to {HOTTEST:.0f}, such as 0.7")
 
 
 def _advanced(

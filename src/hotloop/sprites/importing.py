@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from hotloop.text import plural, printable, shorten
 
 IMAGE_LIMIT = 1024  # longest side of one sprite as an image
 SHEET_LIMIT = 4096  # and of a sheet
+FILE_LIMIT = 1_000_000  # files below one folder: their sprites take 1 GB
 _NAMES = 4  # how many names a line of the summary gives
 _ADVICE = f"sprites are {SIDE}x{SIDE} PNG images or clean enlargements of such; sheets need their tile size"
 
@@ -89,7 +91,11 @@ def import_folder(
     grid = None if tile is None else _Grid.of(tile, margin, spacing)
     _check_palette(palette)
     gathered = _Gathered(folder, grid)
-    files = list(_files(folder, gathered))
+    files = list(islice(_files(folder, gathered), FILE_LIMIT + 1))
+    if len(files) > FILE_LIMIT:
+        raise BadArgument(
+            f"there are more than {FILE_LIMIT:,} files in {printable(str(folder))}", fix="give a folder of images alone"
+        )
     for done, path in enumerate(files, 1):
         parts = path.relative_to(folder).parts
         name = parts[0] if len(parts) > 1 else folder.resolve().name
@@ -253,22 +259,31 @@ class _Gathered:
 
 
 def _files(folder: Path, gathered: _Gathered) -> Iterator[Path]:
-    """Every file below a folder in a fixed order; nothing hidden, and no folder twice, whatever links there are."""
+    """Every file below a folder in a fixed order: nothing hidden, no folder twice, and no link that leads elsewhere."""
 
     def unreadable(error: OSError) -> None:
         shown = Path(error.filename).relative_to(folder).as_posix()
         gathered.skip(printable(shown), Flaw("cannot be opened", error.strerror or ""))
 
-    seen = set()
+    root, seen = Path(os.path.realpath(folder)), set()
+
+    def stays(path: Path) -> bool:
+        target = os.path.realpath(path) if path.is_symlink() else ""
+        if target and not Path(target).is_relative_to(root):
+            shown = printable(path.relative_to(folder).as_posix())
+            gathered.skip(shown, Flaw("links out of the folder", printable(target)))
+            return False
+        return True
+
     for place, folders, names in os.walk(folder, onerror=unreadable, followlinks=True):
         real = os.path.realpath(place)
         if real in seen:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and stays(Path(place, name)))
         paths = (Path(place, name) for name in sorted(names) if not name.startswith("."))
-        yield from (path for path in paths if _is_file(path))
+        yield from (path for path in paths if stays(path) and _is_file(path))
 
 
 def _is_file(path: Path) -> bool:

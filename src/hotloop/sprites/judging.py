@@ -1,5 +1,6 @@
 """What trained networks are worth: confusions of a classifier, and how a drawer's sprites are judged."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,13 +52,19 @@ def drawn_by(
     seed: int = 0,
     steps: int = 16,
     temperature: float = 0.7,
+    progress: Callable[[int, int], None] | None = None,
 ) -> SpriteSet:
-    """New sprites of these classes."""
+    """New sprites of these classes; `progress(done, total)` is called after each step of each part."""
     model = cast(Drawer, drawer.model.to(device).eval())
-    parts = [
-        draw(model, part.to(device), steps=steps, temperature=temperature, seed=seed + i).cpu()
-        for i, part in enumerate(labels.split(CHUNK))
-    ]
+    chunks, parts = labels.split(CHUNK), []
+    for i, chunk in enumerate(chunks):
+
+        def tell(step: int, _: int, before: int = i * steps) -> None:
+            if progress is not None:
+                progress(before + step, len(chunks) * steps)
+
+        drawn = draw(model, chunk.to(device), steps=steps, temperature=temperature, seed=seed + i, progress=tell)
+        parts.append(drawn.cpu())
     return SpriteSet(torch.cat(parts), labels.cpu(), drawer.classes, drawer.palette, "drawn by hotloop")
 
 

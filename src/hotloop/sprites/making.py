@@ -1,31 +1,42 @@
 """`make`: as many sprites as you like, each one a function of the seed, its number and its class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, DoesNotFit
+from hotloop.memory.usage import usage
 from hotloop.sprites.dataset import SIDE, SpriteSet, label_of
 from hotloop.sprites.dice import Dice
 from hotloop.sprites.palette import palette_tensor
 from hotloop.sprites.shapes import DRAWINGS
+from hotloop.text import plural, size
 
 CLASSES: tuple[str, ...] = tuple(DRAWINGS)
 CHUNK = 32768  # sprites drawn at a time: torch has enough to do in each call, and memory stays below 400 MB
 SEEDS = 1 << 63
+EACH = SIDE * SIDE + 8  # bytes of a sprite and its label
 
 
 def make(
-    count: int, *, seed: int = 0, classes: Sequence[str] | None = None, device: str | torch.device = "cpu"
+    count: int,
+    *,
+    seed: int = 0,
+    classes: Sequence[str] | None = None,
+    device: str | torch.device = "cpu",
+    progress: Callable[[int, int], None] | None = None,
 ) -> SpriteSet:
     """Draw sprites: the same bytes for the same seed on every machine and device, all classes equally often.
+
+    `progress(done, count)` is called after each part of the work.
 
     >>> make(32, seed=7).of("sword").pixels.shape
     torch.Size([2, 16, 16])
     """
     chosen = _checked(count, seed, classes)
+    must_fit_memory(count, device)
     pixels = torch.empty(count, SIDE, SIDE, dtype=torch.uint8, device=device)
     labels = torch.empty(count, dtype=torch.int64, device=device)
     with _one_thread():
@@ -36,7 +47,19 @@ def make(
                 mine = numbers[labels[numbers] == label]
                 if len(mine):
                     pixels[mine] = draw(name, mine, seed=seed)
+            if progress is not None:
+                progress(start + len(numbers), count)
     return SpriteSet(pixels, labels, chosen, palette_tensor(device), f"made by hotloop, seed {seed}")
+
+
+def must_fit_memory(count: int, device: str | torch.device = "cpu", *, copies: int = 1) -> None:
+    """Refuse more sprites than there is memory for; to save them takes 3 copies."""
+    free, each = usage(device).free, EACH * copies
+    if free is not None and count * each > free:
+        raise DoesNotFit(
+            f"{plural(count, 'sprite')} take {size(count * each)} of memory, and {size(free)} are free",
+            fix=f"ask for at most {free // each:,}",
+        )
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from hotloop.errors import BadArgument
 from hotloop.files import write_whole
-from hotloop.sprites.dataset import VERSION, SpriteSet, format_of, read_tensors
-from hotloop.sprites.models import Classifier, Drawer, Size
+from hotloop.sprites.dataset import COLOURS, VERSION, SpriteSet, format_of, read_tensors
+from hotloop.sprites.models import Classifier, Drawer, Size, cost_of
 from hotloop.text import printable, shorten
 
 Kind = Literal["classifier", "drawer"]
@@ -66,12 +66,15 @@ class Trained:
         about, tensors = read_tensors(path, f"hotloop-{kind}", ADVICE[kind])
         palette = tensors.pop("palette", torch.zeros(0))
         try:
-            model = NETWORKS[kind](Size.from_json(about["size"]))
+            size, names = Size.from_json(about["size"]), about["classes"]
+            classes = tuple(names) if isinstance(names, list) else ()
+            _check(kind, size, classes, palette, tensors)
+            model = NETWORKS[kind](size)
             model.load_state_dict({name.removeprefix("model."): t for name, t in tensors.items()})
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            first = printable(str(error).splitlines()[0])
+        except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            first = printable((str(error) or type(error).__name__).splitlines()[0])
             raise BadArgument(f"{printable(str(path))} is damaged: {first}", fix=ADVICE[kind]) from error
-        return cls(kind, model.to(device).eval(), tuple(about["classes"]), palette, str(about.get("learned_from", "")))
+        return cls(kind, model.to(device).eval(), classes, palette, str(about.get("learned_from", "")))
 
     def must_know(self, sprites: SpriteSet, name: str) -> None:
         """Refuse sprites of other classes than those that were learned."""
@@ -82,3 +85,15 @@ class Trained:
                 f"the model knows other classes ({known}) than {printable(name)} has ({given})",
                 fix=f"train on that set: hotloop train {verb} {printable(name)}",
             )
+
+
+def _check(kind: Kind, size: Size, classes: tuple[object, ...], palette: Tensor, weights: dict[str, Tensor]) -> None:
+    """Hold what a file says against what it has, before a network as large as it says is built."""
+    if not (size.is_sound() and size.width > 0 and 0 < size.classes == len(classes)):
+        raise ValueError("its size and its classes do not fit together")
+    if not all(isinstance(name, str) for name in classes):
+        raise ValueError("a class without a name")
+    if palette.shape != (COLOURS + 1, 4) or palette.dtype != torch.uint8:
+        raise ValueError("its palette is none")
+    if cost_of(NETWORKS[kind], size).weights != sum(tensor.numel() for tensor in weights.values()):
+        raise ValueError(f"it has not the weights of a network of width {size.width}")

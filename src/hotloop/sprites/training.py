@@ -9,12 +9,16 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 import hotloop
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, DoesNotFit
+from hotloop.memory.usage import usage
 from hotloop.records import Report
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.drawing import guess_hidden
-from hotloop.sprites.models import Classifier, Drawer, Size
+from hotloop.sprites.models import Classifier, Drawer, Size, cost_of
 from hotloop.sprites.store import Trained
+from hotloop.text import plural, size
+
+PER_WEIGHT = 16  # bytes: itself, its gradient, and two averages of AdamW, all in fp32
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,20 @@ def sprites_for(device: torch.device) -> int:
     return 8_192 if device.type == "cpu" else 262_144
 
 
+def must_fit_memory(task: Literal["classify", "draw"], recipe: Recipe, device: torch.device, batch: int = 1) -> None:
+    """Refuse a network that is too large to be trained here; to be asked before it is built and sprites are made."""
+    cost = cost_of(Classifier if task == "classify" else Drawer, Size(16, recipe.width))
+    needed = PER_WEIGHT * cost.weights + 4 * cost.outputs * (batch if device.type == "cpu" else 1)
+    free = usage(device).free
+    if free is not None and needed > free:
+        in_batches = f" in batches of {batch:,}" if batch > 1 else ""
+        raise DoesNotFit(
+            f"a network of width {recipe.width:,} takes {size(needed)} or more to train{in_batches}, "
+            f"and {size(free)} are free on {device}",
+            fix="choose a smaller width" + (" or batch" if batch > 1 else ""),
+        )
+
+
 class Run(TypedDict, total=False):
     """How a training is run, as `Loop.fit` takes it: what is shown, where it is saved, when it ends."""
 
@@ -59,9 +77,15 @@ class Run(TypedDict, total=False):
 
 
 def learn_to_sort(
-    sprites: SpriteSet, held_out: SpriteSet, recipe: Recipe, *, device: str | None = None, **run: Unpack[Run]
+    sprites: SpriteSet,
+    held_out: SpriteSet,
+    recipe: Recipe,
+    *,
+    device: str | hotloop.Choice | None = None,
+    **run: Unpack[Run],
 ) -> tuple[Trained, Report]:
     """A classifier of these sprites, judged on held-out ones after every epoch."""
+    must_fit_memory("classify", recipe, hotloop.pick(device).device, min(recipe.batch, len(sprites)))
     torch.manual_seed(recipe.seed)
     model = Classifier(Size(len(sprites.classes), recipe.width))
     report = _fit(model, sprites, held_out, recipe, device, run, loss=nn.CrossEntropyLoss(label_smoothing=0.05))
@@ -69,9 +93,10 @@ def learn_to_sort(
 
 
 def learn_to_draw(
-    sprites: SpriteSet, recipe: Recipe, *, device: str | None = None, **run: Unpack[Run]
+    sprites: SpriteSet, recipe: Recipe, *, device: str | hotloop.Choice | None = None, **run: Unpack[Run]
 ) -> tuple[Trained, Report]:
     """A drawer of sprites like these."""
+    must_fit_memory("draw", recipe, hotloop.pick(device).device, min(recipe.batch, len(sprites)))
     torch.manual_seed(recipe.seed)
     model = Drawer(Size(len(sprites.classes), recipe.width))
     report = _fit(model, sprites, None, recipe, device, run, objective=guess_hidden)
@@ -83,13 +108,13 @@ def _fit(
     sprites: SpriteSet,
     held_out: SpriteSet | None,
     recipe: Recipe,
-    device: str | None,
+    device: str | hotloop.Choice | None,
     run: Run,
     **goal: Any,
 ) -> Report:
     if len(sprites) < recipe.batch:
         raise BadArgument(
-            f"{len(sprites)} sprites are fewer than one batch of {recipe.batch}",
+            f"{plural(len(sprites), 'sprite')} are fewer than one batch of {recipe.batch}",
             fix="give more sprites or a smaller batch",
         )
     loader = batches(sprites, recipe.batch, seed=recipe.seed)

@@ -5,7 +5,7 @@ import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from importlib.resources import files
 from typing import Any
 
@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from hotloop.files import finite
+from hotloop.top.door import Door
 from hotloop.top.exporter import CONTENT_TYPE, metrics
 from hotloop.top.feed import Feed
 from hotloop.top.gate import Gate
@@ -45,7 +46,7 @@ HEADERS = {
 }
 STRANGER = (
     "A token is needed.\n"
-    "In a browser: paste the whole address that `hotloop top --web` printed.\n"
+    "In a browser: paste the whole address that `hotloop top --web` printed; where it has no token, add ?token=TOKEN.\n"
     "For a program: send the header `Authorization: Bearer TOKEN`.\n"
 )
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -62,18 +63,50 @@ def application(feed: Feed, gate: Gate, *, listeners: int = LISTENERS, heartbeat
 
 
 @asynccontextmanager
-async def listening(app: web.Application, bound: socket.socket) -> AsyncIterator[None]:
+async def listening(app: web.Application, bound: socket.socket, door: Door | None = None) -> AsyncIterator[None]:
     """Answer on a socket until the block ends, and write nothing that a stranger sent to the terminal."""
+    door = door or Door()
+    app.middlewares.insert(0, _through(door))
     logger = logging.Logger("hotloop.top")  # of nobody else: no setting of the program at large is touched
-    logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+    logger.addFilter(_Once())
     # No log of requests either: it would hold the token.
     runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=1)
     await runner.setup()
+    assert runner.server is not None
+    accepting = asyncio.create_task(door.open(bound, runner.server))
     try:
-        await web.SockSite(runner, bound).start()
         yield
     finally:
+        accepting.cancel()
+        await asyncio.wait([accepting])
         await runner.cleanup()
+
+
+def _through(door: Door) -> Any:
+    """Tells the door who is being answered."""
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        visit = door.visit(request.transport)
+        with nullcontext() if visit is None else visit.asks():
+            return await handler(request)
+
+    return middleware
+
+
+class _Once(logging.Filter):
+    """Lets an error of ours through the first time, and what is wrong with a request never: both can be asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[type[BaseException]] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or isinstance(error, HttpProcessingError) or type(error) in self._told:
+            return error is None
+        self._told.add(type(error))
+        return True
 
 
 class _Site:
