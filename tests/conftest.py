@@ -42,7 +42,7 @@ def shims(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the library of the simulated GPU lies: compiled once, for the tests of all workers."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shims"
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
@@ -52,7 +52,7 @@ def _nothing_from_outside(
 ) -> None:
     monkeypatch.delenv("HOTLOOP_DEVICE", raising=False)
     cache = tmp_path_factory.getbasetemp() / "caches" / str(next(NUMBERS))  # `mktemp` looks at all that are there
-    cache.mkdir(parents=True)
+    cache.mkdir(mode=0o700, parents=True)
     (cache / "simulate").symlink_to(shims)
     monkeypatch.setenv("HOTLOOP_CACHE", str(cache))
 

@@ -1,10 +1,14 @@
 """The demo: it learns, it is the same each time, and it writes all of its folder or nothing."""
 
 import json
+import re
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from hotloop.demo import Settings, run_demo
 from hotloop.errors import BadArgument, OutputError
@@ -50,6 +54,18 @@ def test_everything_is_in_the_folder(first) -> None:
     assert data["drawer"]["steps"] > 0
     assert data["verdict"]["drawn"] == 4 * len(data["classes"])
     assert data["interrupted"] is False
+
+
+def test_the_confusions_are_dark_on_a_dark_page(first) -> None:
+    outcome, _ = first
+    page = (outcome.folder / "report.html").read_text(encoding="utf-8")
+    matrix = page[page.index("What the classifier confuses") :]
+    dark, light = re.search(
+        r'prefers-color-scheme: dark\)" srcset="[^,]*,([^"]*)"><img src="[^,]*,([^"]*)"', matrix
+    ).groups()
+    grounds = [Image.open(BytesIO(b64decode(png))).convert("L").getpixel((2, 2)) for png in (dark, light)]
+    assert grounds[0] < 64
+    assert grounds[1] > 192
 
 
 def test_it_learned_something_even_so(first) -> None:

@@ -25,6 +25,13 @@ LAYERS: dict[str, tuple[nn.Module, torch.Tensor, str]] = {
     "layernorm": (nn.LayerNorm(4), torch.zeros(5, 7), "the last sizes must be (4,)"),
     "lstm": (nn.LSTM(4, 2), torch.zeros(5, 2, 7), "the last size must be 4"),
     "embedding": (nn.Embedding(10, 2), torch.tensor([10]), "its indices go from 0 to 9"),
+    "images": (nn.Linear(3, 2), torch.zeros(5, 3, dtype=torch.uint8), "convert the images: x = x.float() / 255"),
+    "images for a conv": (
+        nn.Conv2d(3, 8, 3),
+        torch.zeros(2, 3, 9, 9, dtype=torch.uint8),
+        "was given input (2, 3, 9, 9) uint8; its weights are float32\n",
+    ),
+    "whole numbers": (nn.Linear(3, 2), torch.zeros(5, 3, dtype=torch.long), "x = x.to(torch.float32)"),
     "dtype": (nn.Linear(3, 2), torch.zeros(5, 3, dtype=torch.float64), "its weights are float32"),
 }
 
@@ -48,7 +55,51 @@ def test_a_line_of_the_models_own() -> None:
 
 
 def test_too_many_inputs() -> None:
-    assert "takes 2 positional arguments but 3 were given" in message(nn.Linear(2, 2), torch.ones(2), torch.ones(2))
+    text = message(nn.Linear(2, 2), torch.ones(2), torch.ones(2))
+    assert "takes 2 positional arguments but 3 were given" in text
+    assert "the model, Linear, takes (input) and was given 2 inputs" in text
+    assert "objective=lambda model, batch: … model(*batch) …" in text
+
+
+def test_a_model_that_wants_the_target_too() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(self.layer(x, y))
+
+    assert "the model, Pair, takes (x, y) and was given 1 input" in message(Pair(), torch.ones(4, 2))
+    text = message(Pair(), torch.ones(4, 2), torch.ones(4))
+    assert "layer layer, Linear, takes (input) and was given 2 inputs" in text
+    triplet = nn.TripletMarginLoss()
+    text = message(nn.Identity(), call=lambda: triplet(torch.ones(4), torch.ones(4)))
+    assert "the loss, TripletMarginLoss, takes (anchor, positive, negative) and was given 2 inputs" in text
+
+
+LOSSES: dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor, str]] = {
+    "whole numbers": (nn.BCEWithLogitsLoss(), torch.zeros(8, 1), torch.ones(8, 1).long(), "target.float()"),
+    "a last size of 1": (nn.BCEWithLogitsLoss(), torch.zeros(8, 1), torch.ones(8), "output.squeeze(-1)"),
+    "no probabilities": (nn.BCELoss(), torch.full((8,), 3.0), torch.ones(8), "use nn.BCEWithLogitsLoss()"),
+    "classes as floats": (nn.CrossEntropyLoss(), torch.zeros(8, 3), torch.ones(8), "target.long()"),
+    "classes in a column": (nn.CrossEntropyLoss(), torch.zeros(8, 3), torch.ones(8, 1).long(), "target.squeeze(-1)"),
+    "a single class": (
+        nn.CrossEntropyLoss(),
+        torch.zeros(8, 1),
+        torch.ones(8).long(),
+        "the targets go from 1 to 1, and the output has 1 class: 0 to 0",
+    ),
+}
+
+
+@pytest.mark.parametrize(("loss", "output", "target", "fix"), LOSSES.values(), ids=LOSSES)
+def test_the_loss_is_named_with_what_to_do(
+    loss: nn.Module, output: torch.Tensor, target: torch.Tensor, fix: str
+) -> None:
+    text = message(nn.Identity(), output, target, call=lambda: loss(output, target))
+    assert fix in text.partition("fix: ")[2]
+    assert "1 classes" not in text
 
 
 def test_a_target_that_is_no_class() -> None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.errors import BadArgument
+import hotloop
+from hotloop.errors import BadArgument, BatchMisfit
 from hotloop.objective import as_objective, averages, items_in, losses_of, predict
 
 MODEL = nn.Identity()
@@ -73,3 +74,42 @@ def test_sums_are_told_from_means() -> None:
     assert averages(nn.MSELoss())
     assert averages(None)
     assert not averages(nn.MSELoss(reduction="sum"))
+
+
+POINTWISE = [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.SmoothL1Loss()]
+
+
+@pytest.mark.parametrize("loss", POINTWISE, ids=lambda loss: type(loss).__name__)
+@pytest.mark.parametrize(
+    ("output", "target", "fix"),
+    [
+        ((8, 1), (8,), r"output.squeeze\(-1\)"),
+        ((8,), (8, 1), r"target.squeeze\(-1\)"),
+        ((8, 1, 5, 6), (8, 5, 6), r"output.squeeze\(-3\)"),
+    ],
+)
+def test_each_output_with_every_target_is_refused(loss: Any, output: Any, target: Any, fix: str) -> None:
+    batch = (torch.zeros(output), torch.zeros(target))
+    words = rf"output of shape .*{output[-1]}.* and a target of shape .*{target[-1]}(?s:.*){fix}"
+    with pytest.raises(BatchMisfit, match=words):
+        losses_of(as_objective(loss, None), MODEL, batch)
+    with pytest.raises(BatchMisfit, match=fix):
+        hotloop.evaluate(MODEL, [batch], loss=loss)
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize(
+    ("output", "target"),
+    [
+        ((8, 1), (8, 1)),
+        ((8, 1), ()),
+        ((8, 3), (3,)),
+        ((8, 1), (1,)),
+        ((1, 1), (1,)),
+        ((8, 1, 2), (1, 5, 2)),
+        ((8,), ()),
+    ],
+)
+def test_what_is_meant_to_be_broadcast_is(output: Any, target: Any) -> None:
+    batch = (torch.ones(output), torch.zeros(target))
+    assert losses_of(as_objective(nn.MSELoss(), None), MODEL, batch).total.item() == 1

@@ -4,9 +4,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
-from hotloop import Plan
+from hotloop import Loop, Plan
 from hotloop.errors import BadArgument
+from hotloop.plan import Trial, Tuning
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,35 @@ def test_bad_settings_say_what_is_good(setting: dict[str, Any], says: str) -> No
 def test_to_json_and_back() -> None:
     plan = Plan(device="cuda:1", precision="bf16", accumulate=4, clip_norm=1.0)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@given(
+    st.sampled_from(["cpu", "cuda", "cuda:1"]),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "precision": st.sampled_from(["fp32", "bf16", "fp16"]),
+            "accumulate": st.integers(1, 8),
+            "clip_norm": st.floats(0.1, 10),
+            "graph": st.integers(0, 16),
+            "recompute": st.lists(st.sampled_from(["blocks.0", "blocks.1"])).map(tuple),
+            "split": st.sampled_from(["auto", "items", 1]),
+        },
+    ),
+)
+def test_a_plan_is_printed_as_it_would_be_written(device: str, settings: dict[str, Any]) -> None:
+    plan = Plan(device, **settings)
+    assert eval(repr(plan)) == plan  # noqa: S307
+
+
+def test_a_tuning_and_a_loop_say_what_they_are() -> None:
+    model = nn.Linear(4, 2)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan="plain")
+    assert repr(loop) == "Loop(Linear, SGD, plan=Plan('cpu', stream='direct'), steps=0)"
+    trial = Trial("fused", "B", "dropped", "slower")
+    told = str(Tuning(loop.plan, (trial,), 0.002, 0.001, 500, 3.2, "a CPU", "Linear", "2026-01-01", {}))
+    assert told.splitlines() == [
+        "Plan('cpu', stream='direct')",
+        "2 times the plain loop; found in 3.20 s for a run of 500 steps on a CPU",
+        "  dropped    fused: slower",
+    ]

@@ -3,11 +3,13 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
+import hotloop
 from hotloop.placement.sites import Site
 from hotloop.waits import Waits, waits
 
@@ -125,3 +127,11 @@ def test_what_is_said_of_waits() -> None:
     seen.sites[None] += 1
     assert len(seen) == 4
     assert str(seen) == "3× nowhere/train.py:7; 1× outside your own code"
+
+
+def test_the_package_has_it_whatever_was_imported_before() -> None:
+    assert "waits" in hotloop.__all__
+    with hotloop.waits("cpu") as seen:
+        pass
+    assert type(seen) is Waits
+    assert import_module("hotloop.waits").waits is waits

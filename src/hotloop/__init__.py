@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hotloop.placement import to_numpy as to_numpy
     from hotloop.plan import Plan as Plan
     from hotloop.records import Report as Report
+    from hotloop.waits import waits as waits
 
 _HOMES = {
     "Choice": "device",
@@ -74,16 +75,17 @@ __all__ = [  # found by __getattr__
     "survive_oom",
     "to_numpy",
     "usage",
+    "waits",
     "watch",
     "watch_growth",
 ]
 
 
 def __getattr__(name: str) -> object:
-    if name == "simulate":
-        return import_module("hotloop.simulate")  # a package that is called
+    if name in ("simulate", "waits"):
+        return import_module(f"hotloop.{name}")  # which is called
     if name not in _HOMES:
-        raise AttributeError(f"hotloop has no attribute {name!r}; it has {', '.join(sorted(_HOMES))}")
+        raise AttributeError(f"hotloop has no attribute {name!r}; it has {', '.join(__all__)}")
     value: object = getattr(import_module(f"hotloop.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

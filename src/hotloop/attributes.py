@@ -3,11 +3,13 @@
 Plain values are numbers, words, tensors and arrays, and lists, tuples, deques, dicts and sets of them.
 """
 
+import dis
 import hashlib
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, MutableMapping
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
+from functools import cache, partial
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -181,6 +183,64 @@ def moved(value: Any, devices: Iterator[torch.device]) -> Any:
         return value
     leaves = [leaf.to(next(devices)) if isinstance(leaf, Tensor) else leaf for leaf in parts.leaves]
     return _built(parts.form, leaves)
+
+
+def may_become(owner: object, name: str, value: object, stored: Collection[str]) -> bool:
+    """Whether training can have given an attribute this value, which comes from a file that anyone may have written.
+
+    `stored` names the attributes that the person's code sets while it runs. Any other holds no words: a path, an
+    address or a mode that no training changes is a setting. A number may have become a tensor; else kinds stay.
+    """
+    table = vars(owner)
+    if name not in table:
+        return name in stored and not hasattr(type(owner), name)  # else it would hide a method
+    now = table[name]
+    alike = _family(now) == _family(value)
+    if name not in stored:
+        return alike and not _has_words(value)
+    return alike or now is None or value is None or {_family(now), _family(value)} <= {float, Tensor, np.ndarray}
+
+
+def stored_by(kinds: Iterable[type], codes: Iterable[CodeType] = ()) -> set[str]:
+    """Names of the attributes that the methods of classes set, but for `__init__`, and that some more code sets.
+
+    >>> class Counter:
+    ...     def __init__(self): self.name = "calls"
+    ...     def add(self): self.calls = 1
+    >>> stored_by([Counter])
+    {'calls'}
+    """
+    functions = (value for kind in set(kinds) for value in vars(kind).values())
+    unwrapped = (getattr(value, "fget", None) or getattr(value, "__func__", value) for value in functions)
+    found = [value.__code__ for value in unwrapped if isinstance(value, FunctionType)]
+    return {name for code in {*found, *codes} if code.co_name != "__init__" for name in _stored_in(code)}
+
+
+@cache
+def _stored_in(code: CodeType) -> frozenset[str]:
+    names = {str(each.argval) for each in dis.get_instructions(code) if each.opname == "STORE_ATTR"}
+    if not {"setattr", "register_buffer"}.isdisjoint(code.co_names):
+        names |= {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return frozenset(names).union(*map(_stored_in, inner))
+
+
+def _family(value: object) -> type:
+    """The kind of a value, where those that take each other's place are one: all numbers, all sequences."""
+    families: dict[type, tuple[type, ...]] = {
+        float: (int, float, np.number, np.bool_),
+        list: _SEQUENCES,
+        set: _SETS,
+        dict: (dict,),
+        Tensor: (Tensor,),
+    }
+    return next((name for name, kinds in families.items() if isinstance(value, kinds)), type(value))
+
+
+def _has_words(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_words, value.values()))
+    return any(map(_has_words, value)) if isinstance(value, (*_SEQUENCES, *_SETS)) else isinstance(value, str | bytes)
 
 
 class Restoring:

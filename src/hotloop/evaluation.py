@@ -17,11 +17,13 @@ from hotloop.memory.oom import surely
 from hotloop.memory.pieces import part_of
 from hotloop.memory.survive import Survivor
 from hotloop.misfit import attempt
-from hotloop.objective import Losses, Objective, Predict, autocast, averages, losses_of, uniform
+from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, losses_of, uniform
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import tensors_in
+from hotloop.placement.placing import resolve
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, Watch, eager
+from hotloop.text import an
 from hotloop.weighing import Probe, Weighing, check_cut, watched
 
 
@@ -68,13 +70,12 @@ def evaluate(
     >>> evaluate(nn.Identity(), data, {"accuracy": lambda output, target: output.argmax(1) == target})
     {'accuracy': 1.0}
     """
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise BadArgument(f"metrics is a {type(metrics).__name__}", fix='give names: metrics={"accuracy": accuracy}')
+    check_metrics(metrics)
     if not metrics and loss is None and objective is None:
         raise BadArgument(
             "nothing to evaluate", fix='give metrics, for example {"accuracy": …}, or loss= or objective='
         )
-    target_device = torch.device(device) if device is not None else _device_of(model)
+    target_device = resolve(device) if device is not None else _device_of(model)
     tally = _Tally(metrics or {}, loss, target_device)
     # The person's own loader, with its own workers, unless `fit` keeps a stream of it from one evaluation to the next.
     batches = loader if isinstance(loader, Stream) else Stream(loader, target_device, origins=False)
@@ -86,6 +87,19 @@ def evaluate(
             score = partial(_score, model, batch, items, tally, objective, predict, split)
             attempt(partial(survivor.each, items, score, tally.put), model, batch, f"evaluation batch {number}")
         return surely(tally.result, target_device)
+
+
+def check_metrics(metrics: Metrics | None) -> None:
+    """Refuse metrics without names, and what cannot be called."""
+    if metrics is None:
+        return
+    if not isinstance(metrics, Mapping):
+        raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix='give names: metrics={"accuracy": accuracy}')
+    for name, metric in metrics.items():
+        if not hasattr(metric, "compute") and not callable(metric):
+            raise BadArgument(
+                f"metric {name!r} cannot be called", fix="give (output, target) → tensor, or a torchmetric"
+            )
 
 
 def _score(
@@ -143,13 +157,8 @@ class _Tally:
         self._stateful: dict[str, Metric] = {n: m.to(device) for n, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._stateful.values():
             metric.reset()
-        wrong = [name for name, m in metrics.items() if name not in self._stateful and not callable(m)]
-        if wrong:
-            raise BadArgument(
-                f"metric {wrong[0]!r} cannot be called", fix="give (output, target) → tensor, or a torchmetric"
-            )
         self._means: Metrics = {name: m for name, m in metrics.items() if name not in self._stateful}
-        self._loss = loss
+        self._loss, self._compare = loss, None if loss is None else compared(loss)
         # float64 keeps millions of items exact; Metal has none.
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
         self._sums: dict[str, tuple[Tensor, int | float | Tensor]] = {}  # name → (sum, what it is divided by)
@@ -205,10 +214,10 @@ class _Tally:
             metric.update(output, target)
         for name, function in self._means.items():
             self._add(name, torch.as_tensor(function(output, target), device=self._zero.device), items)
-        if self._loss is not None:
+        if self._compare is not None:
             watch = Watch(items, guards=True)
             with watch:
-                value = self._loss(output, target)
+                value = self._compare(output, target)
             self._add_loss("loss", value, items, watch.of(value))
             watch.forget()
 

@@ -1,6 +1,7 @@
 """When a batch does not fit the model or the loss: which layer, which shape, what it expects."""
 
 import dis
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from hotloop.errors import BatchMisfit, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.placement import golden_rule, tensors_in
 from hotloop.placement.sites import variables
+from hotloop.text import plural
 
 T = TypeVar("T")
 _TORCH = str(Path(torch.__file__).parent)
@@ -29,6 +31,8 @@ _EXPECTATIONS = (
 )
 
 
+# Losses whose target is the number of a class, as their modules and functions are named.
+_OF_CLASSES = ("crossentropy", "nll", "multimargin")
 REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)  # what torch raises where a batch does not fit
 
 
@@ -63,7 +67,7 @@ def explanation(
                 again()
             except DeviceMismatch as mismatch:
                 return mismatch
-    owner = _owner(model, stack)
+    owner = _miscall(error, model, stack[-1]) or _owner(model, stack)
     if owner is None:
         return None
     what, fix = owner
@@ -86,6 +90,30 @@ def _raised_by_hand(trace: TracebackType | None) -> bool:
     return dis.opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
+def _miscall(error: Exception, model: nn.Module, frame: FrameType) -> tuple[str, str] | None:
+    """A module that was called with too few or too many inputs, and what to do; None where that is not what failed."""
+    named = variables(frame)
+    module, args, options = (named.get(name) for name in ("self", "args", "kwargs"))
+    if not isinstance(error, TypeError) or not isinstance(module, nn.Module) or not isinstance(args, tuple):
+        return None
+    takes = inspect.signature(module.forward)
+    try:
+        takes.bind(*args, **(options or {}))
+    except TypeError:
+        pass
+    else:
+        return None
+    path = next((path for path, inner in model.named_modules() if inner is module), None)
+    label = "the loss" if path is None else f"layer {path}" if path else "the model"
+    fix = "call it with these in its model's forward"
+    if path is None:
+        fix = "say how it is called: Loop(…, objective=lambda model, batch: loss(…)) in place of loss="
+    elif not path:
+        fix = "say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: … model(*batch) …)"
+    wanted = ", ".join(takes.parameters)
+    return f"{label}, {type(module).__name__}, takes ({wanted}) and was given {plural(len(args), 'input')}", fix
+
+
 def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
     """What was called with what, in words, and what to do: the innermost layer or loss on the stack."""
     paths = {module: path for path, module in model.named_modules()}
@@ -100,12 +128,18 @@ def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
 
 
 def _about_layer(module: nn.Module, path: str, frame: FrameType) -> tuple[str, str]:
-    given = " and ".join(f"{name} {_shape(t)}" for name, t in _tensors(frame)) or "these inputs"
+    own = {id(parameter) for parameter in module.parameters(recurse=False)}
+    inputs = {name: t for name, t in _tensors(frame) if id(t) not in own}
+    given = " and ".join(f"{name} {_shape(t)}" for name, t in inputs.items()) or "these inputs"
     label = f"layer {path}, {_brief(module)}," if path else f"the model, {type(module).__name__},"
     dtype = next((p.dtype for p in module.parameters(recurse=False)), None)
-    if dtype and any(t.is_floating_point() and t.dtype != dtype for _, t in _tensors(frame)):
+    takes_numbers = isinstance(module, nn.Embedding | nn.EmbeddingBag)  # and looks up what is under them
+    if dtype and any(t.dtype != dtype and not (takes_numbers and not t.is_floating_point()) for t in inputs.values()):
         short = str(dtype).removeprefix("torch.")
-        return f"{label} was given {given}; its weights are {short}", f"convert the input: x = x.to(torch.{short})"
+        fix = f"convert the input: x = x.to(torch.{short})"
+        if any(t.dtype == torch.uint8 for t in inputs.values()):
+            fix = "convert the images: x = x.float() / 255, in the dataset or in fit(…, device_transform=…)"
+        return f"{label} was given {given}; its weights are {short}", fix
     for attribute, which in _EXPECTATIONS:
         wanted = getattr(module, attribute, None)
         if wanted is not None:
@@ -126,13 +160,39 @@ def _about_loss(loss: nn.Module | str, frame: FrameType) -> tuple[str, str]:
     given = " and ".join(f"{name} {_shape(t)}" for name, t in tensors.items()) or "these tensors"
     label = loss if isinstance(loss, str) else type(loss).__name__
     output, target = tensors.get("input"), tensors.get("target")
-    fix = "make the model's output and the target agree in shape and type, as this loss documents them"
-    if output is not None and target is not None and not target.is_floating_point() and output.dim() > 1:
-        classes = output.shape[1]
-        low, high = int(target.min()), int(target.max())
-        if target.shape[:1] == output.shape[:1] and not 0 <= low <= high < classes:
-            fix = f"the targets go from {low} to {high}, and the output has {classes} classes: 0 to {classes - 1}"
-    return f"the loss {label} was given {given}", fix
+    fix = None
+    if output is not None and target is not None:
+        about = _about_classes if label.lower().replace("_", "").removesuffix("loss") in _OF_CLASSES else _about_values
+        fix = about(output, target)
+        if label == "binary_cross_entropy" and fix is None and not (output.min() >= 0 and output.max() <= 1):
+            fix = "use nn.BCEWithLogitsLoss(), which takes outputs of any size, or end the model with nn.Sigmoid()"
+    fallback = "make the model's output and the target agree in shape and type, as this loss documents them"
+    return f"the loss {label} was given {given}", fix or fallback
+
+
+def _about_classes(output: Tensor, target: Tensor) -> str | None:
+    """What to do where the target should be the number of a class for each item."""
+    if target.shape == (*output.shape[:1], 1) and output.dim() == 2:
+        return "give one class for each item: target.squeeze(-1)"
+    if target.is_floating_point() and target.shape != output.shape:
+        return "give the numbers of classes: target.long()"
+    if target.is_floating_point() or output.dim() < 2 or not target.numel():
+        return None
+    classes, low, high = output.shape[1], int(target.min()), int(target.max())
+    if target.shape[:1] == output.shape[:1] and not 0 <= low <= high < classes:
+        has = plural(classes, "class", "classes")
+        return f"the targets go from {low} to {high}, and the output has {has}: 0 to {classes - 1}"
+    return None
+
+
+def _about_values(output: Tensor, target: Tensor) -> str | None:
+    """What to do where output and target are compared element by element."""
+    if output.squeeze().shape == target.squeeze().shape and output.shape != target.shape:
+        longer = "output" if output.dim() > target.dim() else "target"
+        return f"give both one shape: {longer}.squeeze(-1), before the loss"
+    if output.is_floating_point() and not target.is_floating_point():
+        return "convert the target: target.float(), before the loss"
+    return None
 
 
 def _assert_on_device(error: Exception, where: str) -> HotloopError:

@@ -1,5 +1,6 @@
 """What is trained: a criterion, an objective function or a model that returns its own loss, all as one callable."""
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -8,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, BatchMisfit
 from hotloop.memory.pieces import count_items
 from hotloop.placement import tensors_in
+from hotloop.text import an
 
 Criterion = Callable[[Any, Any], Tensor]
+_POINTWISE = (nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss)  # which broadcast with a warning at most
 Predict = Callable[[nn.Module, Any], tuple[Any, Any]]
 # `(model, batch) → loss`, a dict of named losses, or either with the number of items that it is the mean of.
 Objective = Callable[[nn.Module, Any], Any]
@@ -130,13 +133,47 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
     if loss is None:
         return _own_loss
 
+    compare = compared(loss)
+
     def criterion(model: nn.Module, batch: Any) -> Tensor:
         if type(batch) in (list, tuple) and len(batch) == 2:  # most batches; asking what else it may be takes longer
-            return loss(model(batch[0]), batch[1])
-        return loss(*predict(model, batch))
+            return compare(model(batch[0]), batch[1])
+        return compare(*predict(model, batch))
 
     criterion.criterion = loss  # type: ignore[attr-defined]  # so that the loss can be watched without the model
     return criterion
+
+
+def compared(loss: Criterion) -> Criterion:
+    """The same criterion; one that compares element by element refuses what only broadcasting brings together."""
+    if not isinstance(loss, _POINTWISE):
+        return loss
+
+    def checked(output: Any, target: Any) -> Tensor:
+        # A dimension of 1 that both have was put there to be broadcast.
+        if type(output) is Tensor and type(target) is Tensor and output.ndim != target.ndim:
+            _check_broadcast(output, target, type(loss).__name__)
+        value: Tensor = loss(output, target)
+        return value
+
+    return checked
+
+
+def _check_broadcast(output: Tensor, target: Tensor, name: str) -> None:
+    """Refuse `(N, 1)` against `(N,)`, of which PyTorch makes `(N, N)`: each output is compared with every target."""
+    try:
+        both = torch.broadcast_shapes(output.shape, target.shape)
+    except RuntimeError:
+        return  # PyTorch refuses them too
+    if math.prod(both) <= max(output.numel(), target.numel()):
+        return  # one of them is a row or a number for all of the other
+    larger, kind = (output, "output") if output.ndim > target.ndim else (target, "target")
+    dim = max(n for n, length in enumerate(larger.shape) if length == 1) - larger.ndim
+    raise BatchMisfit(
+        f"{name} was given an output of shape {tuple(output.shape)} and a target of shape {tuple(target.shape)};"
+        f" PyTorch broadcasts them to {tuple(both)}, so that each output is compared with every target",
+        fix=f"give both one shape: {kind}.squeeze({dim}), before the loss",
+    )
 
 
 def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
@@ -196,4 +233,4 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
 
 
 def _kind(value: object) -> str:
-    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else an(type(value).__name__)

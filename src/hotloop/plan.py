@@ -1,11 +1,13 @@
 """`Plan`: the frozen record of every setting of a run, and `Tuning`: how it was found. A `Loop` carries a plan out."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
+from hotloop.text import an, duration, plural
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = Literal["auto", "direct", "prefetched", "resident"]
@@ -14,6 +16,8 @@ Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
 Split = Literal["auto", "items", "off"] | int | Callable[[Any, int, int], Any]
 SPLITS = ("auto", "items", "off")
+_DEVICE = re.compile(r"(?:cuda|mps|xpu|cpu|meta)(?::\d{1,4})?", re.ASCII)
+_SWITCHES = ("pinned", "fused", "tf32", "channels_last", "flipped", "cudnn_benchmark", "checkpointing")
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Plan(Record):
     4
     """
 
-    device: str
+    device: str  # where it runs, and where a `Loop` runs that is given the plan and no device
     precision: Precision = "fp32"
     accumulate: int = 1  # batches per update
     clip_norm: float | None = None  # largest norm of the gradient, None for no clipping
@@ -49,6 +53,11 @@ class Plan(Record):
 
     def __post_init__(self) -> None:
         self._check_split()
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise BadArgument(
+                f"a plan for the device {self.device!r}, which is not the name of one",
+                fix='say where it runs: Plan("cuda", …), "cuda:1", "cpu", "mps" or "xpu"',
+            )
         for name, kind in (("precision", Precision), ("stream", Stream), ("compile", Compile)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
@@ -59,8 +68,16 @@ class Plan(Record):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise BadArgument(f"{name}={value!r}", fix=f"give a whole number of at least {least}")
-        if self.clip_norm is not None and not self.clip_norm > 0:
-            raise BadArgument(f"clip_norm={self.clip_norm}", fix="give a norm above 0, or None for no clipping")
+        for name in _SWITCHES:
+            if not isinstance(value := getattr(self, name), bool):
+                raise BadArgument(f"{name}={value!r}", fix="give True or False")
+        clip = self.clip_norm
+        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
+            raise BadArgument(f"clip_norm={clip!r}", fix="give a norm above 0, or None for no clipping")
+        if not isinstance(self.recompute, tuple) or not all(isinstance(name, str) for name in self.recompute):
+            raise BadArgument(f"recompute={self.recompute!r}", fix='give the names of modules: recompute=("blocks.0",)')
+        if isinstance(self.memory_budget, bool) or not isinstance(self.memory_budget, int | str | None):
+            raise BadArgument(f"memory_budget={self.memory_budget!r}", fix='give bytes, or words such as "8GiB"')
 
     def _check_split(self) -> None:
         split = self.split
@@ -76,9 +93,21 @@ class Plan(Record):
                 f'micro_batch={self.micro_batch} and split="off", which never cuts a batch', fix="give one of them"
             )
 
+    def __repr__(self) -> str:
+        """The settings that are not the usual ones, as a person would write them.
+
+        >>> Plan("cuda", precision="bf16", graph=16)
+        Plan('cuda', precision='bf16', graph=16)
+        """
+        values = [(field, getattr(self, field.name)) for field in fields(self)[1:]]
+        others = [f"{field.name}={value!r}" for field, value in values if value != field.default]
+        return f"Plan({', '.join([repr(self.device), *others])})"
+
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
         """A plan from JSON; of a function that cuts batches only the name is there, so it begins with "auto"."""
+        if not isinstance(data, dict):
+            raise BadArgument(f"{an(type(data).__name__)} in place of a plan", fix="give the settings by name")
         split = data.get("split", "auto")
         return super().from_json({**data, "split": split if isinstance(split, int) or split in SPLITS else "auto"})
 
@@ -118,3 +147,13 @@ class Tuning(Record):
     def gain(self) -> float | None:
         """Times faster than the plain loop."""
         return self.plain_step / self.step if self.plain_step and self.step else None
+
+    def __str__(self) -> str:
+        """The plan, what it gains and each lever with its verdict."""
+        told = []
+        if self.gain is not None:
+            told.append(f"{self.gain:.3g} times the plain loop")
+        run = "" if self.steps is None else f" for a run of {plural(self.steps, 'step')}"
+        lines = [str(self.plan), "; ".join([*told, f"found in {duration(self.seconds)}{run} on {self.device_name}"])]
+        lines += [f"  {trial.verdict:9}  {trial.lever}: {trial.why}" for trial in self.trials]
+        return "\n".join(lines)

@@ -56,6 +56,15 @@ def plural(n: int, one: str, many: str | None = None) -> str:
     return f"{n} {one}" if n == 1 else f"{n:,} {many or one + 's'}"
 
 
+def an(noun: str) -> str:
+    """A noun with its article, such as the name of a type.
+
+    >>> an("int"), an("list"), an("UNet")
+    ('an int', 'a list', 'a UNet')
+    """
+    return f"an {noun}" if noun[:1] in set("aeioAEIO") else f"a {noun}"
+
+
 def shorten(items: list[str], limit: int = 8) -> str:
     """A list for a sentence, cut where it stops being readable.
 

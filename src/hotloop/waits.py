@@ -1,12 +1,14 @@
 """`waits`: every place where the host waits for a CUDA device, by the line of the person's code that makes it wait."""
 
+import sys
 import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -93,3 +95,13 @@ def _asked_for(seen: Waits) -> Iterator[None]:
     finally:
         for owner, call in zip(owners, before, strict=True):
             owner.synchronize = call
+
+
+class _Module(ModuleType):
+    """This module, which is named like what it does: `hotloop.waits()` too."""
+
+    def __call__(self, device: str | torch.device = "cuda") -> AbstractContextManager[Waits]:
+        return waits(device)
+
+
+sys.modules[__name__].__class__ = _Module

@@ -161,7 +161,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "half a file": (half, "w.pt"),
     "half a legacy file": (lambda path: half(path, "legacy"), "w.pt"),
     "half a safetensors file": (lambda path: half(path, "safetensors"), "w.pt"),
-    "a number": (lambda path: torch.save(3, path), "holds a int"),
+    "a number": (lambda path: torch.save(3, path), "holds an int"),
     "a list": (lambda path: torch.save([torch.ones(1)], path), "holds a list"),
     "no tensors": (lambda path: torch.save({}, path), "holds no tensors at all"),
     "other things": (lambda path: torch.save({"epoch": 1, "w": torch.ones(1)}, path), r"epoch \(int\)"),
@@ -191,3 +191,40 @@ def test_a_folder_of_several_asks_for_one(tmp_path: Path) -> None:
 def test_a_file_that_may_not_be_read(tmp_path: Path, as_nobody: None) -> None:
     with pytest.raises(BadArgument, match="cannot be read: Permission denied"):
         read_weights(tmp_path / "w.pt")
+
+
+def rezipped(source: Path, out: Path, pickled: bytes | None = None, **how: Any) -> None:
+    """The archive of a `torch.save` once more, packed in another way or with another pickle in it."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(out, "w", **how) as new:
+        for member in old.infolist():
+            replaced = pickled is not None and member.filename.endswith("data.pkl")
+            new.writestr(member.filename, pickled if replaced and pickled is not None else old.read(member))
+
+
+MANY = (50_000_000).to_bytes(4, "little")
+COSTLY = {
+    "a bytearray": b"\x80\x02cbuiltins\nbytearray\nJ" + MANY + b"\x85R.",
+    "a tensor": b"\x80\x02}X\x01\x00\x00\x00wctorch\nTensor\nJ" + MANY + b"\x85Rs.",
+    "bytes of bytes": b"\x80\x02c_codecs\nencode\nX\x01\x00\x00\x00aX\x03\x00\x00\x00hex\x86R.",
+}
+
+
+@pytest.mark.parametrize("pickled", COSTLY.values(), ids=COSTLY)
+def test_a_pickle_that_asks_for_memory_is_refused(tmp_path: Path, pickled: bytes) -> None:
+    torch.save(weights(), tmp_path / "w.pt")
+    rezipped(tmp_path / "w.pt", tmp_path / "costly.pt", pickled)
+    with pytest.raises(BadArgument, match="as large as it likes"):
+        read_weights(tmp_path / "costly.pt")
+
+
+def test_an_archive_takes_no_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(250_000)}, tmp_path / "w.pt")
+    rezipped(tmp_path / "w.pt", tmp_path / "packed.pt", compression=zipfile.ZIP_DEFLATED)
+    assert (tmp_path / "packed.pt").stat().st_size < 10_000
+    with pytest.raises(BadArgument, match="it would take 97") as refusal:
+        read_weights(tmp_path / "packed.pt")
+    assert "fix:" in str(refusal.value)
+    before = b"PK\x03\x04" + bytes(100)
+    (tmp_path / "shifted.pt").write_bytes(before + (tmp_path / "w.pt").read_bytes())
+    with pytest.raises(BadArgument, match=r"torch\.save did not write"):
+        read_weights(tmp_path / "shifted.pt")

@@ -96,7 +96,9 @@ def test_a_place_that_takes_no_checkpoints_is_told_before_the_training(run) -> N
 
 def test_a_folder_with_a_run_in_it_is_not_written_over(run) -> None:
     command = ("classify", "sprites.safetensors", *SMALL, "--epochs", "1", "--save", "run")
-    assert run(*command)[0] == 0
+    code, out, _ = run(*command)
+    assert code == 0
+    assert "to learn from, 1 epoch\n" in out
     code, _, err = run(*command)
     assert code == 2
     assert "run holds the checkpoints of an earlier run, the last of step 9" in err

@@ -167,6 +167,9 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
         (("mine.py:spent",), "can be read only once"),
         (("mine.py:broken",), "mine.py, line 34: ZeroDivisionError"),
         (("mine.py:build", "--steps", "0"), "steps=0"),
+        (("mine.py:build", "--seconds", "nan"), "seconds=nan"),
+        (("mine.py:build", "--seconds", "inf"), "seconds=inf"),
+        (("mine.py:build", "--plot", "way.jpg"), "way.jpg is not named like one"),
         (("mine.py:build", "--plot", "plan.json"), "the same file"),
         (("mine.py:build", "--steps", "5", "--seconds", "5"), "both --steps and --seconds"),
         (("mine.py:build", "--out", "absent/plan.json"), "there is no folder absent"),
@@ -237,6 +240,14 @@ def test_a_workload_that_is_built_in_for_a_run_of_a_length(
     done = run("mlp", "-d", "cpu", *args)
     assert done.code == 0, done.error
     assert asked == {"steps": steps, "seconds": seconds, "device": "cpu", "items": 1024}
+
+
+def test_nobody_is_said_to_have_asked_for_the_device_that_was_picked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hotloop.Loop, "tune", lambda *_, **__: found())
+    done = run("mlp", "--no-report")
+    assert done.code == 0, done.error
+    assert hotloop.pick().reason.split(":")[0] in " ".join(done.out.split())
+    assert "asked for" not in done.out
 
 
 def test_the_help_teaches_by_examples(run: Run) -> None:

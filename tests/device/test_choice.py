@@ -252,3 +252,8 @@ def test_the_records_and_the_causes_need_no_torch() -> None:
     for name in ("facts", "causes", "visibility", "nvml", "machine"):
         module = sys.modules[f"hotloop.device.{name}"]
         assert not hasattr(module, "torch")
+
+
+def test_what_was_picked_before_keeps_its_reason() -> None:
+    assert pick(chosen := pick(facts=BARE)) is chosen
+    assert "asked" not in chosen.reason

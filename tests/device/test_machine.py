@@ -114,8 +114,38 @@ def test_cpu_name_of_a_kernel_that_gives_one(tmp_path: Path) -> None:
     assert machine.cpu_name(tmp_path) == "AMD EPYC 9654 96-Core Processor"
 
 
-def test_cpu_name_of_an_arm_kernel_is_the_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(tmp_path, {"proc/cpuinfo": "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n"})
+ARM_CORE = """processor	: 0
+BogoMIPS	: 243.75
+CPU implementer	: {}
+CPU architecture: 8
+CPU variant	: 0x3
+CPU part	: {}
+CPU revision	: 1
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("cores", "name"),
+    [
+        ([("0x41", "0xd0c")] * 2, "ARM Neoverse-N1"),
+        ([("0x41", "0xd4f")], "ARM Neoverse-V2"),
+        ([("0x41", "0xd05"), ("0x41", "0xd0b")], "ARM Cortex-A55 and Cortex-A76"),
+        ([("0xc0", "0xac3")], "Ampere One"),
+        ([("0x61", "0x123")], "Apple part 0x123"),
+    ],
+)
+def test_cpu_name_of_an_arm_kernel_is_that_of_its_design(
+    tmp_path: Path, cores: list[tuple[str, str]], name: str
+) -> None:
+    plant(tmp_path, {"proc/cpuinfo": "".join(ARM_CORE.format(*core) for core in cores)})
+    assert machine.cpu_name(tmp_path) == name
+
+
+def test_cpu_name_of_a_kernel_that_tells_nothing_is_the_architecture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(tmp_path, {"proc/cpuinfo": "processor\t: 0\n"})
     monkeypatch.setattr(platform, "processor", lambda: "")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     monkeypatch.setattr(platform, "system", lambda: "Linux")

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, DeviceUnavailable, EmptyLoader
 
 DATA = TensorDataset(torch.ones(8, 2), torch.ones(8, 1))
 LOADER = DataLoader(DATA, 4)
@@ -26,6 +27,19 @@ def another_scheduler() -> hotloop.Loop:
     return loop(scheduler=torch.optim.lr_scheduler.StepLR(other, 1))
 
 
+def loop_with(optimizer: Callable[[Any], Any], **options: Any) -> hotloop.Loop:
+    model = nn.Linear(2, 1)
+    return hotloop.Loop(model, optimizer(model.parameters()), device="cpu", **{"loss": None, **options})
+
+
+def scheduled(kind: Callable[..., Any], schedule: Any = "step", **settings: Any) -> hotloop.Loop:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return hotloop.Loop(
+        model, optimizer, nn.MSELoss(), device="cpu", scheduler=kind(optimizer, **settings), schedule=schedule
+    )
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no optimizer": (lambda: loop(optimizer=None), "optimizer is a NoneType"),
     "half an accumulation": (lambda: loop(accumulate=1.5), "accumulate=1.5"),
@@ -35,13 +49,69 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "metrics without data": (lambda: loop().fit(LOADER, metrics={"a": max}), "without validate"),
     "metrics in a list": (lambda: loop().evaluate(LOADER, [max]), "metrics is a list"),  # type: ignore[arg-type]
     "the scheduler of another": (another_scheduler, "StepLR is of another optimizer"),
-    "a dataset": (lambda: loop().fit(DATA), "TensorDataset gives items"),
-    "a dataset in a loop by hand": (lambda: next(loop().batches(DATA)), "TensorDataset gives items"),
+    "metrics in a list, for a run": (lambda: loop().fit(LOADER, validate=LOADER, metrics=[max]), "metrics is a list"),  # type: ignore[arg-type]
+    "a dataset to evaluate with": (lambda: loop().fit(LOADER, validate=DATA), "a TensorDataset, which gives items"),
+    "nothing to evaluate with": (lambda: loop().fit(LOADER, validate=[]), "validate= gave no batch"),
+    "too few items to evaluate with": (
+        lambda: loop().fit(LOADER, validate=DataLoader(DATA, 9, drop_last=True)),
+        "validate= gave no batch: its dataset has 8 items, fewer than batch_size=9",
+    ),
+    "an optimizer with a closure": (lambda: loop_with(torch.optim.LBFGS), "LBFGS.step needs a closure"),
+    "a closure among several": (
+        lambda: loop_with(lambda p: {"a": torch.optim.LBFGS(p)}, objective={"a": max}),
+        "LBFGS.step needs a closure",
+    ),
+    "a schedule that is too short": (
+        lambda: scheduled(OneCycleLR, max_lr=0.1, total_steps=3).fit(LOADER, epochs=2),
+        r"ends after 3 steps, has made 0, and the run has 4 updates left\n.*total_steps=4",
+    ),
+    "a schedule of epochs that is too short": (
+        lambda: scheduled(OneCycleLR, "epoch", max_lr=0.1, total_steps=3).fit(LOADER, epochs=4),
+        "the run has 4 epochs left",
+    ),
+    "a plateau of what grows, without a metric": (
+        lambda: scheduled(ReduceLROnPlateau, mode="max").fit(LOADER, validate=LOADER),
+        "should grow, and there is no metric",
+    ),
+    "a plateau of what grows, with several": (
+        lambda: scheduled(ReduceLROnPlateau, mode="max").fit(LOADER, validate=LOADER, metrics={"a": max, "b": min}),
+        "there are 2 metrics: a, b",
+    ),
+    "a plan for nothing": (lambda: hotloop.Plan("banana"), "device 'banana'"),
+    "a plan with half a switch": (lambda: hotloop.Plan("cpu", fused="yes"), "fused='yes'"),  # type: ignore[arg-type]
+    "a plan for another device": (lambda: loop(plan=hotloop.Plan("cuda")), "a plan for cuda, and a Loop on cpu"),
+    "a dataset": (lambda: loop().fit(DATA), "a TensorDataset, which gives items"),
+    "a dataset in a loop by hand": (lambda: next(loop().batches(DATA)), "a TensorDataset, which gives items"),
 }
 
 
 @pytest.mark.parametrize(("call", "said"), WRONG.values(), ids=WRONG)
 def test_it_is_refused_with_a_fix(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(BadArgument, match=said) as refusal:
+    with pytest.raises((BadArgument, EmptyLoader), match=said) as refusal:
         call()
     assert "fix:" in str(refusal.value)
+
+
+def test_a_schedule_that_is_just_long_enough_is_not_refused() -> None:
+    made = scheduled(OneCycleLR, max_lr=0.1, total_steps=4)
+    assert made.fit(LOADER, epochs=2, progress=False).steps == 4
+
+
+def test_a_schedule_counts_updates_and_not_batches() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    cycle = OneCycleLR(optimizer, 0.1, total_steps=6)
+    made = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", scheduler=cycle, accumulate=2)
+    three = DataLoader(DATA, 3)  # three batches: one update of two, one of the last
+    assert made.fit(three, epochs=3, progress=False).steps == 6
+    with pytest.raises(BadArgument, match="has made 6, and the run has 2 updates left"):
+        made.fit(three, progress=False)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU")
+def test_a_plan_says_where_the_loop_runs() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(DeviceUnavailable, match="you asked for cuda, but"):
+        hotloop.Loop(model, optimizer, nn.MSELoss(), plan=hotloop.Plan("cuda"))
+    assert hotloop.Loop(model, optimizer, nn.MSELoss(), plan=hotloop.Plan("cpu")).device == torch.device("cpu")

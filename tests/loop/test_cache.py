@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop import Loop
+from hotloop.errors import PlanWarning
 from hotloop.levers import levers_of
 from hotloop.loop.tuning import Cache, for_a_run_of
 from hotloop.plan import Plan, Trial, Tuning
@@ -174,6 +175,22 @@ def test_a_cache_that_cannot_be_used_is_as_if_it_were_not_there(
     loop, loader = small_run()
     assert loop.tune(loader, steps=20, progress=False).plan == loop.plan
     assert loop.fit(loader, progress=False).steps == 8
+
+
+@pytest.mark.parametrize("place", ["the file", "its folder"])
+def test_a_plan_that_somebody_else_could_have_put_there_is_not_used(place: str, tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "plans")
+    cache.put("a", TUNING)
+    file = tmp_path / "plans" / "a.json"
+    assert [oct(path.stat().st_mode & 0o777) for path in (file, file.parent)] == ["0o600", "0o700"]
+    touched = file if place == "the file" else file.parent
+    touched.chmod(touched.stat().st_mode | 0o020)
+    with pytest.warns(PlanWarning, match="other users.*HOTLOOP_CACHE"):
+        assert cache.get("a") is None
+    with pytest.warns(PlanWarning, match="other users"):
+        cache.put("a", replace(TUNING, seconds=3.0))
+    touched.chmod(0o700)
+    assert cache.get("a") == TUNING
 
 
 def test_a_pipe_in_place_of_a_plan_is_not_waited_for(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_plain_attributes_are_named_with_their_path_and_the_line_that_fixes_them
         place(Parent(), "meta")
     text = str(caught[0].message)
     assert "model.child.mask: (3,) float32 on cpu" in text
-    assert 'self.register_buffer("mask", mask, persistent=False)' in text
+    assert 'self.register_buffer("mask", …, persistent=False) instead of self.mask = …' in text
     assert "model.child.tables['low']" in text
     assert "model.child.tables['high'][0]" in text
     assert "self.weights = nn.ParameterList(weights)" in text

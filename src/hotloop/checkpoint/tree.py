@@ -172,6 +172,7 @@ class _Unpacking:
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self._tensors = tensors
         self._made: dict[str, Tensor] = {}
+        self._arrays: set[str] = set()  # names that were taken, each of them once: every array is a copy
 
     def value(self, data: Any) -> Any:
         if isinstance(data, list):
@@ -216,10 +217,16 @@ class _Unpacking:
             case "$tensor":
                 return self._tensor(held, data)
             case "$array":
-                return _array(data["dtype"], data["shape"], self._tensors[held].numpy())
+                return self._array(held, data)
             case "$scalar":
                 return _array(held, [], bytes.fromhex(data["bytes"]))[()]
         raise ValueError(f"unknown tag {tag!r}")
+
+    def _array(self, name: str, data: dict[str, Any]) -> Any:
+        if name in self._arrays:
+            raise ValueError("two arrays in one place")
+        self._arrays.add(name)
+        return _array(data["dtype"], data["shape"], self._tensors[name].numpy())
 
     def _list(self, held: Any) -> list[Any]:
         if not isinstance(held, list):
@@ -255,7 +262,7 @@ def _array(kind: Any, shape: Any, content: Any) -> Any:
     dtype = np.dtype(_string(kind))
     if dtype.kind not in _ARRAYS:  # objects, records
         raise ValueError(f"arrays of {kind!r} are not stored")
-    if math.prod(shape) * dtype.itemsize != len(content):
+    if (shape and not dtype.itemsize) or math.prod(shape) * dtype.itemsize != len(content):
         raise ValueError("an array of another size was expected")
     return np.ndarray(tuple(shape), dtype, content).copy() if len(content) else np.zeros(tuple(shape), dtype)
 

@@ -3,6 +3,7 @@
 import io
 import pickle
 import pickletools
+import re
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -16,13 +17,16 @@ from torch import Tensor
 
 from hotloop.checkpoint.sums import SUMS
 from hotloop.errors import BadArgument
-from hotloop.text import printable, shorten
+from hotloop.text import an, printable, shorten, size
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 INNER = ("model", "state_dict")  # under which training scripts keep the weights
 _SAVE = "save the weights alone: torch.save(model.state_dict(), path), or safetensors.torch.save_file"
 _MOST = 1 << 26  # bytes of a pickle that are looked at to say what it wants
 _HARMLESS = {"torch", "torch._utils", "torch.storage", "torch.nn.parameter", "torch.serialization", "collections"}
+_AGAIN = f"where the model was made, {_SAVE}"
+# What `torch.load(weights_only=True)` calls with any number that the file gives.
+_COSTLY = re.compile(r"builtins\.bytearray|_codecs\.encode|torch(?:\.\w+)*\.\w*Tensor")
 _BEGINNINGS = {  # what people give by mistake
     b"\xff\xd8\xff": "a JPEG image",
     b"\x89PNG": "a PNG image",
@@ -68,14 +72,14 @@ def _kind(path: Path) -> str:
             raise _folder_refusal(path)
         if not path.is_file():
             raise _refusal(path, "is not there" if not path.exists() else "is not a file", "name a file of weights")
-        size = path.stat().st_size
+        length = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(32)
     except OSError as error:
         raise _refusal(path, f"cannot be read: {error.strerror or error}", "name a file that you may read") from error
     if not head:
         raise _refusal(path, "is empty", "it was perhaps not downloaded or saved to the end; get it again")
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= length - 8:
         return "safetensors"
     if head.startswith(b"PK\x03\x04"):
         return "zip"
@@ -109,6 +113,11 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(path: Path, kind: str) -> Any:
+    if kind == "zip":
+        _check_zip(path)
+    costly = [name for name in _wanted(path, kind) if _COSTLY.fullmatch(name)]
+    if costly:
+        raise _refusal(path, f"is a pickle that makes {shorten(costly, 4)} as large as it likes", _AGAIN)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the error says it better
@@ -119,11 +128,29 @@ def _read_pickle(path: Path, kind: str) -> Any:
         raise _refusal(
             path,
             f"is a pickle of more than weights: {load}, and loading that would run code from the file",
-            f"where the model was made, {_SAVE}",
+            _AGAIN,
         ) from error
     except Exception as error:  # a damaged pickle can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise _refusal(path, f"cannot be read as weights: {first[:300]}", f"get it again, or {_SAVE}") from error
+
+
+def _check_zip(path: Path) -> None:
+    """Refuse an archive that unpacks to more than it is: `torch.save` compresses nothing and stores nothing twice."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+        begins = min((member.header_offset for member in members), default=0)
+        packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+        claimed, there = sum(member.file_size for member in members), path.stat().st_size
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
+        return  # torch.load says what is wrong with it
+    if packed or claimed > there or begins:  # with something before it, torch reads another directory than we did
+        raise _refusal(
+            path,
+            f"is a zip archive that torch.save did not write: of {size(there)}, it would take {size(claimed)}",
+            "unpack it first if it holds files of weights; else get the file again",
+        )
 
 
 def _wanted(path: Path, kind: str) -> Iterator[str]:
@@ -140,7 +167,7 @@ def _wanted(path: Path, kind: str) -> Iterator[str]:
                     name = str(argument).replace(" ", ".")
                 elif code.name == "STACK_GLOBAL":
                     name = ".".join(strings[-2:])
-                if name and name.rpartition(".")[0] not in _HARMLESS:
+                if name and (name.rpartition(".")[0] not in _HARMLESS or _COSTLY.fullmatch(name)):
                     yield name
     except (ValueError, KeyError, IndexError, EOFError, OSError, MemoryError, zipfile.BadZipFile):
         return  # damaged on purpose or not: what was found so far must do
@@ -151,7 +178,7 @@ def _start(path: Path, kind: str) -> bytes:
         with path.open("rb") as file:
             return file.read(_MOST)
     with zipfile.ZipFile(path) as archive:
-        inner = next(name for name in archive.namelist() if name.endswith("data.pkl"))
+        inner = next((name for name in archive.namelist() if name.endswith("data.pkl")), "")
         with archive.open(inner) as member:
             return member.read(_MOST)
 
@@ -161,7 +188,7 @@ def _weights_in(path: Path, held: Any) -> Weights:
     if _is_weights(held):
         return Weights({name: tensor.detach() for name, tensor in held.items()})
     if not isinstance(held, Mapping):
-        raise _refusal(path, f"holds a {type(held).__name__}, not tensors by name", _SAVE)
+        raise _refusal(path, f"holds {an(type(held).__name__)}, not tensors by name", _SAVE)
     for key in INNER:
         if _is_weights(held.get(key)):
             weights = Weights({name: tensor.detach() for name, tensor in held[key].items()})

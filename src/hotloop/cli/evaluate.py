@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotloop.cli.options import Data, Device, Json, Seed
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.output import console, counting, print_json, say
 from hotloop.cli.sprites import load_or_make
 from hotloop.errors import BadArgument
 from hotloop.text import count
@@ -95,11 +95,14 @@ def _drawer(
 
     from hotloop.sprites.judging import drawn_by
     from hotloop.sprites.judging import judge as judged
+    from hotloop.sprites.making import must_fit_memory
 
     if trained.classes != judge.classes:
         raise BadArgument("the judge knows other classes than the drawer", fix="train both on the same set")
+    must_fit_memory(number)
     labels = torch.arange(number) % len(trained.classes)
-    drawn = drawn_by(trained, labels, where, seed=seed)
+    with counting("drawing") as progress:
+        drawn = drawn_by(trained, labels, where, seed=seed, progress=progress)
     learned_from = load_or_make(data, 1, 0, None) if data is not None else None
     verdict = judged(drawn, judge, learned_from, where)
     return {

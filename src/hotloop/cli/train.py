@@ -139,13 +139,14 @@ def _prepare(
 
     from hotloop import pick
     from hotloop.sprites.making import make
-    from hotloop.sprites.training import recipe_for, sprites_for
+    from hotloop.sprites.training import must_fit_memory, recipe_for, sprites_for
 
-    must_be_writable(out)
+    must_be_writable(out, data, suffix=".safetensors")
     choice = pick(device)
     chosen = dict(zip(("epochs", "width", "batch"), settings, strict=True))
     given = {name: value for name, value in chosen.items() if value is not None}
     recipe = replace(recipe_for(task, choice.device), seed=seed, **given)
+    must_fit_memory(task, recipe, choice.device)
     sprites = load_or_make(data, sprites_for(choice.device), seed, classes)
     if data is None:
         held_out = make(4096, seed=seed + 1_000_003, classes=classes)
@@ -153,7 +154,8 @@ def _prepare(
         sprites, held_out = split(sprites)
     words = console(stderr=as_json)
     say(words, f"{choice.device} in {choice.precision}: {choice.reason}")
-    say(words, f"{len(sprites):,} sprites of {len(sprites.classes)} classes to learn from, {recipe.epochs} epochs")
+    of = plural(len(sprites.classes), "class", "classes")
+    say(words, f"{plural(len(sprites), 'sprite')} of {of} to learn from, {plural(recipe.epochs, 'epoch')}")
     return recipe, sprites, held_out
 
 

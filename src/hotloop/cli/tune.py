@@ -13,7 +13,7 @@ import typer
 from hotloop.cli.options import Device, Json, Report
 from hotloop.cli.output import console, keep, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
-from hotloop.text import printable
+from hotloop.text import an, printable
 
 if TYPE_CHECKING:
     from hotloop.loop import Loop
@@ -61,9 +61,9 @@ def tune(
         raise BadArgument("both --steps and --seconds were given", fix="give one of them")
     if plot is not None and plot.resolve() == out.resolve():
         raise BadArgument("--out and --plot are the same file", fix="give the plan and the picture names of their own")
-    for path in (out, plot):
-        if path is not None:
-            must_be_writable(path)
+    must_be_writable(out)
+    if plot is not None:
+        must_be_writable(plot, option="--plot", suffix=".png")
     words = console(stderr=as_json)
     if device is not None:
         os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
@@ -114,9 +114,9 @@ def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
             f"there is nothing to tune by the name of {printable(name)!r}",
             fix=f"choose one of {', '.join(WORKLOADS)}, or FILE.py:FUNCTION",
         )
-    where = pick(device).device
-    parts = workload(name, where).parts()
-    return loop_of(parts, where), parts.loader
+    choice = pick(device)
+    parts = workload(name, choice.device).parts()
+    return loop_of(parts, choice), parts.loader
 
 
 @contextmanager
@@ -166,6 +166,6 @@ def _from_file(target: str) -> "tuple[Loop, Any]":
         made = build()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Loop)):
         raise BadArgument(
-            f"{printable(function)}() returned a {type(made).__name__}", fix="return (hotloop.Loop(...), loader)"
+            f"{printable(function)}() returned {an(type(made).__name__)}", fix="return (hotloop.Loop(...), loader)"
         )
     return made

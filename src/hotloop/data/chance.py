@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop.attributes import Mark, Parts, Restoring, parts_of
+from hotloop.attributes import Mark, Parts, Restoring, may_become, parts_of, stored_by
 from hotloop.data.samplers import KNOWN, generators_of, has_known_sampler, samplers_of
 from hotloop.dice import Dice, Generator, host_dice, same
 
@@ -127,10 +127,11 @@ class _Holder:
         if self._is_stateful:
             self._sampler.load_state_dict(state)
             return
-        self._known |= state.keys()
-        restoring = Restoring()
+        restoring, stored = Restoring(), stored_by(type(self._sampler).__mro__)
         for name, value in state.items():
-            restoring.put(vars(self._sampler), name, copy.deepcopy(value))
+            if may_become(self._sampler, name, value, stored):
+                self._known.add(name)
+                restoring.put(vars(self._sampler), name, copy.deepcopy(value))
 
     def _attributes(self) -> Iterator[tuple[str, Parts]]:
         for name, value in getattr(self._sampler, "__dict__", {}).items():

@@ -10,6 +10,7 @@ from hotloop.data.chance import Chance, Moment
 from hotloop.data.origin import Origin
 from hotloop.data.position import Position, Resumption
 from hotloop.errors import BadArgument
+from hotloop.text import plural
 
 T = TypeVar("T")
 Tell = Callable[[int, int], None]  # batches that were loaded again so far, and in all
@@ -232,7 +233,8 @@ class Epochs(ABC, Generic[T]):
 def _why_other(position: Position, skip: Skip) -> str | None:
     """What the skipped batches tell about whether the loader is the one that it was."""
     if skip.missing:
-        return f"the loader has {skip.missing} batches too few: its dataset, sampler or batch size has changed"
+        few = plural(skip.missing, "batch", "batches")
+        return f"the loader has {few} too few: its dataset, sampler or batch size has changed"
     drawn = Origin(0, skip.last).indices
     if position.last is not None and drawn is not None and drawn != position.last:
         return (

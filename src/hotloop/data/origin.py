@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from hotloop.data.forking import forking
-from hotloop.errors import EmptyLoader
+from hotloop.errors import BadArgument, EmptyLoader
 from hotloop.placement import tensors_in
+from hotloop.text import an, plural
 
 MOST_SAMPLES_LOOKED_AT = 4096
 
@@ -126,11 +127,20 @@ def length_of(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def nothing_came(loader: object) -> EmptyLoader:
+def check_loader(loader: object, name: str = "the loader") -> None:
+    """Refuse a dataset in place of a loader."""
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise BadArgument(
+            f"{name} is {an(type(loader).__name__)}, which gives items one by one and no batches",
+            fix="give it to a loader: DataLoader(dataset, batch_size=32, shuffle=True)",
+        )
+
+
+def nothing_came(loader: object, name: str = "the loader") -> EmptyLoader:
     """The error for a loader that gave no batch."""
     if not isinstance(loader, DataLoader):
         return EmptyLoader(
-            f"the loader gave no batch: {type(loader).__name__} is empty, or was used up by an earlier epoch",
+            f"{name} gave no batch: {type(loader).__name__} is empty, or was used up by an earlier epoch",
             fix="pass a DataLoader or a list, which can be iterated again for every epoch",
         )
     why = "its sampler drew nothing"
@@ -138,8 +148,8 @@ def nothing_came(loader: object) -> EmptyLoader:
     if not items:
         why = "its dataset is empty"
     elif loader.drop_last and loader.batch_size and items < loader.batch_size:
-        why = f"its dataset has {items} items, fewer than batch_size={loader.batch_size}, and drop_last is on"
-    return EmptyLoader(f"the loader gave no batch: {why}", fix="check the dataset's length, batch_size and drop_last")
+        why = f"its dataset has {plural(items, 'item')}, fewer than batch_size={loader.batch_size}, and drop_last is on"
+    return EmptyLoader(f"{name} gave no batch: {why}", fix="check the dataset's length, batch_size and drop_last")
 
 
 def _is_broken(sample: object) -> bool:

@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Tell
 from hotloop.data.feed import Feed
-from hotloop.data.origin import Origin, Tap, is_in_order, nothing_came, twin
+from hotloop.data.origin import Origin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
+from hotloop.device import as_device
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
 from hotloop.plan import Stream as Kind
@@ -38,8 +39,9 @@ class Stream(Generic[T]):
         workers: int | None = None,
         origins: bool = True,  # whether to find out which samples a batch holds; costs a twin of the loader
     ) -> None:
+        check_loader(loader)
         self.loader = loader
-        self.device = torch.device(device)
+        self.device = as_device(device)
         self.asked = (kind, pinned, workers)
         self.kind, self.reason = _choose(loader, self.device, kind)
         self.origin: Origin | None = None  # of the batch that was given out last

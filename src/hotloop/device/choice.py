@@ -12,7 +12,7 @@ from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, w
 from hotloop.device.facts import Facts, Gpu
 from hotloop.device.machine import cpu_name
 from hotloop.device.probe import probe
-from hotloop.errors import BadArgument, DeviceUnavailable
+from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 from hotloop.plan import Precision
 from hotloop.records import Record
 from hotloop.text import plural, printable, shorten, size
@@ -65,12 +65,16 @@ class _Request:
         return f"{self.said} {self.type}" + ("" if self.index is None else f":{self.index}")
 
 
-def pick(want: str | torch.device | None = None, *, facts: Facts | None = None) -> Choice:
+def pick(want: str | torch.device | Choice | None = None, *, facts: Facts | None = None) -> Choice:
     """The device to use: the one asked for, here or in HOTLOOP_DEVICE, else the best there is.
+
+    What was picked before stays what it is, with its reason.
 
     >>> pick("cpu").reason
     'You asked for cpu.'
     """
+    if isinstance(want, Choice):
+        return want
     request = _request(want, facts)
     if request is not None and request.type == "cpu":  # settled without a look at any GPU
         return _asked_cpu(request, facts)
@@ -79,6 +83,32 @@ def pick(want: str | torch.device | None = None, *, facts: Facts | None = None) 
         return _best(facts)
     asked = {"cuda": _asked_cuda, "mps": _asked_mps, "xpu": _asked_xpu}
     return asked[request.type](request, facts)
+
+
+def refusal(device: str | torch.device, error: Exception) -> HotloopError | None:
+    """Why a device cannot be used, after torch raised `error` for it; None where that was about something else."""
+    if isinstance(error, torch.OutOfMemoryError) or torch.device(device).type not in TYPES:
+        return None
+    try:
+        pick(device)
+    except HotloopError as why:
+        return why
+    return None
+
+
+def as_device(device: str | torch.device) -> torch.device:
+    """`torch.device(device)`; what is none is refused with the choices.
+
+    >>> as_device("cuda:1")
+    device(type='cuda', index=1)
+    """
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        pick(device)  # which refuses what is no device, with the choices
+        raise BadArgument(
+            f"{device!r} is not the name of a device", fix="hotloop.pick().device is the best one here"
+        ) from error
 
 
 def precision_for(capability: tuple[int, int]) -> Precision:

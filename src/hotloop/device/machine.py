@@ -10,6 +10,7 @@ from typing import Literal
 
 import psutil
 
+from hotloop.device.arm import arm_name
 from hotloop.device.facts import Card, Cpu
 
 DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
@@ -97,11 +98,12 @@ def cpu(root: Path) -> Cpu:
 
 
 def cpu_name(root: Path = Path("/")) -> str:
-    """The processor as its maker calls it, else its architecture: ARM kernels often give no name."""
-    match = re.search(r"^model name\s*:\s*(\S.*)$", text_of(root / "proc/cpuinfo") or "", re.MULTILINE)
+    """The processor as its maker calls it, else its architecture."""
+    told = text_of(root / "proc/cpuinfo") or ""
+    match = re.search(r"^model name\s*:\s*(\S.*)$", told, re.MULTILINE)
     if match:
         return match[1].strip()
-    return _apple_name() or platform.processor() or platform.machine() or "CPU"
+    return arm_name(told) or _apple_name() or platform.processor() or platform.machine() or "CPU"
 
 
 def _apple_name() -> str | None:

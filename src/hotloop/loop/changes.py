@@ -9,6 +9,7 @@ import copy
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cache
 from itertools import chain
 from types import FunctionType
@@ -21,12 +22,13 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from hotloop.attributes import LOST, ROOM, Mark, Parts, Restoring, devices_of, moved, parts_of
+from hotloop.attributes import LOST, ROOM, Mark, Parts, Restoring, devices_of, may_become, moved, parts_of, stored_by
 from hotloop.checkpoint.tree import pack
 from hotloop.data.chance import is_stateful
 from hotloop.dice import Dice, Generator
 from hotloop.effects import Look, look
 from hotloop.errors import BadArgument
+from hotloop.loop.claims import check_module, check_sharing, generator, require, unusable
 from hotloop.loop.saved import check_tensors, owner_of
 from hotloop.text import shorten
 
@@ -124,37 +126,42 @@ class Changes:
             )
         for name, thing in self._given.items():
             if isinstance(thing, nn.Module) and name in saved:
+                check_module(name, saved[name])
                 check_tensors(name, thing.state_dict(), saved[name])
+        if len(state["schedulers"]) != len(self._schedulers):
+            raise unusable("changes.schedulers are not as many as the schedulers")
+        for key, kinds in state.get("devices", {}).items():
+            if key not in state["attributes"] or len(kinds) != len(devices_of(state["attributes"][key])):
+                raise unusable(f"changes.devices{list(key)} are not those of its tensors")
+        check_sharing(list(state["attributes"].values()), "changes.attributes")
 
     def put(self, state: dict[str, Any], device: torch.device) -> list[str]:
-        """Make the same changes, and name those that could not be made.
-
-        The schedulers have loaded a whole state, and get back what are settings of theirs.
-        """
+        """Make the same changes to attributes and to what learns, and name those that could not be made."""
         self._undo()
         self._known = {*state["attributes"], *state["learns"]}
-        self._known_steps = [set(names) for names in state["schedulers"]]
         missing = self._put_attributes(state, device)
         for key, parameter in _parameters(self._modules):
             if key in state["learns"]:
                 parameter.requires_grad_(state["learns"][key])
+        return missing
+
+    def put_settings(self, state: dict[str, Any], undo: ExitStack) -> None:
+        """Schedulers have loaded a whole state: give them back what are settings of theirs."""
+        undo.callback(setattr, self, "_known_steps", self._known_steps)
+        self._known_steps = [set(names) for names in state["schedulers"]]
         for scheduler, settings, changed in zip(self._schedulers, self._settings, self._known_steps, strict=True):
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
-        return missing + self._put_generators(state.get("generators", {}))
 
-    def load(self, state: dict[str, Any]) -> list[str]:
-        """Give what tells its own state the one that it had, or leave all as it was; names what was not there."""
+    def load(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+        """Give what tells its own state the one that it had; names what was not there."""
         now = {**self._found(), **self._given}
         saved = {**state.get("found", {}), **state.get("given", {})}
-        before: list[tuple[Any, Any]] = []
         try:
             for name in now.keys() & saved.keys():
-                before.append((now[name], copy.deepcopy(now[name].state_dict())))
+                undo.callback(now[name].load_state_dict, copy.deepcopy(now[name].state_dict()))
                 now[name].load_state_dict(saved[name])
         except Exception as error:
-            for thing, own in before:
-                thing.load_state_dict(own)
             raise BadArgument(
                 f"{name} does not take the state that it has in the checkpoint: {type(error).__name__}: {error}",
                 fix="build it as it was, or choose another folder for a new run",
@@ -228,8 +235,7 @@ class Changes:
     def _attributes(self) -> Iterator[tuple[Key, Any, Parts]]:
         """Plain values that objects hold as attributes, and may change while they run."""
         for root, path, owner, room in self._owners():
-            own = _of_modules() if isinstance(owner, nn.Module) else ()
-            own = _of_optimizers() if isinstance(owner, Optimizer) else own
+            own = _internals_of(owner)
             for name, value in vars(owner).items():
                 if name not in own and (parts := parts_of(value, room)) is not None:
                     yield (root, path, name), owner, parts
@@ -240,11 +246,13 @@ class Changes:
     def _put_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
         owners = {(root, path): owner for root, path, owner, _ in self._owners()}
         names, restoring, missing = dict(enumerate(["model"])), Restoring(), []
+        stored = self._stored()
         for key, saved in state["attributes"].items():
             root, path, name = key
             owner = owners.get((root, path))
             now = None if owner is None else vars(owner).get(name)
-            if owner is None or (now is not None and parts_of(now) is None):
+            is_plain = owner is not None and name not in _internals_of(owner) and (now is None or parts_of(now))
+            if not is_plain or not may_become(owner, name, saved, stored):
                 missing.append(".".join(filter(None, (str(names.get(root, root)), path, name))))
                 continue
             was = state.get("devices", {}).get(key)
@@ -253,16 +261,26 @@ class Changes:
                 value = saved.to(getattr(now, "device", device))
             elif was:
                 host = torch.device("cpu")
-                value = moved(saved, (device if kind == state["device"] else host for kind in was))
+                value = moved(saved, (device if kind == state.get("device") else host for kind in was))
             restoring.put(vars(owner), name, value)
         return missing
 
-    def _put_generators(self, states: dict[str, Any]) -> list[str]:
+    def _stored(self) -> set[str]:
+        """Names of attributes that code sets in a step: of modules, objectives, hooks and what else was handed over."""
+        kinds = {kind for _, _, owner, _ in self._owners() for kind in type(owner).__mro__}
+        return stored_by(kinds - {nn.Module, object}, self._reached(self._roots(data=True)).codes)
+
+    def put_generators(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+        """Give generators that can be reached the states that they had, and name those that could not be found."""
         self.search()
         found, missing = self._generators, []
-        for path, (kind, state) in states.items():
+        for path, (kind, taken) in state.get("generators", {}).items():
             if path in found and type(found[path]).__name__ == kind:
-                Dice.of(found[path]).put(state)
+                dice = Dice.of(found[path])
+                now = dice.take()
+                require(generator(now), taken, f"changes.generators[{path!r}]")
+                undo.callback(dice.put, now)
+                dice.put(taken)
             else:
                 missing.append(path)
         return missing
@@ -377,6 +395,13 @@ def _can_be_packed(thing: Any) -> bool:
     return True
 
 
+def _internals_of(owner: object) -> frozenset[str]:
+    """Attributes that PyTorch keeps for itself."""
+    if isinstance(owner, nn.Module):
+        return _of_modules()
+    return _of_optimizers() if isinstance(owner, Optimizer) else frozenset()
+
+
 @cache
 def _of_modules() -> frozenset[str]:
     """Attributes that every module has, and that are somebody else's affair; its mode is not."""
@@ -387,7 +412,8 @@ def _of_modules() -> frozenset[str]:
 def _of_optimizers() -> frozenset[str]:
     """Attributes that every optimizer has; its state_dict holds what matters of them."""
     names = frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
-    return names | {"step", "_opt_called", "_step_count", "grad_scale", "found_inf"}
+    of_fused = {"_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+    return names | of_fused | {"step", "_opt_called", "_step_count", "grad_scale", "found_inf"}
 
 
 def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:

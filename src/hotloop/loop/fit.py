@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -24,21 +25,25 @@ from hotloop.loop.changes import Changes, Unsaved
 from hotloop.loop.journal import Journal
 from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
 from hotloop.loop.saved import (
-    check,
+    all_or_nothing,
     check_run,
+    draws_of,
     go_on_in,
     handed_to,
     is_shaped,
     modules_of,
     position_of,
     put_random,
+    put_weights,
 )
+from hotloop.loop.saved import check as check_state
 from hotloop.loop.saving import Saver
 from hotloop.loop.tuner import Tuner
 from hotloop.loop.turns import Schedule
 from hotloop.loop.watch import Ending, Watch
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
+from hotloop.state import Randomness
 from hotloop.text import shorten
 
 if TYPE_CHECKING:
@@ -114,32 +119,45 @@ class Fit:
             loop._changes.hand(others, loop._stateful, known)
         return loop._changes
 
-    def go_on(self, tree: dict[str, Any], tell: Callable[[str], None]) -> None:
-        """Be where a checkpoint was; one of another run is refused before anything has changed."""
+    def go_on(self, tree: dict[str, Any], tell: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Be where a checkpoint was; where it is of another run, or damaged, nothing has changed.
+
+        `check` is called when the position is known: whether what is left of the run can be done.
+        """
         assert self._changes is not None
-        check_run(tree)
-        loop, changes, run = self.loop, tree["changes"], tree["run"]
-        check(loop, tree["loop"])
-        self._changes.check(changes)
-        missing = self._changes.load(changes)
-        self._resumption = go_on_in(loop, self.loader, tree["loop"], tree["position"], tell)
-        reasons = [self._resumption.reason, self._validation.resume(run["draws"])]
-        missing += self._changes.put(changes, loop.device)
-        put_random(loop, tree["loop"])
+        loop = self.loop
+        with all_or_nothing() as undo:
+            check_run(tree)
+            changes, run = tree["changes"], tree["run"]
+            check_state(loop, tree["loop"])
+            self._changes.check(changes)
+            undo.callback(Randomness(loop.device).put)
+            undo.callback(partial(vars(self).update, dict(vars(self))))
+            missing = self._changes.load(changes, undo)
+            self._resumption = go_on_in(loop, self.loader, tree["loop"], tree["position"], tell, undo)
+            undo.callback(draws_of(self.validate))
+            reasons = [self._resumption.reason, self._validation.resume(run["draws"])]
+            missing += self._changes.put_generators(changes, undo)
+            self._lost = list(run.get("lost", []))
+            self.first, self.consumed = run["first"], run["consumed"] or 0
+            self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
+            self._started, self._earlier = run["started"], run["so_far"]
+            self._epoch_earlier = run["epoch_seconds"]
+            self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
+            self._resumed = run["resumed"] + 1
+            self._before = tuple(run["before"])
+            self._plans = [PlanChange.from_json(change) for change in run.get("plans", [])]
+            self._changes.put_settings(changes, undo)
+            check()
+            put_random(loop, tree["loop"])  # what is no state of a generator shows here
+            missing += put_weights(loop, tree["loop"], undo)
+            missing += self._changes.put(changes, loop.device)
+            put_random(loop, tree["loop"])
         if missing:
             reasons.append(f"the checkpoint and this run do not have in common: {shorten(missing, 6)}")
-        self._lost = list(run.get("lost", []))
         if self._lost:
             reasons.append(f"training had changed what no checkpoint holds: {shorten(self._lost, 6)}")
         self._resumption = replace(self._resumption, reason="; ".join(filter(None, reasons)) or None)
-        self.first, self.consumed = run["first"], run["consumed"] or 0
-        self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
-        self._started, self._earlier = run["started"], run["so_far"]
-        self._epoch_earlier = run["epoch_seconds"]
-        self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
-        self._resumed = run["resumed"] + 1
-        self._before = tuple(run["before"])
-        self._plans = [PlanChange.from_json(change) for change in run.get("plans", [])]
         loop._journal("that of the checkpoint")
         self._planned = len(loop._plans) - 1
 
@@ -190,7 +208,8 @@ class Fit:
         if not self._resumed:
             return
         if self.first >= epochs and self._unevaluated is None:
-            self.display.say(f"all {epochs} epochs were done at step {self.loop.steps}: nothing is left to train")
+            every = "the epoch was" if epochs == 1 else f"all {epochs} epochs were"
+            self.display.say(f"{every} done at step {self.loop.steps}: nothing is left to train")
             return
         place = f"after epoch {self.first} of {epochs}"
         if self.consumed:
@@ -353,7 +372,7 @@ class Fit:
         if whole and validate is not None:
             epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
         if whole and not self._cut_short:
-            self.schedule.after_evaluation(epoch.metrics.get("loss", epoch.loss))
+            self.schedule.after_evaluation(epoch, metrics)
         self.epochs.append(epoch)
         self.display.epoch(epoch)
         self.journal.epoch(epoch)

@@ -23,7 +23,7 @@ from hotloop.objective import items_in
 from hotloop.placement import move
 from hotloop.records import Record
 from hotloop.state import Randomness
-from hotloop.text import count, duration, plural, size
+from hotloop.text import an, count, duration, plural, size
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
 SAFE = 0.8  # share of a machine's free memory that a search may fill: beyond its end, a CPU takes others down
@@ -226,7 +226,7 @@ def _example(data: Any) -> tuple[Any, int | None]:
     batches = iter(data)
     if batches is data:
         raise BadArgument(
-            f"a {type(data).__name__} can be read only once, so that nothing would be left to train on",
+            f"{an(type(data).__name__)} can be read only once, so that nothing would be left to train on",
             fix="give a DataLoader, a list of batches, or one batch",
         )
     first = next(batches, None)

@@ -1,5 +1,6 @@
 """`Loop`: the training loop a person would write by hand, with the device, the precision and the waits looked after."""
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -11,13 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, IterableDataset
 
 from hotloop.data import Stream, length_of
-from hotloop.device import pick
+from hotloop.data.origin import check_loader, nothing_came
+from hotloop.device import Choice, pick
 from hotloop.effects import counted_per_call, look
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
-from hotloop.evaluation import Metrics, evaluate
+from hotloop.evaluation import Metrics, check_metrics, evaluate
 from hotloop.loop.budgeting import Budgeting, budgeted
 from hotloop.loop.burst import Bursts
 from hotloop.loop.changes import Changes
@@ -31,7 +32,7 @@ from hotloop.loop.saved import checked_stateful, state_of
 from hotloop.loop.saving import Saver, seconds_in
 from hotloop.loop.step import Step, total
 from hotloop.loop.tuner import Tuner
-from hotloop.loop.tuning import Subject, plan_of
+from hotloop.loop.tuning import ASKED, Subject, plan_of
 from hotloop.loop.turns import Every, Optimizers, Schedule, Schedulers, turns_of
 from hotloop.loop.watch import Watch
 from hotloop.loop.words import advice_on_loss, check_that_it_can_learn, memory_words
@@ -49,9 +50,7 @@ from hotloop.plan import Plan, Precision, Tuning
 from hotloop.profiling.record import Profile
 from hotloop.records import PlanChange, Report
 from hotloop.state import State
-
-# What a plan by hand asks for and the tuner may not change.
-_KEPT = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget", "split")
+from hotloop.text import an
 
 
 class Loop:
@@ -76,7 +75,7 @@ class Loop:
         loss: Criterion | None = None,
         *,
         objective: Objective | Mapping[str, Objective] | None = None,
-        device: str | torch.device | None = None,
+        device: str | torch.device | Choice | None = None,
         precision: Precision | Literal["auto"] = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
@@ -86,7 +85,7 @@ class Loop:
         stateful: Mapping[str, Any] | None = None,
     ) -> None:
         self._stateful = checked_stateful(stateful)
-        self.choice = pick(device)
+        self.choice = pick(plan.device if device is None and isinstance(plan, Plan) else device)
         self.device = self.choice.device
         self._criterion = loss
         self._objective = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
@@ -106,7 +105,7 @@ class Loop:
             self.choice.name or str(self.device),
         )
         begin = plan_of(plan, self._subject, asked)
-        kept = {name: getattr(begin, name) for name in _KEPT}
+        kept = {name: getattr(begin, name) for name in ASKED}
         self._subject = replace(
             self._subject,
             plan=replace(self._subject.plan, **kept),
@@ -149,6 +148,10 @@ class Loop:
         """What is carried out now; `micro_batch` is the size of pieces where batches do not fit whole."""
         plan, limit = self._step.plan, self._survivor.portion.limit
         return plan if limit == plan.micro_batch else replace(plan, micro_batch=limit)
+
+    def __repr__(self) -> str:
+        optimizers = ", ".join(type(optimizer).__name__ for optimizer in self._optimizers)
+        return f"Loop({type(self.model).__name__}, {optimizers}, plan={self.plan!r}, steps={self.steps})"
 
     @property
     def steps(self) -> int:
@@ -238,9 +241,9 @@ class Loop:
             batch = surely(partial(move, batch, self.device), self.device)
         if self._budget_is_open:
             self._keep_to_budget(batch)
-        step = self._step
         if self._tuner.watches:
             return self._watched(batch)
+        step = self._step
         try:
             loss = step.bare(batch) if step.is_bare else total(step(batch))
         except REFUSALS as error:
@@ -248,11 +251,12 @@ class Loop:
             if better is None:
                 raise
             raise better from error
-        if not step.is_bare:  # a bare one changes no plan
-            if step.plan is not self._noted[0] or self._survivor.portion.limit != self._noted[1]:
-                self._note_plan()
-            if step.obstacle is not None:
-                self._told_of(step)
+        if step.is_bare:  # it changes no plan
+            return loss
+        if step.plan is not self._noted[0] or self._survivor.portion.limit != self._noted[1]:
+            self._note_plan()
+        if step.obstacle is not None:
+            self._told_of(step)
         return loss
 
     def _watched(self, batch: Any) -> Tensor:
@@ -281,7 +285,7 @@ class Loop:
         this by themselves in a run that is long enough for it.
         """
         for name, value in (("steps", steps), ("seconds", seconds)):
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise BadArgument(f"{name}={value}", fix="give a number above 0")
         if steps is None and seconds is None:
             steps = length_of(loader)
@@ -346,6 +350,12 @@ class Loop:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
         if metrics and validate is None:
             raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
+        if validate is not None:
+            check_loader(validate, "validate=")
+            if length_of(validate) == 0:
+                raise nothing_came(validate, "validate=")
+        check_metrics(metrics)
+        self._schedule.check(metrics)
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
@@ -354,11 +364,13 @@ class Loop:
             journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
             given = (loader, validate, device_transform)
             fit = Fit(self, self._watch, self._schedule, self._tuner, journal, saver, limit, *given)
+            check = partial(self._check_length, fit, length, epochs)
             self._tuner.begin()
             try:
                 if saver is not None and saver.found is not None:
                     with telling("going back to where it was", progress) as tell:
-                        fit.go_on(saver.found.tree, tell)
+                        fit.go_on(saver.found.tree, tell, check)
+                check()
                 done = 0 if length is None else fit.first * length + fit.consumed
                 self._expected = None if length is None else self._watch.batches + epochs * length - done
                 epoch = partial(epoch_of, self, loader, device_transform)
@@ -366,6 +378,13 @@ class Loop:
             finally:
                 self._expected = None
                 fit.close()
+
+    def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
+        """Refuse schedulers that end before the run does."""
+        if length is not None:
+            updates = math.ceil(length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
+            made = fit.first * updates + fit.consumed // self.plan.accumulate
+            self._schedule.check_length(epochs * updates - made, epochs - fit.first)
 
     def largest_batch(
         self,
@@ -421,7 +440,7 @@ class Loop:
         """
         if isinstance(loader, Iterator):
             raise BadArgument(
-                f"a {type(loader).__name__} can be read only once, so that nothing would be left to train on",
+                f"{an(type(loader).__name__)} can be read only once, so that nothing would be left to train on",
                 fix="give what can be iterated again, such as a DataLoader",
             )
         plan = self._step.plan
@@ -552,11 +571,6 @@ class Loop:
 
     def _stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
         """The same stream for the same loader, so that workers which persist between epochs do."""
-        if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-            raise BadArgument(
-                f"a {type(loader).__name__} gives items, and training needs batches",
-                fix="give it to a loader: DataLoader(dataset, batch_size=32, shuffle=True)",
-            )
         plan, now = self.plan, self._stream
         # The tuner found, now or in the run whose file this is, that data may live on the device; another's may not.
         kind = "auto" if plan.stream == "resident" and not self._by_hand else plan.stream

@@ -1,7 +1,8 @@
 """A loop as plain data and tensors, and a loop that goes on from there: what a checkpoint holds of it."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import MethodType
@@ -11,14 +12,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
+from hotloop.attributes import stored_by
 from hotloop.data import Position, Resumption
-from hotloop.data.chance import is_stateful
-from hotloop.errors import BadArgument
+from hotloop.data.chance import Chance, is_stateful
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.loop.claims import (
+    CHANGES,
+    LOOP,
+    RUN,
+    check_module,
+    check_optimizer,
+    check_random,
+    check_scheduler,
+    known_to,
+    like,
+    require,
+    tells_plainly,
+    unusable,
+)
+from hotloop.loop.tuning import ASKED, possible
 from hotloop.plan import Plan, Tuning
 from hotloop.state import Randomness
-from hotloop.text import shorten
+from hotloop.text import an, printable, shorten
 
 if TYPE_CHECKING:
     from hotloop.loop.loop import Loop
@@ -53,36 +70,132 @@ def state_of(loop: "Loop") -> dict[str, Any]:
     }
 
 
+@contextmanager
+def all_or_nothing() -> Iterator[ExitStack]:
+    """Where the block fails, what the stack was told undoes it, the last first; what went wrong is told in words."""
+    with ExitStack() as undo:
+        try:
+            yield undo
+        except HotloopError:
+            raise
+        except Exception as error:
+            raise unusable(f"{type(error).__name__}: {error}") from error
+        undo.pop_all()
+
+
 def put_back(loop: "Loop", state: dict[str, Any]) -> None:
     """Make a loop what it was when `state_of` was asked, but for the random states."""
-    check(loop, state)
-    modules = modules_of(loop)
+    with all_or_nothing() as undo:
+        check(loop, state)
+        put_progress(loop, state, undo)
+        put_weights(loop, state, undo)
+
+
+def put_progress(loop: "Loop", state: dict[str, Any], undo: ExitStack) -> None:
+    """Everything but the weights: optimizers, schedulers, counts, the plan."""
+    schedule, update, portion, watch = loop._schedule, loop._step.update, loop._survivor.portion, loop._watch
+    undo.callback(partial(setattr, loop, "epoch", loop.epoch))
+    undo.callback(partial(vars(watch).update, dict(vars(watch))))
+    undo.callback(partial(portion.go_on, portion.to_state()))
+    counts = update.to_state()
+    undo.callback(lambda: loop._step.update.go_on(counts))
+    undo.callback(_plan_of_now(loop))
+    undo.callback(_optimizers_of_now(loop))
+    with loop._plain_for_a_while():
+        for optimizer, values in zip(loop._optimizers, state["optimizers"], strict=True):
+            with _own_flags(optimizer):
+                optimizer.load_state_dict(_with_own_settings(optimizer, values))
+            if schedule.schedulers and state["update"]["steps"]:
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # else PyTorch warns of a schedule ahead of it
+        for scheduler, values in zip(schedule.schedulers, state["schedulers"], strict=True):
+            known = known_to(scheduler, scheduler.state_dict(), values)
+            scheduler.load_state_dict({name: values[name] for name in known})
+    _put_plan(loop, state)
+    loop._step.update.go_on(state["update"])
+    portion.go_on(state["portion"])
+    loop.epoch = state["epoch"]
+
+
+def put_weights(loop: "Loop", state: dict[str, Any], undo: ExitStack) -> list[str]:
+    """Values for tensors that are known to fit: nothing can go wrong but in a person's own `set_extra_state`.
+
+    Names the buffers that have another form here.
+    """
+    modules, missing = modules_of(loop), []
     with loop._plain_for_a_while():
         for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
+            if any(name.endswith("_extra_state") for name in values):
+                undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
             module.load_state_dict(values)
         with torch.no_grad():
             for parameter, value in zip(_loose(loop), state["loose"], strict=True):
                 parameter.copy_(value)
         for module, values in zip(modules, state["buffers"], strict=True):
-            _put_buffers(module, values, loop.device)
-        for optimizer, values in zip(loop._optimizers, state["optimizers"], strict=True):
-            with _own_flags(optimizer):
-                optimizer.load_state_dict(values)
-            if loop._schedule.schedulers and state["update"]["steps"]:
-                optimizer._opt_called = True  # type: ignore[attr-defined]  # else PyTorch warns of a schedule ahead of it
-        for scheduler, values in zip(loop._schedule.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(values)
-    _put_plan(loop, state)
-    loop._step.update.go_on(state["update"])
-    loop._survivor.portion.go_on(state["portion"])
-    loop.epoch = state["epoch"]
+            missing += _put_buffers(module, values, loop.device)
+    return missing
+
+
+def _plan_of_now(loop: "Loop") -> Callable[[], None]:
+    """What carries out the plan of this moment again."""
+    plan, plans, noted, tuner = loop._step.plan, list(loop._plans), loop._noted, dict(vars(loop._tuner))
+
+    def restore() -> None:
+        if loop._step.plan != plan:
+            loop._exchange(loop._step_for(plan), "that of before")
+        loop._plans[:], loop._noted = plans, noted
+        vars(loop._tuner).update(tuner)
+
+    return restore
+
+
+def _optimizers_of_now(loop: "Loop") -> Callable[[], None]:
+    """What gives optimizers and schedulers the state of this moment; a state that is loaded takes its place whole."""
+    with loop._plain_for_a_while():
+        optimizers = [(each, each.state, each.param_groups) for each in loop._optimizers]
+        groups = [[dict(group) for group in each.param_groups] for each in loop._optimizers]
+    holders = [(holder, dict(vars(holder))) for each in loop._schedule.schedulers for holder in _holders(each)]
+
+    def restore() -> None:
+        with loop._plain_for_a_while():
+            for (optimizer, state, own), settings in zip(optimizers, groups, strict=True):
+                vars(optimizer).update(state=state, param_groups=own)
+                for group, values in zip(own, settings, strict=True):
+                    group.update(values)
+            for holder, values in holders:
+                vars(holder).clear()
+                vars(holder).update(values)
+
+    return restore
+
+
+def _holders(scheduler: Any) -> Iterator[Any]:
+    """A scheduler, and what its state is that of besides: other schedulers, functions with attributes."""
+    yield scheduler
+    for inner in getattr(scheduler, "_schedulers", ()):
+        yield from _holders(inner)
+    yield from (each for each in getattr(scheduler, "lr_lambdas", ()) if hasattr(each, "__dict__"))
+
+
+def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
+    """A state whose groups have every setting that this version of PyTorch knows."""
+    if not tells_plainly(optimizer):
+        return values
+    pairs = zip(optimizer.param_groups, values["param_groups"], strict=True)
+    return {**values, "param_groups": [{**group, **saved, "params": saved["params"]} for group, saved in pairs]}
 
 
 def go_on_in(
-    loop: "Loop", loader: Iterable[Any], state: dict[str, Any], position: dict[str, Any], tell: Callable[[str], None]
+    loop: "Loop",
+    loader: Iterable[Any],
+    state: dict[str, Any],
+    position: dict[str, Any],
+    tell: Callable[[str], None],
+    undo: ExitStack,
 ) -> Resumption:
-    """Be where a checkpoint was: the loop and the loader, but not yet the random numbers."""
-    put_back(loop, state)
+    """Be where a checkpoint was: the loop and the loader, but not yet the weights and the random numbers."""
+    put_progress(loop, state, undo)
+    undo.callback(partial(vars(loop).update, _stream=loop._stream, _seen_before=loop._seen_before))
+    undo.callback(draws_of(loader))
     loop._stream = loop._stream_of(loader)
     where = Position.from_state(position)
     resumption = loop._stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
@@ -91,6 +204,14 @@ def go_on_in(
         loop.epoch -= 1  # it begins once more
         loop._seen_before = state["watch"]
     return resumption
+
+
+def draws_of(loader: object) -> Callable[[], None]:
+    """What makes a DataLoader draw as it would at this moment."""
+    if not isinstance(loader, DataLoader):
+        return lambda: None
+    chance = Chance(loader, loader.dataset)
+    return partial(chance.put_own, chance.note())
 
 
 def put_random(loop: "Loop", state: dict[str, Any]) -> None:
@@ -103,11 +224,11 @@ def checked_stateful(stateful: object) -> dict[str, Any]:
     if stateful is None:
         return {}
     if not isinstance(stateful, Mapping) or not all(isinstance(name, str) for name in stateful):
-        raise BadArgument(f"stateful is a {type(stateful).__name__}", fix='give names: stateful={"ema": ema}')
+        raise BadArgument(f"stateful is {an(type(stateful).__name__)}", fix='give names: stateful={"ema": ema}')
     for name, thing in stateful.items():
         if not is_stateful(thing) or isinstance(thing, type):
             raise BadArgument(
-                f"stateful[{name!r}] is a {type(thing).__name__}, which has no state_dict and load_state_dict",
+                f"stateful[{name!r}] is {an(type(thing).__name__)}, which has no state_dict and load_state_dict",
                 fix="give an object with both: a module, an AveragedModel, a class of your own",
             )
     return dict(stateful)
@@ -152,27 +273,44 @@ def check_run(tree: Any) -> None:
     parts = {"loop", "changes", "position", "run"}
     if not isinstance(tree, dict) or not parts <= tree.keys() or not isinstance(tree["loop"], dict):
         raise BadArgument("the checkpoint is not one of Loop.fit", fix="choose another folder for this run")
+    require(RUN, tree["run"], "run")
+    require(CHANGES, tree["changes"], "changes")
     Position.from_state(tree["position"])
 
 
 def check(loop: "Loop", state: dict[str, Any]) -> None:
-    """Refuse the state of another loop before anything has changed."""
+    """Refuse the state of another loop, or one that cannot be, before anything has changed."""
     if state.get("format") != FORMAT:
         raise BadArgument(
-            f"the checkpoint has format {state.get('format')!r}, and this version reads {FORMAT}",
+            f"the checkpoint has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
             fix="use the version of hotloop that wrote it",
         )
-    model, *others = modules_of(loop)
+    require(LOOP, state, "loop")
+    modules, schedulers = modules_of(loop), loop._schedule.schedulers
+    for name, values in (("model", state["model"]), *(("another module", each) for each in state["others"])):
+        check_module(name, values)
+    model, *others = modules
     check_tensors("model", model.state_dict(), state["model"])
     _check_count("modules with weights beside the model", len(others), len(state["others"]))
     for module, values in zip(others, state["others"], strict=True):
         check_tensors(type(module).__name__, module.state_dict(), values)
     check_tensors("set of parameters without a module", _numbered(_loose(loop)), _numbered(state["loose"]))
+    _check_count("sets of buffers", len(modules), len(state["buffers"]))
     _check_optimizers(_held(loop), state["held"])
-    mine, theirs = _kinds(loop._schedule.schedulers), state["kinds"]
+    _check_count("states of optimizers", len(loop._optimizers), len(state["optimizers"]))
+    for optimizer, values in zip(loop._optimizers, state["optimizers"], strict=True):
+        check_optimizer(optimizer, values)
+    mine, theirs = _kinds(schedulers), state["kinds"]
     _check_count("schedulers", len(mine), len(theirs))
     if mine != theirs:
         raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=_FIX)
+    _check_count("states of schedulers", len(mine), len(state["schedulers"]))
+    for scheduler, values in zip(schedulers, state["schedulers"], strict=True):
+        check_scheduler(scheduler, values)
+    scalers = loop._step.update.to_state()["scalers"]
+    for name in scalers.keys() & state["update"]["scalers"].keys():
+        require(like(scalers[name]), state["update"]["scalers"][name], f"the scaler of {name}")
+    check_random(Randomness(loop.device).to_state(), state["random"], "random")
 
 
 def modules_of(loop: "Loop") -> list[nn.Module]:
@@ -189,8 +327,10 @@ def _put_plan(loop: "Loop", state: dict[str, Any]) -> None:
         return
     tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
     loop._tuner.go_on(tuning, state.get("considered"))
-    precision = now.precision if loop._subject.pinned_precision else plan.precision
-    loop.go_on_with(replace(plan, accumulate=now.accumulate, clip_norm=now.clip_norm, precision=precision))
+    asked = {name: getattr(now, name) for name in ASKED}
+    if not loop._subject.pinned_precision:
+        del asked["precision"]
+    loop.go_on_with(possible(replace(plan, **asked), loop._subject))
 
 
 def is_shaped(loop: "Loop") -> bool:
@@ -216,16 +356,23 @@ def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 @torch.no_grad()
-def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device: torch.device) -> None:
+def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device: torch.device) -> list[str]:
+    """Give buffers their values; names those that have another form, which no code here gives them."""
+    missing = []
     for path, inner in module.named_modules():
         for name, buffer in inner._buffers.items():
             if _joined(path, name) not in values:
                 continue
             value = values[_joined(path, name)]
-            if value is None or buffer is None or value.shape != buffer.shape or value.dtype != buffer.dtype:
+            if buffer is not None and value is not None and (value.shape, value.dtype) == (buffer.shape, buffer.dtype):
+                buffer.copy_(value)
+            elif value is None and buffer is None:
+                continue
+            elif name in stored_by(type(inner).__mro__):
                 inner._buffers[name] = None if value is None else value.to(device)  # it comes, goes or grows
             else:
-                buffer.copy_(value)
+                missing.append(_joined(path, name))
+    return missing
 
 
 @contextmanager
@@ -262,7 +409,7 @@ def _check_optimizers(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) 
         if [len(group) for group in here["groups"]] != [len(group) for group in there["groups"]]:
             sizes = [" + ".join(str(len(group)) for group in each["groups"]) for each in (here, there)]
             raise BadArgument(
-                f"{which} holds {sizes[0]} parameters in its groups here and {sizes[1]} in the checkpoint", fix=_FIX
+                f"{which} has groups of {sizes[0]} parameters here and of {sizes[1]} in the checkpoint", fix=_FIX
             )
         for group, other in zip(here["groups"], there["groups"], strict=True):
             differ = [f"{a or 'one without a name'} for {b}" for a, b in zip(group, other, strict=True) if a != b]

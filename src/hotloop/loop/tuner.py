@@ -223,5 +223,6 @@ class Tuner:
     def _say(self, words: str) -> None:
         """Tell of the plan, where there is someone to tell."""
         if self.display is not None and self.tuning is not None:
-            gain = f"{self.tuning.gain:.3g}× the plain loop" if self.tuning.gain else "the plain loop"
-            self.display.say(f"{words}{gain}: {', '.join(levers_of(self.tuning.plan)) or 'nothing pays here'}")
+            kept, gain = ", ".join(levers_of(self.tuning.plan)), self.tuning.gain
+            faster = f"{gain:.3g}× the plain loop: " if gain else ""
+            self.display.say(f"{words}{faster}{kept}" if kept else f"{words}the plain loop stays: nothing pays here")

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import time
 import warnings
@@ -19,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hotloop
+from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.clock import synchronize
 from hotloop.data.chance import Chance, found_in
 from hotloop.data.origin import is_in_order
@@ -44,8 +44,11 @@ from hotloop.loop.turns import Turn
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.state import Randomness, State
+from hotloop.text import an
 from hotloop.tune import Refused, Search
 
+# What a person asks for and the tuner may not change.
+ASKED = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget", "split")
 SHARE = 0.05  # of the expected run, for the trials
 MOST = 10.0  # seconds of trials, compilations apart
 LEAST = 0.25  # seconds; with less there is nothing to learn
@@ -172,7 +175,7 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
     batches = iter(loader)
     if batches is loader:
         raise BadArgument(
-            f"a {type(loader).__name__} can be read only once, so that nothing would be left to train on",
+            f"{an(type(loader).__name__)} can be read only once, so that nothing would be left to train on",
             fix="tune with a DataLoader or a list",
         )
     first = next(batches, None)
@@ -244,6 +247,8 @@ def tune(
             step = trials.step_of(best)
             if best.stream not in ("resident", "prefetched") and not best.pinned:
                 plain_step = trials.alone or plain_step
+                if best == plain:  # nothing was kept: one loop takes one time
+                    search.step = plain_step
     except Refused as refusal:
         best = begin or plain
         search.trials = _not_tried(str(refusal))
@@ -338,10 +343,9 @@ class Cache:
     LARGEST = 1 << 20  # bytes of a file; what is larger is not of ours
 
     def __init__(self, folder: Path | None = None) -> None:
-        home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         self._folder = folder
         with suppress(RuntimeError, ValueError, OSError):  # nobody knows where home is
-            self._folder = folder or Path(os.environ.get("HOTLOOP_CACHE") or f"{home}/hotloop").expanduser() / "plans"
+            self._folder = folder or cache_folder("plans")
 
     def get(self, key: str, begin: Plan | None = None) -> Tuning | None:
         """The plan that is kept under a key, if it is one for a run that begins with the plan `begin`."""
@@ -351,15 +355,29 @@ class Cache:
         with suppress(
             OSError, ValueError, TypeError, KeyError, AttributeError, LookupError, RecursionError, MemoryError
         ):
-            if path.is_file() and path.stat().st_size <= self.LARGEST:
+            if path.is_file() and path.stat().st_size <= self.LARGEST and self._is_ours(path):
                 tuning = Tuning.from_json(json.loads(path.read_text(encoding="utf-8")))
                 return tuning if self._is_usable(tuning, begin or tuning.plan) else None
         return None
 
     def put(self, key: str, tuning: Tuning) -> None:
         if self._folder is not None:
+            path = self._folder / f"{key}.json"
             with suppress(OutputError, OSError, ValueError):
-                write_json(self._folder / f"{key}.json", tuning.to_json())
+                make_private(self._folder)
+                if self._is_ours(path):
+                    write_json(path, tuning.to_json(), mode=0o600)
+
+    def _is_ours(self, path: Path) -> bool:
+        why = why_foreign(path)
+        if why is not None:
+            warnings.warn(
+                f"{why}, so plans are neither read nor kept there: set HOTLOOP_CACHE to a folder of your own, or "
+                f"`chmod -R go-w {path.parent.parent}` where nobody else uses it",
+                PlanWarning,
+                stacklevel=2,
+            )
+        return why is None
 
     def _is_usable(self, tuning: Tuning, begin: Plan) -> bool:
         """Whether a file holds what `put` writes, and not only something that looks like it."""
@@ -380,21 +398,42 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
     if not isinstance(plan, Plan | Path | str):
         raise BadArgument(f"plan={plan!r}", fix=_PLANS)
     from_file = not isinstance(plan, Plan)
-    chosen = replace(plan if isinstance(plan, Plan) else read_plan(plan), device=subject.plan.device)
+    chosen = plan if isinstance(plan, Plan) else read_plan(plan)
+    here = subject.plan.device
+    there = torch.device(chosen.device)
+    is_here = there.type == subject.device.type and there.index in (None, subject.device.index or 0)
+    if not from_file and not is_here:
+        raise BadArgument(
+            f"a plan for {chosen.device}, and a Loop on {here}",
+            fix=f'give one of them: Plan("{here}", …), or Loop(…, plan=plan) without device=',
+        )
+    chosen = replace(chosen, device=here)
     unset = {"precision": "auto", "accumulate": 1, "clip_norm": None}
     for name, value in asked.items():
         if value != unset[name] and value != getattr(chosen, name):
             raise BadArgument(
                 f"{name}={value!r} and a plan with {name}={getattr(chosen, name)!r}", fix="give one of them"
             )
-    scene = replace(subject.scene(None), why_not_resident=None)
-    for lever in LEVERS:
-        if lever.pull(chosen) == chosen and (why := _impossible(lever, scene, chosen)):
-            if not from_file:
-                raise BadArgument(f"the plan has {lever.name}: {why}", fix="leave it out of the plan")
-            warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
-            chosen = replace(chosen, **_OFF[lever.name])
+    for lever, why in _obstacles(chosen, subject):
+        if not from_file:
+            raise BadArgument(f"the plan has {lever.name}: {why}", fix="leave it out of the plan")
+        warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
+        chosen = replace(chosen, **_OFF[lever.name])
     return chosen
+
+
+def possible(plan: Plan, subject: Subject) -> Plan:
+    """A plan from elsewhere without what cannot work here."""
+    for lever, _ in _obstacles(plan, subject):
+        plan = replace(plan, **_OFF[lever.name])
+    return replace(plan, graph=min(plan.graph, MOST_STEPS))
+
+
+def _obstacles(plan: Plan, subject: Subject) -> list[tuple[Lever, str]]:
+    """The levers that a plan has pulled and that cannot work here, each with the reason."""
+    scene = replace(subject.scene(None), why_not_resident=None)
+    pulled = (lever for lever in LEVERS if lever.pull(plan) == plan)
+    return [(lever, why) for lever in pulled if (why := _impossible(lever, scene, plan))]
 
 
 _CUDA_ONLY = (
@@ -443,8 +482,9 @@ def read_plan(path: str | Path) -> Plan:
         return Plan.from_json(data.get("plan", data))
     except OSError as error:
         raise BadArgument(f"plan={str(path)!r} cannot be read: {error.strerror}", fix=_PLANS) from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise BadArgument(f"{path} holds no plan: {error}", fix="write it with `hotloop tune --out`") from error
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        what = error.what if isinstance(error, BadArgument) else str(error)
+        raise BadArgument(f"{path} holds no plan: {what}", fix="write it with `hotloop tune --out`") from error
 
 
 _PLANS = 'choose "auto", "plain", a Plan, or the file of one'

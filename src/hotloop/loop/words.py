@@ -5,7 +5,7 @@ from torch import nn
 from hotloop.errors import BadArgument
 from hotloop.loop.turns import Turn
 from hotloop.plan import Plan
-from hotloop.text import shorten
+from hotloop.text import plural, shorten
 
 _NORMS = (nn.modules.batchnorm._BatchNorm,)
 
@@ -34,7 +34,7 @@ def advice_on_loss(plan: Plan) -> list[str]:
 
 def memory_words(model: nn.Module, failed: int, follows: int, *, exact: bool = True) -> str:
     """That memory ran out, and how training goes on; `exact`: the gradient is that of the whole batch, or an error."""
-    words = f"out of memory with {failed} items at once: batches are computed in pieces of {follows}"
+    words = f"out of memory with {plural(failed, 'item')} at once: batches are computed in pieces of {follows}"
     if not exact:
         return words + ', which weigh as many items as they hold, as Plan(split="items") says'
     norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS) and module.training]

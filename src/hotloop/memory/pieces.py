@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.errors import BadArgument
 from hotloop.placement import tensors_in
+from hotloop.text import an
 
 
 def pieces_of(batch: Any, items: int, size: int) -> Iterator[Any]:
@@ -138,7 +139,7 @@ def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
         return _with_parts(value, partial(_cut, items=items, rows=rows))
     if callable(getattr(value, "to", None)) and not isinstance(value, type):  # it holds tensors, in a way of its own
         raise BadArgument(
-            f"memory ran out, and a batch that holds a {type(value).__name__} cannot be cut into pieces",
+            f"memory ran out, and a batch that holds {an(type(value).__name__)} cannot be cut into pieces",
             fix="build it inside the model or the objective, or use a smaller batch; or say how it is cut:"
             " Plan(split=function), a function (batch, start, stop) → part",
         )

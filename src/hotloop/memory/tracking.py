@@ -19,7 +19,7 @@ from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement.placing import resolve
 from hotloop.placement.sites import user_site
 from hotloop.records import Record
-from hotloop.text import printable, size
+from hotloop.text import an, printable, size
 
 POINTS = 2000  # of the timeline that a record keeps
 ROOM = 100_000  # of the timeline while it is recorded
@@ -86,7 +86,7 @@ def track(model: nn.Module, device: str | torch.device | None = None) -> Iterato
     512
     """
     if not isinstance(model, nn.Module):
-        raise BadArgument(f"the model is a {type(model).__name__}", fix="give a torch.nn.Module")
+        raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
     if device is None:
         device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     seen = Tracking(model, resolve(device))

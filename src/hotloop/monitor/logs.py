@@ -15,7 +15,7 @@ from hotloop.files import finite
 from hotloop.monitor.history import GPU_FIELDS, HOST_FIELDS
 from hotloop.monitor.load import is_among
 from hotloop.monitor.reading import Reading
-from hotloop.text import printable
+from hotloop.text import an, printable
 
 RESERVED = ("time", "step")
 FLUSH_EVERY = 10  # seconds until TensorBoard's file is up to date
@@ -173,7 +173,7 @@ def _checked(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
             )
         if value is not None and not isinstance(value, Real):
             raise BadArgument(
-                f"{printable(name)} is a {type(value).__name__}, and a log takes plain numbers",
+                f"{printable(name)} is {an(type(value).__name__)}, and a log takes plain numbers",
                 fix="of a tensor, log `.item()`, which waits for the device: not in every step",
             )
     return {name: value if value is None or isinstance(value, int) else float(value) for name, value in numbers.items()}

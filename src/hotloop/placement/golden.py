@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop.errors import BadArgument, DeviceMismatch
 from hotloop.placement.moving import tensors_in
-from hotloop.placement.sites import Site, frames, site_of, user_frames, user_site, variables
+from hotloop.placement.sites import Site, as_buffer, frames, site_of, user_frames, user_site, variables
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
 # What crosses devices on purpose; the last is a question that `Module.to` asks on the way.
@@ -155,7 +155,8 @@ class Scene:
         path, kind = self.owner(tensor)
         if kind == "attribute":
             attribute = path.rsplit(".", 1)[-1]
-            return f'self.register_buffer("{attribute}", {attribute})  # in __init__, so that it moves with the model'
+            origin = self.origins.get(tensor)
+            return as_buffer(attribute, origin.site if origin else None)
         if name := self.variable(tensor, self.frames[::-1]):  # outermost first: there the batch is still whole
             return f'{name} = {name}.to("{target}")'
         if any(isinstance(variables(f).get("self"), Optimizer) for f in frames()):

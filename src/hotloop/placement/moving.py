@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from hotloop.device import as_device, refusal
+
 T = TypeVar("T")
 
 
@@ -25,8 +27,13 @@ def move(batch: T, device: str | torch.device) -> T:
     >>> move(batch, "meta")["image"].device
     device(type='meta')
     """
-    target = torch.device(device)
-    moved: T = _rebuild(batch, lambda leaf: _move_leaf(leaf, target))
+    target = as_device(device)
+    try:
+        moved: T = _rebuild(batch, lambda leaf: _move_leaf(leaf, target))
+    except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
+        if why := refusal(target, error):
+            raise why from error
+        raise
     return moved
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.device import as_device, refusal
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
 from hotloop.placement.moving import move, tensors_in
-from hotloop.text import shorten
+from hotloop.text import an, shorten
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -27,7 +28,7 @@ def place(model: M, device: str | torch.device, *optimizers: Optimizer, strict: 
     device(type='cpu')
     """
     if not isinstance(model, nn.Module):
-        raise BadArgument(f"the model is a {type(model).__name__}", fix="give a torch.nn.Module")
+        raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
     target = resolve(device)
     unmade = [name for name, tensor in _registered(model) if tensor.is_meta]
     if unmade and target.type != "meta":
@@ -54,7 +55,11 @@ def place(model: M, device: str | torch.device, *optimizers: Optimizer, strict: 
 
 def resolve(device: str | torch.device) -> torch.device:
     """The device with its index, as tensors report it: `cuda` is `cuda:0` or whichever is current."""
-    return torch.empty(0, device=device).device
+    target = as_device(device)
+    try:
+        return torch.empty(0, device=target).device
+    except (AssertionError, RuntimeError) as error:
+        raise refusal(target, error) or error from error
 
 
 def _registered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -106,7 +111,7 @@ def _registration(where: str, tensor: Tensor) -> str:
     if where.isidentifier():
         if isinstance(tensor, nn.Parameter) or tensor.requires_grad:
             return f"self.{where} = nn.Parameter({where})"
-        return f'self.register_buffer("{where}", {where}, persistent=False)'
+        return f'self.register_buffer("{where}", …, persistent=False) instead of self.{where} = …'
     name = re.split(r"[\[.]", where, maxsplit=1)[0]
     if isinstance(tensor, nn.Parameter):
         container = "ParameterDict" if "['" in where else "ParameterList"

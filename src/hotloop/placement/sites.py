@@ -1,9 +1,12 @@
 """Which line of the person's own code is running: frames of torch and hotloop are stepped over."""
 
+import ast
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from pathlib import Path
@@ -30,6 +33,17 @@ class Site:
     def __str__(self) -> str:
         where = f"{short(self.file)}:{self.line}"
         return f"{where}: {self.code}" if self.code else where
+
+
+def as_buffer(attribute: str, made: Site | None) -> str:
+    """What to write so that a plain tensor of a module moves with it; `made` is the line that made the tensor."""
+    found = re.match(rf"self\.{attribute}\s*=\s*(.+)", made.code if made is not None else "")
+    if found is not None and made is not None:
+        with suppress(SyntaxError):  # a line that goes on
+            value = ast.unparse(ast.parse(found[1], mode="eval"))
+            where = f"{short(made.file)}:{made.line}"
+            return f'self.register_buffer("{attribute}", {value})  # at {where}, to move with the model'
+    return f'self.register_buffer("{attribute}", …) instead of self.{attribute} = … in __init__, to move with the model'
 
 
 def frames(start: FrameType | None = None) -> Iterator[FrameType]:

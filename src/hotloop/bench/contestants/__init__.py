@@ -24,7 +24,7 @@ def contestants(
     >>> list(contestants(["tutorial", "hotloop"]))
     ['tutorial', 'hotloop']
     """
-    if not plan_for > 0:
+    if not 0 < plan_for < float("inf"):
         raise BadArgument(f"plan for {plan_for} seconds", fix="give the length of a training, above 0")
     known: dict[str, Start] = {
         "tutorial": tutorial,

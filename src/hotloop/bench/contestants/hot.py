@@ -8,6 +8,7 @@ import hotloop
 from hotloop.bench.contestants.protocol import Started, timed
 from hotloop.bench.workloads import Parts
 from hotloop.plan import Plan
+from hotloop.text import plural
 
 WORDS = {
     "tf32": "TF32",
@@ -30,7 +31,7 @@ def hot(parts: Parts, device: torch.device, *, plan_for: float) -> Started:
     return Started(timed(epochs, device), in_words(loop.plan), loop.plan)
 
 
-def loop_of(parts: Parts, device: torch.device, plan: Plan | str = "auto") -> hotloop.Loop:
+def loop_of(parts: Parts, device: torch.device | hotloop.Choice, plan: Plan | str = "auto") -> hotloop.Loop:
     """A `Loop` of these parts."""
     return hotloop.Loop(parts.model, parts.optimizer, parts.loss, objective=parts.objective, device=device, plan=plan)
 
@@ -46,7 +47,7 @@ def in_words(plan: Plan) -> str:
     if plan.stream in ("resident", "prefetched"):
         said.append("data on the device" if plan.stream == "resident" else "batches copied ahead")
     if plan.workers is not None:
-        said.append(f"{plan.workers} workers")
+        said.append(plural(plan.workers, "worker"))
     if plan.compile != "off":
         said.append("compiled" if plan.compile == "default" else f"compiled ({plan.compile})")
     if plan.graph:

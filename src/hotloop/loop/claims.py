@@ -1,0 +1,426 @@
+"""What a checkpoint claims, checked before anything changes: a file may be damaged, or come from anywhere.
+
+A part is compared with what this run would save itself: the same names, the same kinds of values, the same shapes.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hotloop.checkpoint import DamagedCheckpoint
+from hotloop.errors import HotloopError
+from hotloop.plan import Plan, Tuning
+from hotloop.records import Record
+from hotloop.text import printable
+
+Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
+_MOST = 1 << 62  # of a count
+_SPARE = 1 << 20  # bytes that a state may take besides those that the file holds
+_FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair
+_SHAPE = (2, 3, 4, 5, 6, 7, 8)  # of a parameter, as far as it has dimensions
+_STATES = 624  # numbers in the state of NumPy's MT19937, which does not check where in them it is told to be
+
+
+def unusable(what: str) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"the checkpoint cannot be used: {printable(what[:300])}",
+        fix="use another checkpoint of this run, or choose another folder for a new one; nothing was changed",
+    )
+
+
+def require(check: Check, value: Any, name: str) -> None:
+    """Refuse a part of a checkpoint that is not what it should be."""
+    where = check(value)
+    if where is not None:
+        raise unusable(f"{name}{where} is not what a run of this loop saves there")
+
+
+def count(value: Any) -> str | None:
+    return None if type(value) is int and 0 <= value < _MOST else ""
+
+
+def positive(value: Any) -> str | None:
+    return None if count(value) is None and value else ""
+
+
+def number(value: Any) -> str | None:
+    return None if type(value) in (int, float) else ""
+
+
+def seconds(value: Any) -> str | None:
+    return None if type(value) in (int, float) and math.isfinite(value) and value >= 0 else ""
+
+
+def text(value: Any) -> str | None:
+    return None if type(value) is str else ""
+
+
+def flag(value: Any) -> str | None:
+    return None if type(value) is bool else ""
+
+
+def anything(value: Any) -> str | None:
+    return None
+
+
+def items(value: Any) -> str | None:
+    """How many there are, which only the device may know."""
+    return None if count(value) is None or (isinstance(value, Tensor) and value.numel() == 1) else ""
+
+
+def _key(value: Any) -> str | None:
+    """Of an attribute: the number or name of an object, the path of a module inside it, the attribute."""
+    match value:
+        case (int() | str(), str(), str()) if type(value) is tuple:
+            return None
+    return ""
+
+
+def tensor(value: Any) -> str | None:
+    return None if isinstance(value, Tensor) else ""
+
+
+def optional(check: Check) -> Check:
+    return lambda value: None if value is None else check(value)
+
+
+def each(check: Check, length: int | None = None) -> Check:
+    """A list or tuple, of a length where one is given."""
+
+    def check_all(value: Any) -> str | None:
+        if not isinstance(value, list | tuple) or (length is not None and len(value) != length):
+            return ""
+        return next((f"[{n}]{where}" for n, item in enumerate(value) if (where := check(item)) is not None), None)
+
+    return check_all
+
+
+def table(key: Check, item: Check) -> Check:
+    """A dict whose keys and values are all of a kind."""
+
+    def check_all(value: Any) -> str | None:
+        if not isinstance(value, Mapping):
+            return ""
+        for name, inner in value.items():
+            if key(name) is not None or (where := item(inner)) is not None:
+                return f"[{name!r}]{where if key(name) is None else ''}"
+        return None
+
+    return check_all
+
+
+def fields(may_lack: Sequence[str] = (), **checks: Check) -> Check:
+    """A dict with these names, and perhaps others of which nobody knows."""
+
+    def check_all(value: Any) -> str | None:
+        if not isinstance(value, Mapping):
+            return ""
+        for name, check in checks.items():
+            if name not in value and name in may_lack:
+                continue
+            if name not in value or (where := check(value[name])) is not None:
+                return f".{name}{where if name in value else ''}"
+        return None
+
+    return check_all
+
+
+def record(kind: type[Record]) -> Check:
+    """The JSON of a record that is sound."""
+
+    def check(value: Any) -> str | None:
+        try:
+            return None if kind.from_json(value).is_sound() else ""
+        except (HotloopError, TypeError, ValueError, KeyError, AttributeError, LookupError):
+            return ""
+
+    return check
+
+
+def like(mine: Any, *, words: bool = True, lengths: bool = True) -> Check:
+    """What has the form of a value of this run: kinds and shapes; the same names and `words`, and lists as long."""
+    return lambda value: _differs(mine, value, words, lengths)
+
+
+def _differs(mine: Any, theirs: Any, words: bool, lengths: bool) -> str | None:
+    if isinstance(mine, Tensor | np.ndarray):
+        same = type(theirs) is type(mine) and theirs.dtype == mine.dtype and theirs.shape == mine.shape
+        return None if same else ""
+    if mine is None:
+        return None if theirs is None or type(theirs) in (bool, int, float) else ""
+    if type(mine) in (int, float):
+        return None if type(theirs) in (int, float) else ""
+    if type(mine) is str:
+        return None if type(theirs) is str and (theirs == mine or not words) else ""
+    if isinstance(mine, Mapping):
+        if not isinstance(theirs, Mapping) or (words and mine.keys() != theirs.keys()):
+            return ""
+        inner = ((f".{key}", mine[key], item) for key, item in theirs.items() if key in mine)
+    elif isinstance(mine, list | tuple):
+        if type(theirs) is not type(mine) or (lengths and len(mine) != len(theirs)):
+            return ""
+        inner = ((f"[{n}]", *pair) for n, pair in enumerate(zip(mine, theirs, strict=False)))
+    else:
+        return None if type(theirs) is type(mine) else ""
+    return next((f"{at}{where}" for at, a, b in inner if (where := _differs(a, b, words, lengths)) is not None), None)
+
+
+def check_module(name: str, values: Any) -> None:
+    """The state dict of a module: its tensors are compared elsewhere, and here what it says of versions."""
+    require(table(text, anything), values, name)
+    versions = getattr(values, "_metadata", None)
+    require(optional(table(text, table(text, anything))), versions, f"{name}, its versions")
+    for layer in (versions or {}).values():
+        require(optional(count), layer.get("version"), f"{name}, the version of a layer")
+
+
+def check_random(mine: Mapping[str, Any], theirs: Any, name: str) -> None:
+    """The states of generators, by name; those that are not here are not looked at."""
+    require(table(text, anything), theirs, name)
+    for kind in mine.keys() & theirs.keys():
+        require(generator(mine[kind]), theirs[kind], f"{name}.{kind}")
+
+
+def generator(mine: Any) -> Check:
+    """The state of a generator of the same kind."""
+
+    def check(value: Any) -> str | None:
+        where = like(mine)(value)
+        if where is None and isinstance(value, Mapping):
+            inner = value.get("state")
+            if isinstance(inner, Mapping) and "pos" in inner and not 0 <= inner["pos"] <= _STATES:
+                return ".state.pos"
+        return where
+
+    return check
+
+
+def check_optimizer(optimizer: Optimizer, state: Any) -> None:
+    """The state dict of an optimizer: its groups are like those here, and what it keeps is of their parameters."""
+    name = type(optimizer).__name__
+    check_sharing(state, name)
+    if not tells_plainly(optimizer):
+        return
+    require(fields(state=table(anything, anything), param_groups=each(table(text, anything))), state, name)
+    require(each(anything, len(optimizer.param_groups)), state["param_groups"], f"{name}.param_groups")
+    parameters: dict[Any, tuple[nn.Parameter, Callable[[int], dict[str, Any] | None]]] = {}
+    mine = optimizer.state_dict()["param_groups"]
+    for n, (group, packed, saved) in enumerate(zip(optimizer.param_groups, mine, state["param_groups"], strict=True)):
+        if saved.get("params") != packed["params"]:
+            raise unusable(f"{name}.param_groups[{n}].params are not those that are here")
+        for key in saved.keys() - {"params", *_FLAGS}:
+            require(_setting(group, key), saved[key], f"{name}.param_groups[{n}].{key}")
+        kept = cache(partial(_kept_for_a_parameter, optimizer, group, saved))
+        parameters |= {number: (each, kept) for number, each in zip(packed["params"], group["params"], strict=True)}
+    for key, held in state["state"].items():
+        where = f"{name}.state[{key!r}]"
+        if key in parameters:
+            parameter, wanted = parameters[key]
+            _check_kept(parameter, None if is_lazy(parameter) else wanted(parameter.dim()), held, where)
+        else:
+            require(text, key, f"{name}.state, a key of which")
+            require(_plain, held, where)
+
+
+def tells_plainly(optimizer: Optimizer) -> bool:
+    """Whether the state of an optimizer is told as PyTorch does it."""
+    return type(optimizer).state_dict is Optimizer.state_dict
+
+
+def _setting(group: Mapping[str, Any], key: str) -> Check:
+    """A setting of a group: like the one that is here, where a number may be in a tensor; else a number."""
+    mine = group.get(key)
+
+    def check(value: Any) -> str | None:
+        if isinstance(value, Tensor):
+            return None if value.numel() == 1 and (key not in group or type(mine) in (int, float, Tensor)) else ""
+        if isinstance(mine, Tensor):
+            return number(value)
+        if key not in group:
+            return None if value is None or type(value) in (bool, int, float) else ""
+        return like(mine)(value)
+
+    return check
+
+
+def _kept_for_a_parameter(
+    optimizer: Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any], dimensions: int
+) -> dict[str, Any] | None:
+    """What an optimizer of PyTorch keeps for a parameter, seen in a step of another one for a parameter of `_SHAPE`.
+
+    None where that cannot be seen; settings that PyTorch refuses are refused.
+    """
+    if type(optimizer).__module__.partition(".")[0] != "torch":
+        return None
+    try:
+        _stepped(type(optimizer), group, dimensions)
+    except Exception:  # noqa: BLE001  # it wants something else: then only the kinds of what it keeps are known
+        return None
+    try:
+        return _stepped(type(optimizer), {**group, **saved}, dimensions)
+    except Exception as error:
+        raise unusable(f"{type(optimizer).__name__} does not take its settings: {error}") from error
+
+
+def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
+    """What an optimizer with the settings of a group holds for a parameter after a step."""
+    weight = nn.Parameter(torch.zeros(_SHAPE[:dimensions], device="cpu"))
+    weight.grad = torch.zeros_like(weight)
+    takes = inspect.signature(kind).parameters.keys() - {"params", *_FLAGS}
+    other = kind([weight], **{key: value for key, value in group.items() if key in takes})
+    other.step()
+    return dict(other.state[weight])
+
+
+def _check_kept(parameter: nn.Parameter, wanted: dict[str, Any] | None, kept: Any, where: str) -> None:
+    """What is kept for a parameter: all that is wanted, in the shape of the parameter where that is so."""
+    require(table(text, _plain), kept, where)
+    if not kept or wanted is None:
+        return
+    for key, mine in wanted.items():
+        value, shape = kept.get(key), tuple(parameter.shape)
+        if not isinstance(mine, Tensor):
+            fits = key in kept
+        elif mine.numel() == 1 and parameter.dim():
+            fits = _is_number(value) and float(value) >= 0  # a count of steps
+        else:
+            whole = mine.shape != _SHAPE[: mine.dim()] or getattr(value, "shape", None) == shape
+            fits = isinstance(value, Tensor) and whole and (value.is_floating_point() or value.is_complex())
+        if not fits:
+            raise unusable(f"{where}.{key} does not fit a parameter of shape {shape}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def _plain(value: Any) -> str | None:
+    """Numbers and tensors, and lists and dicts of them."""
+    if isinstance(value, Tensor | np.ndarray) or value is None or type(value) in (bool, int, float):
+        return None
+    if isinstance(value, Mapping):
+        return table(anything, _plain)(value)
+    return each(_plain)(value)
+
+
+def check_scheduler(scheduler: Any, state: Any) -> None:
+    """The state dict of a scheduler: like the one that is here. Names that are not here are left out by `known_to`."""
+    name, mine = type(scheduler).__name__, scheduler.state_dict()
+    require(table(text, anything), state, name)
+    is_own = type(scheduler).__module__.partition(".")[0] != "torch"  # its lists may grow
+    require(like(mine, words=False, lengths=not is_own), {key: state[key] for key in state if key in mine}, name)
+
+
+def known_to(scheduler: Any, mine: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """Names in the state of a scheduler that it may be given: those of its own, and numbers that come with time."""
+    return [key for key in state if key in mine or (not hasattr(scheduler, key) and _plain(state[key]) is None)]
+
+
+def check_sharing(state: Any, name: str) -> None:
+    """Refuse a few tensors that are named again and again, each of which would become a copy."""
+    several = list(_tensors(state))
+    once = {id(value): value for value in several}
+    if sum(v.numel() for v in several) > 2 * sum(v.numel() for v in once.values()) + _SPARE:
+        raise unusable(f"{name} names the same tensors again and again")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+EPOCH = fields(
+    number=positive, loss=number, items=count, seconds=seconds, losses=table(text, number), metrics=table(text, number)
+)
+RUN = fields(
+    ("lost", "plans"),
+    first=count,
+    consumed=optional(count),
+    epochs=each(EPOCH),
+    started=text,
+    so_far=fields(seconds=seconds, tuning=seconds, saving=seconds, peak_memory=count),
+    epoch_seconds=seconds,
+    unevaluated=optional(EPOCH),
+    resumed=count,
+    before=each(count, 4),
+    draws=optional(table(text, anything)),
+    lost=each(text),
+    plans=each(fields(step=count, batch=count, plan=record(Plan), why=text)),
+)
+_WATCH = fields(
+    names=each(text),
+    batches=count,
+    items=items,
+    latest=optional(number),
+    curve=each(each(number, 2)),
+    stride=positive,
+    totals=each(number),
+    sums=optional(tensor),
+)
+
+
+def _watch(value: Any) -> str | None:
+    """What the losses of an epoch add up to: a number for each of them, where there was a batch."""
+    where = _WATCH(value)
+    if where is not None:
+        return where
+    losses, sums, seen = len(value["names"]), value["sums"], type(value["items"]) is not int or value["items"] > 0
+    if sums is not None and (sums.shape != (losses,) or not sums.is_floating_point()):
+        return ".sums"
+    return None if len(value["totals"]) == losses or (sums is not None or not seen) else ".totals"
+
+
+_LEARNT = {
+    "limit": optional(positive),
+    "failures": count,
+    "cuts": count,
+    "_room_at_failure": optional(count),
+    "_room_at_try": count,
+    "_good": optional(positive),
+    "_passes": count,
+    "_largest": count,
+    "_patience": positive,
+}
+LOOP = fields(
+    ("considered",),
+    others=each(anything),
+    loose=each(tensor),
+    buffers=each(table(text, optional(tensor))),
+    optimizers=each(anything),
+    held=each(fields(kind=text, groups=each(each(text)))),
+    schedulers=each(anything),
+    kinds=each(text),
+    update=fields(steps=count, skipped=count, scalers=table(text, table(text, seconds))),
+    portion=fields(tuple(_LEARNT), **_LEARNT),
+    watch=_watch,
+    random=table(text, anything),
+    epoch=count,
+    plan=record(Plan),
+    tuning=optional(record(Tuning)),
+    considered=optional(count),
+)
+CHANGES = fields(
+    ("given", "found", "generators", "devices", "device"),
+    attributes=table(_key, anything),
+    devices=table(_key, each(text)),
+    device=text,
+    learns=table(_key, flag),
+    schedulers=each(each(text)),
+    given=table(text, anything),
+    found=table(text, anything),
+    generators=table(text, each(anything, 2)),
+)
