@@ -92,10 +92,10 @@ BUGS = [
     # Random numbers
     Bug(
         "rng: Python's state is not restored",
-        "dice.py",
-        "Dice(random.getstate, random.setstate)",
-        "Dice(random.getstate, lambda state: None)",
-        ("tests/test_state.py", "tests/test_dice.py", KILLED),
+        "rng.py",
+        "Rng(random.getstate, random.setstate)",
+        "Rng(random.getstate, lambda state: None)",
+        ("tests/test_rng.py", KILLED),
     ),
     Bug(
         "rng: the state of a device is not restored after a failure",
@@ -104,12 +104,12 @@ BUGS = [
         "pass",
         ("tests/loop/test_rewinding.py", STARVED),
     ),
-    Bug("rng: a resumed run draws anew", "loop/saved.py", "loop.device).put()", "loop.device)", (KILLED,)),
+    Bug("rng: a resumed run draws anew", "loop/saved.py", "loop.device).restore()", "loop.device)", (KILLED,)),
     Bug(
         "rng: generators of a loader are not restored",
-        "data/chance.py",
-        "for dice, state in zip(self._own, moment.own, strict=False):",
-        "for dice, state in ():",
+        "data/rng.py",
+        "for rng, own in zip(self._own, state.own, strict=False):",
+        "for rng, own in ():",
         ("tests/data/test_position.py", KILLED),
     ),
     Bug(

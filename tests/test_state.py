@@ -1,16 +1,14 @@
 """`State`: what a step changes can be copied aside and put back to the bit, and copies are worlds of their own."""
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.state import CannotCopy, Randomness, State
+from hotloop.state import CannotCopy, State
 
 CPU = torch.device("cpu")
 
@@ -369,68 +367,3 @@ def test_the_bytes_of_a_copy() -> None:
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert State.of([model], [optimizer]).nbytes == 2 * weights
-
-
-DICE: dict[str, Callable[[], Any]] = {
-    "torch": lambda: torch.rand(3).tolist(),
-    "torch, normal": lambda: torch.randn(1).tolist(),  # of two numbers that are made, one is kept for later
-    "python": random.random,
-    "python, normal": lambda: random.gauss(0, 1),
-    "numpy": lambda: np.random.rand(3).tolist(),
-    "numpy, normal": np.random.randn,
-}
-
-
-def rolls(dice: Sequence[Callable[[], Any]]) -> list[Any]:
-    return [die() for die in dice]
-
-
-def test_random_numbers_come_again() -> None:
-    own = torch.Generator().manual_seed(3)
-    dice = [*DICE.values(), lambda: torch.rand(2, generator=own).tolist()]
-    rolls(dice)
-    before = Randomness(CPU, [own])
-    first = rolls(dice)
-    assert rolls(dice) != first
-    before.put()
-    assert rolls(dice) == first
-    before.put()
-    assert rolls(dice) == first, "it can be put more than once"
-
-
-@pytest.mark.parametrize("die", DICE.values(), ids=DICE)
-def test_a_draw_on_the_host_shows(die: Callable[[], Any]) -> None:
-    before = Randomness(CPU)
-    assert before.same_on_host(Randomness(CPU))
-    die()
-    after = Randomness(CPU)
-    assert not before.same_on_host(after)
-    assert after.same_on_host(Randomness(CPU))
-    before.put()
-    assert before.same_on_host(Randomness(CPU))
-
-
-def test_a_cpu_is_the_host() -> None:
-    before = Randomness(CPU)
-    torch.rand(1)
-    assert before.same_on_device(Randomness(CPU)), "there is no other device on which something could be drawn"
-
-
-def test_random_states_as_data_and_one_of_a_device_that_is_not_there() -> None:
-    state = Randomness(CPU).to_state()
-    first = rolls([*DICE.values()])
-    Randomness.from_state({**state, "cuda": torch.zeros(16, dtype=torch.uint8)}, CPU).put()
-    assert rolls([*DICE.values()]) == first
-
-
-@pytest.mark.gpu
-def test_random_states_of_a_gpu_as_data() -> None:
-    device = torch.device("cuda:0")
-    before = Randomness(device)
-    first = torch.rand(3, device=device).tolist()
-    assert not before.same_on_device(Randomness(device))
-    assert before.same_on_host(Randomness(device))
-    Randomness.from_state(Randomness(CPU).to_state(), device).put()  # of a run without one: it goes on as it is
-    assert not before.same_on_device(Randomness(device))
-    Randomness.from_state(before.to_state(), device).put()
-    assert torch.rand(3, device=device).tolist() == first

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop.dice import Dice, Generator
 from hotloop.placement.sites import INSTALLED, OURS
+from hotloop.rng import Generator, Rng
 
 MOST = 50_000  # objects that are looked at
 EDGE = 64  # entries at each end of a long list that are looked at
@@ -397,7 +397,7 @@ def _mark(value: object) -> Hashable:
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), _checksum(value)
     if isinstance(value, Generator):
-        return _hash_of(Dice.of(value).take())
+        return _hash_of(Rng.of(value).get_state())
     return None
 
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop.dice import Dice, Generator, all_dice, host_dice, same
-
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -116,43 +114,6 @@ class State:
         """Bytes of the tensors that a copy would need."""
         optimizers = (t for _, state, _ in self._optimizers for t in _tensors(state))
         return sum(t.nbytes for t in [*(h.data for h in self._held), *optimizers])
-
-
-class Randomness:
-    """The states of all generators of random numbers: PyTorch's on the host and the device, Python's and NumPy's."""
-
-    def __init__(self, device: torch.device, generators: Iterable[Generator] = ()) -> None:
-        self._dice = all_dice(device)
-        self._states = {name: dice.take() for name, dice in self._dice.items()}
-        self._others = [(dice, dice.take()) for dice in map(Dice.of, generators)]
-
-    def to_state(self) -> dict[str, Any]:
-        """The states as plain data and tensors; those of other generators are their holders' affair."""
-        return dict(self._states)
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any], device: torch.device) -> "Randomness":
-        """What `to_state` was asked for; the state of a device that is not there now is left out."""
-        made = cls(device)
-        made._states |= state
-        return made
-
-    def put(self) -> None:
-        for name, dice in self._dice.items():
-            dice.put(self._states[name])
-        for dice, state in self._others:
-            dice.put(state)
-
-    def same_on_host(self, other: "Randomness") -> bool:
-        """Whether nothing was drawn on the host between the two."""
-        return self._same(other, host_dice().keys())
-
-    def same_on_device(self, other: "Randomness") -> bool:
-        """Whether nothing was drawn on the device between the two."""
-        return self._same(other, self._dice.keys() & other._dice.keys() - host_dice().keys())
-
-    def _same(self, other: "Randomness", names: Iterable[str]) -> bool:
-        return all(same(self._states[name], other._states[name]) for name in names)
 
 
 def _own_values(module: nn.Module) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hotloop.dice import Generator
 from hotloop.effects import Skip, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.oom import clear, is_out_of_memory, is_recording
@@ -24,6 +23,7 @@ from hotloop.objective import Losses, Objective, items_in, losses_of, predict, u
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, Watch, eager, total_of
+from hotloop.rng import Generator
 from hotloop.text import shorten
 
 LATER = (8, 64)  # cuts that are compared again, whatever their shape

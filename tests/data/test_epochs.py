@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
 from hotloop.data import Stream
-from hotloop.data.chance import Moment
 from hotloop.data.position import Position, Resumption
+from hotloop.data.rng import LoaderRngState
 from hotloop.errors import BadArgument
 
 DATA = TensorDataset(torch.arange(17.0))
@@ -41,10 +41,10 @@ def read(batches: Stream[Any], count: int) -> list[list[float]]:
 
 def resumed(build: Callable[[], Any], position: Position) -> tuple[Stream[Any], Resumption]:
     """A stream over a new loader that goes on from a position, with the random states of now."""
-    now = Moment.now()
+    now = LoaderRngState.now()
     batches: Stream[Any] = Stream(build(), "cpu", "direct")
     resumption = batches.resume(Position.from_state(position.to_state()))
-    now.put()
+    now.restore()
     return batches, resumption
 
 
@@ -218,11 +218,11 @@ def test_a_generator_that_others_draw_from_too() -> None:
                 if number == 2:
                     list(DataLoader(DATA, 4, generator=generator))
                 if number == stop:
-                    position, now = batches.position(number), Moment.now()
+                    position, now = batches.position(number), LoaderRngState.now()
                     generator, stop = seeded(1), None
                     batches = Stream(DataLoader(DATA, 4, shuffle=True, generator=generator), "cpu")
                     batches.resume(position)
-                    now.put()
+                    now.restore()
                     seen += [values(batch) for batch in batches]
                     break
         return seen

@@ -28,8 +28,8 @@ from torch.utils.data import (
 from hotloop import stream
 from hotloop.checkpoint.tree import pack, unpack
 from hotloop.data import Stream
-from hotloop.data.chance import Moment
 from hotloop.data.position import FORMAT, Position
+from hotloop.data.rng import LoaderRngState
 from hotloop.errors import BadArgument
 
 EPOCHS = 3
@@ -55,11 +55,11 @@ class WithDice(Augmented):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dice = {"numpy": np.random.default_rng(3), "old": np.random.RandomState(2), "python": random.Random(4)}  # noqa: S311
+        self.rng = {"numpy": np.random.default_rng(3), "old": np.random.RandomState(2), "python": random.Random(4)}  # noqa: S311
         self.torch = [torch.Generator().manual_seed(5)]
 
     def __getitem__(self, i: int) -> list[Tensor]:
-        noise = self.dice["numpy"].random() + self.dice["old"].rand() + self.dice["python"].random()  # type: ignore[attr-defined]
+        noise = self.rng["numpy"].random() + self.rng["old"].rand() + self.rng["python"].random()  # type: ignore[attr-defined]
         return [torch.tensor([float(i), noise + torch.rand((), generator=self.torch[0]).item()], dtype=torch.float64)]
 
 
@@ -245,11 +245,11 @@ def in_two(make: Callable[[], Run], epoch: int, stop: int, epochs: int = EPOCHS)
         run.epoch()
     run.epoch(stop)
     position = carried_over(run.stream.position(stop or None))
-    at = Moment.now()
+    at = LoaderRngState.now()
     seed_all(99)
     again = make()
     resumption = again.stream.resume(position)
-    at.put()
+    at.restore()
     for _ in range(epochs - epoch):
         again.epoch()
     return [*run.seen, *again.seen, *states(again)], resumption
@@ -317,11 +317,11 @@ def test_stopped_again_and_again(name: str, stops: list[int]) -> None:
                 break
         assert run.stream.origin is not None
         assert run.stream.origin.number + 1 == stop
-        position, at = carried_over(run.stream.position(stop)), Moment.now()
+        position, at = carried_over(run.stream.position(stop)), LoaderRngState.now()
         seed_all(stop)
         run = make()
         run.stream.resume(position)
-        at.put()
+        at.restore()
     run.epoch()
     run.epoch()
     assert seen + run.seen + states(run) == whole(make, 2)
@@ -429,11 +429,11 @@ def test_on_cuda(kind: Any, name: str) -> None:
         if stop is not None:
             for _, batch in zip(range(stop), batches, strict=False):
                 got.append(values(batch))
-            position, at = carried_over(batches.position(stop)), Moment.now()
+            position, at = carried_over(batches.position(stop)), LoaderRngState.now()
             seed_all(98)
             batches = Stream(LOADERS[name](), "cuda", kind)
             assert batches.resume(position).reason is None
-            at.put()
+            at.restore()
         for _ in range(2):
             got += [values(batch) for batch in batches]
         seen.append(got)

@@ -193,7 +193,9 @@ def test_a_comparison_leaves_no_trace(options: dict[str, Any]) -> None:
     loop.step(batch)
     WAY.append(1)
     try:
-        with pytest.warns(PlanWarning, match=f"steps {steps + 1} to {loop.steps} may have been replayed with the operations"):
+        with pytest.warns(
+            PlanWarning, match=f"steps {steps + 1} to {loop.steps} may have been replayed with the operations"
+        ):
             step.compare(batch)
     finally:
         WAY.clear()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
-from hotloop.data.chance import Chance, Moment
 from hotloop.data.origin import Origin
 from hotloop.data.position import Position, Resumption
+from hotloop.data.rng import LoaderRng, LoaderRngState
 from hotloop.errors import BadArgument
 from hotloop.text import plural
 
@@ -20,19 +20,19 @@ MOST_AHEAD = 4  # batches that a stream reads before they are trained on, at mos
 class Epoch:
     """An epoch in progress: how it began, what was read of it, and whether all of it was."""
 
-    def __init__(self, began: Moment, begun: bool, carried: tuple[Moment, ...], read: int = 0) -> None:
+    def __init__(self, began: LoaderRngState, begun: bool, carried: tuple[LoaderRngState, ...], read: int = 0) -> None:
         self.began = began
         self.begun = begun
         self.carried = carried
         self.read = read
         self.ended = False
         self.latest: Any = None  # what was read last, while the epoch lasts
-        self.moments: deque[Moment] = deque(maxlen=MOST_AHEAD)  # before the latest batches were read
+        self.states: deque[LoaderRngState] = deque(maxlen=MOST_AHEAD)  # of the rng, before the latest batches were read
 
-    def follow(self, batches: Iterator[T], note: Callable[[], Moment] | None) -> Iterator[T]:
-        """The same batches, counted; with `note`, the moment before each one is noted."""
+    def follow(self, batches: Iterator[T], get_state: Callable[[], LoaderRngState] | None) -> Iterator[T]:
+        """The same batches, counted; with `get_state`, the rng state before each one is kept."""
         try:
-            for batch in batches if note is None else self._noted(batches, note):
+            for batch in batches if get_state is None else self._watched(batches, get_state):
                 self.read += 1
                 self.latest = batch
                 yield batch
@@ -40,12 +40,12 @@ class Epoch:
         finally:
             self.latest = None  # a batch may take much memory
 
-    def _noted(self, batches: Iterator[T], note: Callable[[], Moment]) -> Iterator[T]:
-        moment = note()
+    def _watched(self, batches: Iterator[T], get_state: Callable[[], LoaderRngState]) -> Iterator[T]:
+        state = get_state()
         for batch in batches:
-            self.moments.append(moment)
+            self.states.append(state)
             yield batch
-            moment = note()
+            state = get_state()
 
 
 class Skip:
@@ -55,7 +55,7 @@ class Skip:
         self.count = count
         self.last: Any = None  # what was dropped last
         self.missing = 0  # how many there were too few
-        self.after_first: Moment | None = None  # the random states once the first was dropped
+        self.after_first: LoaderRngState | None = None  # the random states once the first was dropped
         self._watched = watched
 
     def __call__(self, batches: Iterator[Any], tell: Tell | None = None) -> None:
@@ -63,7 +63,7 @@ class Skip:
         for number, dropped in enumerate(islice(batches, self.count), 1):
             self.last, self.missing = dropped, self.count - number
             if number == 1 and self._watched:
-                self.after_first = Moment.now()
+                self.after_first = LoaderRngState.now()
             if tell is not None:
                 tell(number, self.count)
 
@@ -71,7 +71,7 @@ class Skip:
         """Whether the loader draws while its epoch runs from what others have drawn from too."""
         if self.after_first is None:
             return False
-        after = Moment.now()
+        after = LoaderRngState.now()
         drew, others_drew = self.after_first.differs(after), position.now.differs(after)
         return any(mine and others for mine, others in zip(drew, others_drew, strict=True))
 
@@ -83,10 +83,10 @@ class Epochs(ABC, Generic[T]):
     prefetched = 0  # batches that workers are asked for in advance
     random_items = False  # whether an item may be another one each time it is made
 
-    def __init__(self, chance: Chance, *, note_each: bool = False) -> None:
+    def __init__(self, rng: LoaderRng, *, state_of_each: bool = False) -> None:
         self.first = 0  # number of the first batch of the epoch in progress: above 0 in one that was resumed
-        self._chance = chance
-        self._note = chance.note_all if note_each else None
+        self._rng = rng
+        self._get_state = rng.get_full_state if state_of_each else None
         self._epoch: Epoch | None = None
         self._ready: Iterator[T] | None = None  # an epoch that was begun at a position
 
@@ -105,7 +105,7 @@ class Epochs(ABC, Generic[T]):
     def _restart(self, position: Position) -> None:
         """Let workers that persist be there, or not, as they were when the epoch of a position began."""
 
-    def _carried(self) -> tuple[Moment, ...]:
+    def _carried(self) -> tuple[LoaderRngState, ...]:
         """The random states of workers that persist, where they are known."""
         return ()
 
@@ -128,8 +128,8 @@ class Epochs(ABC, Generic[T]):
             ready, self._ready = self._ready, None
             return ready
         self.first = 0
-        self._epoch = epoch = Epoch(self._chance.note(), self._has_begun(), self._carried())
-        return epoch.follow(self._open(), self._note)
+        self._epoch = epoch = Epoch(self._rng.get_state(), self._has_begun(), self._carried())
+        return epoch.follow(self._open(), self._get_state)
 
     def latest(self, consumed: int) -> Any:
         """What was read last, where the training has had so many batches and nothing was read after them."""
@@ -137,9 +137,9 @@ class Epochs(ABC, Generic[T]):
 
     def position(self, consumed: int | None, last: tuple[int, ...] | None) -> Position:
         """Where the epoch in progress is when the training has had so many of its batches; None: between epochs."""
-        now = self._chance.note_all()
+        now = self._rng.get_full_state()
         if consumed is None:
-            began, begun, carried = self._chance.note(), self._has_begun(), self._carried()
+            began, begun, carried = self._rng.get_state(), self._has_begun(), self._carried()
             reason = self._why_not_the_same(begun, carried)
             return Position(None, began, now, begun=begun, carried=carried, workers=self.workers, reason=reason)
         epoch = self._epoch
@@ -150,15 +150,15 @@ class Epochs(ABC, Generic[T]):
                 fix="give the number of batches of this epoch that were trained on",
             )
         ahead = read - consumed
-        moments = list(epoch.moments)[len(epoch.moments) - ahead :] if ahead <= len(epoch.moments) else []
-        unnoted = ahead > len(moments) and consumed > 0 and self.workers == 0
+        states = list(epoch.states)[len(epoch.states) - ahead :] if ahead <= len(epoch.states) else []
+        unnoted = ahead > len(states) and consumed > 0 and self.workers == 0
         return Position(
             consumed=consumed,
             began=epoch.began,
             now=now,
             read=read,
             ended=epoch.ended,
-            ahead=tuple(moments),
+            ahead=tuple(states),
             last=last,
             begun=epoch.begun,
             workers=self.workers,
@@ -168,7 +168,9 @@ class Epochs(ABC, Generic[T]):
             reason=self._why_not_the_same(epoch.begun, epoch.carried, unnoted=unnoted),
         )
 
-    def _why_not_the_same(self, begun: bool, carried: tuple[Moment, ...], *, unnoted: bool = False) -> str | None:
+    def _why_not_the_same(
+        self, begun: bool, carried: tuple[LoaderRngState, ...], *, unnoted: bool = False
+    ) -> str | None:
         if why := self._why_never():
             return why
         if not self.random_items:
@@ -191,20 +193,20 @@ class Epochs(ABC, Generic[T]):
         self._restart(position)
         self._epoch = self._ready = None
         if position.consumed is None:
-            self._chance.put_own(position.began)
+            self._rng.set_own_state(position.began)
             return Resumption(reason=_joined(reasons))
-        self._chance.put(position.began)
-        skip = Skip(position.consumed, watched=not self._chance.in_torch_alone)
+        self._rng.set_state(position.began)
+        skip = Skip(position.consumed, watched=not self._rng.in_torch_alone)
         batches, loaded = self._open_at(position, skip, tell)
         self._epoch = epoch = Epoch(position.began, position.begun, position.carried, position.consumed)
         self.first = position.consumed
-        rest = epoch.follow(batches, self._note)
+        rest = epoch.follow(batches, self._get_state)
         ahead = self._read_again(rest, position)
         if position.ended:
             ahead += rest  # a loader that has said that it is at its end has drawn all that it draws
         reasons.append(_why_other(position, skip))
         if self.prefetched == position.prefetched:
-            self._chance.put_own(position.now)
+            self._rng.set_own_state(position.now)
         self._ready = chain(ahead, rest)
         return Resumption(position.consumed, loaded, _joined(reasons))
 
@@ -214,13 +216,13 @@ class Epochs(ABC, Generic[T]):
         if not position.ahead:
             return list(islice(rest, position.read - position.consumed))
         again: list[T] = []
-        for moment in position.ahead:
-            self._chance.put(moment)
+        for state in position.ahead:
+            self._rng.set_state(state)
             again += islice(rest, 1)
         return again
 
     def _what_changed(self, position: Position) -> str | None:
-        if not self._chance.fits(position.began):
+        if not self._rng.fits(position.began):
             return "the loader has more or fewer generators than it had: its order may be another one"
         if self.random_items and self.workers != position.workers:
             return (

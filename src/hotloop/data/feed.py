@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop.data.chance import Chance, Moment, is_stateful
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.forking import forking
 from hotloop.data.origin import Origin, Tap
 from hotloop.data.position import Position
 from hotloop.data.resident import asked_in_advance, is_constant
+from hotloop.data.rng import LoaderRng, LoaderRngState, is_stateful
 from hotloop.data.workers import Workers
 
 Batch = tuple[Origin, Any]
@@ -34,8 +34,8 @@ class Feed(Epochs[Batch]):
         self.prefetched = asked_in_advance(source)
         here = self.random_items and not self.workers  # whether random items are made in this process
         super().__init__(
-            Chance(source, source.dataset if here and isinstance(source, DataLoader) else None),
-            note_each=here and reads_ahead,
+            LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None),
+            state_of_each=here and reads_ahead,
         )
         self._staff: Workers | None = None
         if isinstance(source, DataLoader) and source.persistent_workers and not self._is_stateful:
@@ -80,7 +80,7 @@ class Feed(Epochs[Batch]):
     def _has_begun(self) -> bool:
         return self._staff is not None and self._staff.are_there
 
-    def _carried(self) -> tuple[Moment, ...]:
+    def _carried(self) -> tuple[LoaderRngState, ...]:
         return () if self._staff is None else self._staff.carried()
 
     @property

@@ -20,7 +20,7 @@ there is nothing to skip: only 1 and 6 are done, so that the next epoch begins a
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.data.chance import Moment
+from hotloop.data.rng import LoaderRngState
 from hotloop.errors import BadArgument
 
 FORMAT = 2
@@ -31,16 +31,16 @@ class Position:
     """Where a loader is: what it takes to go on from there with the same batches."""
 
     consumed: int | None  # batches of the epoch that the training has had; None between two epochs
-    began: Moment  # when the epoch's iterator was made
-    now: Moment  # when the position was asked for
+    began: LoaderRngState  # when the epoch's iterator was made
+    now: LoaderRngState  # when the position was asked for
     read: int = 0  # batches of the epoch that were read, those ahead of the training included
     ended: bool = False  # whether the loader had said that there are no more
-    ahead: tuple[Moment, ...] = ()  # when each batch ahead was read, where that matters
+    ahead: tuple[LoaderRngState, ...] = ()  # when each batch ahead was read, where that matters
     last: tuple[int, ...] | None = None  # the samples of the last batch that the training had
     begun: bool = False  # whether workers that persist were there when the epoch began
     workers: int = 0
     prefetched: int = 0  # batches that the workers are asked for in advance
-    carried: tuple[Moment, ...] = ()  # the random states of workers that persist, when the epoch began
+    carried: tuple[LoaderRngState, ...] = ()  # the random states of workers that persist, when the epoch began
     loader: Any = None  # the loader's own account of where it is, where it gives one
     reason: str | None = None  # why not all can be the same again
 
@@ -58,9 +58,9 @@ class Position:
             if fields.pop("format") != FORMAT:
                 raise ValueError("another format")
             for name in ("began", "now"):
-                fields[name] = Moment(**fields[name])
+                fields[name] = LoaderRngState(**fields[name])
             for name in ("ahead", "carried"):
-                fields[name] = tuple(Moment(**moment) for moment in fields[name])
+                fields[name] = tuple(LoaderRngState(**state) for state in fields[name])
             return cls(**fields)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise BadArgument(

@@ -28,11 +28,11 @@ from torch.utils.data import (
     default_convert,
 )
 
-from hotloop.data.chance import Chance
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import Origin, is_in_order, twin
 from hotloop.data.position import Position
+from hotloop.data.rng import LoaderRng
 from hotloop.data.samplers import generators_of, has_known_sampler, index_sampler
 from hotloop.placement import map_tensors, move, tensors_in
 
@@ -78,7 +78,7 @@ class Resident(Epochs[Any]):
     """The batches of a DataLoader, gathered on the device from tensors that stay there."""
 
     def __init__(self, loader: DataLoader[Any], device: torch.device) -> None:
-        super().__init__(Chance(loader))
+        super().__init__(LoaderRng(loader))
         self._loader = loader
         self._device = device
         self.workers = loader.num_workers

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from hotloop.data.chance import Chance, Moment
 from hotloop.data.position import Position
 from hotloop.data.resident import is_constant
+from hotloop.data.rng import LoaderRng, LoaderRngState
 from hotloop.data.stream import Stream
 
 
@@ -18,7 +18,7 @@ class Validation:
     def __init__(self, loader: Iterable[Any] | None, device: torch.device, *, saved: bool) -> None:
         """`saved`: whether the run is, so that what the workers draw from must be known."""
         self.loader: Any = loader
-        self._chance: Chance | None = None
+        self._rng: LoaderRng | None = None
         self._stream: Stream[Any] | None = None
         self._unknown: str | None = None
         if _persists(loader):
@@ -28,7 +28,7 @@ class Validation:
                 self._unknown = "the validation loader's workers were there before, and what they draw from is unknown"
         if self._stream is None and loader is not None:
             here = isinstance(loader, DataLoader) and not loader.num_workers  # where items are made
-            self._chance = Chance(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)
+            self._rng = LoaderRng(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)
 
     @property
     def changed_in_workers(self) -> list[str]:
@@ -40,10 +40,10 @@ class Validation:
         """Where it is between two evaluations, as plain data and tensors."""
         if self._stream is not None:
             return {"position": self._stream.position(None).to_state()}
-        if self._chance is None:
+        if self._rng is None:
             return None
-        moment = self._chance.note()
-        return {"own": list(moment.own), "samplers": list(moment.samplers), "unknown": self._unknown}
+        state = self._rng.get_state()
+        return {"own": list(state.own), "samplers": list(state.samplers), "unknown": self._unknown}
 
     def resume(self, state: dict[str, Any] | None) -> str | None:
         """Be where another part of the run was; why not all can be the same. The global rng states may change."""
@@ -54,10 +54,10 @@ class Validation:
                 return "the validation loader has other workers than it had"
             why = self._stream.resume(Position.from_state(state["position"])).reason
             return why and f"in the evaluations, {why}"
-        if self._chance is None:
+        if self._rng is None:
             return "the validation loader has other workers than it had"
         own, samplers = tuple(state["own"]), tuple(state["samplers"])
-        self._chance.put_own(Moment(torch.get_rng_state(), own=own, samplers=samplers))
+        self._rng.set_own_state(LoaderRngState(torch.get_rng_state(), own=own, samplers=samplers))
         why = state.get("unknown")
         return why and str(why)
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from hotloop.data.chance import Moment, found_in
 from hotloop.data.forking import forking
-from hotloop.dice import Dice
+from hotloop.data.rng import LoaderRngState
 from hotloop.effects import Look, look
+from hotloop.rng import Rng, generators_in
 
 
 class _Telling:
@@ -38,15 +38,15 @@ class _Telling:
         # As bytes, which travel faster than a tensor in shared memory or a tuple of numbers.
         python = (version, np.array(numbers, np.int64).tobytes(), gauss)
         host = torch.get_rng_state().numpy().tobytes()
-        own = [_sent(dice.take()) for dice in self.own()]
+        own = [_sent(rng.get_state()) for rng in self.own()]
         return info.id, host, python, np.random.get_state(legacy=False), own, self._changed(info.dataset), batch
 
-    def own(self) -> list[Dice]:
+    def own(self) -> list[Rng]:
         """The generators that the dataset of this worker and what collates its items hold."""
         info = get_worker_info()
         assert info is not None
-        found = found_in([info.dataset, self._collate])
-        return [Dice.of(each) for each in {id(each): each for each in found}.values()]
+        found = generators_in([info.dataset, self._collate])
+        return [Rng.of(each) for each in {id(each): each for each in found}.values()]
 
     def _changed(self, dataset: object) -> list[str]:
         """What differs from after the first batch in what makes the items; looked at ever more rarely."""
@@ -66,17 +66,17 @@ class _Starting:
     """A worker_init_fn that ends with the random states that a worker had."""
 
     init: Callable[[int], None] | None
-    moments: tuple[Moment, ...]
+    states: tuple[LoaderRngState, ...]
     telling: object  # the collate_fn, which this worker has too
 
     def __call__(self, number: int) -> None:
         if self.init is not None:
             self.init(number)
-        if number < len(self.moments):
-            self.moments[number].put()
+        if number < len(self.states):
+            self.states[number].restore()
             own = self.telling.own() if isinstance(self.telling, _Telling) else []
-            for dice, state in zip(own, self.moments[number].own, strict=False):
-                dice.put(state)
+            for rng, state in zip(own, self.states[number].own, strict=False):
+                rng.set_state(state)
 
 
 def _sent(state: Any) -> Any:
@@ -99,11 +99,11 @@ class Workers:
     def are_there(self) -> bool:
         return self._loader._iterator is not None
 
-    def carried(self) -> tuple[Moment, ...]:
+    def carried(self) -> tuple[LoaderRngState, ...]:
         """The states of all workers between two epochs; empty where they are not known."""
         if not self._all_read or len(self._told) < self._loader.num_workers:
             return ()
-        return tuple(_moment(self._told[number]) for number in range(self._loader.num_workers))
+        return tuple(_state(self._told[number]) for number in range(self._loader.num_workers))
 
     def listen(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The batches without what the workers told."""
@@ -124,7 +124,7 @@ class Workers:
         self._loader.__dict__["_iterator"] = None
         self._told = {}
 
-    def start(self, carried: tuple[Moment, ...]) -> None:
+    def start(self, carried: tuple[LoaderRngState, ...]) -> None:
         """Start them with random states that workers before them had; the loader must have nothing to load."""
         init = self._loader.worker_init_fn
         self._loader.__dict__["worker_init_fn"] = _Starting(init, carried, self._loader.collate_fn)
@@ -133,19 +133,19 @@ class Workers:
                 iter(self._loader)
         finally:
             self._loader.__dict__["worker_init_fn"] = init
-        self._told = {number: _told(moment) for number, moment in enumerate(carried)}
+        self._told = {number: _told(state) for number, state in enumerate(carried)}
         self._all_read = True
 
 
-def _moment(told: list[Any]) -> Moment:
+def _state(told: list[Any]) -> LoaderRngState:
     host, (version, numbers, gauss), numpy, own = told
     python = (version, tuple(np.frombuffer(numbers, np.int64).tolist()), gauss)
     states = tuple(torch.from_numpy(state) if isinstance(state, np.ndarray) else state for state in own)
-    return Moment(torch.frombuffer(bytearray(host), dtype=torch.uint8), python, numpy, states)
+    return LoaderRngState(torch.frombuffer(bytearray(host), dtype=torch.uint8), python, numpy, states)
 
 
-def _told(moment: Moment) -> list[Any]:
-    assert moment.python is not None
-    version, numbers, gauss = moment.python
+def _told(state: LoaderRngState) -> list[Any]:
+    assert state.python is not None
+    version, numbers, gauss = state.python
     python = (version, np.array(numbers, np.int64).tobytes(), gauss)
-    return [moment.torch.numpy().tobytes(), python, moment.numpy, [_sent(state) for state in moment.own]]
+    return [state.torch.numpy().tobytes(), python, state.numpy, [_sent(own) for own in state.own]]

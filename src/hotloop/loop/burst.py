@@ -15,7 +15,7 @@ from hotloop.loop.inspection import Inspection, inspected, objection
 from hotloop.loop.step import Step
 from hotloop.memory.oom import Failure
 from hotloop.placement import map_tensors, tensors_in
-from hotloop.state import Randomness
+from hotloop.rng import RngStates
 
 Transform = Callable[[Any], Any]
 AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together
@@ -176,12 +176,12 @@ def _indices(drawn: Sequence[Any]) -> Tensor:
 
 def why_not_recorded(transform: Transform, batch: Any, device: torch.device) -> str | None:
     """Why a transform of batches would not be itself in a recording; None where it would. The look leaves no trace."""
-    before = Randomness(device)
+    before = RngStates(device)
     looks = [Inspection(), Inspection()]
     for seen in looks:
         with inspected(device, seen):
             transform(batch)
-    before.put()
+    before.restore()
     return objection(*looks)
 
 

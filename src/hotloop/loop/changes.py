@@ -24,12 +24,12 @@ from torch.utils.data import Dataset
 
 from hotloop.attributes import LOST, ROOM, Mark, Parts, Restoring, devices_of, may_become, moved, parts_of, stored_by
 from hotloop.checkpoint.tree import pack
-from hotloop.data.chance import is_stateful
-from hotloop.dice import Dice, Generator
+from hotloop.data.rng import is_stateful
 from hotloop.effects import Look, look
 from hotloop.errors import BadArgument
 from hotloop.loop.claims import check_module, check_sharing, generator, require, unusable
 from hotloop.loop.saved import check_tensors, owner_of
+from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
@@ -107,7 +107,7 @@ class Changes:
             "given": {name: thing.state_dict() for name, thing in self._given.items()},
             "found": {name: thing.state_dict() for name, thing in self._found().items()},
             "generators": {
-                path: [type(each).__name__, Dice.of(each).take()] for path, each in self._generators.items()
+                path: [type(each).__name__, Rng.of(each).get_state()] for path, each in self._generators.items()
             },
         }
 
@@ -276,11 +276,11 @@ class Changes:
         found, missing = self._generators, []
         for path, (kind, taken) in state.get("generators", {}).items():
             if path in found and type(found[path]).__name__ == kind:
-                dice = Dice.of(found[path])
-                now = dice.take()
+                rng = Rng.of(found[path])
+                now = rng.get_state()
                 require(generator(now), taken, f"changes.generators[{path!r}]")
-                undo.callback(dice.put, now)
-                dice.put(taken)
+                undo.callback(rng.set_state, now)
+                rng.set_state(taken)
             else:
                 missing.append(path)
         return missing

@@ -43,7 +43,7 @@ from hotloop.loop.turns import Schedule
 from hotloop.loop.watch import Ending, Watch
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
-from hotloop.state import Randomness
+from hotloop.rng import RngStates
 from hotloop.text import shorten
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Fit:
             changes, run = tree["changes"], tree["run"]
             check_state(loop, tree["loop"])
             self._changes.check(changes)
-            undo.callback(Randomness(loop.device).put)
+            undo.callback(RngStates(loop.device).restore)
             undo.callback(partial(vars(self).update, dict(vars(self))))
             missing = self._changes.load(changes, undo)
             self._resumption = go_on_in(loop, self.loader, tree["loop"], tree["position"], tell, undo)

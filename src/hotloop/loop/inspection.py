@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from hotloop.effects import Look, shown
 from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
-from hotloop.state import Randomness
+from hotloop.rng import RngStates
 from hotloop.text import shorten
 from hotloop.waits import Waits, waits
 
@@ -44,11 +44,11 @@ class Inspection:
 @contextmanager
 def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
     """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
-    before = Randomness(device)
+    before = RngStates(device)
     with waits(device) as waited, _Recorder(seen):
         yield
     seen.waits.sites.update(waited.sites)
-    seen.drew = seen.drew or not before.same_on_host(Randomness(device))
+    seen.drew = seen.drew or not before.same_on_host(RngStates(device))
 
 
 def objection(first: Inspection, second: Inspection) -> str | None:

@@ -22,7 +22,7 @@ from hotloop.memory.usage import usage
 from hotloop.objective import items_in
 from hotloop.placement import move
 from hotloop.records import Record
-from hotloop.state import Randomness
+from hotloop.rng import RngStates
 from hotloop.text import an, count, duration, plural, size
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
@@ -85,11 +85,11 @@ def largest_batch(
         if value is not None and not value > 0:
             raise BadArgument(f"{name}={value}", fix="give a number above 0")
     generators = generators_of(data)
-    before = Randomness(subject.device, generators)
+    before = RngStates(subject.device, generators)
     try:
         batch, length = _example(data)
     finally:
-        before.put()
+        before.restore()
     bound = min(ENDLESS if limit is None else limit, length or ENDLESS)
     with rehearsing(subject, generators) as rehearsal:
         search = _Search(rehearsal, move(batch, "cpu"), transform, seconds)

@@ -16,7 +16,8 @@ from hotloop.plan import Plan
 from hotloop.profiling.profiler import Profiler
 from hotloop.profiling.record import Profile
 from hotloop.records import Record
-from hotloop.state import Randomness, State
+from hotloop.rng import RngStates
+from hotloop.state import State
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def profile_of(
 @contextmanager
 def _on_copies(subject: Subject, step: Step, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     """Steps of training in here leave everything as it was."""
-    origin, random = State.of(subject.modules, subject.optimizers), Randomness(subject.device, generators)
+    origin, random = State.of(subject.modules, subject.optimizers), RngStates(subject.device, generators)
     copies = origin.copy()
     (copies.laid_out(torch.channels_last) if step.plan.channels_last else copies).put()
     if not subject.model.training:
@@ -80,4 +81,4 @@ def _on_copies(subject: Subject, step: Step, generators: Iterable[torch.Generato
     finally:
         step.rig.release()
         origin.put()
-        random.put()
+        random.restore()

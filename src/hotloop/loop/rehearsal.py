@@ -21,7 +21,8 @@ from hotloop.memory.oom import clear
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan
-from hotloop.state import Randomness, State
+from hotloop.rng import RngStates
+from hotloop.state import State
 
 UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
 ATTEMPTS = 20  # at them, where the fp16 scaler skips some
@@ -71,7 +72,7 @@ class Rehearsal:
                 "the model has weights whose shape its first batch decides", fix="run one batch through the model first"
             )
         self._peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
-        self._random = Randomness(self._device, generators)
+        self._random = RngStates(self._device, generators)
         storages = {s._cdata: s for tensor in _tensors(subject) for s in storages_of(tensor)}.values()
         self._bytes = [(s, s.clone() if s.device.type == "cpu" else s.cpu()) for s in storages]
         self._gradients = [(p, p.grad.cpu()) for p in parameters if p.grad is not None]
@@ -96,7 +97,7 @@ class Rehearsal:
             optimizer.state.update(_same_leaves(state))
         for storage, values in self._bytes:
             storage.copy_(values)
-        self._random.put()
+        self._random.restore()
 
     @contextmanager
     def step(self, plan: Plan) -> Iterator[Step]:

@@ -14,7 +14,7 @@ from hotloop.levers import can_be_flipped, repeated_blocks
 from hotloop.loop.flipped import flipped
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
-from hotloop.state import Randomness
+from hotloop.rng import RngStates
 
 _HOST = torch.device("cpu")
 
@@ -88,27 +88,27 @@ class Rig:
 
 def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
     """For the forward pass, and for its repetition, which draws the same numbers and leaves no trace."""
-    drawn: list[Randomness] = []
+    drawn: list[RngStates] = []
     return _noted(drawn), _repeated(block, drawn)
 
 
 @contextmanager
-def _noted(drawn: list[Randomness]) -> Iterator[None]:
-    drawn.append(Randomness(_HOST))  # PyTorch itself looks after its own generators, and not after the others
+def _noted(drawn: list[RngStates]) -> Iterator[None]:
+    drawn.append(RngStates(_HOST))  # PyTorch itself looks after its own generators, and not after the others
     yield
 
 
 @contextmanager
-def _repeated(block: nn.Module, drawn: list[Randomness]) -> Iterator[None]:
+def _repeated(block: nn.Module, drawn: list[RngStates]) -> Iterator[None]:
     """While a block is computed again: buffers stay as they are, such as running means."""
     tables = [(inner._buffers, dict(inner._buffers)) for inner in block.modules() if inner._buffers]
     before = [(buffer, buffer.clone()) for buffer in block.buffers()]
-    random = Randomness(_HOST)
-    drawn[0].put()
+    random = RngStates(_HOST)
+    drawn[0].restore()
     try:
         yield
     finally:
-        random.put()
+        random.restore()
         for table, buffers in tables:
             table.update(buffers)
         with torch.no_grad():

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 
 from hotloop.attributes import stored_by
 from hotloop.data import Position, Resumption
-from hotloop.data.chance import Chance, is_stateful
+from hotloop.data.rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.loop.claims import (
     CHANGES,
@@ -34,7 +34,7 @@ from hotloop.loop.claims import (
 )
 from hotloop.loop.tuning import ASKED, possible
 from hotloop.plan import Plan, Tuning
-from hotloop.state import Randomness
+from hotloop.rng import RngStates
 from hotloop.text import an, printable, shorten
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def state_of(loop: "Loop") -> dict[str, Any]:
         "update": loop._step.update.to_state(),
         "portion": loop._survivor.portion.to_state(),
         "watch": loop._watch.to_state(),
-        "random": Randomness(loop.device).to_state(),
+        "random": RngStates(loop.device).state_dict(),
         "epoch": loop.epoch,
         "plan": loop._step.plan.to_json(),
         "tuning": None if tuning is None else tuning.to_json(),
@@ -210,13 +210,13 @@ def draws_of(loader: object) -> Callable[[], None]:
     """What makes a DataLoader draw as it would at this moment."""
     if not isinstance(loader, DataLoader):
         return lambda: None
-    chance = Chance(loader, loader.dataset)
-    return partial(chance.put_own, chance.note())
+    rng = LoaderRng(loader, loader.dataset)
+    return partial(rng.set_own_state, rng.get_state())
 
 
 def put_random(loop: "Loop", state: dict[str, Any]) -> None:
     """Last of all: the random numbers, from which everything before may have drawn."""
-    Randomness.from_state(state["random"], loop.device).put()
+    RngStates.from_state_dict(state["random"], loop.device).restore()
 
 
 def checked_stateful(stateful: object) -> dict[str, Any]:
@@ -310,7 +310,7 @@ def check(loop: "Loop", state: dict[str, Any]) -> None:
     scalers = loop._step.update.to_state()["scalers"]
     for name in scalers.keys() & state["update"]["scalers"].keys():
         require(like(scalers[name]), state["update"]["scalers"][name], f"the scaler of {name}")
-    check_random(Randomness(loop.device).to_state(), state["random"], "random")
+    check_random(RngStates(loop.device).state_dict(), state["random"], "random")
 
 
 def modules_of(loop: "Loop") -> list[nn.Module]:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
 from hotloop.data.resident import Resident
-from hotloop.dice import Generator
 from hotloop.effects import Look
 from hotloop.levers import Lever
 from hotloop.loop.burst import Burst, why_not_recorded
@@ -23,7 +22,8 @@ from hotloop.loop.step import Step
 from hotloop.loop.turns import Turn
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
-from hotloop.state import CannotCopy, Randomness, State
+from hotloop.rng import Generator, RngStates
+from hotloop.state import CannotCopy, State
 from hotloop.text import shorten
 from hotloop.tune import Comparison, Drift, Refused
 
@@ -90,7 +90,7 @@ class Trials:
         """Copy everything aside; put it back at the end, whatever happens."""
         self._device = device
         self._origin = State.of(self._modules, self._optimizers)
-        self._random = Randomness(device, generators)
+        self._random = RngStates(device, generators)
         try:
             self._start = self._origin.copy()
         except CannotCopy as error:
@@ -99,7 +99,7 @@ class Trials:
             yield
         finally:
             self._origin.put()
-            self._random.put()
+            self._random.restore()
             self._entered.clear()
             self._reference = None
             gc.collect()
@@ -243,7 +243,7 @@ class Trials:
                     start, done, most = time.perf_counter(), 0, most - 1
             synchronize(self._device)
             taken = time.perf_counter() - start
-        self._random.put()
+        self._random.restore()
         if not slow or self.alone is None:
             return taken / done
         # A GPU computes while the host loads; a CPU does one after the other.
@@ -257,7 +257,7 @@ class _Contestant:
         self,
         step: Step,
         state: State,
-        random: Randomness,
+        random: RngStates,
         material: Material,
         now: Callable[[], State],
         seed: int | None = None,
@@ -284,7 +284,7 @@ class _Contestant:
     @contextmanager
     def on_stage(self) -> Iterator[None]:
         self._state.put()
-        self._random.put()
+        self._random.restore()
         self.step.rig.engage()
         if self._seed is not None:
             torch.manual_seed(self._seed)
@@ -293,7 +293,7 @@ class _Contestant:
             yield
         finally:
             self._state = self._now()
-            self._random = Randomness(self._device)
+            self._random = RngStates(self._device)
             self.step.rig.release()
 
     def warm_up(self) -> None:

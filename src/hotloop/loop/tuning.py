@@ -20,10 +20,9 @@ from torch.utils.data import DataLoader
 import hotloop
 from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.clock import synchronize
-from hotloop.data.chance import Chance, found_in
 from hotloop.data.origin import is_in_order
 from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
-from hotloop.dice import Generator
+from hotloop.data.rng import LoaderRng
 from hotloop.effects import Look, Skip, code_of_modules, look, restored_by_state
 from hotloop.errors import BadArgument, OutputError, PlanWarning
 from hotloop.files import write_json
@@ -43,7 +42,8 @@ from hotloop.loop.trial import Material, Trials
 from hotloop.loop.turns import Turn
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.state import Randomness, State
+from hotloop.rng import Generator, RngStates, generators_in
+from hotloop.state import State
 from hotloop.text import an
 from hotloop.tune import Refused, Search
 
@@ -160,18 +160,18 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
     """What to train on in trials: `given`, a batch that was read already, or what can be read without a trace."""
     if why_not_resident(loader, device) is None and has_known_sampler(loader):
         resident = Resident(loader, device)
-        before = Randomness(device, generators_held(loader, transform))
+        before = RngStates(device, generators_held(loader, transform))
         drawn = list(islice(resident.draws(), MOST_STEPS))
         full = [each for each in drawn if _length(each) == _length(drawn[0])]
         material = Material([], loader, resident, full, transform)
         batches = [material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))]
-        before.put()
+        before.restore()
         return replace(material, batches=batches)
     if given is not None:
         return Material([given])
     again = loader if is_in_order(loader) and has_known_sampler(loader) else None
-    before, chance = Randomness(device, generators_held(loader, transform)), Chance(loader)
-    began = chance.note()
+    before, rng = RngStates(device, generators_held(loader, transform)), LoaderRng(loader)
+    began = rng.get_state()
     batches = iter(loader)
     if batches is loader:
         raise BadArgument(
@@ -183,14 +183,14 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
         raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
     batch = move(first, device)
     material = Material([batch if transform is None else transform(batch)], again, transform=transform)
-    before.put()
-    chance.put_own(began)
+    before.restore()
+    rng.set_own_state(began)
     return material
 
 
 def generators_held(loader: object, transform: object) -> list[Generator]:
     """The generators that a loader, its samplers, its dataset and a transform of batches have for themselves."""
-    found = [*generators_of(loader), *found_in([getattr(loader, "dataset", None), transform])]
+    found = [*generators_of(loader), *generators_in([getattr(loader, "dataset", None), transform])]
     return list({id(generator): generator for generator in found}.values())
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from hotloop.dice import Dice, Generator, all_dice, same
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import surely
 from hotloop.placement import tensors_in
+from hotloop.rng import Generator, Rng, quick_rng, rngs_of, same_state
 from hotloop.text import shorten
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
@@ -40,17 +40,17 @@ class Rewind:
         self._modules = modules
         self._device = device
         self.groups: Callable[[], Iterable[dict[str, Any]]] = list  # settings of optimizers, which a pass may change
-        every = all_dice(device)
-        own = {name: Dice.of(generator) for name, generator in (generators or {}).items()}
-        self._dice = [*every.values(), *own.values()]
-        self._names = {id(dice): f"the rng of {name}" for name, dice in every.items()}
-        self._names |= {id(dice): name for name, dice in own.items()}
+        every = rngs_of(device)
+        own = {name: Rng.of(generator) for name, generator in (generators or {}).items()}
+        self._rngs = [*every.values(), *own.values()]
+        self._names = {id(rng): f"the rng of {name}" for name, rng in every.items()}
+        self._names |= {id(rng): name for name, rng in own.items()}
         self._covered = [every["cuda" if device.type == "cuda" else "torch"]]  # noted before every pass, in a quick way
-        quick = _quick(device)
-        self.take, self._give = quick.take, quick.put
+        quick = quick_rng(device)
+        self.take, self._give = quick.get_state, quick.set_state
         self.taken: Any = None  # the rng state of the device before the pass
         self.given: tuple[Any, Any] | None = None  # a batch that can be taken from, and what it held
-        self._cast: list[Dice] = []  # those that passes were seen to use
+        self._cast: list[Rng] = []  # those that passes were seen to use
         self._written: list[tuple[list[Tensor], list[Tensor]]] = []  # what passes were seen to write to, and copies
         self._changing: list[dict[str, Any]] = []  # tables in which passes were seen to put other tensors
         self._attributed: list[dict[str, Any]] = []  # of modules and settings, those that passes were seen to change
@@ -62,7 +62,7 @@ class Rewind:
         self.quiet = 0  # passes to come before which there is nothing to note but PyTorch's rng states
         self.looking = False  # whether the pass is looked at
         self._unnoted: set[int] | None = None  # after a failure: ids of what had been noted before it
-        self._states: list[tuple[Dice, Any]] = []
+        self._states: list[tuple[Rng, Any]] = []
         self._tables: list[tuple[dict[str, Any], dict[str, Any]]] = []  # what they held before the pass
         self._held: list[tuple[Tensor, Tensor, int | None]] = []  # tensors in those, their copies and versions
         self._attributes: list[_Attributes] = []
@@ -95,17 +95,17 @@ class Rewind:
         elif _is_container(batch):
             self.given = (batch, _shallow(batch))
         if self.looking:
-            for dice, name in self._own_dice():
-                if dice not in self._dice:
-                    self._dice.append(dice)
-                    self._names[id(dice)] = name
+            for rng, name in self._own_rngs():
+                if rng not in self._rngs:
+                    self._rngs.append(rng)
+                    self._names[id(rng)] = name
             self._hold(self._own_tables())
             self._attributes = [_Attributes(table, name) for table, name in self._own_attributes()]
-            self._states = [(dice, dice.take()) for dice in self._dice]
+            self._states = [(rng, rng.get_state()) for rng in self._rngs]
             self._weights = [(p, p._version) for p in self._parameters()]
             self._copy_weights()
             return
-        self._states = [(dice, dice.take()) for dice in self._cast]
+        self._states = [(rng, rng.get_state()) for rng in self._cast]
         for tensors, copied in self._written:
             torch._foreach_copy_(copied, tensors)
         if self._changing:
@@ -132,8 +132,8 @@ class Rewind:
     def put(self) -> None:
         """After a pass that failed: everything as it was noted. The pass that follows is looked at."""
         self._give(self.taken)
-        for dice, state in self._states:
-            dice.put(state)
+        for rng, state in self._states:
+            rng.set_state(state)
         for table, before in self._tables:
             table.clear()
             table.update(before)
@@ -150,7 +150,7 @@ class Rewind:
             noted: Iterable[object] = (*self._covered, *self._cast, *written, *self._changing, *self._attributed)
             if self.looking:  # everything is noted but weights, of which there may be too many
                 held = (tensor for tensor, _, _ in self._held)
-                noted = (*self._dice, *held, *(t for t, _ in self._tables), *(each.table for each in self._attributes))
+                noted = (*self._rngs, *held, *(t for t, _ in self._tables), *(each.table for each in self._attributes))
                 noted = (*noted, _BATCH)
             self._unnoted = {id(each) for each in (*noted, *self._writes_weights)}
         if self.looking:
@@ -174,9 +174,9 @@ class Rewind:
 
     def _learn(self) -> None:
         """See what the pass has changed, and note only that from now on."""
-        used = [dice for dice, state in self._states if not same(state, dice.take())]
-        touched: list[tuple[object, str]] = [(dice, self._names[id(dice)]) for dice in used]
-        self._cast = [d for d in self._dice if (d in used or d in self._cast) and d not in self._covered]
+        used = [rng for rng, state in self._states if not same_state(state, rng.get_state())]
+        touched: list[tuple[object, str]] = [(rng, self._names[id(rng)]) for rng in used]
+        self._cast = [r for r in self._rngs if (r in used or r in self._cast) and r not in self._covered]
         if self._batch is not None and self._batch.is_changed():
             if not self._writes_batch:
                 touched.append((_BATCH, "its batch"))
@@ -237,12 +237,12 @@ class Rewind:
         """Where modules keep their buffers."""
         return (inner._buffers for inner in self._inner() if inner._buffers)
 
-    def _own_dice(self) -> Iterator[tuple[Dice, str]]:
+    def _own_rngs(self) -> Iterator[tuple[Rng, str]]:
         """Generators that modules have for themselves."""
         for inner in self._inner():
             for name, value in vars(inner).items():
                 if isinstance(value, Generator):
-                    yield Dice.of(value), f"{type(inner).__name__}.{name}"
+                    yield Rng.of(value), f"{type(inner).__name__}.{name}"
 
     def _inner(self) -> Iterable[nn.Module]:
         return dict.fromkeys(inner for module in self._modules for inner in module.modules())
@@ -339,14 +339,6 @@ def _containers(batch: Any) -> Iterator[Any]:
         return
     for part in batch.values() if isinstance(batch, MutableMapping) else batch:
         yield from _containers(part)
-
-
-def _quick(device: torch.device) -> Dice:
-    """The rng state that steps on a device use most, as the calls that take and restore it soonest."""
-    if device.type != "cuda":
-        return Dice(torch.default_generator.get_state, torch.default_generator.set_state)
-    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
-    return Dice(generator.get_offset, generator.set_offset)  # the seed stays
 
 
 def _own_values(table: dict[str, Any]) -> dict[str, Any]:

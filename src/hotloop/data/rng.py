@@ -1,28 +1,21 @@
-"""`Chance`: everything that a loader draws random numbers from, noted at one moment and put back at another."""
+"""`LoaderRng`: everything that a loader draws random numbers from, with one `get_state` and one `set_state`."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from hotloop.attributes import Mark, Parts, Restoring, may_become, parts_of, stored_by
 from hotloop.data.samplers import KNOWN, generators_of, has_known_sampler, samplers_of
-from hotloop.dice import Dice, Generator, host_dice, same
-
-_DEEPEST = 4  # how far into a dataset to look for generators: its transform, that one's parts, theirs
-_MOST = 64  # entries of a list or dict that are looked at
-_SIMPLE = (str, bytes, int, float, Tensor, np.ndarray, type, ModuleType, type(None))
+from hotloop.rng import Rng, generators_in, host_rngs, same_state
 
 
 @dataclass(frozen=True)
-class Moment:
+class LoaderRngState:
     """The random states that matter to a loader, at one moment."""
 
     torch: Tensor  # of PyTorch's global generator on the host
@@ -32,22 +25,22 @@ class Moment:
     samplers: tuple[Any, ...] = ()  # of the person's own samplers: what they tell, or what has changed in them
 
     @classmethod
-    def now(cls) -> "Moment":
+    def now(cls) -> "LoaderRngState":
         """The global states alone."""
-        return cls(**{name: dice.take() for name, dice in host_dice().items()})
+        return cls(**{name: rng.get_state() for name, rng in host_rngs().items()})
 
-    def differs(self, other: "Moment") -> list[bool]:
+    def differs(self, other: "LoaderRngState") -> list[bool]:
         """For each global generator, whether something was drawn from it between the two."""
-        return [not same(getattr(self, name), getattr(other, name)) for name in host_dice()]
+        return [not same_state(getattr(self, name), getattr(other, name)) for name in host_rngs()]
 
-    def put(self) -> None:
+    def restore(self) -> None:
         """Make these the global states."""
-        for name, dice in host_dice().items():
+        for name, rng in host_rngs().items():
             if (state := getattr(self, name)) is not None:
-                dice.put(state)
+                rng.set_state(state)
 
 
-class Chance:
+class LoaderRng:
     """What a loader draws from: the global generators, and those that it holds itself.
 
     Reading Python's and NumPy's states takes fifty times as long as PyTorch's, so they are read only where the loader
@@ -59,40 +52,40 @@ class Chance:
         self.in_torch_alone = has_known_sampler(loader) or isinstance(loader, list | tuple)
         samplers = list(samplers_of(loader)) if isinstance(loader, DataLoader) else []
         searched = [] if self.in_torch_alone else samplers or [loader]
-        found = [*generators_of(loader), *found_in([*searched, dataset])]
-        self._own = [Dice.of(generator) for generator in {id(each): each for each in found}.values()]
+        found = [*generators_of(loader), *generators_in([*searched, dataset])]
+        self._own = [Rng.of(generator) for generator in {id(each): each for each in found}.values()]
         holders = [loader] if not samplers and _is_own(loader) else [s for s in samplers if type(s) not in KNOWN]
         self._samplers = [_Holder(holder) for holder in holders]
 
-    def note(self) -> Moment:
+    def get_state(self) -> LoaderRngState:
         """The states now, as far as the order of the epoch depends on them."""
         own, samplers = self._taken(), tuple(sampler.told() for sampler in self._samplers)
         if self.in_torch_alone:
-            return Moment(torch.get_rng_state(), own=own, samplers=samplers)
-        return replace(Moment.now(), own=own, samplers=samplers)
+            return LoaderRngState(torch.get_rng_state(), own=own, samplers=samplers)
+        return replace(LoaderRngState.now(), own=own, samplers=samplers)
 
-    def note_all(self) -> Moment:
+    def get_full_state(self) -> LoaderRngState:
         """The states now, all of them: the making of a batch may draw from any."""
-        return replace(Moment.now(), own=self._taken())
+        return replace(LoaderRngState.now(), own=self._taken())
 
-    def put(self, moment: Moment) -> None:
-        """Put back everything that was noted."""
-        moment.put()
-        self.put_own(moment)
+    def set_state(self, state: LoaderRngState) -> None:
+        """Restore every generator."""
+        state.restore()
+        self.set_own_state(state)
 
-    def put_own(self, moment: Moment) -> None:
-        """Put back what the loader holds itself, and leave the global generators."""
-        for dice, state in zip(self._own, moment.own, strict=False):
-            dice.put(state)
-        for sampler, state in zip(self._samplers, moment.samplers, strict=False):
-            sampler.tell(state)
+    def set_own_state(self, state: LoaderRngState) -> None:
+        """Restore what the loader holds itself, and leave the global generators."""
+        for rng, own in zip(self._own, state.own, strict=False):
+            rng.set_state(own)
+        for sampler, told in zip(self._samplers, state.samplers, strict=False):
+            sampler.tell(told)
 
-    def fits(self, moment: Moment) -> bool:
-        """Whether the loader of the moment held as many generators as this one."""
-        return len(moment.own) == len(self._own)
+    def fits(self, state: LoaderRngState) -> bool:
+        """Whether the loader of the state held as many generators as this one."""
+        return len(state.own) == len(self._own)
 
     def _taken(self) -> tuple[Any, ...]:
-        return tuple(dice.take() for dice in self._own)
+        return tuple(rng.get_state() for rng in self._own)
 
 
 def is_stateful(value: object) -> bool:
@@ -137,28 +130,3 @@ class _Holder:
         for name, value in getattr(self._sampler, "__dict__", {}).items():
             if (parts := parts_of(value)) is not None:
                 yield name, parts
-
-
-def found_in(roots: Iterable[object]) -> Iterator[Generator]:
-    """Generators that objects hold, in their attributes or some way below."""
-    seen: set[int] = set()
-    level: list[object] = list(roots)
-    for _ in range(_DEEPEST + 1):
-        below: list[object] = []
-        for each in level:
-            if isinstance(each, _SIMPLE) or id(each) in seen:
-                continue
-            seen.add(id(each))
-            if isinstance(each, Generator):
-                yield each
-            else:
-                below += _parts(each)
-        level = below
-
-
-def _parts(value: object) -> list[object]:
-    if isinstance(value, dict):
-        return list(islice(value.values(), _MOST))
-    if isinstance(value, list | tuple):
-        return list(value[:_MOST])
-    return list(islice(getattr(value, "__dict__", {}).values(), _MOST))

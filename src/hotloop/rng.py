@@ -1,0 +1,150 @@
+"""Random number generators: one way to get the state of any of them, to set it and to compare it.
+
+The generators are PyTorch's on the host and on the device, Python's `random`, NumPy's, and those that objects hold.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+_DEEPEST = 4  # how far into a dataset to look for generators: its transform, that one's parts, theirs
+_MOST = 64  # entries of a list or dict that are looked at
+_SIMPLE = (str, bytes, int, float, Tensor, np.ndarray, type, ModuleType, type(None))
+
+
+@dataclass(frozen=True)
+class Rng:
+    """Any generator, as what gets its state and what sets it.
+
+    >>> rng = Rng.of(random.Random(3))
+    >>> same_state(rng.get_state(), rng.get_state())
+    True
+    """
+
+    get_state: Callable[[], Any]
+    set_state: Callable[[Any], object]
+
+    @classmethod
+    def of(cls, generator: Generator) -> "Rng":
+        """That of a generator which somebody holds."""
+        if isinstance(generator, random.Random):
+            return cls(generator.getstate, generator.setstate)
+        if isinstance(generator, np.random.Generator):
+            bits = generator.bit_generator
+            return cls(partial(getattr, bits, "state"), partial(setattr, bits, "state"))
+        if isinstance(generator, np.random.RandomState):
+            return cls(partial(generator.get_state, legacy=False), generator.set_state)
+        return cls(generator.get_state, generator.set_state)
+
+
+class RngStates:
+    """The states of all global generators, and of others that are given, at one moment."""
+
+    def __init__(self, device: torch.device, generators: Iterable[Generator] = ()) -> None:
+        self._rngs = rngs_of(device)
+        self._states = {name: rng.get_state() for name, rng in self._rngs.items()}
+        self._others = [(rng, rng.get_state()) for rng in map(Rng.of, generators)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states as plain data and tensors; those of other generators are their holders' affair."""
+        return dict(self._states)
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any], device: torch.device) -> "RngStates":
+        """What `state_dict` was asked for; the state of a device that is not there now is left out."""
+        made = cls(device)
+        made._states |= state
+        return made
+
+    def restore(self) -> None:
+        """Set every generator to its state."""
+        for name, rng in self._rngs.items():
+            rng.set_state(self._states[name])
+        for rng, state in self._others:
+            rng.set_state(state)
+
+    def same_on_host(self, other: "RngStates") -> bool:
+        """Whether nothing was drawn on the host between the two."""
+        return self._same(other, host_rngs().keys())
+
+    def same_on_device(self, other: "RngStates") -> bool:
+        """Whether nothing was drawn on the device between the two."""
+        return self._same(other, self._rngs.keys() & other._rngs.keys() - host_rngs().keys())
+
+    def _same(self, other: "RngStates", names: Iterable[str]) -> bool:
+        return all(same_state(self._states[name], other._states[name]) for name in names)
+
+
+def host_rngs() -> dict[str, Rng]:
+    """The global generators of the host, by name: those that people's code uses without naming one."""
+    return {
+        "torch": Rng(torch.get_rng_state, torch.set_rng_state),
+        "python": Rng(random.getstate, random.setstate),
+        "numpy": Rng(_numpy_state, np.random.set_state),
+    }
+
+
+def rngs_of(device: torch.device) -> dict[str, Rng]:
+    """The global generators of the host, and that of a device, by its type."""
+    rngs = host_rngs()
+    if device.type == "cuda":
+        rngs["cuda"] = Rng(partial(torch.cuda.get_rng_state, device), partial(torch.cuda.set_rng_state, device=device))
+    elif device.type == "mps":
+        rngs["mps"] = Rng(torch.mps.get_rng_state, torch.mps.set_rng_state)
+    return rngs
+
+
+def quick_rng(device: torch.device) -> Rng:
+    """The generator that steps on a device use most, by the calls that get and set its state soonest."""
+    if device.type != "cuda":
+        return Rng(torch.default_generator.get_state, torch.default_generator.set_state)
+    generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    return Rng(generator.get_offset, generator.set_offset)  # the seed stays
+
+
+def same_state(a: Any, b: Any) -> bool:
+    """Whether two states of a generator are equal: nothing was drawn from it between them."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    if isinstance(a, np.ndarray):
+        return bool(np.array_equal(a, b))
+    return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
+
+
+def generators_in(roots: Iterable[object]) -> Iterator[Generator]:
+    """Generators that objects hold, in their attributes or some way below."""
+    seen: set[int] = set()
+    level: list[object] = list(roots)
+    for _ in range(_DEEPEST + 1):
+        below: list[object] = []
+        for each in level:
+            if isinstance(each, _SIMPLE) or id(each) in seen:
+                continue
+            seen.add(id(each))
+            if isinstance(each, Generator):
+                yield each
+            else:
+                below += _parts(each)
+        level = below
+
+
+def _parts(value: object) -> list[object]:
+    if isinstance(value, dict):
+        return list(islice(value.values(), _MOST))
+    if isinstance(value, list | tuple):
+        return list(value[:_MOST])
+    return list(islice(getattr(value, "__dict__", {}).values(), _MOST))
+
+
+def _numpy_state() -> Any:
+    return np.random.get_state(legacy=False)  # the other form knows of one kind of generator only

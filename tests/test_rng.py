@@ -1,0 +1,125 @@
+"""A state that is set again gives the same random numbers, whosever generator it is."""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hotloop.rng import Rng, RngStates, host_rngs, rngs_of, same_state
+
+CPU = torch.device("cpu")
+HELD = [
+    *(torch.Generator(), random.Random(3), np.random.RandomState(3), np.random.RandomState(np.random.PCG64(3))),  # noqa: S311
+    *(np.random.Generator(getattr(np.random, kind)(3)) for kind in ("MT19937", "PCG64", "Philox", "SFC64")),
+]
+GLOBAL: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.randn(1).item(),  # of two numbers that are made, one is kept for later
+    "python": lambda: random.gauss(0, 1),
+    "numpy": np.random.randn,
+}
+
+
+def comes_again(rng: Rng, roll: Callable[[], Any]) -> bool:
+    before = rng.get_state()
+    first = [roll() for _ in range(5)]
+    assert not same_state(before, rng.get_state())
+    rng.set_state(before)
+    assert same_state(before, rng.get_state()), "what was drawn since has not reached it"
+    return [roll() for _ in range(5)] == first
+
+
+@pytest.mark.parametrize("held", HELD, ids=lambda held: type(held).__name__)
+def test_generators_that_somebody_holds(held: Any) -> None:
+    if isinstance(held, torch.Generator):
+        assert comes_again(Rng.of(held), lambda: torch.randn(1, generator=held).item())
+    else:
+        assert comes_again(Rng.of(held), held.gauss if isinstance(held, random.Random) else held.normal)
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_global_generators(name: str) -> None:
+    GLOBAL[name]()
+    assert comes_again(host_rngs()[name], GLOBAL[name])
+    before = {each: rng.get_state() for each, rng in host_rngs().items()}
+    GLOBAL[name]()
+    assert [each for each, rng in host_rngs().items() if not same_state(before[each], rng.get_state())] == [name]
+
+
+def test_a_generator_is_known_by_itself() -> None:
+    one = torch.Generator()
+    assert Rng.of(one) == Rng.of(one) != Rng.of(torch.Generator())
+
+
+@pytest.mark.gpu
+def test_the_generator_of_a_gpu() -> None:
+    rngs = rngs_of(torch.device("cuda:0"))
+    assert rngs.keys() - host_rngs().keys() == {"cuda"}
+    assert comes_again(rngs["cuda"], lambda: torch.randn(1, device="cuda:0").item())
+
+
+DRAWS: dict[str, Callable[[], Any]] = {
+    "torch": lambda: torch.rand(3).tolist(),
+    "torch, normal": lambda: torch.randn(1).tolist(),  # of two numbers that are made, one is kept for later
+    "python": random.random,
+    "python, normal": lambda: random.gauss(0, 1),
+    "numpy": lambda: np.random.rand(3).tolist(),
+    "numpy, normal": np.random.randn,
+}
+
+
+def drawn(draws: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [draw() for draw in draws]
+
+
+def test_random_numbers_come_again() -> None:
+    own = torch.Generator().manual_seed(3)
+    draws = [*DRAWS.values(), lambda: torch.rand(2, generator=own).tolist()]
+    drawn(draws)
+    before = RngStates(CPU, [own])
+    first = drawn(draws)
+    assert drawn(draws) != first
+    before.restore()
+    assert drawn(draws) == first
+    before.restore()
+    assert drawn(draws) == first, "it can be restored more than once"
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_a_draw_on_the_host_shows(draw: Callable[[], Any]) -> None:
+    before = RngStates(CPU)
+    assert before.same_on_host(RngStates(CPU))
+    draw()
+    after = RngStates(CPU)
+    assert not before.same_on_host(after)
+    assert after.same_on_host(RngStates(CPU))
+    before.restore()
+    assert before.same_on_host(RngStates(CPU))
+
+
+def test_a_cpu_is_the_host() -> None:
+    before = RngStates(CPU)
+    torch.rand(1)
+    assert before.same_on_device(RngStates(CPU)), "there is no other device on which something could be drawn"
+
+
+def test_random_states_as_data_and_one_of_a_device_that_is_not_there() -> None:
+    state = RngStates(CPU).state_dict()
+    first = drawn([*DRAWS.values()])
+    RngStates.from_state_dict({**state, "cuda": torch.zeros(16, dtype=torch.uint8)}, CPU).restore()
+    assert drawn([*DRAWS.values()]) == first
+
+
+@pytest.mark.gpu
+def test_random_states_of_a_gpu_as_data() -> None:
+    device = torch.device("cuda:0")
+    before = RngStates(device)
+    first = torch.rand(3, device=device).tolist()
+    assert not before.same_on_device(RngStates(device))
+    assert before.same_on_host(RngStates(device))
+    RngStates.from_state_dict(RngStates(CPU).state_dict(), device).restore()  # of a run without a GPU: it goes on
+    assert not before.same_on_device(RngStates(device))
+    RngStates.from_state_dict(before.state_dict(), device).restore()
+    assert torch.rand(3, device=device).tolist() == first
