@@ -17,7 +17,7 @@ from hotloop.records import Report
 from hotloop.report.document import Gallery, Picture
 from hotloop.report.folder import RunFolder, new_run
 from hotloop.report.page import Training, page
-from hotloop.report.plots import confusion, loss_curve
+from hotloop.report.plots import DARK, LIGHT, confusion, loss_curve
 from hotloop.report.runs import DATA, PAGE, Run, figures_of
 from hotloop.report.words import Fact
 from hotloop.sprites.dataset import SpriteSet
@@ -26,7 +26,7 @@ from hotloop.sprites.making import CLASSES, make
 from hotloop.sprites.pictures import INK, sheet_of
 from hotloop.sprites.store import Trained
 from hotloop.sprites.training import Recipe, learn_to_draw, learn_to_sort, recipe_for, sprites_for
-from hotloop.text import count, duration
+from hotloop.text import count, duration, plural
 
 ON_A_CPU = ("ghost", "sword", "potion", "heart", "tree", "mushroom", "ship", "fish")  # what two minutes can teach it
 HELD_OUT = 1_000_003  # added to the seed for sprites that no network learns from
@@ -133,27 +133,29 @@ class _Demo:
     sheets: list[Picture] = field(default_factory=list)
 
     def run(self) -> None:
-        settings, where = self.outcome.settings, self.outcome.choice.device
+        settings, choice = self.outcome.settings, self.outcome.choice
         sprites = make(settings.sprites, seed=settings.seed, classes=settings.classes)
         held_out = make(1024, seed=settings.seed + HELD_OUT, classes=settings.classes)
         self._show("sprites.png", sprites, "What they learn from: made by rules, a row for each class")
 
-        self.tell(f"Learning to sort {count(len(sprites))} sprites of {len(sprites.classes)} classes")
-        sorter, sorting = learn_to_sort(sprites, held_out, settings.sort, device=str(where), progress=self.progress)
-        self.outcome.sorting = sorting = replace(sorting, reason=self.outcome.choice.reason)
+        self.tell(
+            f"Learning to sort {plural(len(sprites), 'sprite')} of {plural(len(sprites.classes), 'class', 'classes')}"
+        )
+        sorter, sorting = learn_to_sort(sprites, held_out, settings.sort, device=choice, progress=self.progress)
+        self.outcome.sorting = sorting
         self.folder.write("classifier.safetensors", sorter.to_bytes())
-        table = confusions(sorter, held_out, where)
+        table = confusions(sorter, held_out, choice.device)
         self.outcome.accuracy = table.diagonal().sum().item() / table.sum().item()
-        matrix = confusion(table.tolist(), held_out.classes)
-        self.folder.write("confusion.png", matrix)
+        light, dark = (confusion(table.tolist(), held_out.classes, theme) for theme in (LIGHT, DARK))
+        self.folder.write("confusion.png", light)
 
         if not sorting.interrupted:
             self.tell("Learning to draw new ones")
-            drawer, drawing = learn_to_draw(sprites, settings.draw, device=str(where), progress=self.progress)
-            self.outcome.drawing = replace(drawing, reason=self.outcome.choice.reason)
+            drawer, self.outcome.drawing = learn_to_draw(sprites, settings.draw, device=choice, progress=self.progress)
             self.folder.write("drawer.safetensors", drawer.to_bytes())
             self._judge(drawer, sorter, sprites)
-        self._write(matrix)
+        words = "rows: what it is; columns: what it was taken for"
+        self._write(Picture(light, words, "the confusions as a matrix", dark=dark))
 
     def _judge(self, drawer: Trained, sorter: Trained, sprites: SpriteSet) -> None:
         settings, where = self.outcome.settings, self.outcome.choice.device
@@ -174,7 +176,7 @@ class _Demo:
         self.folder.write(name, png)
         self.sheets.insert(0, Picture(png, caption, ", ".join(sprites.classes), crisp=True))
 
-    def _write(self, confused: bytes) -> None:
+    def _write(self, confused: Picture) -> None:
         """The page, the data and the curves."""
         outcome = self.outcome
         trainings = [Training("sorting sprites", outcome.sorting)] if outcome.sorting else []
@@ -182,7 +184,6 @@ class _Demo:
         for name, training in zip(("loss-sorting.png", "loss-drawing.png"), trainings, strict=False):
             self.folder.write(name, loss_curve(training.report))
         names = outcome.settings.classes
-        matrix = Picture(confused, "rows: what it is; columns: what it was taken for", "the confusions as a matrix")
         lead = (
             f"Two networks learned from {count(outcome.settings.sprites)} sprites of {len(names)} classes, "
             "made by rules: one sorts sprites, the other draws new ones. Both were judged on what they had never seen."
@@ -192,7 +193,7 @@ class _Demo:
             title="Sprites, sorted and drawn",
             lead=lead,
             headlines=headlines(outcome),
-            galleries=[Gallery("Sprites", self.sheets), Gallery("What the classifier confuses", [matrix])],
+            galleries=[Gallery("Sprites", self.sheets), Gallery("What the classifier confuses", [confused])],
             command=command(outcome),
         )
         self.folder.write(PAGE, html)

@@ -86,6 +86,14 @@ class Timing(Record):
         """Width of the 5 to 95% range over the median: how far to trust the median."""
         return (self.high - self.low) / self.median if self.median else 0.0
 
+    def __str__(self) -> str:
+        """
+        >>> print(Timing(0.002, 0.0019, 0.0025, 20, 10, "cpu"))
+        2 ms on cpu (1.9 ms to 2.5 ms in 20 repeats)
+        """
+        spread = f"{duration(self.low)} to {duration(self.high)} in {plural(self.repeats, 'repeat')}"
+        return f"{duration(self.median)} on {self.device} ({spread})"
+
 
 @dataclass(frozen=True)
 class Epoch(Record):
@@ -265,3 +273,4 @@ class Benchmark(Record):
     curves: tuple[Curves, ...]
     ceilings: dict[str, dict[str, float]]  # device → flops in each precision and bytes per second, as measured
     failures: tuple[str, ...]  # contestants that could not run, and why
+    quick: bool = False  # tiny sizes, to see that it works: no figures to quote

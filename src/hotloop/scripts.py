@@ -1,5 +1,6 @@
 """A person's script, run as Python would run it, and ended from inside."""
 
+import os
 import runpy
 import sys
 import threading
@@ -12,6 +13,11 @@ from types import ModuleType
 from typing import Any
 
 
+def interpreter(module: str) -> list[str]:
+    """The command that runs a module of hotloop as a program; the current folder is not on its path, as with `-P`."""
+    return [sys.executable, "-P", "-m", module]
+
+
 class Enough(BaseException):
     """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
 
@@ -22,11 +28,13 @@ def run_as_main(target: str, arguments: Sequence[str], *, module: bool = False, 
     `source` is run in place of what the file holds.
     """
     sys.argv = [target, *arguments]
+    if not sys.flags.safe_path:
+        del sys.path[0]  # of the program that calls this
+    if not os.environ.get("PYTHONSAFEPATH"):
+        sys.path.insert(0, str(Path.cwd() if module else Path(target).resolve().parent))
     if module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
         return
-    if not sys.flags.safe_path:
-        sys.path[0] = str(Path(target).resolve().parent)
     main = ModuleType("__main__")  # not `runpy.run_path`, under which `__file__` and argv say the same
     main.__file__ = str(Path(target).absolute())
     sys.modules["__main__"] = main

@@ -39,6 +39,11 @@ def test_the_figures_and_the_pictures_are_written(tmp_path: Path) -> None:
     assert "mlp" in done.stdout
     assert "bars.png" in done.stdout
     assert "rows per second" in done.stderr
+    page = (folder / "report.html").read_text()
+    assert '<p class="warn" role="status"><strong>A quick run.</strong>' in page
+    assert "no figures to quote" in page
+    assert "no figures to quote" in done.stdout
+    assert read_run(folder).run.title == "mlp, quick"
 
 
 def test_json_is_one_object_and_nothing_else_is_on_stdout(tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 """`hotloop profile` as a program: the script in its own process, the folder that is left, JSON, errors."""
 
+import fcntl
 import gzip
 import json
 import os
+import pty
+import signal
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hotloop.cli import main
@@ -122,3 +128,57 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, run: Run, args: 
     assert says in done.stdout + done.stderr
     assert "ran" not in done.stdout
     assert "Traceback" not in done.stderr
+
+
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open("pids~", "w").write(f"{os.getpid()} {child.pid}")
+os.rename("pids~", "pids")
+time.sleep(600)
+"""
+
+
+def in_a_terminal(end: int) -> Callable[[], None]:
+    """Makes a new process the first of a session whose terminal is `end`."""
+
+    def begin() -> None:
+        os.setsid()
+        fcntl.ioctl(end, termios.TIOCSCTTY, 0)
+
+    return begin
+
+
+def test_ended_from_outside_it_ends_the_script_and_leaves_nothing(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    endings: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
+        "SIGTERM": lambda process: process.send_signal(signal.SIGTERM),
+        "SIGINT": lambda process: process.send_signal(signal.SIGINT),
+        "a closed terminal": lambda process: os.close(ours),
+    }
+    processes = {}
+    for name in endings:
+        folder = tmp_path / name
+        (folder / "temporary").mkdir(parents=True)
+        (folder / "train.py").write_text(FAMILY)
+        processes[name] = subprocess.Popen(
+            [sys.executable, "-m", "hotloop", "profile", "train.py"],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder / "temporary")},
+            stdout=theirs,
+            stderr=theirs,
+            preexec_fn=in_a_terminal(theirs) if name == "a closed terminal" else None,  # noqa: PLW1509
+        )
+    os.close(theirs)
+    for name, end in endings.items():
+        while not (tmp_path / name / "pids").exists():
+            assert processes[name].poll() is None
+            time.sleep(0.05)
+        assert list((tmp_path / name / "temporary").iterdir())
+        end(processes[name])
+    for name, process in processes.items():
+        assert process.wait(60) in {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP}
+        for pid in map(int, (tmp_path / name / "pids").read_text().split()):
+            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert not list((tmp_path / name / "temporary").iterdir())
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["pids", "temporary", "train.py"]

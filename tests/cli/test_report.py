@@ -65,3 +65,22 @@ def test_an_empty_folder_says_how_to_make_a_run(call, tmp_path: Path) -> None:
     code, out, _ = call()
     assert code == 0
     assert "hotloop demo" in out
+
+
+def test_eighty_columns_show_folders_whole_and_what_is_left_out_in_lines(
+    call, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"2026-11-16_04-05-0{n}-with-a-name-that-is-rather-long" for n in range(2)]
+    for before, name in zip(("before", "after"), names, strict=True):
+        (runs / before).rename(runs / name)
+    (runs / "broken").mkdir()
+    (runs / "broken" / "report.json").write_text("no report")
+    code, out, err = call()
+    assert code == 0
+    assert all(name in out for name in names)
+    assert "\\n" not in err
+    assert err.splitlines()[1:] == ["  fix: choose a folder that hotloop wrote"]
+    code, out, _ = call(*(f"runs/{name}" for name in names))
+    assert all(name in out for name in names)
+    assert "3.00×" in out

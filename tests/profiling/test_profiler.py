@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hotloop.errors import BadArgument
+from hotloop.profiling.advice import Loading, advise
 from hotloop.profiling.profiler import Profiler
 from hotloop.profiling.record import Profile
 
@@ -60,6 +62,11 @@ def test_the_parts_add_up_to_the_time_of_the_steps(device: str) -> None:
     assert profile.median_step.parts.total == pytest.approx(sorted(profile.seconds)[2], rel=1e-6)
     assert profile.slow_step.parts.total == pytest.approx(sorted(profile.seconds)[-2], rel=1e-6)
     assert profile.parts.compute > 0
+    first, shares, *lines = str(profile).splitlines()
+    assert first.startswith("a step takes ")
+    assert first.endswith("the mean of 6 steps")
+    assert "compute " in shares
+    assert any("test_profiler.py:" in line for line in lines)
 
 
 def test_waiting_for_data_is_measured_and_told() -> None:
@@ -69,7 +76,44 @@ def test_waiting_for_data_is_measured_and_told() -> None:
     assert profile.data_known
     assert profile.parts.data >= 4 * 0.04  # sleeping takes at least as long as was asked for
     assert f"waits {profile.parts.shares['data']:.0%} of its time for data" in profile.advice[0].what
-    assert "num_workers" in profile.advice[0].fix
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert f"num_workers={min(4, cores)}, " in profile.advice[0].fix
+
+
+@pytest.fixture(scope="module")
+def slow() -> Profile:
+    """Of a loop that waits for its data most of the time."""
+    profiler = Profiler("cpu", steps=4, warmup=1)
+    train(profiler, Slow(), "cpu")
+    return profiler.profile
+
+
+@pytest.mark.parametrize(
+    ("loading", "has", "lacks"),
+    [
+        (Loading(cores=2), "num_workers=2, ", "num_workers=4"),
+        (Loading(cores=64), "num_workers=4, ", "num_workers=64"),
+        (Loading(workers=2, cores=2), "beforehand", "num_workers"),
+        (Loading(workers=2, cores=8), "up to num_workers=8", "num_workers=4"),
+        (Loading(cores=2, in_memory=True), "hotloop.Loop", "num_workers"),
+    ],
+)
+def test_workers_are_advised_where_there_are_cores_and_something_to_do(
+    slow: Profile, loading: Loading, has: str, lacks: str
+) -> None:
+    first, *_ = advise(slow, loading)
+    assert has in first.fix
+    assert lacks not in first.fix
+
+
+@pytest.mark.parametrize("kind", ["dataset", "list"])
+def test_tensors_in_memory_are_known(kind: str) -> None:
+    data = tensors(64)
+    profiler = Profiler("cpu", steps=4, warmup=1)
+    train(profiler, data if kind == "dataset" else [data[i] for i in range(64)], "cpu")
+    told = [advice.fix for advice in profiler.profile.advice if "for data" in advice.what]
+    assert not any("num_workers" in fix for fix in told)
+    assert profiler._loading.in_memory
 
 
 def test_operations_and_waits_have_the_persons_own_lines() -> None:

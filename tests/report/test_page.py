@@ -1,13 +1,17 @@
 """The page: complete, self-contained, and never fooled by what it is given."""
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
 from hotloop.records import Report
 from hotloop.report import page as module
@@ -129,3 +133,61 @@ def test_several_trainings_stand_below_one_another() -> None:
 
 def test_pixel_art_is_enlarged_without_smoothing() -> None:
     assert 'class="crisp"' in page(made_report(), title="A run", pictures=[Picture(b"png", "", "", crisp=True)])
+
+
+def _rules(html: str) -> dict[str, str]:
+    """Selectors of the page's style and what they set, without what depends on the window."""
+    style = re.sub(
+        r"@media[^{]*\{(?:[^{}]*\{[^{}]*\})*[^{}]*\}", "", html.partition("<style>")[2].partition("</style>")[0]
+    )
+    found = re.findall(r"([^{}]+)\{([^{}]*)\}", style)
+    return {selector.strip(): body for selectors, body in found for selector in selectors.split(",")}
+
+
+def test_pictures_have_the_whole_width_of_their_section() -> None:
+    html = page(made_report(), title="A run", pictures=[Picture(b"png", "", "")])
+    assert '<section class="gallery">' in html
+    assert '<div class="gallery">' in html
+    grids = [selector for selector, body in _rules(html).items() if "display: grid" in body]
+    assert "div.gallery" in grids
+    assert not {".gallery", "section", "section.gallery"} & set(grids)  # else the heading takes a half
+
+
+def test_a_label_is_not_broken_inside_a_word() -> None:
+    rules = _rules(page(made_report(), title="A run"))
+    assert "overflow-wrap: anywhere" in rules["body"]
+    assert "overflow-wrap: normal" in rules["th"]  # which is inherited otherwise: tie-r
+
+
+def test_a_picture_may_have_another_ground_on_a_dark_page() -> None:
+    html = page(made_report(), title="A run", pictures=[Picture(b"day", "", "", dark=b"night")])
+    night = data_uri(b"night", "image/png")
+    assert (
+        f'<source media="(prefers-color-scheme: dark)" srcset="{night}"><img src="{data_uri(b"day", "image/png")}"'
+        in html
+    )
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (`apt install chromium`)")
+def test_in_a_browser_pictures_fill_their_section_and_are_dark_on_a_dark_page(tmp_path: Path) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (`pip install playwright`)")
+    day, night = (_square(colour) for colour in ("white", "black"))
+    file = tmp_path / "page.html"
+    file.write_text(page(made_report(), title="A run", pictures=2 * [Picture(day, "caption", "alt", dark=night)]))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        for scheme, picture in (("light", day), ("dark", night)):
+            shown = browser.new_page(color_scheme=scheme, viewport={"width": 1100, "height": 900})
+            shown.goto(file.as_uri())
+            section, gallery = (shown.locator(f"{tag}.gallery").bounding_box() for tag in ("section", "div"))
+            assert gallery["width"] > 0.9 * section["width"]
+            current = shown.locator("div.gallery img").first.evaluate("image => image.currentSrc")
+            assert current == data_uri(picture, "image/png")
+        browser.close()
+
+
+def _square(colour: str) -> bytes:
+    file = BytesIO()
+    Image.new("RGB", (8, 8), colour).save(file, "PNG")
+    return file.getvalue()

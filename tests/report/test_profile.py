@@ -14,8 +14,9 @@ from hotloop.profiling.record import Line, Parts, Profile
 from hotloop.report import profile as module
 from hotloop.report.document import Plot
 from hotloop.report.plots import DARK, LIGHT
-from hotloop.report.profile import headlines, profile_page, profile_run, profile_summary
+from hotloop.report.profile import headlines, lead, parts_table, profile_page, profile_run, profile_summary
 from hotloop.report.profile_plots import always_there, memory_plot, parts_bar, step_plot
+from hotloop.text import duration
 
 from .profiles import made_profile
 
@@ -169,7 +170,7 @@ def test_pictures_of_nothing_are_drawn_too() -> None:
 
 def test_the_terminal_says_the_same() -> None:
     said = shown(made_profile("cuda:0"))
-    assert "A step takes 20 ms on cuda:0; the largest part of it, 46%, is compute." in said
+    assert "A step takes 22 ms on cuda:0, the mean of 6 steps; the largest part of it, 46%, is compute." in said
     assert "waiting for data" in said
     assert "█" in said
     assert "/project/net.py:11" in said
@@ -192,7 +193,7 @@ def test_memory_that_is_always_there_does_not_press_the_rest_flat() -> None:
 
 def test_the_first_numbers() -> None:
     facts = {fact.label: fact.value for fact in headlines(made_profile("cuda:0"))}
-    assert facts["a step, in the median"] == "20 ms"
+    assert facts["a step, the mean"] == "22 ms"  # 132 ms in six steps
     assert facts["steps profiled"] == "6"
     assert facts["of what the device can compute"].endswith("%")
 
@@ -201,5 +202,34 @@ def test_two_profiles_can_be_compared() -> None:
     run = profile_run(made_profile())
     assert (run.kind, run.title) == ("profile", "train.py")
     assert run.figures["median step in seconds"] == pytest.approx(0.02)
+    parts = [value for name, value in run.figures.items() if name.endswith("in a step, in seconds")]
+    assert sum(parts) == pytest.approx(run.figures["mean step in seconds"])
     assert run.figures["compute in a step, in seconds"] > 0
     assert all(name.endswith(("seconds", "bytes")) for name in run.figures), "so that less is known to be better"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_parts_add_up_to_the_step_that_is_told(device: str) -> None:
+    profile = made_profile(device)
+    *parts, whole = parts_table(profile)
+    assert whole[-1] == duration(profile.mean) == headlines(profile)[0].value
+    assert f"A step takes {whole[-1]} on {device}, the mean of 6 steps" in lead(profile)
+    assert sum(profile.parts.seconds.values()) / profile.steps == pytest.approx(profile.mean)
+    assert len(parts) >= 3
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_a_narrow_terminal_keeps_the_numbers(width: int) -> None:
+    profile = made_profile()
+    long = Line("a/project/in/a/deep/folder/network_definition.py", 111, "x = self.attention(self.norm(x), mask=mask)")
+    operations = tuple(replace(o, line=long, name=20 * "operation") for o in profile.operations)
+    terminal = Console(width=width, record=True, file=StringIO())
+    terminal.print(profile_summary(replace(profile, operations=operations)))
+    lines = terminal.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    for operation in operations[:5]:
+        numbers = [f"{operation.share:.1%}", *duration(operation.seconds).split()]
+        assert any(line.split()[:3] == numbers for line in lines)
+    for label_, _, share, seconds in parts_table(profile):
+        assert any(line.startswith(label_) and line.rstrip().endswith(seconds) and share in line for line in lines)
+    assert width < 80 or sum("network_definition.py:111" in line for line in lines) == 5

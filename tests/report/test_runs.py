@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hotloop.errors import BadArgument
-from hotloop.report.runs import Run, compared, comparison_table, kept_in, read_run, run_of, runs_table
+from hotloop.report import words
+from hotloop.report.runs import Run, compared, comparison, figures_of, kept_in, read_run, run_of, runs_list, said
 
 from .reports import made_report
 
@@ -55,7 +56,7 @@ def test_the_latest_run_comes_first_and_others_are_left_out(tmp_path: Path) -> N
     assert [kept.name for kept in runs] == ["run-3", "run-2", "run-1"]
     assert len(failed) == 1
     assert "broken" in failed[0]
-    text = shown(runs_table(runs))
+    text = shown(runs_list(runs))
     assert text.index("run-3") < text.index("run-1")
     assert "1 min 0 s" in text
 
@@ -106,6 +107,15 @@ def test_names_cannot_steer_a_terminal(tmp_path: Path) -> None:
     run = replace(Run("train", hostile, hostile, hostile, {hostile: 1.0, "n": float("nan")}))
     kept = read_run(written(tmp_path / "a\x1b[2J", run))
     assert "n" not in kept.run.figures
-    for text in (shown(runs_table([kept])), shown(comparison_table(kept, kept))):
+    for text in (shown(runs_list([kept])), shown(comparison(kept, kept))):
         assert "\x1b" not in text
         assert "[bold]red" in text
+
+
+def test_one_rate_stands_for_a_training_everywhere() -> None:
+    """Two epochs, of which the first warms up: the page said 995 items/s and the list of runs 1,699."""
+    first, second, _ = made_report().epochs
+    epochs = (replace(first, items=291, seconds=1.0), replace(second, items=1699, seconds=1.0))
+    report = replace(made_report(), epochs=epochs)
+    shown_there = next(fact.value for fact in words.headlines(report) if fact.label == "items per second")
+    assert shown_there == said("items per second", figures_of(report)["items per second"]) == "995"

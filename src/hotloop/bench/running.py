@@ -76,6 +76,7 @@ def run(
             curves=tuple(drawn),
             ceilings=limits,
             failures=tuple(failures),
+            quick=setup.quick,
         )
 
     for device in setup.devices:

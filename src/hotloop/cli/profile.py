@@ -2,10 +2,8 @@
 
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +15,7 @@ from hotloop.errors import BadArgument
 from hotloop.text import printable
 
 if TYPE_CHECKING:
+    from hotloop.children import Child
     from hotloop.profiling.record import Profile
 
 GRACE = 30.0  # seconds for a script to end once its profile is written
@@ -63,14 +62,15 @@ def profile(
       hotloop profile -m project.train            [dim]as python -m would run it[/dim]
       hotloop profile --json train.py > profile.json
     """
+    from hotloop.children import unwound_by_signals
     from hotloop.profiling.script import TRACE
     from hotloop.report.folder import new_run
     from hotloop.report.runs import DATA, PAGE
 
     target, *arguments = command
-    if not module and not Path(target).exists():
+    if not module and not Path(target).is_file():
         raise BadArgument(f"there is no file {printable(target)}", fix="give the script as you would give it to python")
-    with new_run(out) as run, tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
+    with unwound_by_signals(), new_run(out) as run, tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
         found, trace = _profiled(target, arguments, folder, (steps, warmup), module=module, as_json=as_json)
         if ceilings:
             found = _with_ceilings(found)
@@ -100,40 +100,38 @@ def _profiled(
     """Run the script in a process of its own; its output goes where it would go, or past the JSON to stderr."""
     import json
 
+    from hotloop.children import Child
     from hotloop.profiling.record import Profile
     from hotloop.profiling.script import PROFILE, TRACE, Request
 
     request = Request(target, tuple(arguments), folder, *counts, module)
     # Without the lines that the profiler's own library writes at every start and stop.
     quiet = {"KINETO_LOG_LEVEL": "9", **os.environ}
-    child = subprocess.Popen(request.command(), env=quiet, stdout=sys.stderr if as_json else None)  # noqa: S603
-    code = _end_of(child, Path(folder, PROFILE))
+    with Child(request.command(), env=quiet, stdout=sys.stderr if as_json else None) as child:
+        code = _end_of(child, Path(folder, PROFILE))
     if not Path(folder, PROFILE).exists():
         raise typer.Exit(code if code > 0 else 128 - code)
     data = json.loads(Path(folder, PROFILE).read_text())
     return Profile.from_json(data), Path(folder, TRACE).read_bytes()
 
 
-def _end_of(child: "subprocess.Popen[bytes]", written: Path) -> int:
+def _end_of(child: "Child", written: Path) -> int:
     """Wait for the script. One that does not end though its profile is there is ended."""
-    asked = False
+    interrupted, patience = False, GRACE
     while True:
         try:
-            return child.wait(timeout=1.0)
-        except KeyboardInterrupt:  # the script got it too, and ends by itself
-            if asked:
-                child.kill()
+            code = child.wait(1.0)
+        except KeyboardInterrupt:
+            if interrupted:
                 raise
-            asked = True
-        except subprocess.TimeoutExpired:
-            if written.exists():
-                break
-    for ending in (None, child.terminate, child.kill):
-        if ending is not None:
-            ending()
-        with suppress(subprocess.TimeoutExpired):
-            return child.wait(timeout=GRACE)
-    return child.wait()
+            interrupted = True
+            child.interrupt()
+            continue
+        if code is not None:
+            return code
+        patience -= written.exists()
+        if patience <= 0:
+            child.end(grace=GRACE)
 
 
 def _with_ceilings(found: "Profile") -> "Profile":

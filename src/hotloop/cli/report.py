@@ -39,11 +39,14 @@ def report(
 
 
 def _list(folder: Path, as_json: bool) -> None:
-    from hotloop.report.runs import kept_in, runs_table
+    from hotloop.report.runs import kept_in, runs_list
 
     runs, failed = kept_in(folder)
     for why in failed:
-        say(console(stderr=True), f"left out: {why}")
+        what, *fix = why.splitlines()
+        say(console(stderr=True), f"left out: {what}")
+        for line in fix:
+            say(console(stderr=True), line.strip(), indent="  ")
     if as_json:
         print_json({"runs": [{"folder": str(kept.folder), **kept.run.to_json()} for kept in runs], "failed": failed})
         return
@@ -51,13 +54,13 @@ def _list(folder: Path, as_json: bool) -> None:
     if not runs:
         say(words, f"no run is in {folder} yet: `hotloop demo` or `hotloop train classify` makes one")
         return
-    words.print(runs_table(runs))
+    words.print(runs_list(runs))
     if len(runs) > 1:
         say(words, f"Compare two: `hotloop report {runs[1].folder} {runs[0].folder}`")
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:
-    from hotloop.report.runs import comparison_table, read_run
+    from hotloop.report.runs import comparison, read_run
 
     a, b = read_run(first), read_run(second)
     if as_json:
@@ -65,4 +68,4 @@ def _compare(first: Path, second: Path, as_json: bool) -> None:
         figures = {name: [a.run.figures.get(name), b.run.figures.get(name)] for name in names}
         print_json({"runs": [a.run.to_json(), b.run.to_json()], "figures": figures})
         return
-    console().print(comparison_table(a, b))
+    console().print(comparison(a, b))

@@ -1,13 +1,14 @@
 """What a profile means, in sentences: what costs time, and what to do about it. Rules over plain figures."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hotloop.profiling.record import Advice, HostWait, Profile
 from hotloop.text import duration
 
 NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
 HALF = ("bf16", "fp16")
+WORKERS = 4  # processes that are advised for data, where there are cores for them
 WORDS = {
     "data": "waiting for data",
     "copies": "copying between host and device",
@@ -32,11 +33,20 @@ def has_kernels(device: str) -> bool:
     return device.split(":", maxsplit=1)[0] not in ("cpu", "mps")
 
 
-def advise(profile: Profile, *, workers: bool = False) -> tuple[Advice, ...]:
-    """The costliest first. `workers`: the batches come from processes of their own."""
+@dataclass(frozen=True)
+class Loading:
+    """How batches are made: by so many worker processes, of which this machine bears so many at once."""
+
+    workers: int = 0
+    cores: int = 1
+    in_memory: bool = False  # whether the items are tensors in memory already
+
+
+def advise(profile: Profile, loading: Loading) -> tuple[Advice, ...]:
+    """The costliest first."""
     shares = profile.parts.shares
     told = [
-        *_on_data(profile, shares["data"], workers=workers),
+        *_on_data(profile, shares["data"], loading),
         *_on_copies(shares["copies"]),
         *_on_gaps(profile, shares["gaps"] + shares["waits"]),
         *_on_communication(shares["communication"]),
@@ -51,18 +61,29 @@ def with_ceilings(profile: Profile, ceilings: dict[str, float]) -> Profile:
     return replace(measured, advice=(*profile.advice, *(a for a in _on_precision(measured) if a not in profile.advice)))
 
 
-def _on_data(profile: Profile, share: float, *, workers: bool) -> Iterator[tuple[float, Advice]]:
-    if share < NOTABLE:
-        return
+def _on_data(profile: Profile, share: float, loading: Loading) -> Iterator[tuple[float, Advice]]:
+    if share >= NOTABLE:
+        yield share, Advice(f"The loop waits {share:.0%} of its time for data.", _quicker_data(profile, loading))
+
+
+def _quicker_data(profile: Profile, loading: Loading) -> str:
+    """Workers only where there are cores for them, and something for them to do."""
+    if loading.in_memory:
+        return (
+            "the data are tensors in memory, which workers would only copy: take whole batches of them by index, on "
+            "the device where they fit, as hotloop.Loop and hotloop.stream(loader, device) do"
+        )
+    less = "do the slow part of __getitem__ once, beforehand"
+    if loading.workers >= loading.cores:
+        return f"{less}, or keep the data on the device: hotloop.Loop does where it fits"
+    if loading.workers:
+        return (
+            f"give the DataLoader more workers, up to num_workers={loading.cores}, and let them fetch further ahead "
+            f"(prefetch_factor); {less}; or keep the data on the device: hotloop.Loop does where it fits"
+        )
     pinned = ", pin_memory=True" if has_kernels(profile.device) else ""
-    fix = (
-        "give the DataLoader more workers (num_workers) and let them fetch further ahead (prefetch_factor), "
-        "do less in __getitem__, or keep the data on the device: hotloop.Loop does where it fits"
-        if workers
-        else f"read it in processes of its own: DataLoader(..., num_workers=4, persistent_workers=True{pinned}); "
-        "or do the slow part of __getitem__ once, beforehand"
-    )
-    yield share, Advice(f"The loop waits {share:.0%} of its time for data.", fix)
+    workers = f"num_workers={min(WORKERS, loading.cores)}, persistent_workers=True{pinned}"
+    return f"read it in processes of its own: DataLoader(..., {workers}); or {less}"
 
 
 def _on_copies(share: float) -> Iterator[tuple[float, Advice]]:

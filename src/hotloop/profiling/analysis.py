@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotloop.placement.sites import Site
-from hotloop.profiling.advice import advise, has_kernels, part_words
+from hotloop.profiling.advice import Loading, advise, has_kernels, part_words
 from hotloop.profiling.events import EPOCH, Event
 from hotloop.profiling.looking import Seen
 from hotloop.profiling.operations import Cost, costliest, costs, line_of, plain, waits_in
@@ -30,6 +30,7 @@ class Findings:
     peak_memory: int | None = None
     ceilings: dict[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    loading: Loading = field(default_factory=Loading)
 
 
 def analyse(events: Sequence[Event], about: Findings) -> Profile:
@@ -70,7 +71,7 @@ def analyse(events: Sequence[Event], about: Findings) -> Profile:
         slow = order[-2] if steps > 2 else order[-1]
         words = _slower(profile.device, each, (middle, slow), found, events, time, device=device)
         profile = replace(profile, slow_step=StepParts(slow + 1, each[slow], time.slices(slow), words))
-    return replace(profile, advice=advise(profile, workers=any("Multi" in batch.name for batch in batches)))
+    return replace(profile, advice=advise(profile, about.loading))
 
 
 def _unknown(name: str, *, device: bool, batches: bool) -> Iterator[str]:

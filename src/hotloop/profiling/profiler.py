@@ -5,8 +5,10 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from statistics import median
 from types import TracebackType
 from typing import Any, Self
@@ -19,9 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from hotloop.clock import synchronize
+from hotloop.data.resident import is_constant
 from hotloop.device import pick
+from hotloop.device.machine import cpu
 from hotloop.errors import BadArgument
 from hotloop.placement.placing import resolve
+from hotloop.profiling.advice import Loading
 from hotloop.profiling.analysis import Findings, analyse
 from hotloop.profiling.events import EPOCH
 from hotloop.profiling.looking import Look, around
@@ -74,6 +79,7 @@ class Profiler:
         self._look: Look | None = None
         self._recordings: list[Recording] = []
         self._plain: list[float] = []
+        self._loading = Loading(cores=cpu(Path("/")).usable or 1)
         self._proper = False  # whether the warm-up is over
         self._course = self._run()
         self._undo = ExitStack()
@@ -81,7 +87,7 @@ class Profiler:
     def __enter__(self) -> Self:
         self._undo.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._end_update).remove)
-        self._undo.enter_context(around(DataLoader, "__iter__", _noting_epochs))
+        self._undo.enter_context(around(DataLoader, "__iter__", self._noting_epochs))
         self._undo.callback(self._course.close)  # ends what is under way
         next(self._course)
         return self
@@ -119,6 +125,7 @@ class Profiler:
             memory=look.memory.samples() if look else (),
             peak_memory=recording.peak,
             notes=tuple(self._notes(recording)),
+            loading=self._loading,
         )
         return analyse(recording.events, about)
 
@@ -142,7 +149,7 @@ class Profiler:
             yield from self._recorded(2, settle=0)
         yield from self._warm_up()
         self._proper = True
-        self._tell(f"profiling {self._steps} steps")
+        self._tell(f"profiling {plural(self._steps, 'step')}")
         yield from self._recorded(self._steps, settle=1)
         if self._look is None:
             yield from self._looked()
@@ -201,6 +208,15 @@ class Profiler:
         if self._look is None:
             yield "The run ended before a step could be looked at, so the lines of operations are unknown."
 
+    def _noting_epochs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(loader: Any) -> Any:
+            in_memory = is_constant(loader.dataset) or _is_list_of_tensors(loader.dataset)
+            self._loading = replace(self._loading, workers=loader.num_workers, in_memory=in_memory)
+            with record_function(EPOCH):
+                return original(loader)
+
+        return begin
+
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)
         if self._look is not None:
@@ -211,12 +227,12 @@ class Profiler:
             self._look.end_update()
 
 
-def _noting_epochs(original: Callable[..., Any]) -> Callable[..., Any]:
-    def begin(loader: Any) -> Any:
-        with record_function(EPOCH):
-            return original(loader)
-
-    return begin
+def _is_list_of_tensors(dataset: Any) -> bool:
+    """Whether a dataset is a plain list of tensors, or of tuples of them."""
+    if not isinstance(dataset, list | tuple) or not dataset:
+        return False
+    first = dataset[0]
+    return all(isinstance(each, torch.Tensor) for each in (first if isinstance(first, list | tuple) else (first,)))
 
 
 def _compiles() -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from hotloop.records import Record
+from hotloop.text import duration, plural
 
 PARTS = ("data", "copies", "waits", "gaps", "communication", "compute")  # as they are listed everywhere
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")  # of memory, from the bottom up
@@ -137,6 +138,17 @@ class Profile(Record):
     slow_step: StepParts | None  # the second-slowest: the slowest is often chance; None for a single step
     advice: tuple[Advice, ...]
     notes: tuple[str, ...]  # what is unknown, and why
+
+    def __str__(self) -> str:
+        """Where a step's time goes, the costliest lines and what to do, as text."""
+        name = f" ({self.device_name})" if self.device_name and self.device_name != self.device else ""
+        lines = [f"a step takes {duration(self.mean)} on {self.device}{name}, the mean of {plural(self.steps, 'step')}"]
+        shares = [f"{part} {share:.0%}" for part, share in self.parts.shares.items() if share >= 0.005]
+        lines.append(", ".join(shares))
+        for each in self.operations[:5]:
+            lines.append(f"  {each.share:6.1%}  {each.name}, {each.phase}  {each.line or ''}".rstrip())
+        lines += [f"{advice.what}\n  fix: {advice.fix}" for advice in self.advice]
+        return "\n".join(lines)
 
     @property
     def median(self) -> float:

@@ -18,7 +18,7 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import write_json, write_whole
 from hotloop.profiling.profiler import Profiler
 from hotloop.rounds import Rounds
-from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
+from hotloop.scripts import Enough, interpreter, quiet_threads, run_as_main, shown_without
 from hotloop.text import plural, printable
 
 PROFILE, TRACE = "profile.json", "trace.json.gz"
@@ -39,7 +39,7 @@ class Request:
 
     def command(self) -> list[str]:
         """The program that does it."""
-        return [sys.executable, "-m", "hotloop.profiling.script", json.dumps(asdict(self))]
+        return [*interpreter("hotloop.profiling.script"), json.dumps(asdict(self))]
 
 
 class Run:

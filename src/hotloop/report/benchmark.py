@@ -19,6 +19,7 @@ from hotloop.report.tuning import DASH, TIMES, half_spread, times
 from hotloop.text import clipped, count, duration, printable
 
 OURS, TUTORIAL, EXPERT = "hotloop", "tutorial", "expert"
+QUICK = ("A quick run.", "Its sizes are tiny, to see that it works: these are no figures to quote.")
 PEERS = ("accelerate", "fabric", "lightning")
 ORDER = {name: place for place, name in enumerate((TUTORIAL, *PEERS, OURS, EXPERT))}
 HEADER = (
@@ -60,6 +61,8 @@ def scores_table(benchmark: Benchmark) -> Table:
     for failure in benchmark.failures:
         outer.add_row(Text(f"did not run: {printable(failure)}", style="yellow"))
     outer.add_row(Text(LEGEND if cells else "no contestant was timed", style="dim"))
+    if benchmark.quick:
+        outer.add_row(Text(" ".join(QUICK), style="yellow"))
     return outer
 
 
@@ -75,7 +78,8 @@ def bars(benchmark: Benchmark, theme: Theme = LIGHT, form: Form = "png") -> byte
     figure = Figure(figsize=(9, height), facecolor=theme.background)
     _pad(figure)
     panels = figure.subplots(lines, columns, squeeze=False)
-    above = f"{clipped(benchmark.hardware, 74)}: per second, and {TIMES} the tutorial's loop"
+    quick = "quick run, not to be quoted: " if benchmark.quick else ""
+    above = f"{quick}{clipped(benchmark.hardware, 74 - len(quick))}: per second, and {TIMES} the tutorial's loop"
     figure.suptitle(above, x=0.015, ha="left", color=theme.faint, fontsize=9.5, parse_math=False)
     for number, panel in enumerate(panels.flat):
         if number < len(groups):

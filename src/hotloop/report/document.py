@@ -19,10 +19,15 @@ class Picture:
     caption: str
     alt: str  # what it shows, for those who cannot see it
     crisp: bool = False  # pixel art: enlarged without smoothing
+    dark: bytes | None = None  # the same for a dark page, where it has a ground of its own
 
     @property
     def uri(self) -> str:
         return data_uri(self.png, "image/png")
+
+    @property
+    def dark_uri(self) -> str:
+        return data_uri(self.dark or self.png, "image/png")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import partial
 from hotloop.plan import Tuning
 from hotloop.records import Benchmark
 from hotloop.report import words
-from hotloop.report.benchmark import LEGEND, OURS, PLAIN_HEADER, TUTORIAL, bars, cells_of, curves, groups_of
+from hotloop.report.benchmark import LEGEND, OURS, PLAIN_HEADER, QUICK, TUTORIAL, bars, cells_of, curves, groups_of
 from hotloop.report.document import Block, Document, Plot, Table, Words
 from hotloop.report.plots import DARK, LIGHT, Form, Theme
 from hotloop.report.roofline import roofline
@@ -46,6 +46,7 @@ def benchmark_page(benchmark: Benchmark) -> str:
         blocks,
         _headlines(benchmark),
         f"{benchmark.hardware}. All contestants train the same model on the same batches from the same weights.",
+        QUICK if benchmark.quick else None,
         command=benchmark.command,
         versions=benchmark.versions | ({"commit": benchmark.commit} if benchmark.commit else {}),
         when=words.when(benchmark.date),
@@ -56,7 +57,8 @@ def benchmark_run(benchmark: Benchmark) -> Run:
     """The entry of a benchmark."""
     figures = {f"{s.workload} on {s.device}, {s.contestant}: {s.unit} per second": s.rate for s in benchmark.scores}
     workloads = ", ".join(dict.fromkeys(score.workload for score in benchmark.scores)) or "nothing"
-    return Run("bench", workloads, benchmark.date, benchmark.hardware, figures)
+    title = f"{workloads}, quick" if benchmark.quick else workloads
+    return Run("bench", title, benchmark.date, benchmark.hardware, figures)
 
 
 def tuning_page(tuning: Tuning, command: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from rich.bar import Bar
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as Grid
@@ -30,7 +31,7 @@ WAITS = ["your line", "what", "in a step", "times in a step"]
 SAID_OF_LINES = "A backward operation stands at the line of its forward, an update at that of optimizer.step()."
 MINUS = "\N{MINUS SIGN}"
 CODE = 36  # characters of a line of code in a table
-BAR = 30  # characters of the longest bar in the terminal
+BAR, PATH = 30, 32  # characters of the longest bar and of the longest path in the terminal
 
 
 def profile_page(profile: Profile, *, command: str | None = None) -> str:
@@ -69,7 +70,7 @@ def profile_page(profile: Profile, *, command: str | None = None) -> str:
 
 def profile_run(profile: Profile) -> Run:
     """The entry of a profile among the runs that are kept."""
-    figures = {"median step in seconds": profile.median}
+    figures = {"mean step in seconds": profile.mean, "median step in seconds": profile.median}
     for name, seconds in profile.parts.over(profile.steps).seconds.items():
         if seconds:
             figures[f"{label(name, profile.device)} in a step, in seconds"] = seconds
@@ -93,7 +94,7 @@ def profile_summary(profile: Profile) -> Group:
 def lead(profile: Profile) -> str:
     """The answer in a sentence."""
     part, share = max(profile.parts.shares.items(), key=lambda pair: pair[1])
-    words = f"A step takes {duration(profile.median)} on {profile.device}"
+    words = f"A step takes {duration(profile.mean)} on {profile.device}, the mean of {plural(profile.steps, 'step')}"
     return f"{words}; the largest part of it, {share:.0%}, is {label(part, profile.device)}."
 
 
@@ -102,7 +103,11 @@ def headlines(profile: Profile) -> list[Fact]:
     low, high = profile.spread
     part, share = max(profile.parts.shares.items(), key=lambda pair: pair[1])
     facts = [
-        Fact("a step, in the median", duration(profile.median), f"{duration(low)} to {duration(high)}"),
+        Fact(
+            "a step, the mean",
+            duration(profile.mean),
+            f"{duration(low)} to {duration(high)}, median {duration(profile.median)}",
+        ),
         Fact("the largest part of it", f"{share:.0%}", label(part, profile.device)),
     ]
     if profile.ceiling and profile.rate:
@@ -252,30 +257,46 @@ def _plot(title: str, draw: Callable[..., bytes], caption: str = "") -> Plot:
 
 
 def _bars(profile: Profile) -> Grid:
+    """The parts and their sum; where it is narrow, the bars give way and the numbers stay."""
     table = Grid.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True, style="cyan")
+    table.add_column(max_width=BAR)
     table.add_column(justify="right", no_wrap=True, style="bold")
     table.add_column(justify="right", no_wrap=True, style="dim")
     shares = profile.parts.shares
     longest = max(shares.values()) or 1.0
-    for name, (words, _, share, seconds) in zip(shown_parts(profile), parts_table(profile), strict=False):
-        table.add_row(words, "█" * round(BAR * shares[name] / longest), share, seconds)
+    *parts, (every, _, whole, mean) = parts_table(profile)
+    for name, (words, _, share, seconds) in zip(shown_parts(profile), parts, strict=True):
+        table.add_row(words, Bar(longest, 0, shares[name], color="cyan"), share, seconds)
+    table.add_row(every, "", whole, mean)
     return table
 
 
 def _top(operations: Sequence[Operation]) -> Grid:
+    """Where it is narrow, names and lines are cut short and the numbers stay: what must not wrap gives way last."""
     table = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("share", justify="right", no_wrap=True, min_width=6)
-    table.add_column("time", justify="right", no_wrap=True, min_width=7)
-    table.add_column("operation", no_wrap=True, overflow="ellipsis", max_width=34)
-    table.add_column("your line", no_wrap=True, overflow="ellipsis")
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("time", justify="right", no_wrap=True)
+    table.add_column("operation", max_width=34)
+    table.add_column("your line")
     for operation in operations:
         line = operation.line
-        where = Text.assemble(printable(str(line)), (f"  {printable(line.code)}", "dim")) if line else Text("unknown")
+        where = Text.assemble(_tail(line), (f"  {printable(line.code)}", "dim")) if line else Text("unknown")
         name = Text(printable(_named(operation)))
+        for cell in (name, where):
+            cell.no_wrap, cell.overflow = True, "ellipsis"
         table.add_row(f"{operation.share:.1%}", duration(operation.seconds), name, where)
     return table
+
+
+def _tail(line: Line) -> str:
+    """A line by its file, of whose long path the end is shown.
+
+    >>> _tail(Line("a/long/way/down/to/the/network.py", 7))
+    '…ng/way/down/to/the/network.py:7'
+    """
+    words = printable(str(line))
+    return words if len(words) <= PATH else f"…{words[1 - PATH :]}"
 
 
 def _signed(seconds: float) -> str:

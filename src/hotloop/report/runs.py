@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +19,7 @@ from hotloop.report.tuning import DASH, times
 from hotloop.text import count, duration, printable, shorten, size
 
 PAGE, DATA = "report.html", "report.json"
+NAME = 26  # characters of a folder's name that a column has room for
 LARGEST = 256 << 20  # bytes of a report.json that are read
 # What a figure is called says what it is in, and which way is better.
 UNITS: dict[str, Callable[[float], str]] = {
@@ -49,9 +52,8 @@ def run_of(report: Report, title: str) -> Run:
 
 def figures_of(report: Report, prefix: str = "") -> dict[str, float]:
     """What two trainings can be compared by."""
-    rates = sorted(epoch.items_per_second for epoch in report.epochs if epoch.seconds > 0)
     figures: dict[str, float | None] = {
-        "items per second": rates[len(rates) // 2] if rates else None,
+        "items per second": report.items_per_second,
         "seconds": report.seconds,
         "training loss": report.epochs[-1].loss if report.epochs else None,
         "peak memory in bytes": report.peak_memory,
@@ -116,17 +118,22 @@ def _run_in(data: dict[str, Any]) -> Run:
     return Run(**words_of, figures={name: value for name, value in figures.items() if math.isfinite(value)})
 
 
-def runs_table(runs: Sequence[Kept]) -> Table:
-    """A line for each run."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("folder", "what", "when", "device", "figures"):
-        table.add_column(name, overflow="fold")
+def runs_list(runs: Sequence[Kept]) -> Group:
+    """The runs one below the other; the names of folders stay whole, to be copied."""
+    lines: list[RenderableType] = []
     for kept in runs:
         run = kept.run
-        figures = shorten([f"{name} {said(name, value)}" for name, value in run.figures.items()], 3)
-        cells = (kept.name, f"{run.kind}: {run.title}", words.when(run.started), run.device, figures)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    return table
+        figures = shorten([f"{_unitless(name)} {said(name, value)}" for name, value in run.figures.items()], 3)
+        lines.append(_whole((kept.name, "bold"), f"  {printable(f'{run.kind}: {run.title}')}"))
+        for words_ in (f"{words.when(run.started)}, {run.device}", figures):
+            if words_:
+                lines.append(Padding(Text(printable(words_), style="dim"), (0, 0, 0, 2)))
+    return Group(*lines)
+
+
+def _whole(*parts: str | tuple[str, str]) -> Text:
+    """Words on one line, however long."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ignore")
 
 
 def compared(a: Run, b: Run) -> Iterator[tuple[str, str, str, str, bool | None]]:
@@ -140,13 +147,17 @@ def compared(a: Run, b: Run) -> Iterator[tuple[str, str, str, str, bool | None]]
         yield name, said(name, first), said(name, second), DASH if ratio is None else times(ratio), better
 
 
-def comparison_table(a: Kept, b: Kept) -> Table:
-    """Two runs side by side."""
+def comparison(a: Kept, b: Kept) -> Group:
+    """Two runs side by side, under their names where these are short, else below these."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("")
-    for kept in (a, b):
-        table.add_column(Text(kept.name), justify="right", overflow="fold")
-    table.add_column("", justify="right")
+    heads, above = [a.name, b.name], []
+    if max(map(len, heads)) > NAME:
+        above = [_whole(f"{head:<8}", (name, "bold")) for head, name in zip(("first", "second"), heads, strict=True)]
+        heads = ["first", "second"]
+    for head in heads:
+        table.add_column(Text(head), justify="right", min_width=len(head))
+    table.add_column("", justify="right", no_wrap=True)
     for label, first, second in (
         ("what", f"{a.run.kind}: {a.run.title}", f"{b.run.kind}: {b.run.title}"),
         ("when", words.when(a.run.started), words.when(b.run.started)),
@@ -156,7 +167,17 @@ def comparison_table(a: Kept, b: Kept) -> Table:
     for name, first, second, ratio, better in compared(a.run, b.run):
         style = "" if better is None else "green" if better else "yellow"
         table.add_row(Text(printable(name)), Text(first), Text(second), Text(ratio, style=style))
-    return table
+    return Group(*above, table)
+
+
+def _unitless(name: str) -> str:
+    """A figure's name without the unit, which stands with its value.
+
+    >>> _unitless("mean step in seconds"), _unitless("seconds")
+    ('mean step', 'seconds')
+    """
+    before = next((name.removesuffix(f" in {unit}") for unit in UNITS if name.endswith(f" in {unit}")), name)
+    return before.removesuffix(",")
 
 
 def said(name: str, value: float | None) -> str:

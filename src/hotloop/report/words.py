@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from statistics import median
 
 from hotloop.records import Epoch, Report
 from hotloop.text import count, duration, plural, size
@@ -174,10 +173,10 @@ def _loss(report: Report) -> Fact:
 
 
 def _speed(report: Report) -> Fact:
-    rates = [epoch.items_per_second for epoch in report.epochs if epoch.seconds > 0]
-    if not rates:
+    found = report.items_per_second
+    if found is None:
         return Fact("items per second", UNKNOWN)
-    return Fact("items per second", count(median(rates)), "median of the epochs" if len(rates) > 1 else "")
+    return Fact("items per second", count(found), "median of the epochs" if len(report.epochs) > 1 else "")
 
 
 def _share(part: float, whole: float) -> str:
