@@ -14,6 +14,7 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     Subset,
     TensorDataset,
     WeightedRandomSampler,
@@ -54,6 +55,16 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
 
+class AsItGoes(Sampler[int]):
+    """Draws each index from the global generator when it is asked for it, which workers do in advance."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(23, ())) for _ in range(12))
+
+
 LOADERS: dict[str, Any] = {
     "in order": lambda: DataLoader(DATA, 5),
     "shuffled": lambda: DataLoader(DATA, 5, shuffle=True, generator=seeded()),
@@ -68,6 +79,7 @@ LOADERS: dict[str, Any] = {
     "workers that stay": lambda: DataLoader(
         DATA, 4, shuffle=True, generator=seeded(), num_workers=1, persistent_workers=True
     ),
+    "draws as it goes, with a worker": lambda: DataLoader(DATA, 2, sampler=AsItGoes(), num_workers=1),
     "a part": lambda: DataLoader(Subset(DATA, list(range(20, 2, -1))), 4, shuffle=True, generator=seeded()),
     "own items": lambda: DataLoader(Own(), 4, shuffle=True, generator=seeded()),
     "own items, marked": lambda: DataLoader(Marked(), 4, shuffle=True, generator=seeded()),
