@@ -15,7 +15,7 @@ import hotloop
 from hotloop.errors import BadArgument
 from hotloop.loop.budgeting import Budgeting, Look, budgeted, candidates
 from hotloop.loop.rehearsal import in_use
-from hotloop.memory.budget import Block
+from hotloop.memory.budget import CheckpointCandidate
 from hotloop.memory.storages import live_tensors
 from hotloop.memory.tracking import track
 from hotloop.plan import Plan
@@ -269,7 +269,9 @@ def test_the_candidates_are_blocks_and_their_parts() -> None:
 
 
 def test_the_record_goes_to_json_and_back() -> None:
-    found = Budgeting(100, 200, 99, 1.0, 1.2, ("a",), (Block("a", 101, 0.1), Block("b", 7, 0.2)), 3)
+    found = Budgeting(
+        100, 200, 99, 1.0, 1.2, ("a",), (CheckpointCandidate("a", 101, 0.1), CheckpointCandidate("b", 7, 0.2)), 3
+    )
     assert Budgeting.from_json(found.to_json()) == found
     assert found.slowdown == 1.2
     assert "1 block of 2 computed again" in str(found)

@@ -1,5 +1,6 @@
 """Resume is exact: a run that was stopped again and again ends as one that never was, to the bit."""
 
+import copy
 import random
 import signal
 import tempfile
@@ -21,9 +22,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hotloop import Loop, Plan, Report
 from hotloop.checkpoint.tree import pack
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, HotloopError
 from hotloop.loop.progress import Display
-from hotloop.loop.saved import put_back
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation")  # in batches that are accumulated
 ITEMS, BATCH = 45, 6  # eight batches, the last with three items
@@ -334,7 +334,7 @@ class Ended:
 
 
 def ended(made: Script, report: Report, lives: int = 1) -> Ended:
-    tensors, state = pack(made.loop.state())
+    tensors, state = pack(made.loop.state_dict())
     return Ended(report, state, {name: tensor.clone() for name, tensor in tensors.items()}, lives)
 
 
@@ -624,7 +624,7 @@ def test_a_scheduler_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_state_of_a_later_version_is_refused() -> None:
     loop = script().loop
     with pytest.raises(BadArgument, match="format 99") as refusal:
-        put_back(loop, {**loop.state(), "format": 99})
+        loop.load_state_dict({**loop.state_dict(), "format": 99})
     assert "version" in str(refusal.value.fix)
 
 
@@ -657,18 +657,18 @@ def test_a_plan_of_another_kind_of_device_is_left_behind() -> None:
     plan = Plan("cuda", precision="bf16", graph=1, tf32=True)
     tuned = auto()
     tuning = tuned.loop.tune(tuned.loader, steps=20, progress=False)
-    state = {**loop.state(), "plan": plan.to_json(), "tuning": replace(tuning, plan=plan).to_json()}
+    state = {**loop.state_dict(), "plan": plan.to_json(), "tuning": replace(tuning, plan=plan).to_json()}
     before = loop.plan
-    put_back(loop, state)
+    loop.load_state_dict(state)
     assert loop.plan == before
     assert loop.tuning is None, "the tuner of this device is yet to look"
 
 
 def test_what_the_person_asks_for_comes_before_the_plan_of_the_checkpoint() -> None:
-    state = auto().loop.state()
+    state = auto().loop.state_dict()
     state["plan"] = replace(Plan.from_json(state["plan"]), accumulate=4, precision="bf16", fused=True).to_json()
     loop = auto(precision="fp32", clip_norm=0.1).loop
-    put_back(loop, state)
+    loop.load_state_dict(state)
     assert (loop.plan.accumulate, loop.plan.precision, loop.plan.clip_norm, loop.plan.fused) == (1, "fp32", 0.1, True)
 
 
@@ -743,7 +743,7 @@ def test_nothing_waits_where_a_loop_tells_its_state(no_waits) -> None:
     made = on_a_gpu(stream="resident")
     made.loop.fit(made.loader, progress=False)
     with no_waits():
-        pack(made.loop.state())
+        pack(made.loop.state_dict())
 
 
 @pytest.mark.gpu
@@ -759,3 +759,41 @@ def test_a_run_of_a_gpu_goes_on_without_one(tmp_path: Path) -> None:
     assert report.epochs[0] == first.epochs[0]
     assert loop.plan.graph == 0
     assert optimizer.param_groups[0]["lr"] < 0.02
+
+
+def test_a_loop_has_a_state_dict_as_everything_in_pytorch_has() -> None:
+    """By hand, in memory: what is loaded into another loop trains on to the same bits."""
+
+    def built() -> tuple[Loop, nn.Module]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+        ema = torch.optim.swa_utils.AveragedModel(model)
+        optimizer.register_step_post_hook(lambda *_: ema.update_parameters(model))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        options = {"scheduler": scheduler, "schedule": "step", "accumulate": 2, "stateful": {"ema": ema}}
+        return Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain", **options), ema
+
+    def trained(loop: Loop, steps: int) -> None:
+        for _ in range(steps):
+            loop.step([torch.randn(6, 4), torch.randn(6, 2)])
+
+    loop, ema = built()
+    trained(loop, 8)
+    state = copy.deepcopy(loop.state_dict())
+    trained(loop, 8)
+    other, its_ema = built()
+    trained(other, 2)
+    other.load_state_dict(state)
+    assert other.steps == 4
+    trained(other, 8)
+    assert other.steps == loop.steps == 8
+    for one, two in ((loop.model, other.model), (ema, its_ema)):
+        assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(BadArgument, match="stateful"):
+        other.load_state_dict({**state, "stateful": {}})
+    with pytest.raises(HotloopError):
+        other.load_state_dict({**state, "model": {}})
+    assert torch.equal(before["model"]["0.weight"], other.model.state_dict()["0.weight"])

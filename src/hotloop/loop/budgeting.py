@@ -17,7 +17,7 @@ from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.loop.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing, time_of
 from hotloop.loop.tuning import Subject
-from hotloop.memory.budget import Block, bytes_of, choose, most, saving
+from hotloop.memory.budget import CheckpointCandidate, bytes_of, choose, most, saving
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.pieces import pieces_of
 from hotloop.memory.storages import storages_of
@@ -43,7 +43,7 @@ class Budgeting(Record):
     step_before: float | None
     step_after: float | None
     recompute: tuple[str, ...]  # the blocks that are computed again
-    rows: tuple[Block, ...]  # those that could be
+    rows: tuple[CheckpointCandidate, ...]  # those that could be
     tried: int  # choices that were measured
 
     @property
@@ -108,7 +108,7 @@ class _Measured:
 class _Profile:
     """What is known of the plain step."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[CheckpointCandidate, ...]
     peak: int
     headroom: int  # how far the end of the forward pass is below the peak
 
@@ -175,7 +175,7 @@ class _Weighing:
             names = fewer
         return names
 
-    def _record(self, names: tuple[str, ...], blocks: tuple[Block, ...]) -> Budgeting:
+    def _record(self, names: tuple[str, ...], blocks: tuple[CheckpointCandidate, ...]) -> Budgeting:
         before, after = self._found[()], self._found[names]
         seconds = before.seconds, after.seconds
         return Budgeting(self._budget, before.peak, after.peak, *seconds, names, blocks, len(self._found))
@@ -212,7 +212,7 @@ class _Weighing:
             blocks = look.blocks(lambda: step(fresh(part)))
         clear(self._device)
         held = look.before
-        blocks = [Block(b.name, int(b.saved * scale), b.seconds * scale) for b in blocks]
+        blocks = [CheckpointCandidate(b.name, int(b.saved * scale), b.seconds * scale) for b in blocks]
         peak = int(held + (seen.peak - held) * scale)
         return _Profile(tuple(blocks), peak, max(0, peak - held - int(look.kept * scale)))
 
@@ -239,7 +239,7 @@ class Look:
         self._held: WeakSet[_Kept] = WeakSet()
         self._clocks: dict[str, list[tuple[Clock, Any]]] = {name: [] for name in self._modules}
 
-    def blocks(self, step: Callable[[], object]) -> list[Block]:
+    def blocks(self, step: Callable[[], object]) -> list[CheckpointCandidate]:
         """The blocks that keep something which would not be kept if they were computed again."""
         step()  # so that what happens only once has happened
         entered = self._model.register_forward_pre_hook(self._begin)
@@ -257,7 +257,7 @@ class Look:
         found = []
         for name, module in self._modules.items():
             mine = (b for key, (b, where) in self._keeps.items() if name in where and key not in self._inputs[name])
-            found.append((type(module), Block(name, sum(mine), self._seconds(name))))
+            found.append((type(module), CheckpointCandidate(name, sum(mine), self._seconds(name))))
         return _evened([(kind, block) for kind, block in found if block.saved > SLIGHT * self.kept])
 
     @contextmanager
@@ -310,7 +310,7 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
     return names | parts
 
 
-def _evened(found: list[tuple[type, Block]]) -> list[Block]:
+def _evened(found: list[tuple[type, CheckpointCandidate]]) -> list[CheckpointCandidate]:
     """Blocks of one kind that keep the same bytes do the same work: their times differ by noise alone."""
     alike: dict[tuple[type, int], list[float]] = {}
     for kind, block in found:

@@ -22,10 +22,21 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from hotloop.attributes import LOST, ROOM, Mark, Parts, Restoring, devices_of, may_become, moved, parts_of, stored_by
+from hotloop.attributes import (
+    LOST,
+    ROOM,
+    FlattenedValue,
+    Restoring,
+    ValueSnapshot,
+    devices_of,
+    may_become,
+    moved,
+    parts_of,
+    stored_by,
+)
 from hotloop.checkpoint.tree import pack
 from hotloop.data.rng import is_stateful
-from hotloop.effects import Look, look
+from hotloop.effects import ReachableState, look
 from hotloop.errors import BadArgument
 from hotloop.loop.claims import check_module, check_sharing, generator, require, unusable
 from hotloop.loop.saved import check_tensors, owner_of
@@ -64,7 +75,7 @@ class Changes:
         self._generators: dict[str, Generator] = {}  # by the path on which each was reached
         self._marks = self._marked()
         self._learns = _learns(modules)
-        self._left: tuple[dict[Key, Mark], dict[Key, bool]] | None = None
+        self._left: tuple[dict[Key, ValueSnapshot], dict[Key, bool]] | None = None
         self._settings = [dict(vars(scheduler)) for scheduler in schedulers]
         self._forms = [{k: _form(v) for k, v in scheduler.state_dict().items()} for scheduler in schedulers]
         self._known: set[Key] = set()  # changed in an earlier part of the run
@@ -172,7 +183,7 @@ class Changes:
         """Find the generators that can be reached from what the run was given, but for the loader's own."""
         self._generators = self._reached(self._roots(data=False)).generators
 
-    def look(self, extra: Mapping[str, object]) -> Look:
+    def look(self, extra: Mapping[str, object]) -> ReachableState:
         """Everything that can be reached and is not in the checkpoint; `extra` is looked at too."""
         seen = self._reached({**self._roots(data=True), **extra}, self._told(), extra.values())
         for path in seen.generators:
@@ -184,7 +195,9 @@ class Changes:
         """Whether there are layers that the first batch will change into others."""
         return any(isinstance(inner, LazyModuleMixin) for module in self._modules for inner in module.modules())
 
-    def _reached(self, roots: Mapping[str, object], known: Iterable[object] = (), more: Iterable[object] = ()) -> Look:
+    def _reached(
+        self, roots: Mapping[str, object], known: Iterable[object] = (), more: Iterable[object] = ()
+    ) -> ReachableState:
         """What can be reached, but for attributes that a checkpoint holds; those of `more` are among them."""
         holders = {id(owner): room for _, _, owner, room in self._owners()} | {id(owner): ROOM for owner in more}
 
@@ -232,7 +245,7 @@ class Changes:
             elif name not in found and isinstance(getattr(thing, "__dict__", None), dict):
                 yield name, "", thing, _LITTLE if isinstance(thing, Dataset) else ROOM
 
-    def _attributes(self) -> Iterator[tuple[Key, Any, Parts]]:
+    def _attributes(self) -> Iterator[tuple[Key, Any, FlattenedValue]]:
         """Plain values that objects hold as attributes, and may change while they run."""
         for root, path, owner, room in self._owners():
             own = _internals_of(owner)
@@ -240,8 +253,8 @@ class Changes:
                 if name not in own and (parts := parts_of(value, room)) is not None:
                     yield (root, path, name), owner, parts
 
-    def _marked(self) -> dict[Key, Mark]:
-        return {key: Mark(parts) for key, _, parts in self._attributes()}
+    def _marked(self) -> dict[Key, ValueSnapshot]:
+        return {key: ValueSnapshot(parts) for key, _, parts in self._attributes()}
 
     def _put_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
         owners = {(root, path): owner for root, path, owner, _ in self._owners()}
@@ -294,7 +307,7 @@ class Changes:
         for key, owner, parts in list(self._attributes()):
             begin, end = self._marks.get(key), marks.get(key)
             if begin is None or end is None or not end.fits(parts):
-                self._marks[key] = Mark(parts)
+                self._marks[key] = ValueSnapshot(parts)
             elif not begin.fits(parts) and (value := begin.value) is not LOST:
                 restoring.put(vars(owner), key[2], value)
         for key, parameter in _parameters(self._modules):

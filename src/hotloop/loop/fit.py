@@ -35,6 +35,7 @@ from hotloop.loop.saved import (
     position_of,
     put_random,
     put_weights,
+    state_of,
 )
 from hotloop.loop.saved import check as check_state
 from hotloop.loop.saving import Saver
@@ -179,7 +180,7 @@ class Fit:
             self._say_where_it_goes_on(epochs, length)
             if self.saver is not None and self._changes is not None:
                 if is_shaped(self.loop):
-                    self.saver.check({"loop": self.loop.state(), "changes": self._changes.to_state()})
+                    self.saver.check({"loop": state_of(self.loop), "changes": self._changes.to_state()})
                 self._unsaved = Unsaved(self._changes, self._searched())
             if self._unevaluated is not None:
                 self._note(self._unevaluated, validate, metrics, whole=True)
@@ -327,7 +328,12 @@ class Fit:
             "plans": [change.to_json() for change in self._all_plans()],
         }
         changes = self._changes.to_state()
-        return {"loop": self.loop.state(), "changes": changes, "position": position_of(self.loop, consumed), "run": run}
+        return {
+            "loop": state_of(self.loop),
+            "changes": changes,
+            "position": position_of(self.loop, consumed),
+            "run": run,
+        }
 
     def _all_plans(self) -> list[PlanChange]:
         """Every plan of this run with the batch from which on it was carried out, those of earlier parts included."""

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hotloop.effects import Look, shown
+from hotloop.effects import ReachableState, shown
 from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
 from hotloop.rng import RngStates
@@ -32,7 +32,7 @@ class Inspection:
     carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
     read: set[int] = field(default_factory=set)  # storages that its operations read
 
-    def compare(self, before: Look, after: Look) -> None:
+    def compare(self, before: ReachableState, after: ReachableState) -> None:
         """See what the pass has changed in Python between two looks that hold tensors."""
         self.effects = before.changes(after, tensors=False)
         replaced = (name for name, tensor in before.tensors.items() if after.tensors.get(name) is not tensor)

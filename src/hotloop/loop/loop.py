@@ -28,7 +28,7 @@ from hotloop.loop.journal import Journal, Logged
 from hotloop.loop.largest import Largest, largest_batch
 from hotloop.loop.looking import Memory, memory_of, profile_of
 from hotloop.loop.progress import telling
-from hotloop.loop.saved import checked_stateful, state_of
+from hotloop.loop.saved import checked_stateful, load_state, state_of
 from hotloop.loop.saving import Saver, seconds_in
 from hotloop.loop.step import Step, total
 from hotloop.loop.tuner import Tuner
@@ -452,9 +452,18 @@ class Loop:
         with self._plain_for_a_while(), telling("profiling", progress) as tell:
             return profile_of(self._subject, step, stream, steps, loader, tell)
 
-    def state(self) -> dict[str, Any]:
-        """Everything that decides how training goes on, but the position of the loader, as plain data and tensors."""
-        return state_of(self)
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that decides how training goes on, as plain data and tensors: model, optimizers, schedulers,
+        scaler, plan, rng states, and what was given as `stateful`. `fit(save=…)` also saves where the loader is.
+
+        As with PyTorch's own, the tensors are those of the model, not copies. Gradients that wait for their update are
+        not among them.
+        """
+        return {**state_of(self), "stateful": {name: thing.state_dict() for name, thing in self._stateful.items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave. What does not fit this loop is refused before anything changes."""
+        load_state(self, dict(state), self._stateful)
 
     @property
     def is_between_windows(self) -> bool:

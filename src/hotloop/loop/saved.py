@@ -83,12 +83,22 @@ def all_or_nothing() -> Iterator[ExitStack]:
         undo.pop_all()
 
 
-def put_back(loop: "Loop", state: dict[str, Any]) -> None:
-    """Make a loop what it was when `state_of` was asked, but for the random states."""
+def load_state(loop: "Loop", state: dict[str, Any], stateful: Mapping[str, Any]) -> None:
+    """Make a loop, and what was handed to it, what they were when their state was asked for."""
     with all_or_nothing() as undo:
         check(loop, state)
+        others = state.get("stateful", {})
+        if not isinstance(others, Mapping) or others.keys() != stateful.keys():
+            names = ", ".join(map(printable, others)) if isinstance(others, Mapping) and others else "nothing"
+            here = ", ".join(stateful) or "nothing"
+            raise BadArgument(f"the state has stateful={{{names}}}, and this loop {{{here}}}", fix=_FIX)
         put_progress(loop, state, undo)
+        loop._watch.go_on(state["watch"])
+        for name, thing in stateful.items():
+            undo.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
+            thing.load_state_dict(others[name])
         put_weights(loop, state, undo)
+    put_random(loop, state)
 
 
 def put_progress(loop: "Loop", state: dict[str, Any], undo: ExitStack) -> None:

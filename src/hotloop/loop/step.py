@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.effects import Look, kept_by_capture, look
+from hotloop.effects import ReachableState, kept_by_capture, look
 from hotloop.errors import PlanWarning
 from hotloop.levers import repeated_blocks
 from hotloop.loop.compilation import compiled_objectives, hushed
@@ -204,7 +204,7 @@ class Step:
         """Throw the recordings away: the tensors that they were made for are no longer those of the model."""
         self.replays = 0  # since the last forward pass that was compared with the captured one
         self._compares = True  # whether there is room for one
-        self._frozen = Look()  # numbers that Python had when the step was captured
+        self._frozen = ReachableState()  # numbers that Python had when the step was captured
         self.generation = getattr(self, "generation", 0) + 1  # of recordings
         self._limit = None if self.survivor is None else self.survivor.portion.limit
         self._recorded_any: bool = False

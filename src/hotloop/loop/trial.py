@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
 from hotloop.data.resident import Resident
-from hotloop.effects import Look
+from hotloop.effects import ReachableState
 from hotloop.levers import Lever
 from hotloop.loop.burst import Burst, why_not_recorded
 from hotloop.loop.graph import WARM, CannotCapture
@@ -25,7 +25,7 @@ from hotloop.plan import Plan
 from hotloop.rng import Generator, RngStates
 from hotloop.state import CannotCopy, State
 from hotloop.text import shorten
-from hotloop.tune import Comparison, Drift, Refused
+from hotloop.tune import Drift, PlanComparison, Refused
 
 BLOCK = 0.03  # seconds that a block of steps should take at least
 ROUNDS = 5
@@ -73,7 +73,9 @@ class Trials:
         averages: bool,
         material: Material,
     ) -> None:
-        self.seen: Callable[[], Look] | None = None  # looks at what a step may change, where none was watched before
+        self.seen: Callable[[], ReachableState] | None = (
+            None  # looks at what a step may change, where none was watched before
+        )
         self.effects: list[str] = []  # names of what the first step changed and cannot be restored
         self._model, self._modules, self._turns, self._averages = model, modules, turns, averages
         self._material = material
@@ -139,7 +141,7 @@ class Trials:
             self._noise = self._noise_of(plain, DRIFT_STEPS)
         return other.drift(reference, self._noise)
 
-    def compare(self, plan: Plan, other: Plan) -> Comparison:
+    def compare(self, plan: Plan, other: Plan) -> PlanComparison:
         """Time two plans in turns."""
         if (plan.stream, plan.pinned, plan.workers) != (other.stream, other.pinned, other.workers):
             return self._compare_streams(plan, other)
@@ -159,7 +161,7 @@ class Trials:
             if max(ratios) < HOPELESS or (len(ratios) > 1 and min(ratios) > CLEAR):
                 break
         drift = b.drift(self._reference, self._noise) if self._reference else None
-        comparison = Comparison(tuple(before), tuple(after), cost, drift)
+        comparison = PlanComparison(tuple(before), tuple(after), cost, drift)
         loser = other if not comparison.is_above_noise() or (drift and drift.excess()) else plan
         if self._entered.get(loser) is not self._reference:
             self._entered.pop(loser, None)
@@ -214,12 +216,12 @@ class Trials:
         drift = other.drift(self._reference, (0.0, 0.0))
         return drift.loss, drift.direction
 
-    def _compare_streams(self, plan: Plan, other: Plan) -> Comparison:
+    def _compare_streams(self, plan: Plan, other: Plan) -> PlanComparison:
         if self._material.loader is None:
             raise Refused("the loader cannot be read twice without changing what it gives")
         pairs = [(self._streamed(plan), self._streamed(other)) for _ in range(FEWER_ROUNDS)]
         before, after = zip(*pairs, strict=True)
-        return Comparison(before, after, 0.0)
+        return PlanComparison(before, after, 0.0)
 
     def _streamed(self, plan: Plan) -> float:
         """Seconds of a step with the loader's part in it, the start of an epoch included where it is short."""

@@ -23,7 +23,7 @@ from hotloop.clock import synchronize
 from hotloop.data.origin import is_in_order
 from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
 from hotloop.data.rng import LoaderRng
-from hotloop.effects import Look, Skip, code_of_modules, look, restored_by_state
+from hotloop.effects import ReachableState, Skip, code_of_modules, look, restored_by_state
 from hotloop.errors import BadArgument, OutputError, PlanWarning
 from hotloop.files import write_json
 from hotloop.levers import (
@@ -31,7 +31,7 @@ from hotloop.levers import (
     LEVERS,
     MOST_STEPS,
     Lever,
-    Scene,
+    LeverTarget,
     products_in_fp32,
     repeated_blocks,
     without_fused_kernel,
@@ -78,8 +78,8 @@ class Subject:
     def optimizers(self) -> list[Any]:
         return [optimizer for turn in self.turns for optimizer in turn.optimizers]
 
-    def scene(self, loader: object) -> Scene:
-        return Scene(
+    def scene(self, loader: object) -> LeverTarget:
+        return LeverTarget(
             self.device,
             self.model,
             self.optimizers,
@@ -281,7 +281,7 @@ def gated(subject: Subject, loader: Any, material: Material, plan: Plan) -> tupl
 
 
 def _trials_of(subject: Subject, material: Material, *, watched: bool) -> Trials:
-    def seen() -> Look:
+    def seen() -> ReachableState:
         return look(subject.roots({"device_transform": material.transform}), subject.restorable())
 
     trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material)
@@ -461,7 +461,7 @@ _OFF: dict[str, dict[str, Any]] = {
 }
 
 
-def _impossible(lever: Lever, scene: Scene, plan: Plan) -> str | None:
+def _impossible(lever: Lever, scene: LeverTarget, plan: Plan) -> str | None:
     """Why a lever that a plan has pulled cannot work here at all; that it brings nothing is the person's affair."""
     needs_cuda = lever.name in _CUDA_ONLY
     if needs_cuda and scene.device.type != "cuda":

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from hotloop.data import Origin, Stream
+from hotloop.data import BatchOrigin, Stream
 from hotloop.errors import LossNotFinite
 from hotloop.text import plural, shorten
 
@@ -31,7 +31,7 @@ class Seen(NamedTuple):
 
     batch: int  # the last of them since the start of the run, from 1
     epoch: int
-    origins: Sequence[Origin | None]
+    origins: Sequence[BatchOrigin | None]
     losses: Collection[Tensor]  # of each batch, its named losses, on the device
     items: int | Tensor  # in each batch
 
@@ -65,7 +65,7 @@ class Watch:
         self._recent: deque[Seen] = deque()  # not known to be finite yet
         self._flight: _Flight | None = None
         self._last_look = 0.0
-        self._single: list[tuple[Tensor, int, Origin | None]] = []  # losses, items, origins that are not noted yet
+        self._single: list[tuple[Tensor, int, BatchOrigin | None]] = []  # losses, items, origins that are not noted yet
         self._wait = 1  # for so many of them
         self._noted = 0.0  # when that was last done
         self._epoch = 0
@@ -146,7 +146,7 @@ class Watch:
         names: Collection[str],
         losses: Collection[Tensor],
         count: int | Tensor,
-        origins: Sequence[Origin | None],
+        origins: Sequence[BatchOrigin | None],
     ) -> None:
         """Note the named losses of several batches on an accelerator, each of `count` items."""
         if self._single:
@@ -264,7 +264,7 @@ class Watch:
                 if not all(map(math.isfinite, numbers)):
                     self._stop(seen.batch - len(rows) + 1 + row, seen.epoch, origin, numbers)
 
-    def _stop(self, batch: int, epoch: int, origin: Origin | None, losses: list[float]) -> NoReturn:
+    def _stop(self, batch: int, epoch: int, origin: BatchOrigin | None, losses: list[float]) -> NoReturn:
         said = ", ".join(f"{name} = {value}" for name, value in zip(self.names, losses, strict=True))
         lines = [f"the loss is not finite at step {batch} (epoch {epoch}{_batch(origin)}): {said}"]
         advice = self._advice
@@ -338,5 +338,5 @@ class _Flight:
         return numbers
 
 
-def _batch(origin: Origin | None) -> str:
+def _batch(origin: BatchOrigin | None) -> str:
     return f", batch {origin.number}" if origin else ""
