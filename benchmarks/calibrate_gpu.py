@@ -28,6 +28,7 @@ from calibration_cases import Call, Case, cases
 from torch import Tensor, nn
 
 from hotloop.clock import synchronize
+from hotloop.device.machine import cpu_name
 from hotloop.files import write_json, write_whole
 from hotloop.simulate import cost
 from hotloop.simulate.cards import Card, card
@@ -37,6 +38,7 @@ from hotloop.simulate.observe import observe
 from hotloop.simulate.products import Product
 from hotloop.simulate.table import Host, Link, Table, default_table
 from hotloop.simulate.work import Part, Tf32, parts_of, switches
+from hotloop.text import plural
 
 TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "simulate" / "tables"
 META = torch.device("meta")
@@ -180,6 +182,7 @@ def measure_host(device: torch.device) -> Host:
         wait=wait,
         spread=0.3,  # of one host on one day; with 0.15 only 59 of 80 measured times lay in their intervals
         measured=True,
+        name=f"{cpu_name()} with {plural(torch.get_num_threads(), 'thread')}",
     )
 
 

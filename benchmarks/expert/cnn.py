@@ -4,8 +4,8 @@ import torch
 from images import train_images
 from steps import Run
 
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 
 
-def expert(parts: Parts, device: torch.device) -> Run:
+def expert(parts: TrainingParts, device: torch.device) -> Run:
     return train_images(parts, device, capturable=device.type == "cuda")

@@ -4,10 +4,10 @@ import torch
 from steps import Run, captured_step, over, set_up, step_of
 from torch import Tensor
 
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 
 
-def train_images(parts: Parts, device: torch.device, **switches: bool) -> Run:
+def train_images(parts: TrainingParts, device: torch.device, **switches: bool) -> Run:
     on_gpu = set_up(device)
     model = parts.model.to(device, memory_format=torch.channels_last).train()
     optimizer = parts.optimize(model.parameters(), fused=True, **switches)

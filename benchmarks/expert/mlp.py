@@ -6,10 +6,10 @@ A step is so short that anything done between two steps takes longer than the st
 import torch
 from steps import Captured, Run, set_up, timed
 
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 
 
-def expert(parts: Parts, device: torch.device) -> Run:
+def expert(parts: TrainingParts, device: torch.device) -> Run:
     on_gpu = set_up(device)
     model = parts.model.to(device).train()
     optimizer = parts.optimize(model.parameters(), fused=True, capturable=on_gpu)

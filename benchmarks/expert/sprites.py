@@ -7,10 +7,10 @@ import torch
 from steps import Run, captured_step, over, set_up, step_of
 from torch import Tensor
 
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 
 
-def expert(parts: Parts, device: torch.device) -> Run:
+def expert(parts: TrainingParts, device: torch.device) -> Run:
     on_gpu = set_up(device)
     model = parts.model.to(device).train()
     optimizer = parts.optimize(model.parameters(), fused=True, capturable=on_gpu)

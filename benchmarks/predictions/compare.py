@@ -166,9 +166,9 @@ def table_of(predictions: Found, measurements: Found) -> str:
     parts = [
         f"Predicted with torch {predictions['versions']['torch']} and no GPU, measured on {measurements['gpu']} with"
         f" torch {measurements['versions']['torch']}; GiB and milliseconds, predicted / measured.",
-        _lines(("what", "mark", "found", ""), [_mark_row(mark) for mark in marks_of(predictions, measurements)]),
+        lines(("what", "mark", "found", ""), [_mark_row(mark) for mark in marks_of(predictions, measurements)]),
         *_of_fresh(pairs),
-        _lines(
+        lines(
             ("training, batch", "allocated", "", "reserved", "", "process", "", "step", ""),
             [_pair_row(pair) for pair in pairs],
         ),
@@ -176,7 +176,7 @@ def table_of(predictions: Found, measurements: Found) -> str:
     batches = largest_of(predictions, measurements)
     if batches:
         rows = [(key, f"{told:,}", f"{seen:,}", f"{error:+.1%}") for key, told, seen, error in batches]
-        parts.append(_lines(("training, cap in GiB", "largest batch predicted", "measured", ""), rows))
+        parts.append(lines(("training, cap in GiB", "largest batch predicted", "measured", ""), rows))
     wrong = verdicts_of(pairs, measurements).wrong
     if wrong:
         parts.append("Wrong verdicts:\n\n" + "\n".join(f"- {words}" for words in wrong))
@@ -220,7 +220,7 @@ def _milliseconds(time: float | None) -> str:
     return "–" if time is None else f"{time:.1f}"
 
 
-def _lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *rows))
 

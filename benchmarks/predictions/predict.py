@@ -115,6 +115,7 @@ def predict(simulator: Simulator, case: Training, batch: int, book: Book) -> dic
         "training": case.name,
         "batch": batch,
         **plain.peak.to_json(),
+        "interval": plain.interval.to_json() if plain.interval is not None else None,
         "categories": plain.categories,
         "step_ms": plain.step_ms.to_json(),
         "fits": fits,

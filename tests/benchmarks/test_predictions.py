@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import math
+import statistics
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ GIB = 2**30
 @pytest.fixture(scope="module")
 def own() -> Iterator[SimpleNamespace]:
     """The modules of the benchmark, which lie beside one another as scripts do."""
-    names = ("cases", "predict", "watched", "children", "measure", "compare")
+    names = ("cases", "predict", "watched", "children", "measure", "compare", "asked", "leave_out")
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(FOLDER)
         yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
@@ -84,7 +85,8 @@ def test_small_trainings_simulate_without_findings(own: SimpleNamespace, tmp_pat
 def _simulation(allocated: int, reserved: int, *, full: bool = False) -> Simulation:
     findings = (Finding("out-of-memory", "error", "shown", "t.py", 1, "", "", ""),) if full else ()
     step = StepTime(1.0, 0.9, 1.1, calibrated=True)
-    return Simulation("h200", 3, 3, Peak(allocated, reserved, reserved + GIB), step_ms=step, findings=findings)
+    peak = Peak(allocated, reserved, reserved + GIB)
+    return Simulation("h200", 3, 3, peak=peak, step_ms=step, findings=findings)
 
 
 def test_a_verdict_needs_no_run_where_the_cap_is_never_reached(own: SimpleNamespace) -> None:
@@ -198,6 +200,68 @@ def test_trainings_that_nobody_had_looked_at_are_told_apart(own: SimpleNamespace
         predictions["predictions"][f"t{number} 8"]["training"] = own.cases.FRESH[number]
     table = own.compare.table_of(predictions, measurements)
     assert "3 are of trainings that had not run on a GPU before: allocated 2.0% median, 3.0% at 90%; reserved" in table
+
+
+@pytest.fixture(scope="module")
+def stored(own: SimpleNamespace) -> list[dict[str, Any]]:
+    """What trainings ask of the tables, what was predicted of them, and what was measured."""
+    told = own.leave_out
+    return [told.read(path) for path in (told.ASKED, told.PREDICTED, told.MEASURED)]
+
+
+@pytest.fixture(scope="module")
+def levels(own: SimpleNamespace, stored: list[dict[str, Any]]) -> dict[float, list[Any]]:
+    """With all tables, and as if nothing near had been measured."""
+    return {beyond: own.leave_out.left_out(beyond, *stored) for beyond in (0.0, max(own.leave_out.DISTANCES))}
+
+
+def test_nine_of_ten_measured_peaks_lie_in_the_interval_whatever_was_left_out(levels: dict[float, list[Any]]) -> None:
+    for held in levels.values():
+        assert len(held) == 80
+        assert statistics.mean(each.inside() for each in held) >= 0.9
+        assert statistics.median(each.width() for each in held) <= 0.1
+        verdicts = [pair for each in held for pair in each.verdicts]
+        assert statistics.mean(said is None for said, _ in verdicts) <= 0.15
+        assert statistics.mean(said is not None and said != true for said, true in verdicts) <= 0.02
+    assert statistics.mean(each.inside("reserved") for each in levels[0.0]) >= 0.9
+    assert statistics.median(each.width("reserved") for each in levels[0.0]) <= 0.1
+
+
+def test_where_neighbours_are_missed_the_interval_widens_and_holds(levels: dict[float, list[Any]]) -> None:
+    off = [each for each in levels[8.0] if abs(each.error()) > 0.05]
+    assert len(off) >= 5  # so there is something to be unsure of
+    assert statistics.mean(each.inside() for each in off) >= 0.9
+    near = {each.key: each.width() for each in levels[0.0]}
+    assert statistics.median(each.width() / near[each.key] for each in off) > 1.5
+
+
+def test_the_published_table_is_the_one_that_is_made_today(
+    own: SimpleNamespace, stored: list[dict[str, Any]], levels: dict[float, list[Any]]
+) -> None:
+    published = (own.leave_out.RESULTS / "leave_out_h200.md").read_text().splitlines()
+    for beyond, held in levels.items():
+        assert f"| {' | '.join(own.leave_out.row_of(beyond, held))} |" in published
+    assert own.leave_out.table_of(levels).splitlines()[2] in published
+    assert own.leave_out.operations_of(stored[0]) == json.loads(own.leave_out.OPERATIONS.read_text())["operations"]
+
+
+def test_what_is_stored_is_what_a_training_asks_for(
+    own: SimpleNamespace,
+    stored: list[dict[str, Any]],
+    levels: dict[float, list[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case, key = own.cases.BY_NAME["cnn"], "cnn 2200"
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
+    try:
+        with Simulator(stdout=subprocess.DEVNULL) as simulator:
+            told, interval = own.leave_out.asked_by(simulator, case, case.batches[0])
+    except CannotSimulate as error:
+        pytest.skip(f"there is no simulated GPU here: {error}")
+    assert told == stored[0]["trainings"][key]
+    (held,) = [each for each in levels[0.0] if each.key == key]
+    assert interval.low.allocated == held.interval.low.allocated  # reckoned afterwards as in the simulation
+    assert interval.high.allocated == held.interval.high.allocated
 
 
 class Pretended:

@@ -1,12 +1,15 @@
 """`hotloop simulate` as a person and as a program call it: real processes on a GPU that is not here."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hotloop.cli import main
@@ -81,6 +84,7 @@ def test_several_cards_are_compared(script: Path) -> None:
         (("--time-limit", "0", "train.py"), "--time-limit"),
         (("nowhere.py",), "nowhere.py"),
         (("--batch", "0", "train.py"), "--batch"),
+        (("--batch", "999999999999", "train.py"), "does not fit on NVIDIA H200"),
         (("--batch", "8", "--batch-from", "colour:red", "train.py"), "colour:red"),
         (("--price", "absent.csv", "train.py"), "absent.csv"),
         (("--price", "prices.csv", "--gpu", "h200", "train.py"), "no price for h200"),
@@ -100,6 +104,81 @@ def test_what_cannot_be_meant_is_told(
     assert "fix:" in error or "Usage:" in error
 
 
+def test_a_script_that_fails_gets_no_verdict(script: Path) -> None:
+    text = script.read_text()
+    script.write_text(f"{text}    raise ValueError('such is life')\n")
+    line = len(text.splitlines()) + 1
+    told = simulate(str(script))
+    assert told.returncode == 1
+    assert "no verdict: the script failed" in told.stdout
+    assert f"train.py:{line}" in told.stdout
+    for words in ("it fits", "no device bug", "a step takes"):
+        assert words not in told.stdout
+    shown = told.stderr.strip().splitlines()
+    assert (shown[0], shown[-1]) == ("Traceback (most recent call last):", "ValueError: such is life")
+    assert f'File "{script}", line {line}' in told.stderr
+    script.write_text(f"{text}    raise SystemExit(5)\n")
+    told = simulate("--json", str(script))
+    found = json.loads(told.stdout)
+    assert (told.returncode, found["status"], found["completed"]) == (1, "failed", 1)
+    assert (found["fits"], found["peak"], found["step_ms"]) == (None, None, None)
+
+
+SLOW = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(("how", "code", "words"), [("SIGINT", 130, "hotloop: stopped\n"), ("SIGTERM", 143, "")])
+def test_it_ends_with_all_it_started(how: str, code: int, words: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-m", "hotloop", "simulate", str(tmp_path / "slow.py")]
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(scratch)}
+    ) as running:
+        assert running.stdout is not None
+        assert running.stderr is not None
+        assert running.stdout.readline() == "started\n"
+        family = psutil.Process(running.pid).children(recursive=True)
+        running.send_signal(getattr(signal, how))
+        assert running.wait(60) == code
+        assert running.stderr.read() == words
+    assert len(family) == 3  # the simulated GPU, the script, and what the script started
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+    assert list(scratch.glob("hotloop*")) == []
+
+
+@pytest.mark.parametrize("verb", ["simulate", "profile"])
+def test_modules_are_looked_for_beside_the_script_and_not_in_the_current_folder(verb: str, tmp_path: Path) -> None:
+    for folder in ("here", "project", "library"):
+        (tmp_path / folder).mkdir()
+    for name in ("resource", "torch", "beside"):
+        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('a file of the current folder was run')\n")
+    (tmp_path / "project" / "beside.py").write_text("")
+    (tmp_path / "library" / "shared.py").write_text("")
+    script = tmp_path / "project" / "look.py"
+    script.write_text("import sys, beside, shared, resource\nprint(*sys.path, sep='\\n')\nraise SystemExit(3)\n")
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("hotloop")), verb, str(script)],
+        cwd=tmp_path / "here",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "library")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    path = done.stdout.splitlines()
+    assert path[:2] == [str(tmp_path / "project"), str(tmp_path / "library")], done.stderr  # as Python has it
+    assert str(tmp_path / "here") not in path
+    assert "" not in path[: path.index(next(each for each in path if each.endswith(".zip")))]
+
+
 LOADER = """
     import torch
     from torch import nn
@@ -114,6 +193,47 @@ LOADER = """
         optimizer.step()
         print("stepped with", len(x))
 """
+
+
+SLOW_DATA = """
+    import time
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader, Dataset
+
+    class Slow(Dataset):
+        def __len__(self):
+            return 40
+
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return torch.randn(256)
+
+    model = nn.Linear(256, 16).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in DataLoader(Slow(), batch_size=8):
+        time.sleep(0.02)
+        model(x.cuda()).mean().backward()
+        optimizer.step()
+"""
+
+
+def test_cards_have_one_host_and_the_same_data_and_no_rank_that_nobody_can_tell(tmp_path: Path) -> None:
+    path = tmp_path / "slow.py"
+    path.write_text(textwrap.dedent(SLOW_DATA))
+    done = simulate("--gpu", "t4,h200", "--json", str(path))
+    data = json.loads(done.stdout)
+    t4, h200 = data["simulations"]
+    assert h200["step_ms"]["median"] == pytest.approx(t4["step_ms"]["median"], rel=0.1)
+    for one in (t4, h200):
+        assert one["pace"]["limited_by"] == "data"
+        assert one["pace"]["data_ms"] == pytest.approx(t4["pace"]["data_ms"])
+        assert one["pace"]["data_ms"] > 80
+        assert one["pace"]["work_ms"] > 20
+        assert one["pace"]["step_ms"]["median"] > 100 > one["step_ms"]["median"]
+        assert any("Intel Xeon" in note for note in one["notes"])
+    assert (t4["step_ms"]["calibrated"], h200["step_ms"]["calibrated"]) == (False, True)
+    assert sorted(data["ranking"][0]) == ["h200", "t4"]
 
 
 @pytest.fixture
@@ -140,7 +260,7 @@ def test_the_largest_batch_for_a_person(loader: Path) -> None:
     assert found is not None, done.stdout
     assert int(found[1].replace(",", "")) < int(found[2].replace(",", ""))
     assert "what fills the memory:" in words
-    assert "none of these makes room: " in words  # nearly all of it are weights
+    assert "none of these takes less memory: " in words  # nearly all of it are weights
     assert "accumulate over 2 batches of 4" in words
     assert done.stdout.count("stepped with") == 2  # the runs of the search are silent
     assert "as it is, a batch of" in done.stderr
@@ -155,7 +275,7 @@ def test_cards_with_prices(loader: Path, tmp_path: Path) -> None:
     for row, one in zip(data["cards"], data["simulations"], strict=True):
         assert (one["batch"]["size"], one["batch"]["samples"], one["largest_batch"]) == (8, 8, None)
         speed, million = row["samples_per_second"], row["dollars_per_million"]
-        assert speed["median"] == pytest.approx(8e3 / one["step_ms"]["median"])
+        assert speed["median"] == pytest.approx(8e3 / one["pace"]["step_ms"]["median"])
         assert million["low"] <= million["median"] <= million["high"]
         assert million["median"] == pytest.approx(1e6 / speed["median"] / 3600 * row["dollars_per_hour"])
 

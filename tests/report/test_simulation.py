@@ -19,10 +19,10 @@ from hotloop.report import simulation as module
 from hotloop.report.folder import new_run
 from hotloop.report.plots import DARK, LIGHT
 from hotloop.report.profile import profile_run
-from hotloop.report.runs import DATA, PAGE, compared, kept_in, runs_table
+from hotloop.report.runs import DATA, PAGE, compared, kept_in, runs_list
 from hotloop.report.simulation import categories_table, lead, modules_table, simulation_page, simulation_run
 from hotloop.report.simulation_plots import far_above, peak_line, steps_plot
-from hotloop.simulate.record import Band, Copy, Finding, Peak, PeakAt, Simulation, StepTime, Sync
+from hotloop.simulate.record import Band, Copy, Finding, Pace, Peak, PeakAt, Simulation, StepTime, Sync
 from hotloop.simulate.search import Variant
 
 from .profiles import made_profile
@@ -117,7 +117,7 @@ def test_nothing_is_said_to_be_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"fits": None}, "Whether train.py fits on NVIDIA GeForce RTX 3070 is too close to tell"),
+        ({"fits": None}, "Whether train.py fits on NVIDIA GeForce RTX 3070 is too close to say"),
         ({"fits": False}, "does not fit on NVIDIA GeForce RTX 3070: memory runs out when the process holds 7.0 GiB of"),
         (
             {"fits": False, "peak": Peak(GIB, 9 * GIB, 10 * GIB)},
@@ -278,7 +278,7 @@ def test_simulations_are_listed_and_compared(tmp_path: Path) -> None:
     runs, failed = kept_in(tmp_path)
     assert not failed
     file = StringIO()
-    Console(width=200, file=file, highlight=False).print(runs_table(runs))
+    Console(width=200, file=file, highlight=False).print(runs_list(runs))
     assert "simulate: train.py" in file.getvalue()
     assert "NVIDIA GeForce RTX 3070, simulated" in file.getvalue()
     kept = {each.folder.name: each.run for each in runs}
@@ -315,3 +315,23 @@ def test_in_a_browser_it_fits_the_window_and_runs_nothing(tmp_path: Path) -> Non
         assert page.title().startswith("<script>document.title")
         assert page.locator("h1").inner_text().startswith("<script>document.title")
         browser.close()
+
+
+@pytest.mark.parametrize(("status", "words"), [("failed", "failed"), ("no-steps", "did not train")])
+def test_a_script_that_did_not_train_has_a_page_without_a_verdict(status: str, words: str) -> None:
+    ended = Finding(status, "error", "shown", "train.py", 12, "main", "the script failed: ValueError: no", "")
+    failed = Simulation("t4", 3, 0, status, findings=(ended,), error="Traceback…\nValueError: no\n").to_json()
+    page = simulation_page(failed, script="train.py")
+    assert f"There is no verdict: train.py {words} on a simulated t4" in page
+    assert "train.py:12: the script failed: ValueError: no" in page
+    for said in ("fits on", "does it fit?", "A step would take", "No device bug"):
+        assert said not in page
+
+
+def test_the_page_says_what_a_person_waits_for_beside_the_step() -> None:
+    pace = Pace(StepTime(250.0, 200.0, 300.0, calibrated=True), 240.0, 0.0, 2, "data")
+    page = unescape(simulation_page(made(pace=pace), script="train.py"))
+    assert "Batches and the script's own work on the host, measured here, make that 250 ms (200 ms to 300 ms)." in page
+    assert "The data limits the pace" in page
+    assert "data 240 ms by 2 workers" in page
+    assert "with data and host work" not in simulation_page(made(), script="train.py")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.simulate.constants import tables
-from hotloop.simulate.convolutions import Case, Plan, case_of, distance, nearest, plan_of, taken
+from hotloop.simulate.convolutions import Case, Plan, case_of, distance, neighbours, plan_of, workspace
 
 MIB = 2**20
 CASE = Case(32, 64, 128, 56, 3)
@@ -16,7 +16,7 @@ cases = st.builds(Case, numbers, numbers, numbers, *sides, *rest)
 
 
 def bytes_of(plan: Plan, case: Case, x: int, weight: int, y: int) -> int:
-    return taken((str(plan),), case, x, weight, y)
+    return workspace((str(plan),), case, x, weight, y).bytes
 
 
 @given(cases, *[st.integers(MIB, 500 * MIB)] * 2, st.integers(1000, 20 * MIB), st.integers(0, 9000 * MIB))
@@ -78,11 +78,9 @@ def test_distances_are_distances(a: Case, b: Case) -> None:
 def test_kinds_come_first() -> None:
     near, alike = Case(32, 64, 64, 56, 1), Case(2, 512, 256, 8, 5)
     rows = tuple(str(Plan(case, 0, 0, 0, 0, 0)) for case in (near, alike))
-    found = nearest(rows, Case(32, 64, 64, 56, 3))
-    assert found is not None
-    assert found.case == alike
-    assert nearest((), CASE) is None
-    assert taken((), CASE, 1, 1, 1) == 0
+    assert [plan.case for plan, _ in neighbours(rows, Case(32, 64, 64, 56, 3))] == [alike]
+    assert neighbours((), CASE) == ()
+    assert workspace((), CASE, 1, 1, 1)[:3] == (0, 0, 3)
 
 
 def test_sizes_become_cases() -> None:

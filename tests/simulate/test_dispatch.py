@@ -1,6 +1,7 @@
 """What the engine tells of a script, in order: operations, memory, copies, waits, steps."""
 
 import json
+import os
 from collections import Counter
 
 import pytest
@@ -186,6 +187,28 @@ assert q.grad.shape == q.shape
     assert any(f"{name}_attention_backward" in event[1] for event in operations(events, "backward"))
 
 
+@pytest.mark.parametrize(
+    ("mask", "copied"),
+    [
+        ("torch.zeros(2, 4, 16, 16, device='cuda')", False),
+        ("torch.zeros(2, 4, 16, 12, device='cuda')", True),  # rows that begin anywhere
+        ("torch.zeros(16, 16, 4, device='cuda').permute(2, 0, 1)", True),  # a bias that was looked up, as in T5
+    ],
+)
+def test_a_mask_whose_rows_do_not_lie_as_the_kernel_wants_is_copied(mask: str, copied: bool, heard) -> None:
+    _, events = heard(
+        HEAD
+        + f"""
+mask = {mask}
+q, k = (torch.randn(2, 4, length, 8, device="cuda", requires_grad=True) for length in (16, mask.shape[-1]))
+F.scaled_dot_product_attention(q, k, k, attn_mask=mask).sum().backward()
+"""
+    )
+    names = [event[1] for event in operations(events)]
+    assert any("efficient_attention" in name for name in names)
+    assert ("aten.constant_pad_nd.default" in names) is copied
+
+
 def test_attention_whose_numbers_lie_apart_is_computed_plainly_and_in_full_precision(heard) -> None:
     """As a GPU does it: no kernel takes heads whose width is not the last stride, nor does autocast reach inside."""
     _, events = heard(
@@ -260,7 +283,7 @@ for batch in torch.utils.data.DataLoader(Slow(), batch_size=2, num_workers=2):
     batch.cuda()
 """
     )
-    told = [event for event in events if event[0] in ("host", "copied")]
+    told = [event for event in events if event[0] == "copied" or event[2:] == ["data", min(2, os.cpu_count() or 1)]]
     assert [event[0] for event in told] == ["host", "copied"] * 3
     assert all(event[1] >= 0.02 for event in told[::2])
 

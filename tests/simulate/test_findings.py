@@ -75,7 +75,7 @@ TWINS = {
     ),
     "a plain attribute does not move with its module": (
         "left-on-cpu",
-        'register_buffer("scale", scale)',
+        'self.register_buffer("scale", torch.ones(4))  # at ',
         """
         class Net(nn.Linear):
             def __init__(self):
@@ -93,6 +93,78 @@ TWINS = {
             def forward(self, x):
                 return super().forward(x) * self.scale
         train(Net().to(device), x.to(device), y.to(device))
+        """,
+    ),
+    "the value of a plain attribute is not on its line": (
+        "left-on-cpu",
+        'self.register_buffer("scale", …) instead of self.scale = … in __init__',
+        """
+        class Net(nn.Linear):
+            def __init__(self):
+                super().__init__(16, 4)
+                ones = torch.ones(4)
+                self.scale = ones
+            def forward(self, x):
+                return super().forward(x) * self.scale  # <-
+        train(Net().to(device), x.to(device), y.to(device))
+        """,
+        """
+        class Net(nn.Linear):
+            def __init__(self):
+                super().__init__(16, 4)
+                ones = torch.ones(4)
+                self.register_buffer("scale", ones)
+            def forward(self, x):
+                return super().forward(x) * self.scale
+        train(Net().to(device), x.to(device), y.to(device))
+        """,
+    ),
+    "layers are in a plain list": (
+        "left-on-cpu",
+        "self.layers = nn.ModuleList(self.layers)",
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = [nn.Linear(16, 16), nn.Linear(16, 16)]
+                self.head = nn.Linear(16, 4)
+            def forward(self, x):
+                for l in self.layers:
+                    x = l(x)  # <-
+                return self.head(x)
+        train(Net().to(device), x.to(device), y.to(device))
+        """,
+        """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)])
+                self.head = nn.Linear(16, 4)
+            def forward(self, x):
+                for l in self.layers:
+                    x = l(x)
+                return self.head(x)
+        train(Net().to(device), x.to(device), y.to(device))
+        """,
+    ),
+    "layers are in a plain dict": (
+        "left-on-cpu",
+        "layers = nn.ModuleDict(layers)",
+        """
+        layers = {"first": nn.Linear(16, 4)}
+        def forward(x):
+            return layers["first"](x)  # <-
+        optimizer = torch.optim.SGD(layers["first"].parameters(), lr=0.1)
+        F.cross_entropy(forward(x.to(device)), y.to(device)).backward()
+        optimizer.step()
+        """,
+        """
+        layers = nn.ModuleDict({"first": nn.Linear(16, 4)}).to(device)
+        def forward(x):
+            return layers["first"](x)
+        optimizer = torch.optim.SGD(layers["first"].parameters(), lr=0.1)
+        F.cross_entropy(forward(x.to(device)), y.to(device)).backward()
+        optimizer.step()
         """,
     ),
     "a tensor is made in forward on the host": (

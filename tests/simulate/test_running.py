@@ -2,16 +2,20 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.errors import BadArgument
 from hotloop.rounds import Rounds
+from hotloop.simulate.cards import card
 from hotloop.simulate.running import simulate_script
 
 from .conftest import CARD, ENGINE
 
+RTX = card("rtx4090")
+MEMORY = ("hotloop.simulate.memory:Memory",)
 LOOP = """
 import torch
 from torch import nn
@@ -108,9 +112,12 @@ step()
 
 
 def test_the_time_limit_ends_a_script_that_goes_on_for_ever(run) -> None:
-    ran = run(LOOP + "step()\nwhile True:\n    pass\n", time_limit=2.0)
-    assert ran.result.completed == 1
-    assert any("time limit" in note for note in ran.result.notes)
+    for steps, status in ((1, "cut-short"), (2, "completed")):  # from two on its memory is known
+        ran = run(LOOP + "step()\n" * steps + "while True:\n    pass\n", time_limit=3.0, listeners=MEMORY, card=RTX)
+        assert (ran.result.completed, ran.result.status) == (steps, status)
+        said = [*ran.result.notes, *(finding.message for finding in ran.result.findings)]
+        assert any("time limit of 3 s" in words for words in said)
+        assert (ran.result.fits is True) == (steps == 2)
 
 
 def test_a_loop_that_waits_for_a_value_is_broken_out_of(run) -> None:
@@ -122,19 +129,63 @@ def test_a_loop_that_waits_for_a_value_is_broken_out_of(run) -> None:
 
 def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
     ran = run(LOOP + "x = torch.rand(2, device='cuda')\nwhile x.max().item() != 0.123:\n    pass\n")
-    assert any(f"train.py:{ran.line('x.max()')} waits" in note for note in ran.result.notes)
+    (found,) = ran.result.findings
+    assert (ran.result.status, found.line) == ("cut-short", ran.line("x.max()"))
+    assert "waits for a value" in found.message
 
 
-def test_a_script_that_trains_nothing_says_so(run) -> None:
-    ran = run("import torch\nprint(torch.zeros(2).sum())\n")
-    assert ran.out == "tensor(0.)\n"
-    assert any("without a step" in note for note in ran.result.notes)
+@pytest.mark.parametrize(
+    ("body", "status", "words", "line"),
+    [
+        ("step()\nraise ValueError('such is life')  # here\n", "failed", "ValueError: such is life", True),
+        ("step()\nraise SystemExit(5)  # here\n", "failed", "exit code 5 after 1 of 3 steps", True),
+        ("raise SystemExit('no data')  # here\n", "failed", "ended itself with 'no data'", True),
+        ("import a_package_that_is_absent.core  # here\n", "failed", "No module named", True),
+        ("def broken(:  # here\n", "failed", "SyntaxError", True),
+        ("print(torch.zeros(2).sum())\n", "no-steps", "without a training step", False),
+        ("raise SystemExit\n", "no-steps", "without a training step", False),
+    ],
+)
+def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str, words: str, line: bool) -> None:
+    ran = run(LOOP + body, listeners=[*MEMORY, "hotloop.simulate.timeline:Time"], card=RTX, trains=True)
+    (found,) = ran.result.findings
+    assert (ran.result.status, found.level, found.code) == (status, "error", status)
+    assert words in found.message
+    assert found.line == (ran.line("# here") if line else 0)
+    assert (ran.result.fits, ran.result.peak, ran.result.step_ms) == (None, None, None)
+    assert "hotloop" not in ran.err
+    if "absent" in body:
+        assert "pip install" in found.fix
+    if "no data" in body:
+        assert ran.err == "no data\n"  # as Python does
 
 
-def test_a_script_that_ends_itself(run) -> None:
-    ran = run(LOOP + "step()\nraise SystemExit(3)\n")
-    assert ran.result.completed == 1
-    assert any("ended itself with 3" in note for note in ran.result.notes)
+def test_one_that_ends_after_fewer_steps_than_asked_for_has_a_verdict(run) -> None:
+    ran = run(LOOP + "step()\nraise SystemExit(0)\n", listeners=MEMORY, card=RTX)
+    assert (ran.result.status, ran.result.completed, ran.result.fits) == ("completed", 1, True)
+
+
+def test_one_that_catches_a_shortage_and_gives_up_does_not_fit(run) -> None:
+    body = """
+try:
+    torch.empty(1 << 38, device="cuda")
+except torch.OutOfMemoryError:
+    raise SystemExit(1)
+"""
+    ran = run(LOOP + body, listeners=MEMORY, card=RTX)
+    assert (ran.result.status, ran.result.fits) == ("out-of-memory", False)
+
+
+def test_what_a_script_started_ends_with_it(run) -> None:
+    body = """
+import subprocess, sys
+started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(started.pid)
+while True:
+    step()
+"""
+    pid = int(run(LOOP + body).out)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_one_that_catches_everything_is_ended_all_the_same(run) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 
 from hotloop.simulate.compare import row_of
-from hotloop.simulate.record import Batch, Peak, Simulation, StepTime
+from hotloop.simulate.record import Batch, Finding, Pace, Peak, Simulation, StepTime
 from hotloop.simulate.search import Largest, Variant
-from hotloop.simulate.shown import cards_table, simulation_words
+from hotloop.simulate.shown import cards_table, ranked, simulation_words
 
 GIB = 2**30
 FOUND = Simulation(
@@ -49,7 +49,7 @@ def test_changes_that_do_not_help_are_named() -> None:
     words = said(
         simulation_words(replace(FOUND, helps=(plain, replace(half, batch=96, peak=8 * GIB))), "Tesla T4", "train.py")
     )
-    assert "none of these makes room: autocast to bf16" in words
+    assert "none of these takes less memory: autocast to bf16" in words
 
 
 def test_a_search_without_an_end_says_so() -> None:
@@ -66,7 +66,7 @@ def test_cards_side_by_side() -> None:
     told = [FOUND, short]
     words = said([cards_table(told, ["Tesla T4", "\x1b[31mL4"], [row_of(one, {"t4": 0.36}) for one in told])])
     heading, first, second = words.splitlines()
-    assert [each in heading for each in ("largest batch", "samples a second", "for a million")] == [True] * 3
+    assert [each in heading for each in ("largest batch", "samples/s", "for a million")] == [True] * 3
     assert first.split()[:6] == ["Tesla", "T4", "yes", "8.0", "GiB", "96"]
     assert "320 (256 to 400)" in first
     assert "$0.312 (0.25 to 0.391)" in first
@@ -75,3 +75,28 @@ def test_cards_side_by_side() -> None:
     plain = said([cards_table([replace(FOUND, search=None)], ["Tesla T4"], [row_of(replace(FOUND, batch=None))])])
     assert "largest" not in plain
     assert "million" not in plain
+
+
+def test_the_pace_and_what_limits_it_and_what_was_not_measured() -> None:
+    slow = StepTime(250.0, 200.0, 300.0, calibrated=False)
+    paced = replace(FOUND, pace=Pace(slow, 480.0, 20.0, 2, "data"))
+    words = said(simulation_words(paced, "Tesla T4", "train.py", row_of(paced)))
+    assert "with data and host work, a step every 250 ms (200 ms to 300 ms)" in words
+    assert "measured on this machine: batches take 480 ms each step by 2 workers" in words
+    assert "the data limits" in words
+    assert "128 (107 to 160) samples a second" in words  # of the pace
+    other = replace(FOUND, gpu="h200", pace=Pace(slow, 0.0, 0.0, 0, "device"))
+    names = {"t4": "Tesla T4", "h200": "NVIDIA H200"}
+    assert "100 ms*" in said([cards_table([paced, other], [*names.values()], [row_of(paced), row_of(other)])])
+    assert "Too close to rank" in ranked([row_of(paced), row_of(other)], names)
+    quick = replace(other, pace=Pace(StepTime(10.0, 9.0, 11.0, calibrated=True), 0.0, 0.0, 0, "device"))
+    assert "By speed: H200; then Tesla T4" in ranked([row_of(paced), row_of(quick)], names)
+
+
+def test_a_script_that_failed_has_no_verdict_in_words() -> None:
+    failed = Simulation("t4", 3, 0, "failed", findings=(Finding("failed", "error", "shown", "a.py", 0, "", "no", ""),))
+    words = said(simulation_words(failed, "Tesla T4", "a.py", row_of(failed)))
+    assert "no verdict: the script failed" in words
+    assert "error a.py: no" in words
+    assert "fits" not in words
+    assert "failed" in said([cards_table([failed], ["Tesla T4"], [row_of(failed)])])

@@ -11,7 +11,9 @@ from hotloop.errors import BadArgument
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.record import Simulation
 from hotloop.simulate.search import what_helps
+from hotloop.simulate.shown import simulation_words
 from hotloop.simulate.study import MEMORY, Study
+from hotloop.text import size
 
 from .test_variants import SCRIPT, TWINS
 
@@ -79,16 +81,22 @@ def test_what_helps_has_the_numbers_of_scripts_in_which_a_person_wrote_it(studie
 
 
 def test_what_makes_room_where_it_does_not_fit(simulator, tmp_path: Path) -> None:
-    path = write(tmp_path, SCRIPT.replace("batch = 512", "batch = 9000"))
+    path = write(tmp_path, SCRIPT.replace("batch = 512", "batch = 14000"))
     study = Study(simulator, path, [], steps=2)
     plain = study.plain(SMALL)
     assert plain.fits is False
     found = study.with_help(plain, SMALL)
     assert found.helps[0].peak is None
+    as_it_is, half = found.helps[:2]
+    assert half.peak is None  # bf16 alone is not enough, and is told with what it takes
+    assert SMALL.memory < half.needs < as_it_is.needs
+    said = f"autocast to bf16: {size(half.needs)} instead of {size(as_it_is.needs)}, which does not fit either"
+    assert said in what_helps(found.helps[0], found.helps[1:])
+    assert not any("none of these" in str(words) for words in simulation_words(found, "GPU", "train.py"))
     assert found.helps[-1].name == "accumulation"
     assert any(words.startswith("accumulate over") for words in what_helps(found.helps[0], found.helps[1:]))
     pieces = int(found.helps[-1].change.split()[2])
-    assert fits(simulator, path, SMALL, 9000 // pieces, variant="accumulation:2")
+    assert fits(simulator, path, SMALL, 14000 // pieces, variant="accumulation:2")
 
 
 def test_not_even_one(simulator, tmp_path: Path) -> None:
@@ -149,5 +157,6 @@ def test_a_change_that_fails_is_left_out_with_a_word(simulator, tmp_path: Path) 
     found = study.with_help(study.plain(SMALL), SMALL)
     assert [each.name for each in found.helps] == ["plain", "checkpointing", "accumulation"]
     assert any(
-        "autocast to bf16: could not be tried: the script fails: AssertionError: no" in note for note in found.notes
+        "autocast to bf16: could not be tried: the script failed after 0 of 2 steps: AssertionError: no" in note
+        for note in found.notes
     )

@@ -11,13 +11,14 @@ from hotloop.simulate.cards import card, generic
 from hotloop.simulate.events import Listener, Operation, Place, Shape
 from hotloop.simulate.play import Event, Launch, Mark, Pause, Transfer, Wait, play
 from hotloop.simulate.record import StepTime
-from hotloop.simulate.table import Curve, Host, Table, default_table
+from hotloop.simulate.table import Curve, Host, Table, default_host, default_table
 from hotloop.simulate.timeline import Forecast, Tape, Time, forecast
 from hotloop.simulate.work import Part, Tf32
 
 H200 = card("h200")
 TABLE = default_table()
 HOST = Host(loading=1.0)
+ANY = default_host()
 IDLE = Host(0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0)
 HERE = Place("train.py", 7)
 
@@ -159,11 +160,12 @@ def test_the_first_step_does_not_count_where_there_are_others():
 
 def test_large_work_is_bound_by_the_device_and_small_work_by_launches():
     large, small = predicted(told(Tape(), size=2**30)), predicted(told(Tape(), size=2**10))
-    assert (large.bound, small.bound) == ("device", "launches")
+    assert (large.pace.limited_by, small.pace.limited_by) == ("device", "launches")
+    assert (large.pace.step_ms, small.pace.step_ms) == (large.step, small.step)
     assert large.share > 0.95
     assert small.share < 0.5
-    slow = predicted(told(Tape(), size=2**10), host=replace(TABLE.host, forward=2 * TABLE.host.forward))
-    assert slow.step.median - small.step.median == pytest.approx(1e3 * 10 * TABLE.host.forward, rel=0.01)
+    slow = predicted(told(Tape(), size=2**10), host=replace(ANY, forward=2 * ANY.forward))
+    assert slow.step.median - small.step.median == pytest.approx(1e3 * 10 * ANY.forward, rel=0.01)
 
 
 def test_copies_and_data_can_be_what_bounds():
@@ -175,9 +177,45 @@ def test_copies_and_data_can_be_what_bounds():
         fed.after(add(2**10))
         fed.host(0.1)
         fed.step()
-    assert predicted(tape).bound == "copies"
-    assert predicted(fed, host=HOST).bound == "data"
-    assert any("not counted" in note for note in predicted(fed).notes)
+    assert predicted(tape).pace.limited_by == "copies"
+    assert predicted(fed).pace.limited_by == "data"
+
+
+@pytest.mark.parametrize(("kind", "workers", "pace"), [("data", 0, 120.0), ("data", 4, 30.0), ("work", 0, 120.0)])
+def test_the_pace_has_what_a_person_waits_for_beside_the_step(kind: str, workers: int, pace: float):
+    tape = Tape()
+    for seconds in (9.0, 0.08, 0.16):  # the first step does not count
+        tape.host(seconds, kind, workers)
+        tape.after(add(2**10))
+        tape.step()
+    found = predicted(tape)
+    assert found.step.median < 2
+    assert found.pace.step_ms.median == pytest.approx(pace + (0 if workers else found.step.median), rel=0.05)
+    assert found.pace.step_ms.low < found.pace.step_ms.median < found.pace.step_ms.high
+    assert (found.pace.data_ms + found.pace.work_ms, found.pace.workers) == (pytest.approx(120.0), workers)
+    assert found.pace.limited_by == kind
+
+
+def test_workers_that_are_quick_enough_cost_nothing():
+    tape = Tape()
+    for _ in range(3):
+        tape.host(0.08, "data", 4)
+        tape.after(add(2**38))
+        tape.step()
+    found = predicted(tape)
+    assert found.pace.step_ms.median == pytest.approx(found.step.median)
+    assert found.pace.limited_by == "device"
+
+
+def test_every_card_has_the_same_host():
+    """A small training waits for the host, so that no card is quicker than another, measured or not."""
+    small, large = told(Tape(), operations=40, size=2**10), told(Tape(), size=2**30)
+    forecasts = [forecast(small, card(name)) for name in ("t4", "rtx4090", "h200")]
+    steps = [found.step.median for found in forecasts if found is not None]
+    assert max(steps) < 1.05 * min(steps)
+    assert all(any("Intel Xeon" in note for note in found.notes) for found in forecasts if found is not None)
+    t4, h200 = (forecast(large, card(name)).step for name in ("t4", "h200"))  # type: ignore[union-attr]
+    assert h200.high < t4.low
 
 
 def test_the_interval_holds_the_median_and_is_wider_for_a_card_that_was_not_measured():

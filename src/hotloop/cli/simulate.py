@@ -32,6 +32,7 @@ def simulate(
     vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Or any GPU with this much memory: 24GiB.", show_default=False)
     ] = None,
+    gpus: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="How many of them the machine has.")] = 1,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="End after so many steps of the optimizer.")] = 3,
     batch: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Set the script's batch to this.", show_default="its own")
@@ -82,35 +83,44 @@ def simulate(
       hotloop simulate --batch 8 --batch-from argument:--micro train.py
       hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py   [dim]a line for each[/dim]
       hotloop simulate --vram 8GiB train.py           [dim]does it fit?[/dim]
+      hotloop simulate --gpu a100-80 --gpus 2 train.py   [dim]with cuda:0 and cuda:1[/dim]
       hotloop simulate --out runs/a train.py          [dim]a page with plots[/dim]
       hotloop simulate --json train.py > simulation.json
     """
     import sys
 
     from hotloop.simulate.compare import row_of
-    from hotloop.simulate.running import Simulator
-    from hotloop.simulate.study import Study
+    from hotloop.simulate.running import LONGEST, Simulator, check_script
+    from hotloop.simulate.study import Study, check_batch
 
     cards = _cards(gpu, vram)
-    if time_limit <= 0:
-        raise BadArgument(f"--time-limit {time_limit}", fix="give seconds, more than 0")
+    if not 0 < time_limit <= LONGEST:
+        raise BadArgument(f"--time-limit {time_limit}", fix=f"give seconds, more than 0 and at most {LONGEST:,}")
+    if batch is not None:
+        check_batch(batch, cards)
     prices = _prices(price, cards)
     file, *arguments = script
-    with _folders(out, cards) as runs, Simulator(stdout=sys.stderr if as_json else None) as simulator:
-        study = Study(
-            simulator,
-            file,
-            arguments,
-            steps=steps,
-            time_limit=time_limit,
-            values=values,
-            batch=batch,
-            batch_from=batch_from,
-            told=partial(say, console(stderr=True), style="dim"),
-        )
-        told = _studied(study, cards, largest_batch=largest_batch)
-        for run, one in zip(runs, told, strict=False):
-            _write(run, one, Path(file).name)
+    check_script(Path(file))
+    try:
+        with _folders(out, cards) as runs, Simulator(stdout=sys.stderr if as_json else None) as simulator:
+            study = Study(
+                simulator,
+                file,
+                arguments,
+                steps=steps,
+                time_limit=time_limit,
+                values=values,
+                batch=batch,
+                batch_from=batch_from,
+                gpus=gpus,
+                told=partial(say, console(stderr=True), style="dim"),
+            )
+            told = _studied(study, cards, largest_batch=largest_batch)
+            for run, one in zip(runs, told, strict=False):
+                _write(run, one, Path(file).name)
+    except KeyboardInterrupt:
+        print("hotloop: stopped", file=sys.stderr)
+        raise typer.Exit(130) from None
     rows = [row_of(one, prices) for one in told]
     if as_json:
         print_json(_data(told, rows, priced=price is not None))
@@ -154,10 +164,10 @@ def _write(run: "RunFolder", simulation: "Simulation", script: str) -> None:
 
 def _studied(study: "Study", cards: "Sequence[Card]", *, largest_batch: bool) -> "list[Simulation]":
     """What is asked, of each card; what the script prints is shown once."""
-    told = []
+    told: list[Simulation] = []
     for number, card in enumerate(cards):
         found = study.plain(card, silent=number > 0)
-        if largest_batch:
+        if largest_batch and found.trained:
             found = study.with_largest(found, card)
         if len(cards) == 1 and (found.search is not None or found.fits is False):
             found = study.with_help(found, card)
@@ -190,11 +200,15 @@ def _cards(gpu: str, vram: str | None) -> "list[Card]":
 
 def _data(told: "Sequence[Simulation]", rows: "Sequence[Row]", *, priced: bool) -> dict[str, Any]:
     from hotloop.files import finite
+    from hotloop.simulate.compare import ranking
 
     data: dict[str, Any] = finite(told[0].to_json())
     if len(told) > 1:
         data = {"simulations": [finite(each.to_json()) for each in told]}
-    return {**data, "cards": [finite(row.to_json()) for row in rows]} if len(told) > 1 or priced else data
+    if len(told) == 1 and not priced:
+        return data
+    ranks = {"ranking": ranking(rows)} if len(told) > 1 else {}
+    return {**data, "cards": [finite(row.to_json()) for row in rows], **ranks}
 
 
 def _tell(simulation: "Simulation", card: "Card", script: Path, row: "Row") -> None:
@@ -206,10 +220,16 @@ def _tell(simulation: "Simulation", card: "Card", script: Path, row: "Row") -> N
 
 
 def _tell_all(told: "Sequence[Simulation]", cards: "Sequence[Card]", rows: "Sequence[Row]") -> None:
-    from hotloop.simulate.shown import cards_table
+    from hotloop.simulate.shown import MARK, cards_table, ranked
 
     where = console()
     where.print(cards_table(told, [card.name for card in cards], rows))
-    for note in dict.fromkeys(note for one in told for note in one.notes if "batch" in note):
+    if any(row.step_ms is not None and not row.step_ms.calibrated for row in rows):
+        say(where, f"{MARK} uncalibrated: this GPU was not measured, so its time is a rule of thumb.", style="dim")
+    if order := ranked(rows, {card.key: card.name for card in cards}):
+        say(where, order)
+    for note in dict.fromkeys(note for one in told for note in one.notes if "batch" in note or "for every GPU" in note):
         say(where, f"note: {note}", style="dim")
+    for finding in dict.fromkeys(found for one in told for found in one.findings if found.code == one.status):
+        say(where, f"{finding.file}: {finding.message}", style="bold red")
     say(where, "Findings, copies and waits: the same command with one GPU.")

@@ -26,12 +26,21 @@ MEANING = {
 }
 LEVELS = {"error": ("error", "errors"), "warning": ("warning", "warnings"), "info": ("hint", "hints")}
 MOST = 15  # lines of a table; report.json has all
+LIMITS = {
+    "device": "The GPU limits the pace.",
+    "launches": "The host limits the pace: launching the operations takes longer than computing them.",
+    "copies": "Copies between host and device limit the pace.",
+    "data": "The data limits the pace: the GPU waits for batches.",
+    "work": "The script's own work on the host limits the pace: the GPU waits for it.",
+}
+NO_VERDICT = {"failed": "failed", "no-steps": "did not train", "cut-short": "did not come far enough"}
 UNTIL_THEN = "This is what was seen until then."
 METHOD = (
     "Nothing ran on a GPU: the script ran here, on tensors that have shapes but no values.",
     "Memory comes from a model of PyTorch's allocator, which heard of every tensor that came and went.",
     "Workspaces, the context and all times come from tables of constants. They are as near as the GPU that they were "
     "fitted on is to yours: where it was not measured, it says uncalibrated.",
+    "What an operation costs the host is the same for every GPU. Data and the script's own work were measured here.",
 )
 
 
@@ -76,7 +85,8 @@ def simulation_run(data: Data, *, script: str, date: str) -> Run:
 
 def gpu_of(data: Data) -> str:
     """The GPU that was simulated."""
-    return printable(data.get("gpu_name") or data["gpu"])
+    several = f"{data['gpus']} × " if data.get("gpus", 1) > 1 else ""
+    return several + printable(data.get("gpu_name") or data["gpu"])
 
 
 def lead(data: Data, script: str) -> str:
@@ -86,6 +96,10 @@ def lead(data: Data, script: str) -> str:
         sure = "" if step["calibrated"] else "; this GPU was not measured, so that is a rule of thumb"
         low, high = _ms(step["low"]), _ms(step["high"])
         sentences.append(f"A step would take {_ms(step['median'])}, most likely between {low} and {high}{sure}.")
+    if pace := data.get("pace"):
+        if pace["data_ms"] + pace["work_ms"]:
+            sentences.append(f"Batches and the script's own work on the host, measured here, make that {_pace(pace)}.")
+        sentences.append(LIMITS[pace["limited_by"]])
     if data.get("largest_batch") is not None:
         sentences.append(f"The largest batch that fits is {count(data['largest_batch'])}.")
     sentences.append(_found(data))
@@ -97,12 +111,20 @@ def headlines(data: Data) -> list[Fact]:
     peak, step, facts = data.get("peak"), data.get("step_ms"), []
     if peak:
         of = f" of {size(data['gpu_memory'])}" if data.get("gpu_memory") else ""
-        fits = {True: "yes", False: "no", None: "too close to tell"}[data.get("fits")]
-        facts.append(Fact("does it fit?", fits, f"{size(peak['process'])}{of} at the peak"))
+        fits = {True: "yes", False: "no", None: "too close to say"}[data.get("fits")]
+        facts.append(Fact("does it fit?", fits, f"{size(peak['process'])}{of} at the peak{_between(data)}"))
         facts.append(Fact("allocated at the peak", size(peak["allocated"]), f"{size(peak['reserved'])} reserved"))
     if step:
         sure = "" if step["calibrated"] else ", uncalibrated"
         facts.append(Fact("a step", _ms(step["median"]), f"{_ms(step['low'])} to {_ms(step['high'])}{sure}"))
+    pace = data.get("pace")
+    if pace and pace["data_ms"] + pace["work_ms"]:
+        by = f" by {plural(pace['workers'], 'worker')}" if pace["workers"] else ""
+        parts = [f"data {_ms(pace['data_ms'])}{by}"] * bool(pace["data_ms"])
+        parts += [f"other host work {_ms(pace['work_ms'])}"] * bool(pace["work_ms"])
+        facts.append(
+            Fact("with data and host work", _ms(pace["step_ms"]["median"]), f"{', '.join(parts)}, measured here")
+        )
     if data.get("largest_batch") is not None:
         facts.append(Fact("largest batch", count(data["largest_batch"]), f"on {gpu_of(data)}"))
     facts.append(Fact("findings", count(len(data.get("findings") or ())), _levels(data)))
@@ -181,9 +203,14 @@ def _room(data: Data) -> list[Block]:
     for each in data.get("helps") or ():
         batch = DASH if each.get("batch") is None else count(each["batch"])
         step = DASH if each.get("step_ms") is None else _ms(each["step_ms"])
-        rows.append([printable(each["change"]), size(each["peak"]), batch, step])
+        taken = size(each["peak"]) if each["peak"] is not None or each.get("needs") is None else _too_much(each)
+        rows.append([printable(each["change"]), taken, batch, step])
     header = ["change", "memory of the process", "largest batch", "a step"]
     return [Table("What would make room", header, rows, "Each was simulated.")] if len(rows) > 1 else []
+
+
+def _too_much(variant: Data) -> str:
+    return f"{size(variant['needs'])}, does not fit"
 
 
 def _caption(data: Data) -> str:
@@ -201,7 +228,7 @@ def _caption(data: Data) -> str:
 def _findings(data: Data) -> Block:
     found = data.get("findings") or ()
     error = data.get("error") or ""
-    told = any(finding["message"] in error for finding in found)
+    told = any(finding["code"] == data.get("status") or finding["message"] in error for finding in found)
     facts = [Fact("what ended it", _last_line(error))] if error and not told else []
     if not found and not facts:
         return Words("What would go wrong", ["No device bug was found in the lines that ran."])
@@ -244,13 +271,15 @@ def _left_out(rows: Sequence[object]) -> str:
 
 def _verdict(data: Data, script: str) -> str:
     peak, gpu, memory = data.get("peak"), gpu_of(data), data.get("gpu_memory")
+    if why := NO_VERDICT.get(data.get("status", "")):
+        return f"There is no verdict: {script} {why} on a simulated {gpu}, so its memory and its speed are not known."
     if not peak:
         return f"{script} was run on a simulated {gpu}."
-    taken = f"{size(peak['process'])}{f' of its {size(memory)}' if memory else ''}"
+    taken = f"{size(peak['process'])}{f' of its {size(memory)}' if memory else ''}{_between(data)}"
     if data.get("fits"):
         return f"{script} fits on {gpu}: at its peak the process would take {taken}."
     if data.get("fits") is None:
-        return f"Whether {script} fits on {gpu} is too close to tell: at its peak the process would take {taken}."
+        return f"Whether {script} fits on {gpu} is too close to say: at its peak the process would take {taken}."
     if memory and peak["process"] > memory:
         return (
             f"{script} does not fit on {gpu}: the process would need {size(peak['process'])}, where {size(memory)} are."
@@ -258,10 +287,18 @@ def _verdict(data: Data, script: str) -> str:
     return f"{script} does not fit on {gpu}: memory runs out when the process holds {taken}."
 
 
+def _between(data: Data) -> str:
+    """Where nine of ten such peaks lie."""
+    interval = data.get("interval")
+    if not interval:
+        return ""
+    return f", between {size(interval['low']['process'])} and {size(interval['high']['process'])}"
+
+
 def _found(data: Data) -> str:
     if not data.get("findings"):
         return "No device bug was found."
-    ends = any(finding["level"] == "error" for finding in data["findings"])
+    ends = any(finding["level"] == "error" for finding in data["findings"]) and data.get("status") not in NO_VERDICT
     return f"Found: {_levels(data)}.{' On the GPU, the script would end at the first error.' if ends else ''}"
 
 
@@ -281,7 +318,7 @@ def _rank(finding: Data) -> int:
 
 def _warning(data: Data) -> tuple[str, str] | None:
     made = f"{data['completed']} of {plural(data['steps'], 'step')}"
-    if data.get("error"):
+    if data.get("error") or data.get("status") == "failed":
         return f"The script ended with an error after {made}.", UNTIL_THEN
     return (f"Only {made} ran.", UNTIL_THEN) if data["completed"] < data["steps"] else None
 
@@ -292,6 +329,11 @@ def _where(entry: Data) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.1%}" if whole > 0 else ""
+
+
+def _pace(pace: Data) -> str:
+    step = pace["step_ms"]
+    return f"{_ms(step['median'])} ({_ms(step['low'])} to {_ms(step['high'])})"
 
 
 def _ms(milliseconds: float) -> str:

@@ -21,14 +21,17 @@ if TYPE_CHECKING:
 class _Simulate(ModuleType):
     """This package, which is named like what it does."""
 
-    def __call__(self, gpu: "str | Card" = "h200", *, steps: int | None = None, values: bool = False) -> "Block":
+    def __call__(
+        self, gpu: "str | Card" = "h200", *, gpus: int = 1, steps: int | None = None, values: bool = False
+    ) -> "Block":
         """A block in which CUDA tensors are on a simulated GPU; ends after `steps` of the optimizer where given.
 
-        With `values` they are computed on the host as well, so that losses are true and so is what depends on them.
+        `gpus` are those of the machine. With `values` they are computed on the host as well, so that losses are true
+        and so is what depends on them.
         """
         from hotloop.simulate.block import Block  # noqa: PLC0415  # torch is imported with it
 
-        return Block(gpu, steps=steps, values=values)
+        return Block(gpu, gpus=gpus, steps=steps, values=values)
 
 
 sys.modules[__name__].__class__ = _Simulate

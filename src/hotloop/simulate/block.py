@@ -1,7 +1,7 @@
 """A GPU that is not here, for a block of the person's own program: a cell of a notebook, a test."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from io import StringIO
 from pathlib import Path
 from threading import Lock
@@ -39,11 +39,15 @@ class Block:
     Models and optimizers that were there before are put back as they were, with their values.
     """
 
-    def __init__(self, gpu: str | Card = "h200", *, steps: int | None = None, values: bool = False) -> None:
+    def __init__(
+        self, gpu: str | Card = "h200", *, gpus: int = 1, steps: int | None = None, values: bool = False
+    ) -> None:
+        if gpus < 1:
+            raise BadArgument(f"gpus={gpus}", fix="give at least one GPU")
         if steps is not None and steps < 1:
             raise BadArgument(f"steps={steps}", fix="give at least one step, or leave it out to run the whole block")
         self.card = card(gpu) if isinstance(gpu, str) else gpu
-        self._steps, self._values = steps, values
+        self._gpus, self._steps, self._values = gpus, steps, values
         self._engine: Engine | None = None
         self._stack = ExitStack()
         self._result: Simulation | None = None
@@ -75,7 +79,8 @@ class Block:
         with ExitStack() as stack:
             stack.enter_context(_device())
             listeners: list[Listener] = [Memory(self.card), Time(self.card)]
-            engine = Engine(self.card, listeners, self._steps, values=self._values, own_process=False)
+            others = [Memory(self.card) for _ in range(self._gpus - 1)]
+            engine = Engine(self.card, listeners, self._steps, values=self._values, own_process=False, others=others)
             stack.enter_context(engine)
             self._engine, self._stack = engine, stack.pop_all()
         return self
@@ -87,6 +92,9 @@ class Block:
         if isinstance(error, torch.OutOfMemoryError):
             fix = "a smaller batch, bf16, checkpointing or accumulation"
             self._engine.findings.add("out-of-memory", str(error), fix, _innermost(traceback))
+        if error is None:
+            with suppress(Enough):
+                self._engine.gpu.by_hand.finish()
         try:
             self._result = self._engine.result(Path.cwd())
         finally:

@@ -7,6 +7,7 @@ the shim is loaded.
 
 import importlib
 import json
+import math
 import os
 import resource
 import select
@@ -19,17 +20,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from hotloop.children import end_group, unwound_by_signals
 from hotloop.simulate.request import Request
 from hotloop.simulate.shim import CannotSimulate, install, load
 
 GRACE = 15.0  # seconds beside the time limit in which a script may end itself
+ENDING = 1.0  # seconds from SIGTERM to SIGKILL, for a script and all it started
 PAUSE = 0.02
 _AHEAD = tuple(f"hotloop.simulate.{name}" for name in ("script", "simulation", "memory", "timeline"))  # for every run
 
 
 def main(arguments: Sequence[str]) -> int:
     built, requests, replies = arguments[0], int(arguments[1]), int(arguments[2])
-    with open(replies, "w", encoding="utf-8", closefd=True) as answers:  # a pipe
+    with suppress(BrokenPipeError), open(replies, "w", encoding="utf-8", closefd=True) as answers:  # a pipe
         try:
             install(load(Path(built)))
             from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
@@ -41,27 +44,45 @@ def main(arguments: Sequence[str]) -> int:
             _answer(answers, {"error": error.what, "fix": error.fix})
             return error.exit_code
         _answer(answers, {"ready": True})
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the script, and for whoever asked
-        for line in _lines(requests):
-            _answer(answers, {"code": _serve(Request.from_json(json.loads(line)), requests, replies)})
+        with unwound_by_signals():
+            for line in _lines(requests):
+                _answer(answers, {"code": _serve(Request.from_json(json.loads(line)), requests, replies)})
     return 0
 
 
 def _serve(request: Request, requests: int, replies: int) -> int | None:
     """Run a script in a fork; its exit code, negative for a signal, None where it took too long."""
-    runner = os.fork()
-    if not runner:
+    runner = _Runner(os.fork())
+    if not runner.pid:
+        os.setpgid(0, 0)
         _become(request, requests, replies)
-    deadline = time.monotonic() + request.time_limit + GRACE
-    while time.monotonic() < deadline:
-        done, status = os.waitpid(runner, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if select.select([requests], [], [], PAUSE)[0]:  # only the end of whoever asked makes it readable now
-            break
-    os.kill(runner, signal.SIGKILL)
-    os.waitpid(runner, 0)
-    return None
+    with suppress(OSError):  # whichever of the two comes first
+        os.setpgid(runner.pid, runner.pid)
+    try:
+        runner.ends_within(request.time_limit + GRACE, unless=[requests])
+        return runner.code
+    finally:
+        end_group(runner.pid, runner.ends_within, ENDING)
+        runner.ends_within(math.inf)
+
+
+class _Runner:
+    """A script's process. It leads a group of its own, so that what it starts ends with it and this process goes on."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: int | None = None
+
+    def ends_within(self, seconds: float, unless: Sequence[int] = ()) -> bool:
+        """Wait for its end, unless one of these pipes can be read: only the end of whoever asked makes that so."""
+        deadline = time.monotonic() + seconds
+        while self.code is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            if done:
+                self.code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() >= deadline or select.select(unless, [], [], PAUSE)[0]:
+                return False
+        return True
 
 
 def _become(request: Request, requests: int, replies: int) -> None:
@@ -70,7 +91,8 @@ def _become(request: Request, requests: int, replies: int) -> None:
     try:
         os.close(requests)
         os.close(replies)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for ending in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(ending, signal.SIG_DFL)
         _limit_memory(request.memory_limit)
         if request.silent:
             _silence()
@@ -79,7 +101,10 @@ def _become(request: Request, requests: int, replies: int) -> None:
 
         card, batches = _card(request.card), batches_of(request)
         listeners = [*(_listener(name, card) for name in request.listeners), batches]
-        Run(request, Engine(card, listeners, request.steps, values=request.values), batches).run()
+        engine = Engine(card, listeners, request.steps, values=request.values, others=_others(request, card))
+        engine.gpu.between.tell_instead(request.kept, request.workers)
+        engine.gpu.values.branches.turned.update(request.turned)
+        Run(request, engine, batches).run()
         code = 0
     except BaseException:  # noqa: BLE001
         import traceback  # noqa: PLC0415
@@ -121,6 +146,14 @@ def _limit_memory(limit: int | None) -> None:
 def _listener(name: str, card: Any) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)(card)
+
+
+def _others(request: Request, card: Any) -> list[Any]:
+    """Who keeps the memory of each GPU after the first."""
+    if request.gpus == 1:
+        return []
+    name = next((each for each in request.listeners if hasattr(_listener(each, card), "memory_stats")), None)
+    return [_listener(name or "hotloop.simulate.syncs:Syncs", card) for _ in range(request.gpus - 1)]
 
 
 def _card(data: dict[str, Any]) -> Any:

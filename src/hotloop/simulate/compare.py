@@ -36,9 +36,10 @@ class Row(Record):
     fits: bool | None
     largest_batch: int | None
     step_ms: StepTime | None
-    samples_per_second: Rates | None = None
+    samples_per_second: Rates | None = None  # at the pace below
     dollars_per_hour: float | None = None
     dollars_per_million: Rates | None = None
+    pace_ms: StepTime | None = None  # the step with data and the script's own work on the host
 
 
 def compare(
@@ -60,22 +61,42 @@ def compare(
     for each in cards:
         fitting = fits.get(each.key)
         found = None if fitting is False else forecast(tape, each, tables.get(each.architecture))
-        speed = _speed(found.step, samples) if found and samples else None
+        pace = found.pace.step_ms if found else None
+        speed = _speed(pace, samples) if pace and samples else None
         price = prices.get(each.key)
         cost = _cost(speed, price) if speed and price is not None else None
         step = found.step if found else None
-        rows.append(Row(each.key, fitting, largest.get(each.key), step, speed, price, cost))
+        rows.append(Row(each.key, fitting, largest.get(each.key), step, speed, price, cost, pace))
     return rows
 
 
 def row_of(simulation: Simulation, prices: Mapping[str, float] | None = None) -> Row:
     """What one simulation says of a card; speed and cost are those of the batch that it ran with."""
     step = None if simulation.fits is False else simulation.step_ms
+    pace = simulation.pace.step_ms if step and simulation.pace else step
     samples = simulation.batch.samples if simulation.batch else None
-    speed = _speed(step, samples) if step and samples else None
+    speed = _speed(pace, samples) if pace and samples else None
     price = price_of(simulation.gpu, prices or {})
     cost = _cost(speed, price) if speed and price is not None else None
-    return Row(simulation.gpu, simulation.fits, simulation.largest_batch, step, speed, price, cost)
+    return Row(simulation.gpu, simulation.fits, simulation.largest_batch, step, speed, price, cost, pace)
+
+
+def ranking(rows: Sequence[Row]) -> list[list[str]]:
+    """Cards from the quickest to the slowest; those whose intervals overlap are one rank, since nobody can tell.
+
+    >>> times = {"t4": 30, "l4": 12, "h200": 10}
+    >>> ranking([Row(key, True, None, None, pace_ms=StepTime(t, 0.8 * t, 1.2 * t, True)) for key, t in times.items()])
+    [['h200', 'l4'], ['t4']]
+    """
+    paces = sorted((row.pace_ms.low, row.pace_ms.high, row.gpu) for row in rows if row.pace_ms is not None)
+    ranks: list[list[str]] = []
+    slowest = -math.inf  # of the rank before
+    for low, high, gpu in paces:
+        if low > slowest:
+            ranks.append([])
+        ranks[-1].append(gpu)
+        slowest = max(slowest, high)
+    return ranks
 
 
 def price_of(key: str, prices: Mapping[str, float]) -> float | None:

@@ -42,6 +42,18 @@ def tables() -> tuple[Constants, ...]:
     return tuple(read_constants(path) for path in sorted(TABLES.glob("memory-*")))
 
 
+def measured() -> tuple[Constants, ...]:
+    """The tables that were measured on a card."""
+    return tuple(each for each in tables() if each.calibrated)
+
+
+@lru_cache(maxsize=1)
+def measured_operations() -> dict[str, tuple[str, ...]]:
+    """Operations that ran in trainings whose memory was measured, and in which: by their names in `workspaces`."""
+    found = json.loads((TABLES / "operations-2.11.json").read_text())["operations"]
+    return {name: tuple(trainings) for name, trainings in found.items()}
+
+
 def read_constants(path: Path) -> Constants:
     text = path.read_bytes()
     data: dict[str, Any] = json.loads(gzip.decompress(text) if path.suffix == ".gz" else text)

@@ -3,10 +3,10 @@
 import copy
 import importlib
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +38,7 @@ class Conversions:
         self._lazies = Lazies(gpu)
         self._hooks: list[Any] = []
         self._saved: dict[str, tuple[Any, set[int]]] = {}  # by path: what a script saved, and what was on the device
+        self._workers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that a loader, and what it gives, asked for
         self.compiled = False  # whether torch.compile was asked for
 
     def install(self, patches: Patches) -> None:
@@ -89,7 +90,7 @@ class Conversions:
             return result
 
         patches.set(nn.Module, "_apply", moved)
-        patches.set(nn.DataParallel, "scatter", self._scattered)
+        patches.set(nn.DataParallel, "forward", _on_one)
         swap = torch.utils.swap_tensors
 
         def swapped(first: Tensor, second: Tensor) -> None:
@@ -106,12 +107,6 @@ class Conversions:
                 self._gpu.storages.name(tensor, kind)
 
         return name
-
-    def _scattered(self, inputs: Any, kwargs: Any, _devices: Any) -> tuple[Any, Any]:
-        def moved(value: Any) -> Any:
-            return value.to("cuda") if isinstance(value, Tensor) else value
-
-        return (tree_map(moved, inputs),), (tree_map(moved, kwargs or {}),)
 
     def _tensors(self, patches: Patches) -> None:
         gpu = self._gpu
@@ -138,7 +133,34 @@ class Conversions:
         def listed(tensor: Tensor) -> Any:
             return tensor.detach().cpu().tolist()
 
-        methods = {"numpy": numpy, "__array__": array, "__repr__": words, "__format__": formatted, "tolist": listed}
+        ask = Tensor.item
+
+        def item(tensor: Tensor) -> Any:
+            with gpu.values.marking():
+                number = ask(tensor)
+            return gpu.values.branches.marked(number) if gpu.values.invented else number
+
+        def item_of_host(tensor: Tensor) -> Any:
+            number = ask(tensor)
+            return gpu.values.branches.marked(number) if hasattr(tensor, "_hotloop_invented") else number
+
+        patches.set(Tensor, "item", item_of_host)
+
+        data: Any = Tensor.data
+
+        def given(tensor: Tensor, other: Tensor) -> None:
+            gpu.updated(tensor)
+            data.__set__(tensor, other)
+
+        methods = {
+            "data": property(data.__get__, given),
+            "item": item,
+            "numpy": numpy,
+            "__array__": array,
+            "__repr__": words,
+            "__format__": formatted,
+            "tolist": listed,
+        }
         for name, method in methods.items():
             patches.set(FakeTensor, name, method)
         patches.set(FakeTensor, "record_stream", lambda tensor, stream: None)
@@ -154,21 +176,27 @@ class Conversions:
         original = DataLoader.__init__
 
         def make(loader: Any, *args: Any, **kwargs: Any) -> None:
+            workers = args[5] if len(args) > 5 else kwargs.get("num_workers", 0)
             kwargs.update({name: value for name, value in _WORKERS.items() if name in kwargs})
             kwargs.pop("multiprocessing_context", None)
             if len(args) > 5:  # the number of workers, by place
                 args = (*args[:5], 0, *args[6:])
             original(loader, *args, **kwargs)
+            if isinstance(workers, int):
+                self._workers[loader] = min(workers, os.cpu_count() or 1)
 
         patches.set(DataLoader, "__init__", make)
-        following = _BaseDataLoaderIter.__next__
+        begin, following = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__
+
+        def begun(iterator: Any, loader: Any) -> None:
+            begin(iterator, loader)
+            self._workers[iterator] = self._workers.get(loader, 0)
 
         def next_batch(iterator: Any) -> Any:
-            begun = time.perf_counter()
-            batch = following(iterator)
-            self._gpu.teller.host(time.perf_counter() - begun)
-            return batch
+            with self._gpu.between.loading(self._workers.get(iterator, 0)):
+                return following(iterator)
 
+        patches.set(_BaseDataLoaderIter, "__init__", begun)
         patches.set(_BaseDataLoaderIter, "__next__", next_batch)
 
     def _compile(self, model: Any = None, **_: Any) -> Any:
@@ -194,10 +222,12 @@ class Conversions:
 
         def fetch(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
             path = str(Path(f).resolve()) if isinstance(f, str | os.PathLike) else ""
-            to = torch.device(map_location).type if isinstance(map_location, str | torch.device) else None
+            there = torch.device(map_location) if isinstance(map_location, str | torch.device) else None
+            to, cuda = (there.type if there else None), (there if there and there.type == "cuda" else "cuda")
             if path in self._saved:
                 kept, sketches = self._saved[path]
-                drawn = {id(t): _like(t, _drawn(t, to or "cuda")) for t in _tensors_in(kept) if id(t) in sketches}
+                goes = "cpu" if to == "cpu" else cuda
+                drawn = {id(t): _like(t, _drawn(t, goes)) for t in _tensors_in(kept) if id(t) in sketches}
                 return copy.deepcopy(kept, drawn)
             moved: set[int] = set()
 
@@ -208,8 +238,8 @@ class Conversions:
                 return storage if to == "cpu" or not callable(map_location) else map_location(storage, location)
 
             found = load(f, stay if not isinstance(map_location, dict) else map_location, *args, **kwargs)
-            there = [t for t in _tensors_in(found) if t.untyped_storage()._cdata in moved]
-            return copy.deepcopy(found, {id(t): _like(t, t.to("cuda")) for t in there}) if there else found
+            gone = [t for t in _tensors_in(found) if t.untyped_storage()._cdata in moved]
+            return copy.deepcopy(found, {id(t): _like(t, t.to(cuda)) for t in gone}) if gone else found
 
         patches.set(torch, "save", keep)
         patches.set(torch, "load", fetch)
@@ -219,6 +249,15 @@ class Conversions:
         if self._gpu.known.everything:
             return self._gpu.values.tensor(tensor)
         return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
+
+
+def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> Any:
+    """The whole batch on the first GPU."""
+
+    def moved(value: Any) -> Any:
+        return value.to("cuda:0") if isinstance(value, Tensor) else value
+
+    return parallel.module(*tree_map(moved, inputs), **tree_map(moved, kwargs))
 
 
 def _tensors_in(obj: Any) -> Iterator[Tensor]:
@@ -239,7 +278,7 @@ def _like(tensor: Tensor, made: Tensor) -> Tensor:
     return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-def _drawn(sketch: Tensor, device: str) -> Tensor:
+def _drawn(sketch: Tensor, device: str | torch.device) -> Tensor:
     if sketch.is_meta:
         return torch.zeros(sketch.size(), dtype=sketch.dtype, device=device)
     return sketch.detach().clone().to(device)

@@ -6,6 +6,7 @@ operands (1 is a copy of it) and of a gradient of the weight for every image, an
 similar one took.
 """
 
+import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import product
@@ -21,6 +22,9 @@ FEW = 8  # channels, below which tensor cores want them padded
 _PADDED = (4, 8)  # channels that few are padded to
 _SLACK = 1024  # bytes: alignments and counters, which are no copy of anything
 _LARGE = 0.5  # of the operands: what is more grows with them, what is less is a buffer of one size
+_NEIGHBOURS = 8  # measurements that are asked how sure the nearest is
+_ALIKE = 50.0  # distance within which two convolutions are of one kind
+FAR = 4.0  # distance from which on a measurement says little: one of two is then off by a copy of an operand
 
 
 class Case(NamedTuple):
@@ -76,6 +80,12 @@ class Plan(NamedTuple):
         case = Case(int(batch), int(inputs), int(outputs), pixels, kernel, *map(int, (stride, groups)))
         return cls(case._replace(dimensions=int(dimensions), dilation=int(dilation)), *shares)
 
+    def bytes_for(self, case: Case, x: int, weight: int, y: int) -> int:
+        """What another convolution takes by this plan; its operands have so many bytes."""
+        of_x = _padded(self.x, self.case.inputs, case.inputs)
+        of_y = _padded(self.y, self.case.outputs, case.outputs)
+        return int(of_x * x + self.weight * weight + of_y * y + self.images * case.gradients + self.fixed)
+
 
 def case_of(x: Sequence[int], weight: Sequence[int], stride: int = 1, groups: int = 1, dilation: int = 1) -> Case:
     """The case of an input and a weight of these sizes.
@@ -88,14 +98,28 @@ def case_of(x: Sequence[int], weight: Sequence[int], stride: int = 1, groups: in
     return Case(x[0], x[1], weight[0], pixels, kernel, stride, groups, dimensions, dilation if kernel > 1 else 1)
 
 
-def taken(rows: tuple[str, ...], case: Case, x: int, weight: int, y: int) -> int:
-    """Bytes that a convolution takes beside its result, by the plan of the nearest one in a table."""
-    plan = nearest(rows, case)
-    if plan is None:
-        return 0
-    of_x = _padded(plan.x, plan.case.inputs, case.inputs)
-    of_y = _padded(plan.y, plan.case.outputs, case.outputs)
-    return int(of_x * x + plan.weight * weight + of_y * y + plan.images * case.gradients + plan.fixed)
+class Workspace(NamedTuple):
+    """Bytes that a convolution takes beside its result, and how sure that is."""
+
+    bytes: int  # by the plan of the nearest convolution that was measured
+    low: int  # the least and the most by the plans of its neighbours, too
+    high: int
+    distance: float  # to the nearest
+
+
+def workspace(rows: tuple[str, ...], case: Case, x: int, weight: int, y: int, *, beyond: float = 0.0) -> Workspace:
+    """What a convolution takes, and what it may take: cuDNN's choice has steps, and neighbours lie on both sides.
+
+    Where even the nearest is far, it may take nothing, or a copy of all operands. Measurements nearer than `beyond`
+    are left out.
+    """
+    near = neighbours(rows, case, beyond)
+    if not near:
+        return Workspace(0, 0, x + weight + y, float("inf"))
+    found = [plan.bytes_for(case, x, weight, y) for plan, _ in near]
+    away = near[0][1]
+    low, high = (0, max(*found, x + weight + y)) if away > FAR else (min(found), max(found))
+    return Workspace(found[0], low, high, away)
 
 
 def _padded(share: float, channels: int, wanted: int) -> float:
@@ -104,12 +128,21 @@ def _padded(share: float, channels: int, wanted: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def nearest(rows: tuple[str, ...], case: Case) -> Plan | None:
-    """The plan of the most similar convolution of a table; None where it has none."""
+def neighbours(rows: tuple[str, ...], case: Case, beyond: float = 0.0) -> tuple[tuple[Plan, float], ...]:
+    """The plans of the most similar convolutions of a table and how far these are, the nearest first.
+
+    None is nearer than `beyond`, and beside the nearest all are of its kind.
+    """
     if not rows:
-        return None
+        return ()
     away: Array = np.abs(_read(rows) - _places(np.array([case], dtype=float))).sum(axis=1)
-    return Plan.read(rows[int(away.argmin())])
+    if beyond:
+        away[away < beyond] = np.inf
+    last = np.partition(away, _NEIGHBOURS - 1)[_NEIGHBOURS - 1] if len(away) > _NEIGHBOURS else np.inf
+    within = np.flatnonzero(away <= min(last, sys.float_info.max))
+    order = within[np.argsort(away[within], kind="stable")[:_NEIGHBOURS]]  # of equals the one that was measured first
+    near = [(Plan.read(rows[int(row)]), float(away[row])) for row in order]
+    return tuple(each for each in near if each[1] < near[0][1] + _ALIKE)
 
 
 def distance(a: Case, b: Case) -> float:

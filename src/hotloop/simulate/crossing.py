@@ -157,7 +157,7 @@ class Crossings:
             self.waited("mask indexing")
             count = self._chosen(mask)
             with self._gpu.fake:
-                return [torch.empty(count, dtype=torch.int64, device="cuda") for _ in range(mask.dim())]
+                return [torch.empty(count, dtype=torch.int64, device=mask.device) for _ in range(mask.dim())]
         return [self._brought(index) for index in mask.nonzero(as_tuple=True)]
 
     def _brought(self, index: Tensor) -> Tensor:
@@ -213,8 +213,8 @@ class Crossings:
         shapes: list[tuple[int, ...]] = [(layers * directions, batch, last)]
         shapes += [(layers * directions, batch, hidden) if c is not None else (0,), (0,), (0,)]
         with self._gpu.fake:
-            output = _by_steps((*sequence, last * directions), source.dtype, transposed=first)
-            result = (output, *(torch.empty(shape, dtype=source.dtype, device="cuda") for shape in shapes))
+            output = _by_steps((*sequence, last * directions), source, transposed=first)
+            result = (output, *(torch.empty(shape, dtype=source.dtype, device=source.device) for shape in shapes))
         told = [t for t in result[:4] if t.numel() or t is result[3]]  # the reserve is empty here, and yet it is there
         self._happened(func, args, kwargs, told)
         return result
@@ -224,7 +224,7 @@ class Crossings:
         source, weights, _, _, h, c = args[:6]
         first = dict(named(func, args, kwargs))["batch_first"]
         with self._gpu.fake:
-            of_source = _by_steps(tuple(source.size()), source.dtype, transposed=first)
+            of_source = _by_steps(tuple(source.size()), source, transposed=first)
             states = [None if t is None else torch.empty_like(t) for t in (h, c)]
             buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
             parts = buffer.split([weight.numel() for weight in weights])
@@ -244,7 +244,7 @@ class Crossings:
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], sizes: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor:
         with self._gpu.fake:
-            result = torch.empty(sizes, dtype=dtype, device="cuda")
+            result = torch.empty(sizes, dtype=dtype, device=self._gpu.home)
         self._happened(func, args, kwargs, result)
         return result
 
@@ -269,9 +269,9 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.dtype.itemsize
 
 
-def _by_steps(sizes: tuple[int, ...], dtype: torch.dtype, *, transposed: bool) -> Tensor:
+def _by_steps(sizes: tuple[int, ...], like: Tensor, *, transposed: bool) -> Tensor:
     """What a recurrent network gives: cuDNN has the first step of all sequences first, whatever the script wants."""
     if not transposed:
-        return torch.empty(sizes, dtype=dtype, device="cuda")
+        return like.new_empty(sizes)
     batch, steps, *rest = sizes
-    return torch.empty(steps, batch, *rest, dtype=dtype, device="cuda").transpose(0, 1)
+    return like.new_empty((steps, batch, *rest)).transpose(0, 1)

@@ -1,20 +1,25 @@
 """`torch.cuda` as the named card would answer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
+from hotloop.simulate.shim import exchange_device
 from hotloop.simulate.streams import Event, Graph, Stream, Within
-from hotloop.simulate.telling import Teller
 from hotloop.text import size
 
 _CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
 _CUDNN_VERSION = 91000  # shim.cpp says the same
+_SHARED = (  # with torch.accelerator
+    *("synchronize", "empty_cache", "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+)
 
 
 class CardLike(Protocol):
@@ -42,17 +47,20 @@ class MemoryModel(Protocol):
         """Free and total bytes."""
 
     def reset_peak_memory_stats(self) -> None: ...
+    def reset_accumulated_memory_stats(self) -> None: ...
     def empty_cache(self) -> None: ...
+    def set_allocator_settings(self, words: str) -> None: ...
     def set_per_process_memory_fraction(self, fraction: float) -> None: ...
 
 
 class Cuda:
     """Puts the answers of a card in place of `torch.cuda`'s own."""
 
-    def __init__(self, card: CardLike, teller: Teller, memory: MemoryModel) -> None:
+    def __init__(self, card: CardLike, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
         self._card = card
-        self._teller = teller
-        self._memory = memory
+        self._gpu = gpu
+        self._teller = gpu.teller
+        self._memories = memories  # of each device
         self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
         self._stream = Stream()
         self._generator = torch.Generator(device="cuda")
@@ -74,12 +82,28 @@ class Cuda:
         patches.set(Stream, "wait", staticmethod(self._waited))
         patches.set(Event, "wait_told", staticmethod(self._waited))
         patches.set(Graph, "replay", lambda graph: setattr(self, "replayed", True))
-        for name in ("synchronize", "empty_cache", "reset_peak_memory_stats", "memory_stats"):
+        for name in _SHARED:
             if hasattr(torch.accelerator, name):
                 patches.set(torch.accelerator, name, getattr(torch.cuda, name))
-        for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-            if hasattr(torch.accelerator, name):
-                patches.set(torch.accelerator, name, getattr(torch.cuda, name))
+
+    def _there(self, device: Any) -> int:
+        """The number of a GPU; one that is not there is told, and the first stands in for it."""
+        index = _index(device)
+        if index < self._gpu.count:
+            return index
+        self._gpu.findings.no_such_device(index, self._gpu.count)
+        return 0
+
+    def _of(self, device: Any, answer: Any) -> Any:
+        """What is the same of all GPUs."""
+        self._there(device)
+        return answer
+
+    def _exchange(self, device: Any) -> int:
+        return exchange_device(-1 if isinstance(device, int) and device < 0 else self._there(device))
+
+    def _memory(self, device: Any = None) -> MemoryModel:
+        return self._memories[self._there(device)]
 
     def _waited(self, kind: str) -> None:
         self._teller.waited(kind, here())
@@ -102,18 +126,18 @@ class Cuda:
             "_is_compiled": lambda: True,
             "_lazy_init": lambda: None,
             "init": lambda: None,
-            "device_count": lambda: 1,
-            "current_device": lambda: 0,
-            "set_device": _check_index,
-            "_exchange_device": lambda index: 0,
-            "_maybe_exchange_device": lambda index: 0,
-            "get_device_name": lambda device=None: card.name,
-            "get_device_capability": lambda device=None: (major, minor),
-            "get_device_properties": lambda device=None: properties,
+            "device_count": lambda: self._gpu.count,
+            "current_device": lambda: exchange_device(-1),
+            "set_device": self._exchange,
+            "_exchange_device": self._exchange,
+            "_maybe_exchange_device": self._exchange,
+            "get_device_name": lambda device=None: self._of(device, card.name),
+            "get_device_capability": lambda device=None: self._of(device, (major, minor)),
+            "get_device_properties": lambda device=None: self._of(device, properties),
             "is_bf16_supported": lambda including_emulation=True: major >= 8 or including_emulation,
             "is_tf32_supported": lambda: major >= 8,
             "get_arch_list": lambda: [f"sm_{major}{minor}"],
-            "can_device_access_peer": lambda device, peer: False,
+            "can_device_access_peer": lambda device, peer: device != peer,
             "ipc_collect": lambda: None,
             "utilization": lambda device=None: 0,
             "temperature": lambda device=None: 40,
@@ -126,10 +150,18 @@ class Cuda:
 
     def _memory_answers(self) -> dict[str, Any]:
         def stat(name: str) -> Any:
-            return lambda device=None: self._memory.memory_stats().get(name, 0)
+            return lambda device=None: self._memory(device).memory_stats().get(name, 0)
 
         def reset(device: Any = None) -> None:
-            self._memory.reset_peak_memory_stats()
+            self._memory(device).reset_peak_memory_stats()
+
+        def empty() -> None:
+            for memory in self._memories:
+                memory.empty_cache()
+
+        def configure(words: str) -> None:
+            for memory in self._memories:
+                memory.set_allocator_settings(words)
 
         return {
             "memory_allocated": stat("allocated_bytes.all.current"),
@@ -138,24 +170,28 @@ class Cuda:
             "max_memory_reserved": stat("reserved_bytes.all.peak"),
             "memory_cached": stat("reserved_bytes.all.current"),
             "max_memory_cached": stat("reserved_bytes.all.peak"),
-            "memory_stats": lambda device=None: dict(self._memory.memory_stats()),
-            "memory_summary": lambda device=None, abbreviated=False: self._summary(),
+            "memory_stats": lambda device=None: dict(self._memory(device).memory_stats()),
+            "memory_summary": lambda device=None, abbreviated=False: self._summary(device),
             "memory_snapshot": lambda *_, **__: [],
-            "mem_get_info": lambda device=None: self._memory.mem_get_info(),
+            "mem_get_info": lambda device=None: self._memory(device).mem_get_info(),
             "reset_peak_memory_stats": reset,
             "reset_max_memory_allocated": reset,
             "reset_max_memory_cached": reset,
-            "reset_accumulated_memory_stats": lambda device=None: None,
-            "empty_cache": self._memory.empty_cache,
-            "set_per_process_memory_fraction": lambda fraction, device=None: (
-                self._memory.set_per_process_memory_fraction(fraction)
-            ),
+            "reset_accumulated_memory_stats": lambda device=None: self._memory(device).reset_accumulated_memory_stats(),
+            "host_memory_stats": dict,
+            "reset_accumulated_host_memory_stats": lambda: None,
+            "reset_peak_host_memory_stats": lambda: None,
+            "empty_cache": empty,
+            "set_per_process_memory_fraction": lambda fraction, device=None: self._memory(
+                device
+            ).set_per_process_memory_fraction(fraction),
+            "_set_allocator_settings": configure,
             "_record_memory_history": lambda *_, **__: None,
             "_dump_snapshot": lambda *_, **__: None,
         }
 
-    def _summary(self) -> str:
-        stats = self._memory.memory_stats()
+    def _summary(self, device: Any) -> str:
+        stats = self._memory(device).memory_stats()
         lines = [f"{name}: {size(stats[name])}" for name in sorted(stats) if name.endswith(("current", "peak"))]
         return "\n".join([f"memory of a simulated {self._card.name}", *lines])
 
@@ -204,7 +240,7 @@ class Cuda:
         }
 
 
-def _check_index(device: Any) -> None:
-    index = device if isinstance(device, int) else torch.device(device).index or 0
-    if index > 0:
-        raise RuntimeError("CUDA error: invalid device ordinal")
+def _index(device: Any) -> int:
+    """The number of a GPU, however it is named; the current one's where it is not."""
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
+    return exchange_device(-1) if index is None or index < 0 else index

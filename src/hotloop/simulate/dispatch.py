@@ -1,6 +1,8 @@
 """Every operation of a script: those on the host run as usual, those on the simulated device are told, not computed."""
 
 import sys
+from functools import partial
+from threading import RLock
 from types import FrameType
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotloop.simulate.between import Between
+from hotloop.simulate.by_hand import ByHand
 from hotloop.simulate.crossing import Crossings
 from hotloop.simulate.events import Operation
 from hotloop.simulate.findings import Findings
@@ -23,7 +27,7 @@ from hotloop.simulate.operands import holds_tensor, is_host, on_device, tensors_
 from hotloop.simulate.operations import Facts, facts, is_simulated, named, plain, shape_of
 from hotloop.simulate.places import here
 from hotloop.simulate.rules import RULES
-from hotloop.simulate.shim import CannotSimulate
+from hotloop.simulate.shim import CannotSimulate, exchange_device
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.telling import Circumstances, Teller
 from hotloop.simulate.values import Values, hint
@@ -47,8 +51,9 @@ _LAST_FIRST = {  # operations that make their last result first
 class Mixed(Exception):
     """An operation was given operands on different devices; whoever called it may repair them."""
 
-    def __init__(self, *, written: bool) -> None:
-        self.written = written  # what is on the host would be written to
+    def __init__(self, home: torch.device, *, written: bool) -> None:
+        self.home = home  # where all of them should be
+        self.written = written  # what is elsewhere would be written to
         super().__init__("operands on different devices")
 
 
@@ -85,9 +90,14 @@ class SimulatedGpu(TorchDispatchMode):
         self.findings = findings
         self.draws = known.everything  # whether the weights of large models on the host are drawn
         self.beside_a_real_one = False  # whether tensors may come that are on a GPU that is there
+        self.count = 1  # GPUs of the machine
+        self.home = torch.device("cuda", 0)  # where the operation runs that is being dispatched
         self.guarded = 0  # calls around this one that repair operands
         self.silent = 0  # more than 0 while operands are repaired
         self.accumulated = False  # whether a gradient came into being since somebody looked
+        self.between = Between(teller, circumstances)
+        self.by_hand = ByHand(lambda: None)
+        self._one_at_a_time = RLock()  # a script may train in threads
         self._crossings = Crossings(self)
 
     @classmethod
@@ -103,16 +113,41 @@ class SimulatedGpu(TorchDispatchMode):
         known = facts(func)
         if self.beside_a_real_one:
             _refuse_real(args, kwargs)
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": self._there(kwargs["device"])}
         if FakeTensor not in types and not on_device(kwargs.get("device")):
             if on_device(getattr(kwargs.get("generator"), "device", None)):
                 self.findings.generator(known.name, "cuda", "cpu")
                 kwargs = {**kwargs, "generator": None}
             if not self.draws and known.name in _RANDOM and args[0].numel() >= _LARGE and _initialises():
                 return args[0]
-            result = func(*args, **kwargs)
+            result = self.between.works(partial(func, *args, **kwargs))
             if known.makes and isinstance(result, Tensor):
                 self.findings.origins.made(result)
             return result
+        with self._one_at_a_time:
+            self.between.enters()
+            around, self.home = self.home, home_of(args, kwargs)
+            try:
+                result = self._on_device(known, func, types, args, kwargs)
+                if self.by_hand.pending and not self.circumstances.optimizing:
+                    self._updates(known, func, args, kwargs)
+                return result
+            finally:
+                self.home = around
+                self.between.leaves()
+
+    def _there(self, device: Any) -> Any:
+        """A device with its number, since PyTorch keeps what it once found for `cuda`; the first for one not there."""
+        asked = torch.device(device)
+        if asked.type != "cuda" or (self.count == 1 and not asked.index):
+            return device
+        if asked.index is not None and asked.index >= self.count:
+            self.findings.no_such_device(asked.index, self.count)
+            return torch.device("cuda", 0)
+        return torch.device("cuda", exchange_device(-1) if asked.index is None else asked.index)
+
+    def _on_device(self, known: Facts, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         crossing = self._crossings.of(known.name)
         if crossing is not None:
             result = crossing(func, types, args, kwargs)
@@ -133,7 +168,7 @@ class SimulatedGpu(TorchDispatchMode):
             self.findings.generator(known.name, "cpu", "cuda")
             kwargs = {**kwargs, "generator": None}
         given = (args if given is None else given, kwargs)
-        if any(is_host(t) for t in tensors_in(args, *kwargs.values())):
+        if any(map(self._is_elsewhere, tensors_in(args, *kwargs.values()))):
             args = tuple(map(self._stand, args))
             kwargs = {name: self._stand(value) for name, value in kwargs.items()}
         result = self._without_data(func, types, args, kwargs, given)
@@ -147,8 +182,13 @@ class SimulatedGpu(TorchDispatchMode):
         inputs = list(tensors_in(args, *kwargs.values()))
         phase, module = self.circumstances.now(learns=any(t.requires_grad for t in inputs))
         kind = _KINDS.get(phase, "temporary")
-        if phase == "backward" and self.circumstances.accumulating:
-            kind, self.accumulated = "gradient", True
+        if phase == "backward":
+            parameter = self.circumstances.accumulates()
+            if parameter is not None:
+                kind, self.accumulated = "gradient", True
+                if is_simulated(parameter):
+                    self.storages.name(parameter, "parameter")
+            self.by_hand.differentiates(parameter)
         if not known.kernel:
             for tensor in made:
                 self.storages.born(tensor, kind)
@@ -166,16 +206,28 @@ class SimulatedGpu(TorchDispatchMode):
             module=module,
             place=here(),
         )
-        self.teller.before(operation)
+        self.teller.before(operation, self.home.index)
         for tensor in reversed(made) if known.name in _LAST_FIRST else made:
             self.storages.born(tensor, kind)
-        self.teller.after(operation)
+        self.teller.after(operation, self.home.index)
         hint(func, args, result)
 
-    def stand_in(self, tensor: Tensor, device: str = "cuda") -> Tensor:
-        """A tensor without data of the same shape, which nobody is told of."""
+    def _updates(self, known: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notice a parameter that the script writes to."""
+        if known.written and torch._C._current_autograd_node() is None:
+            for tensor in tensors_in(*(value for name, value in named(func, args, kwargs) if name in known.written)):
+                self.updated(tensor)
+
+    def updated(self, tensor: Tensor) -> None:
+        """The script writes to a tensor, or gives it other data."""
+        if is_simulated(tensor) and self.by_hand.pending and not self.circumstances.optimizing:
+            leaf = tensor.requires_grad and tensor.is_leaf
+            self.by_hand.writes(tensor, parameter=leaf or self.storages.kind(tensor) == "parameter")
+
+    def stand_in(self, tensor: Tensor, device: str | torch.device | None = None) -> Tensor:
+        """A tensor without data of the same shape, which nobody is told of; on the device of the operation."""
         with self.fake:
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or self.home)
 
     def _without_data(
         self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: tuple[Any, Any]
@@ -213,19 +265,28 @@ class SimulatedGpu(TorchDispatchMode):
             if name in known.host:
                 continue
             for tensor in tensors_in(value):
-                if is_host(tensor) and (tensor.dim() or known.strict or name in known.written):
+                number = is_host(tensor) and not (tensor.dim() or known.strict or name in known.written)
+                if self._is_elsewhere(tensor) and not number:
                     strangers.append((name, tensor))
                     written = written or name in known.written
         if not strangers:
             return
         if self.guarded and torch._C._current_autograd_node() is None:
-            raise Mixed(written=written)
+            raise Mixed(self.home, written=written)
         operands = [(n, t) for n, v in named(func, args, kwargs) for t in tensors_in(v)]
         self.findings.mixed(known.name, operands, strangers)
 
+    def _is_elsewhere(self, tensor: Tensor) -> bool:
+        """Whether a tensor is on the host, or on another GPU than the operation."""
+        if is_host(tensor):
+            return True
+        return self.count > 1 and is_simulated(tensor) and tensor.fake_device != self.home  # type: ignore[attr-defined]
+
     def _stand(self, value: Any) -> Any:
         if is_host(value):
-            return self.stand_in(value, "cuda" if value.dim() else "cpu")
+            return self.stand_in(value, self.home if value.dim() else "cpu")
+        if isinstance(value, Tensor) and self._is_elsewhere(value):
+            return self.stand_in(value)
         if isinstance(value, list | tuple):
             return [self._stand(item) for item in value]
         return value
@@ -237,6 +298,16 @@ class SimulatedGpu(TorchDispatchMode):
         if isinstance(result, list | tuple) and not all(map(is_simulated, result)):
             return [self._landed(item) for item in result]
         return result
+
+
+def home_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+    """The GPU on which an operation runs: that of its first operand there, or the one that it names."""
+    for tensor in tensors_in(args, *kwargs.values()):
+        if is_simulated(tensor):
+            return tensor.fake_device  # type: ignore[attr-defined, no-any-return]
+    asked = kwargs.get("device")
+    index = torch.device(asked).index if asked is not None else None
+    return torch.device("cuda", exchange_device(-1) if index is None else index)
 
 
 def _exemplary(value: Any) -> Any:

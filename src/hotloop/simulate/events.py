@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
 
+DATA, WORK = "data", "work"  # of the host: batches, and whatever else the script does there
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -84,8 +86,8 @@ class Listener(Protocol):
     def waited(self, kind: str, place: Place | None) -> None:
         """The host waits for the device."""
 
-    def host(self, seconds: float) -> None:
-        """The host made a batch, for so long on this machine."""
+    def host(self, seconds: float, kind: str = DATA, workers: int = 0) -> None:
+        """The host made a batch, which so many workers share, or did work of the script's own: for so long here."""
 
     def step(self) -> None:
         """An optimizer has made a step."""

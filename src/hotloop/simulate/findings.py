@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop.placement.golden import Scene, modules_in_sight, shape_of
-from hotloop.placement.sites import Site, frames, user_frames
+from hotloop.placement.sites import Site, as_buffer, frames, user_frames
 from hotloop.simulate.events import Place
 from hotloop.simulate.operations import is_simulated
 from hotloop.simulate.places import here
@@ -133,6 +133,16 @@ class Findings:
             f'generator = torch.Generator(device="{wanted}")',
         )
 
+    def no_such_device(self, index: int, count: int) -> None:
+        """A GPU was asked for that the machine does not have."""
+        there = "one GPU, cuda:0" if count == 1 else f"{count} GPUs, cuda:0 to cuda:{count - 1}"
+        self.add(
+            "no-such-device",
+            f"cuda:{index} was asked for, and the simulated machine has {there}; "
+            "PyTorch says: CUDA error: invalid device ordinal",
+            f"simulate a machine with more: --gpus {index + 1}; or use one that is there: cuda:0",
+        )
+
     def orphans(self, optimizer: Optimizer) -> None:
         """An optimizer holds parameters that no longer belong to the model."""
         self.add(
@@ -144,7 +154,8 @@ class Findings:
         )
 
     def _message(self, name: str, operands: Operands, scene: Scene) -> str:
-        lines = [f"{name} was given tensors on cpu and cuda:0; one operation needs one device"]
+        devices = " and ".join(sorted({str(tensor.device) for _, tensor in operands}))
+        lines = [f"{name} was given tensors on {devices}; one operation needs one device"]
         for argument, tensor in operands[:6]:
             path, kind = _owner(tensor, scene)
             variable = scene.variable(tensor, scene.frames[:1])
@@ -165,15 +176,21 @@ class Findings:
 
     def _remedy(self, strangers: Operands, scene: Scene, root: nn.Module | None) -> tuple[str, str]:
         device = _device_word(scene.frames)
+        if root is not None and (holder := _plain_holder(root, scene.frames)):
+            return "left-on-cpu", holder
         if root is not None:
             model = _variable(root, scene.frames) or "model"
             learns = any(True for _ in root.parameters())
             return ("model-on-cpu" if learns else "left-on-cpu"), f"{model} = {model}.to({device})"
         argument, tensor = strangers[0]
+        if is_simulated(tensor):
+            word = scene.variable(tensor, scene.frames[::-1]) or argument
+            return "mixed-devices", f"{word} = {word}.to(…), with the device of the others"
         path, kind = _owner(tensor, scene)
         attribute = path.rsplit(".", 1)[-1]
         if kind == "attribute":
-            return "left-on-cpu", f'self.register_buffer("{attribute}", {attribute})  # in __init__, to move with it'
+            made = self.origins.get(tensor)
+            return "left-on-cpu", as_buffer(attribute, Site(made.place.file, made.place.line) if made else None)
         if kind:
             return "left-on-cpu", f"move the model after it is complete: model.to({device})  # {path} came later"
         if any(isinstance(f.f_locals.get("self"), Optimizer) for f in frames(sys._getframe(1))):
@@ -186,6 +203,21 @@ class Findings:
         if origin is not None and origin.verb == "made":
             return "mixed-devices", f"device={device} where it is made: {_site(origin.place)}"
         return "mixed-devices", f"{argument}.to({device})"
+
+
+def _plain_holder(module: nn.Module, among: list[FrameType]) -> str | None:
+    """What to write where layers are in a plain list or dict, which neither moves nor shows them to an optimizer."""
+    for frame in among:
+        owner = frame.f_locals.get("self")
+        held = vars(owner).items() if isinstance(owner, nn.Module) else ()
+        for prefix, names in (("self.", held), ("", frame.f_locals.items())):
+            for name, value in names:
+                parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+                if any(part is module for part in parts) and not name.startswith("_"):
+                    kind = "ModuleDict" if isinstance(value, dict) else "ModuleList"
+                    why = f"a plain {type(value).__name__} of layers does not move with the model"
+                    return f"{prefix}{name} = nn.{kind}({prefix}{name}), where it is made and before it moves: {why}"
+    return None
 
 
 def _owner(tensor: Tensor, scene: Scene) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -21,38 +22,45 @@ class Repairs(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        called = self._gpu.between.calls()
+        try:
+            return self._call(func, args, kwargs or {})
+        finally:
+            self._gpu.between.called(called)
+
+    def _call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._gpu.guarded += 1
         try:
             return func(*args, **kwargs)
         except Mixed as refused:
-            written = refused.written
+            home, written = refused.home, refused.written
         finally:
             self._gpu.guarded -= 1
         operands = list(operands_of(func, args, kwargs))
-        strangers = [(name, t) for name, t in operands if not is_simulated(t) and t.dim()] or operands[:1]
+        strangers = [(n, t) for n, t in operands if t.device != home and (is_simulated(t) or t.dim())] or operands[:1]
         self._gpu.findings.mixed(_name(func), operands, strangers)
         if written:
-            return args[0]  # what stays on the host is not written to
+            return args[0]  # what is elsewhere is not written to
         guarded, self._gpu.guarded = self._gpu.guarded, 0  # what is still mixed now is repaired below autograd
         try:
-            return func(*self._moved(args), **self._moved(kwargs))
+            return func(*self._moved(args, home), **self._moved(kwargs, home))
         finally:
             self._gpu.guarded = guarded
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, value: Any, home: torch.device) -> Any:
         if isinstance(value, Tensor):
-            return value if is_simulated(value) or not value.dim() else self._to_device(value)
+            stays = value.device == home or not (is_simulated(value) or value.dim())
+            return value if stays else self._to_device(value, home)
         if isinstance(value, dict):
-            return {key: self._moved(item) for key, item in value.items()}
+            return {key: self._moved(item, home) for key, item in value.items()}
         if isinstance(value, list | tuple) and type(value) in (list, tuple):
-            return type(value)(self._moved(item) for item in value)
+            return type(value)(self._moved(item, home) for item in value)
         return value
 
-    def _to_device(self, tensor: Tensor) -> Tensor:
+    def _to_device(self, tensor: Tensor, home: torch.device) -> Tensor:
         self._gpu.silent += 1
         try:
-            return tensor.to("cuda")
+            return tensor.to(home)
         finally:
             self._gpu.silent -= 1
 

@@ -10,6 +10,7 @@ from hotloop.simulate.operations import is_simulated
 from hotloop.simulate.patches import Patches
 
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # as cuDNN counts them
+_ROWS = 8  # numbers at whose multiples the rows of a mask begin
 _GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 
 
@@ -53,7 +54,7 @@ class Kernels:
             found = ops._scaled_dot_product_flash_attention(*padded, dropout_p, is_causal, False, scale=factor)[0]
             return found[..., : query.size(-1)] if query.size(-1) % 8 else found
         if fits and not enable_gqa and torch.backends.cuda.mem_efficient_sdp_enabled():
-            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            bias = None if attn_mask is None else _bias(attn_mask, query, key, pads=not self._cudnn(query, attn_mask))
             learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
             return ops._scaled_dot_product_efficient_attention(
                 query, key, value, bias, learns, dropout_p, is_causal, scale=scale
@@ -70,6 +71,11 @@ class Kernels:
             and query.size(-1) <= 256
             and torch.backends.cuda.flash_sdp_enabled()
         )
+
+    def _cudnn(self, query: Tensor, mask: Tensor) -> bool:
+        """Whether cuDNN attends with a mask, where these cards prefer it: it takes masks as they lie."""
+        half = query.dtype in (torch.float16, torch.bfloat16) and query.size(-1) <= 128 and query.size(-1) % 8 == 0
+        return half and self._capability[0] in (9, 10) and not mask.requires_grad
 
     def _recurrent(self, name: str, original: Any) -> Any:
         def layer(source: Tensor, *rest: Any) -> Any:
@@ -134,10 +140,16 @@ def _cast(tensors: list[Tensor]) -> list[Tensor]:
     return [t.to(wanted) if t.is_floating_point() else t for t in tensors]
 
 
-def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """A mask as the numbers that are added to the scores, for each query and key."""
+def _bias(mask: Tensor, query: Tensor, key: Tensor, *, pads: bool) -> Tensor:
+    """A mask as the numbers that are added to the scores, for each query and key.
+
+    The memory-efficient kernel wants rows that begin at multiples of 8: PyTorch copies others into longer ones.
+    """
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     elif mask.dtype != query.dtype:
         mask = mask.to(query.dtype)
+    if pads and (mask.stride(-1) != 1 or any(stride % _ROWS for stride in mask.stride()[:-1])):
+        length = mask.size(-1)
+        mask = functional.pad(mask, (0, _ROWS - length % _ROWS))[..., :length]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))

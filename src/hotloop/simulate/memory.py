@@ -12,8 +12,10 @@ from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.ledger import Ledger, Timeline
 from hotloop.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
-from hotloop.simulate.record import Band, Peak
+from hotloop.simulate.record import Band, Interval, Peak
+from hotloop.simulate.settings import Settings
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
+from hotloop.simulate.uncertainty import Spread, too_close, verdict
 from hotloop.simulate.workspaces import adds_gradients, library, needs, with_settings
 
 ENDLESS = 2**60  # bytes
@@ -42,7 +44,7 @@ class Memory:
         cap: int | None = None,
         *,
         constants: Constants | None = None,
-        expandable: bool = False,
+        expandable: bool | None = None,
         go_on: bool = False,
     ) -> None:
         self.card = card
@@ -50,8 +52,9 @@ class Memory:
         self.context = self.constants.context.get("base", 0)
         self.shortage: Shortage | None = None  # the first
         self._allocator = ExpandableAllocator(0, cap=cap, total=card.memory) if expandable else Allocator(0, cap=cap)
+        self._settings = None if expandable is None else Settings("")  # of the allocator, once it is used
         self._go_on = go_on
-        self._ledger, self._timeline = Ledger(), Timeline()
+        self._ledger, self._timeline, self._spread = Ledger(), Timeline(), Spread()
         self._held: dict[int, Held] = {}
         self._kept: dict[int, list[Held]] = {}  # reserves that live as long as a tensor, by its key
         self._has_run = False  # a kernel
@@ -63,12 +66,15 @@ class Memory:
         self._at_once: list[Held] = []  # what it holds until it has run
         self._sum: tuple[int, int, str] | None = None  # of gradients, whose memory is not known yet
         self._asked = 0  # the segment that was last refused
+        self._before: int | None = None  # the limit, before it ran out and went on
         self._most_reserved = self._most_process = 0
         self._make_room()
 
     # What the engine tells
 
     def allocated(self, key: int, size: int, kind: str) -> None:
+        if self._settings is None:  # a script may have set them, until now
+            self._obey(Settings.of_environment())
         self._settle()
         self._take_needs(len(self._results))
         self._results.append((key, size))
@@ -123,7 +129,7 @@ class Memory:
     def waited(self, kind: str, place: Place | None) -> None:
         """Nor do waits."""
 
-    def host(self, seconds: float) -> None:
+    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:
         """Nor the host."""
 
     def step(self) -> None:
@@ -159,6 +165,13 @@ class Memory:
     def reset_accumulated_memory_stats(self) -> None:
         self._allocator.reset_ever()
 
+    def set_allocator_settings(self, words: str) -> None:
+        """Obeyed until the first tensor; what changes later is said not to be."""
+        if self._settings is None:
+            self._obey(Settings(words))
+        else:
+            self._settings.come_late(words)
+
     def empty_cache(self) -> None:
         self._allocator.empty_cache()
 
@@ -188,11 +201,20 @@ class Memory:
         return (operation.place, operation.module) if operation else (None, "")
 
     @property
+    def interval(self) -> Interval:
+        """Between which nine of ten such peaks lie."""
+        return self._spread.interval(self.peak)
+
+    @property
     def fits(self) -> bool | None:
-        """Whether it fits; None where it is too close to say: within the table's margin of what may be reserved."""
-        if self.shortage is not None:
+        """Whether it fits; None where it is too close to say.
+
+        One that ran out, and did not go on, does not say how much it would have needed.
+        """
+        if self.shortage is not None and not self._go_on:
             return False
-        return True if self._ledger.peak <= (1 - self.constants.margin) * self._allocator.limit else None
+        said = verdict(self.interval, self._limit, self.constants.margin)
+        return None if said and self.shortage is not None else said
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of memory, by the names of its fields."""
@@ -200,6 +222,7 @@ class Memory:
             "gpu_name": self.card.name,
             "gpu_memory": self.card.memory,
             "peak": self.peak,
+            "interval": self.interval,
             "peak_at": self._ledger.peak_at(),
             "categories": self.categories,
             "modules": self.modules,
@@ -211,6 +234,12 @@ class Memory:
         }
 
     # How
+
+    def _obey(self, settings: Settings) -> None:
+        self._settings = settings
+        if settings.expandable:
+            self._allocator = ExpandableAllocator(0, cap=self._allocator.cap, total=self.card.memory)
+            self._make_room()
 
     def _inherits(self, key: int, heir: int, size: int, kind: str) -> bool:
         """Whether what goes now gives its memory to the sum that was just made: autograd adds to it in place."""
@@ -246,13 +275,24 @@ class Memory:
         self._needs = [need for need in self._needs if need not in now]
         before = len(self._at_once)
         for need in now:
-            held = self._take_need(need)
+            held = self._take_need(need) if need.high is None else self._take_in_doubt(need)
             if held is not None and need.key in (TOGETHER, STAGE):
                 self._at_once.append(held)
             elif held is not None:
                 self._give(held)
         if any(need.key == STAGE for need in now):
             self._give_back(before)
+
+    def _take_in_doubt(self, need: Need) -> Held | None:
+        """Take what may be more or less than is known, which is told to those who ask how sure the peak is."""
+        self._spread.hold(need, self._operation, self._allocator.allocated)
+        try:
+            if need.bytes > 0:
+                return self._take_need(need)
+            self._spread.saw(self._allocator.allocated)
+            return None
+        finally:
+            self._spread.release(need)
 
     def _take_need(self, need: Need) -> Held | None:
         """Take what an operation needs; None where it stays, or there was no room and it makes do without."""
@@ -282,6 +322,7 @@ class Memory:
             self.shortage = self.shortage or shortage
             if not self._go_on:
                 raise SimulatedOutOfMemory(shortage)
+            self._before = self._allocator.limit
             self._allocator.room, self._allocator.cap = ENDLESS, None
             held = self._try(size, kind)
             assert held is not None, "there is room without end"
@@ -306,6 +347,7 @@ class Memory:
     def _saw(self) -> None:
         allocated, reserved = self._allocator.allocated, self._allocator.reserved
         self._ledger.saw(allocated, self._operation)
+        self._spread.saw(allocated)
         self._most_reserved = max(self._most_reserved, reserved)
         self._most_process = max(self._most_process, reserved + self.context)
         self._timeline.add(allocated, reserved, self._ledger.now)
@@ -315,8 +357,11 @@ class Memory:
         notes = []
         if self.shortage is not None:
             notes.append(self.shortage.words())
-        elif self.fits is None:
-            notes.append(f"whether it fits cannot be told: it comes within {self.constants.margin:.0%} of the memory")
+        interval = self.interval
+        if self.fits is None:
+            notes.append(too_close(interval, self._limit))
+        notes += interval.reasons
+        notes += self._settings.notes() if self._settings is not None else ()
         if not self.constants.calibrated:
             notes.append(f"what libraries take for themselves was not measured on {self.card.architecture} GPUs")
         return tuple(notes)
@@ -332,6 +377,10 @@ class Memory:
             context=self.context,
             cap=self._allocator.cap,
         )
+
+    @property
+    def _limit(self) -> int:
+        return self._allocator.limit if self._before is None else self._before
 
     def _make_room(self) -> None:
         """What the context takes, tensors cannot have."""

@@ -18,6 +18,19 @@ class Need:
     key: str = ""  # of what is taken once; or a word below
     least: int | None = None  # what it makes do with where there is no room
     ahead: int | None = None  # taken before the result of this number, from 0; None: after all of them
+    low: int | None = None  # bytes between which nine of ten like it lie, where these are not known for sure
+    high: int | None = None
+    doubt: str = ""  # why, in words
+
+    @property
+    def under(self) -> int:
+        """Bytes that it may take less."""
+        return 0 if self.low is None else max(0, self.bytes - self.low)
+
+    @property
+    def over(self) -> int:
+        """Bytes that it may take more."""
+        return 0 if self.high is None else max(0, self.high - self.bytes)
 
 
 def together(found: Iterable[Need]) -> tuple[Need, ...]:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotloop.simulate.cards import Card
-from hotloop.simulate.events import Place
-from hotloop.simulate.table import Host, Table
+from hotloop.simulate.events import DATA, Place
+from hotloop.simulate.table import Host, Table, default_host
 from hotloop.simulate.work import Part
 
 
@@ -43,6 +43,8 @@ class Pause:
     """The host does something else."""
 
     seconds: float
+    kind: str = DATA  # or WORK
+    workers: int = 0  # that make the batches beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class _Clocks:
     busy: float = 0.0
     copying: float = 0.0
     worked: float = 0.0
+    ready: float = 0.0  # when workers have made the next batch
     runs: list[Run] = field(default_factory=list)
 
     def work(self, seconds: float) -> None:
@@ -110,7 +113,7 @@ def play(
 
     `price` gives the seconds of a part. What comes after the last mark is no whole step.
     """
-    host = host or table.host
+    host = host or default_host()
     clocks, steps = _Clocks(), []
     last = replace(clocks)
     for number, event in enumerate(events):
@@ -122,7 +125,7 @@ def play(
             clocks.join()
             clocks.work(host.wait)
         elif isinstance(event, Pause):
-            clocks.work(event.seconds * host.loading)
+            _pause(clocks, event, host)
         else:
             steps.append(_since(last, clocks))
             last = replace(clocks)
@@ -138,6 +141,16 @@ def _launch(clocks: _Clocks, event: Launch, number: int, host: Host, price: Pric
         # The device is at the first kernel of a part while the host launches the others.
         clocks.work(host.launch * max(part.kernels - 1, 0))
         clocks.device = max(clocks.device, clocks.host) if part.kernels > 1 else clocks.device
+
+
+def _pause(clocks: _Clocks, event: Pause, host: Host) -> None:
+    """Workers are ahead of the host as long as they are quick enough; it waits for those that are not."""
+    seconds = event.seconds * (host.loading if event.kind == DATA else host.working)
+    if event.workers:
+        clocks.ready += seconds / event.workers
+        clocks.host = max(clocks.host, clocks.ready)
+    else:
+        clocks.work(seconds)
 
 
 def _overhead(phase: str, host: Host) -> float:

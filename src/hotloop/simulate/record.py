@@ -45,12 +45,29 @@ class Sync(Record):
 
 
 @dataclass(frozen=True)
+class Branch(Record):
+    """A decision of the script's that depends on a number which only a real GPU could compute."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
 class Peak(Record):
     """The most memory that was in use at one moment, in bytes."""
 
     allocated: int  # live blocks
     reserved: int  # segments that the allocator holds
     process: int  # what the driver would show: reserved, the CUDA context and loaded modules
+
+
+@dataclass(frozen=True)
+class Interval(Record):
+    """Two peaks between which nine of ten measured ones lie, and why they are as far apart as they are."""
+
+    low: Peak
+    high: Peak
+    reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,17 @@ class StepTime(Record):
 
 
 @dataclass(frozen=True)
+class Pace(Record):
+    """A step as a person waits for it, with the data and the script's own work on the host; milliseconds."""
+
+    step_ms: StepTime
+    data_ms: float  # of each step, measured on this machine in one process
+    work_ms: float  # the same of other work on the host
+    workers: int  # of the DataLoader, beside the step; 0: the step waits for each batch
+    limited_by: str  # device, launches, copies, data or work: without it the pace would be the quickest
+
+
+@dataclass(frozen=True)
 class Batch(Record):
     """The batch of a script, and where the script has it."""
 
@@ -95,14 +123,21 @@ class Batch(Record):
     work: int = 0  # numbers that the forward pass of a step makes: they grow with the batch
 
 
+COMPLETED, SHORT = "completed", "out-of-memory"  # these have a verdict on memory
+SETTLED = 2  # steps from which on memory is known: the optimizer's state is there from the second on
+FAILED, NO_STEPS, CUT = "failed", "no-steps", "cut-short"  # and these do not
+
+
 @dataclass(frozen=True)
 class Simulation(Record):
-    """What a script would do on a GPU."""
+    """What a script would do on a GPU; of one that did not train, `status` says so and there is no verdict."""
 
     gpu: str
     steps: int  # that were asked for
     completed: int  # that ran
+    status: str = COMPLETED  # or out-of-memory, failed, no-steps, cut-short: how the script ended
     peak: Peak | None = None
+    interval: Interval | None = None  # of the peak
     categories: dict[str, int] = field(default_factory=dict)  # bytes at the peak: parameters, gradients, …
     modules: dict[str, int] = field(default_factory=dict)  # bytes of activations at the peak, by module
     timeline: tuple[tuple[int, int, int], ...] = ()  # (event, allocated, reserved), thinned; both peaks are kept
@@ -111,7 +146,8 @@ class Simulation(Record):
     peak_at: PeakAt | None = None
     fits: bool | None = None
     largest_batch: int | None = None
-    step_ms: StepTime | None = None
+    step_ms: StepTime | None = None  # without data and other work of the host
+    pace: Pace | None = None  # with them
     findings: tuple[Finding, ...] = ()
     copies: tuple[Copy, ...] = ()
     syncs: tuple[Sync, ...] = ()
@@ -119,7 +155,15 @@ class Simulation(Record):
     gpu_name: str = ""  # as the driver would say it
     gpu_memory: int | None = None  # bytes of the card
     batch: Batch | None = None
+    gpus: int = 1  # of the simulated machine
+    devices: tuple[Peak, ...] = ()  # of each GPU, where there are several; all else is told of the fullest
+    branches: tuple[Branch, ...] = ()  # that hang on invented numbers, the last one last
     variant: str | None = None  # the change that was made to it, of those in `variants`
     search: Largest | None = None  # how the largest batch was found
     helps: tuple[Variant, ...] = ()  # the first is the script as it is, where there are any
     error: str | None = None  # what ended the script before its steps were made, as Python shows it
+
+    @property
+    def trained(self) -> bool:
+        """Whether it ran long enough for a verdict."""
+        return self.status in (COMPLETED, SHORT)

@@ -22,4 +22,8 @@ class Request(Record):
     batch: int | None = None  # that the script is to have
     batch_from: str | None = None  # where it says its batch; None: wherever that is found
     variant: str | None = None  # a change, as in `variants`
+    gpus: int = 1  # of the simulated machine
+    turned: tuple[tuple[str, int], ...] = ()  # branches on invented numbers, by file and line, that go the other way
+    kept: dict[str, float] = field(default_factory=dict)  # seconds of the host in each step by kind, if measured before
+    workers: int = 0  # that made the batches then
     silent: bool = False  # whether what the script prints is thrown away

@@ -2,20 +2,27 @@
 
 import json
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
+from hotloop.children import Child
 from hotloop.errors import BadArgument
-from hotloop.simulate.record import Simulation
+from hotloop.scripts import interpreter
+from hotloop.simulate.events import DATA, WORK
+from hotloop.simulate.record import COMPLETED, FAILED, NO_STEPS, SETTLED, Pace, Simulation
 from hotloop.simulate.request import Request
 from hotloop.simulate.shim import CannotSimulate, library
 from hotloop.simulate.ways import Way
-from hotloop.text import printable
+from hotloop.text import plural, printable
+
+LONGEST = 1_000_000  # seconds of a time limit; timers cannot take any number
+MOST_GPUS = 16
+TURNS = 3  # branches that are turned, at most
+ENDING = 5.0  # seconds for the child to end its script and itself
 
 
 class Simulator:
@@ -27,34 +34,32 @@ class Simulator:
 
     def __init__(self, *, stdout: IO[Any] | int | None = None, stderr: IO[Any] | int | None = None) -> None:
         self._stdout, self._stderr = stdout, stderr  # of the scripts, as for `subprocess`
-        self._child: subprocess.Popen[bytes] | None = None
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         built = library()
         theirs, requests = os.pipe()
         answers, ours = os.pipe()
-        command = [sys.executable, "-m", "hotloop.simulate.child", str(built), str(theirs), str(ours)]
-        self._child = subprocess.Popen(  # noqa: S603
-            command, pass_fds=(theirs, ours), stdout=self._stdout, stderr=self._stderr
-        )
-        os.close(theirs)
-        os.close(ours)
-        self._requests = os.fdopen(requests, "w", encoding="utf-8")
-        self._answers = os.fdopen(answers, encoding="utf-8")
-        try:
+        command = [*interpreter("hotloop.simulate.child"), str(built), str(theirs), str(ours)]
+        with ExitStack() as stack:  # left at once if something fails on the way
+            self._answers = stack.enter_context(os.fdopen(answers, encoding="utf-8"))
+            self._requests = os.fdopen(requests, "w", encoding="utf-8")
+            stack.callback(self._ask_no_more)
+            with os.fdopen(theirs), os.fdopen(ours, "w"):  # not ours any more, once the child has them
+                child = Child(command, pass_fds=(theirs, ours), stdout=self._stdout, stderr=self._stderr)
+                stack.enter_context(child)
             self._hear()
-        except BaseException:
-            self.__exit__()
-            raise
+            stack.callback(child.wait, ENDING)
+            stack.callback(self._ask_no_more)  # it ends the script that it runs, and itself
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _ask_no_more(self) -> None:
         with suppress(BrokenPipeError):
-            self._requests.close()  # ends the child, and the script that it runs
-        self._answers.close()
-        if self._child is not None:
-            self._child.wait()
-            self._child = None
+            self._requests.close()
 
     def run(
         self,
@@ -70,6 +75,8 @@ class Simulator:
         batch: int | None = None,
         batch_from: str | None = None,
         variant: str | None = None,
+        gpus: int = 1,
+        like: Pace | None = None,
         silent: bool = False,
     ) -> Simulation:
         """Run an unmodified script as if the card were there, until it has made its steps.
@@ -77,25 +84,24 @@ class Simulator:
         `memory_limit` are the bytes of host memory that it may take; with `values` they are computed on the host too,
         so that what depends on them is as it would be. `batch` is set in it wherever it is found, or as
         `batch_from` says, in the words of `Way`; `variant` is a change of `variants`; a `silent` one prints nothing.
+        The host takes as long for data and other work as in the run `like` this, so that cards can be compared.
         """
         script = Path(script)
-        if not script.is_file():
-            raise BadArgument(
-                f"there is no file {printable(str(script))}", fix="give the script as you would give it to python"
-            )
-        if steps < 1 or time_limit <= 0:
+        check_script(script)
+        if steps < 1 or not 0 < time_limit <= LONGEST:
             raise BadArgument(f"steps={steps}, time_limit={time_limit}", fix="give at least one step and some time")
+        if not 1 <= gpus <= MOST_GPUS:
+            raise BadArgument(f"gpus={gpus}", fix=f"give 1 to {MOST_GPUS}")
         if batch is not None and batch < 1:
             raise BadArgument(f"batch={batch}", fix="give a batch of at least 1")
         if batch_from is not None:
             Way.parsed(batch_from)
         with tempfile.TemporaryDirectory(prefix="hotloop-") as folder:
-            result = Path(folder, "simulation.json")
             request = Request(
                 script=str(script),
                 arguments=tuple(arguments),
                 card=dict(card.to_json() if hasattr(card, "to_json") else vars(card)),
-                result=str(result),
+                result=str(Path(folder, "simulation.json")),
                 steps=steps,
                 time_limit=time_limit,
                 memory_limit=memory_limit,
@@ -104,12 +110,38 @@ class Simulator:
                 batch=batch,
                 batch_from=batch_from,
                 variant=variant,
+                gpus=gpus,
+                kept={} if like is None else {DATA: like.data_ms / 1e3, WORK: like.work_ms / 1e3},
+                workers=0 if like is None else like.workers,
                 silent=silent,
             )
-            with suppress(BrokenPipeError):  # then there is no answer either, which is told
-                self._requests.write(json.dumps(request.to_json()) + "\n")
-                self._requests.flush()
-            return _read(result, self._hear()["code"], script)
+            return self._to_its_steps(request)
+
+    def _to_its_steps(self, request: Request) -> Simulation:
+        """Where a branch on an invented number ended the script before its memory is known, it goes the other way."""
+        found = self._ask(request)
+        for _ in range(TURNS):
+            known = found.completed >= min(found.steps, SETTLED)
+            if known or found.status not in (COMPLETED, NO_STEPS, FAILED) or not found.branches:
+                break
+            last = found.branches[-1]
+            line = (str(Path(request.script).resolve().parent / last.file), last.line)
+            if line in request.turned:
+                break
+            request = replace(request, turned=(*request.turned, line), silent=True)
+            other = self._ask(request)
+            if other.completed <= found.completed:
+                break
+            made = f"after {found.completed} of {plural(found.steps, 'step')}"
+            turned = f"{last.file}:{last.line} would have ended the script {made} by an invented value: it went on"
+            found = replace(other, notes=(turned, *other.notes))
+        return found
+
+    def _ask(self, request: Request) -> Simulation:
+        with suppress(BrokenPipeError):  # then there is no answer either, which is told
+            self._requests.write(json.dumps(request.to_json()) + "\n")
+            self._requests.flush()
+        return _read(Path(request.result), self._hear()["code"], Path(request.script))
 
     def _hear(self) -> dict[str, Any]:
         line = self._answers.readline()
@@ -119,6 +151,14 @@ class Simulator:
         if "error" in words:
             raise CannotSimulate(words["error"], fix=words["fix"])
         return words
+
+
+def check_script(script: Path) -> None:
+    """Refuse a script that is not there."""
+    if not script.is_file():
+        raise BadArgument(
+            f"there is no file {printable(str(script))}", fix="give the script as you would give it to python"
+        )
 
 
 def simulate_script(

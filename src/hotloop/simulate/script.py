@@ -2,6 +2,8 @@
 
 import signal
 import sys
+import threading
+from contextlib import suppress
 from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from hotloop.files import write_json
 from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
 from hotloop.simulate.batches import Batches
 from hotloop.simulate.events import Place
-from hotloop.simulate.record import Batch
+from hotloop.simulate.record import COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch
 from hotloop.simulate.request import Request
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
@@ -20,6 +22,8 @@ from hotloop.simulate.variants import change_of
 from hotloop.text import plural
 
 _OURS, _FAKE = str(Path(__file__).parent), str(Path(torch.__file__).parent / "_subclasses")
+_WITHOUT = "without a training step: no gradient was made and then used by an optimizer or by hand"
+_TRAINS = "give the arguments with which it trains; a script that trains in processes of its own cannot be seen"
 _AGAIN = 2.0  # seconds after which a script that went on is told again that its time is up
 
 
@@ -46,17 +50,19 @@ class Run:
         self._change = change_of(request.variant)
         self._folder = Path(request.script).resolve().parent
         self._error: str | None = None
+        self._status = COMPLETED
         self._notes: list[str] = []
 
     def run(self) -> None:
         """Run the script; what was found is written, however it ended."""
-        self._engine.on_enough = self._write  # what the script does once it is told to end is its own affair
+        self._engine.on_enough = self._enough
         signal.signal(signal.SIGALRM, _time_up)
         signal.setitimer(signal.ITIMER_REAL, self._request.time_limit, _AGAIN)
         try:
             with self._engine, self._batches, self._change, quiet_threads():
                 source = None if self._request.batch is None else self._batches.source
                 run_as_main(self._request.script, self._request.arguments, source=source or None)
+                self._engine.gpu.by_hand.finish()
         except BaseException as ending:  # noqa: BLE001  # whatever the script lets through
             signal.setitimer(signal.ITIMER_REAL, 0)
             self._ended(ending)
@@ -64,42 +70,99 @@ class Run:
         if not self._engine.asked:  # else it is written, and what the script did since then does not count
             self._write()
 
+    def _enough(self) -> None:
+        """All steps are made: what the script does once it is told to end is its own affair."""
+        self._write()
+        if threading.current_thread() is not threading.main_thread():  # which may wait for this one for ever
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
+
     def _ended(self, ending: BaseException) -> None:
         if isinstance(ending, Enough):
             return
-        made = f"after {self._engine.completed} of {self._request.steps} steps"
         if isinstance(ending, TimeUp):
-            self._notes.append(f"the time limit of {self._request.time_limit:g} s ended the script {made}")
+            limit = f"the time limit of {self._request.time_limit:g} s ended the script"
+            self._cut(limit, "give it more time: --time-limit", None)
         elif isinstance(ending, Spinning):
-            line = f"{Path(ending.place.file).name}:{ending.place.line}" if ending.place else "a line"
-            self._notes.append(f"a loop at {line} waits for a value that only a real GPU could compute; ended {made}")
+            waits = "a loop waits for a value that only a real GPU could compute, and was ended"
+            self._cut(waits, "compute the values too: --values", ending.place)
         elif isinstance(ending, SystemExit):
-            if ending.code not in (None, 0):
-                self._notes.append(f"the script ended itself with {ending.code!r} {made}")
+            self._exited(ending)
         else:
             self._failed(ending)
+
+    def _cut(self, what: str, fix: str, place: Place | None) -> None:
+        """It would have gone on. From two steps on its memory is known, since the optimizer's state is there then."""
+        where = f" at {Path(place.file).name}:{place.line}" if place else ""
+        if self._engine.completed >= SETTLED:
+            self._notes.append(f"{what}{where} {self._made}")
+            return
+        self._status = CUT
+        self._engine.findings.add(CUT, f"{what} {self._made}", fix, place or self._whole)
+
+    def _exited(self, ending: SystemExit) -> None:
+        if ending.code in (None, 0):
+            with suppress(Enough):
+                self._engine.gpu.by_hand.finish()
+            return
+        if not isinstance(ending.code, int):
+            print(ending.code, file=sys.stderr)
+        self._status = FAILED
+        said = f"exit code {ending.code}" if isinstance(ending.code, int) else repr(str(ending.code))
+        self._engine.findings.add(FAILED, f"the script ended itself with {said} {self._made}", "", self._place(ending))
 
     def _failed(self, error: BaseException) -> None:
         shown = shown_without(error, _OURS, _FAKE)
         self._error = "".join(shown.format())
+        place = self._place(error)
         if isinstance(error, torch.OutOfMemoryError):
-            own = [frame for frame in shown.stack if frame.filename.startswith(str(self._folder))] or shown.stack
-            place = Place(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
-            self._engine.findings.add(
-                "out-of-memory", str(error), "a smaller batch, bf16, checkpointing or accumulation", place
-            )
+            self._status = SHORT
+            self._engine.findings.add(SHORT, str(error), "a smaller batch, bf16, checkpointing or accumulation", place)
             return
+        self._status = FAILED
+        said = "".join(shown.format_exception_only()).strip().splitlines()[-1]
+        self._engine.findings.add(FAILED, f"the script failed {self._made}: {said}", _remedy(error), place)
         sys.stdout.flush()
         print(self._error, end="", file=sys.stderr)
 
+    def _place(self, error: BaseException) -> Place:
+        """The innermost line of the person's own that an error came through."""
+        if isinstance(error, SyntaxError) and error.filename and error.lineno:
+            return Place(error.filename, error.lineno)
+        stack = shown_without(error, _OURS, _FAKE).stack
+        own = [frame for frame in stack if frame.filename.startswith(str(self._folder))] or stack
+        return Place(own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else self._whole
+
+    @property
+    def _whole(self) -> Place:
+        return Place(str(Path(self._request.script).absolute()), 0)
+
+    @property
+    def _made(self) -> str:
+        return f"after {self._engine.completed} of {plural(self._request.steps, 'step')}"
+
     def _write(self) -> None:
-        if not self._engine.completed and self._error is None and not self._notes:
-            self._notes.append("the script came to its end without a step of a torch.optim optimizer")
+        if not self._engine.completed and self._status == COMPLETED:
+            self._status = NO_STEPS
+            self._engine.findings.add(NO_STEPS, f"the script came to its end {_WITHOUT}", _TRAINS, self._whole)
+        memories = [*self._engine.listeners, *self._engine.others]
+        if self._status != COMPLETED and any(getattr(each, "fits", None) is False for each in memories):
+            self._status = SHORT  # which the script caught, and then it ended
         batch = self._batches.to_batch()
-        data = self._engine.result(self._folder, [*self._notes, *_batch_notes(batch, self._request.batch)]).to_json()
+        notes = [*self._notes, *_batch_notes(batch, self._request.batch)]
+        seen = self._engine.result(self._folder, notes, self._status).to_json()
         changed = self._request.variant if self._change.made else None
         told = {"batch": batch.to_json(), "variant": changed, "error": self._error}
-        write_json(Path(self._request.result), {**data, **told})
+        write_json(Path(self._request.result), {**seen, **told})
+
+
+def _remedy(error: BaseException) -> str:
+    """What to do about an error that has to do with where it runs."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        name = error.name.partition(".")[0]
+        return f"install what has {name} for the Python that runs hotloop: {sys.executable} -m pip install …"
+    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+        return "what the script keeps on the CPU is real: give it a smaller batch or less data"
+    return ""
 
 
 def _batch_notes(batch: Batch, asked: int | None) -> list[str]:

@@ -168,9 +168,15 @@ class Variant(Record):
 
     name: str  # such as bf16
     change: str  # what to write, in words
-    peak: int | None  # bytes of the process at the person's own batch
+    peak: int | None  # bytes of the process at the person's own batch; None where it does not fit
     batch: int | None = None  # the largest that fits
     step_ms: float | None = None
+    needs: int | None = None  # bytes that it would take where it does not fit
+
+    @property
+    def takes(self) -> int | None:
+        """Bytes of the process, whether they fit or not."""
+        return self.needs if self.peak is None else self.peak
 
 
 def what_helps(plain: Variant, variants: Sequence[Variant]) -> tuple[str, ...]:
@@ -180,7 +186,7 @@ def what_helps(plain: Variant, variants: Sequence[Variant]) -> tuple[str, ...]:
     ('autocast to bf16: 5.0 GiB instead of 8.0 GiB, and a batch of 30 instead of 16 fits',)
     """
     helping = [each for each in variants if _gain(plain, each) > 0.02]
-    helping.sort(key=lambda each: (-_gain(plain, each), each.peak or 0))
+    helping.sort(key=lambda each: (-_gain(plain, each), each.takes or 0))
     return tuple(_sentence(plain, each) for each in helping)
 
 
@@ -188,7 +194,7 @@ def _gain(plain: Variant, other: Variant) -> float:
     """By what share a batch can be larger, or else the peak is smaller."""
     if (plain.batch is None and other.batch is not None) or (plain.peak is None and other.peak is not None):
         return float("inf")
-    less = 1 - other.peak / plain.peak if plain.peak and other.peak is not None else 0.0
+    less = 1 - other.takes / plain.takes if plain.takes and other.takes is not None else 0.0
     if plain.batch is not None and other.batch is not None:
         return max(other.batch / plain.batch - 1, less)
     return less
@@ -196,9 +202,11 @@ def _gain(plain: Variant, other: Variant) -> float:
 
 def _sentence(plain: Variant, other: Variant) -> str:
     parts = []
-    if other.peak is not None:
-        amount = size(other.peak)
-        parts.append(f"{amount} instead of {size(plain.peak)}" if plain.peak is not None else f"it fits with {amount}")
+    if other.takes is not None:
+        amount, before = size(other.takes), "" if plain.takes is None else f" instead of {size(plain.takes)}"
+        fits = plain.peak is None and other.peak is not None
+        still = ", which does not fit either" if other.peak is None else ""
+        parts.append(f"{'it fits with ' if fits else ''}{amount}{before}{still}")
     if other.batch is not None:
         before = f" instead of {plain.batch:,} fits" if plain.batch else " fits, where not one item did"
         parts.append(f"a batch of {other.batch:,}{before}")

@@ -1,4 +1,4 @@
-// A CUDA device that is not there, for PyTorch's own registries: one GPU, index 0, nothing to wait for.
+// CUDA devices that are not there, for PyTorch's own registries: one or several, with nothing to wait for.
 // It computes nothing. Without it autograd stops at the first tensor that says it is on a CUDA device.
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -7,15 +7,29 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <unordered_set>
+
+namespace {
+c10::DeviceIndex count = 1;
+thread_local c10::DeviceIndex current = 0;
+
+c10::DeviceIndex exchange(c10::DeviceIndex index) {
+  const auto before = current;
+  if (index >= 0 && index < count) {
+    current = index;
+  }
+  return before;
+}
+} // namespace
 
 namespace at {
 
 // Seeds and states as on the host; only the device that it names is another.
 struct SimulatedGenerator final : CPUGeneratorImpl {
-  explicit SimulatedGenerator(uint64_t seed) : CPUGeneratorImpl(seed) {
-    device_ = Device(DeviceType::CUDA, 0);
+  SimulatedGenerator(uint64_t seed, DeviceIndex index) : CPUGeneratorImpl(seed) {
+    device_ = Device(DeviceType::CUDA, index);
     key_set_ = c10::DispatchKeySet(c10::DispatchKey::CUDA);
   }
 };
@@ -68,13 +82,13 @@ struct SimulatedHooks final : CUDAHooksInterface {
   bool isAvailable() const override { return true; }
   bool hasCUDA() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
-  DeviceIndex deviceCount() const override { return 1; }
-  int getNumGPUs() const override { return 1; }
-  DeviceIndex current_device() const override { return 0; }
-  DeviceIndex getCurrentDevice() const override { return 0; }
-  void setCurrentDevice(DeviceIndex) const override {}
-  DeviceIndex exchangeDevice(DeviceIndex) const override { return 0; }
-  DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
+  DeviceIndex deviceCount() const override { return count; }
+  int getNumGPUs() const override { return count; }
+  DeviceIndex current_device() const override { return current; }
+  DeviceIndex getCurrentDevice() const override { return current; }
+  void setCurrentDevice(DeviceIndex index) const override { exchange(index); }
+  DeviceIndex exchangeDevice(DeviceIndex index) const override { return exchange(index); }
+  DeviceIndex maybeExchangeDevice(DeviceIndex index) const override { return exchange(index); }
   void deviceSynchronize(DeviceIndex) const override {}
   bool isPinnedPtr(const void* memory) const override { return SimulatedPinning::instance().holds(memory); }
   Allocator* getPinnedMemoryAllocator() const override { return &SimulatedPinning::instance(); }
@@ -90,15 +104,19 @@ struct SimulatedHooks final : CUDAHooksInterface {
   long versionRuntimeCuDNN() const { return cudnn_version; }
   double batchnormMinEpsilonCuDNN() const { return 0.0; }
 
-  Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CUDA, 0); }
+  Device getDeviceFromPtr(void*) const override { return Device(DeviceType::CUDA, current); }
 
-  const Generator& getDefaultGenerator(DeviceIndex) const override {
-    static auto* only = new Generator(make_generator<SimulatedGenerator>(c10::default_rng_seed_val));
-    return *only;
+  const Generator& getDefaultGenerator(DeviceIndex index) const override {
+    static auto* all = new std::map<DeviceIndex, Generator>(); // their addresses stay
+    static std::mutex mutex;
+    std::lock_guard<std::mutex> hold(mutex);
+    index = index < 0 ? current : index;
+    const auto found = all->find(index);
+    return found != all->end() ? found->second : all->emplace(index, getNewGenerator(index)).first->second;
   }
 
-  Generator getNewGenerator(DeviceIndex) const override {
-    return make_generator<SimulatedGenerator>(c10::default_rng_seed_val);
+  Generator getNewGenerator(DeviceIndex index) const override {
+    return make_generator<SimulatedGenerator>(c10::default_rng_seed_val, index < 0 ? current : index);
   }
 };
 
@@ -130,18 +148,21 @@ using c10::DeviceIndex;
 using c10::DeviceType;
 using c10::Stream;
 
-// Devices and streams have index 0 here: PyTorch's own guard that does nothing says −1, which autograd refuses.
+// Devices and streams have an index here: PyTorch's own guard that does nothing says −1, which autograd refuses.
 struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
-  static Device device() { return Device(DeviceType::CUDA, 0); }
-  static Stream stream() { return Stream(Stream::DEFAULT, device()); }
+  static Device device(DeviceIndex index) { return Device(DeviceType::CUDA, index); }
+  static Stream stream(Device of) { return Stream(Stream::DEFAULT, device(of.index() < 0 ? current : of.index())); }
 
-  Device exchangeDevice(Device) const override { return device(); }
-  Device getDevice() const override { return device(); }
-  Stream getStream(Device) const noexcept override { return stream(); }
-  Stream getDefaultStream(Device) const override { return stream(); }
-  Stream getStreamFromGlobalPool(Device, bool) const override { return stream(); }
-  Stream getNewStream(Device, int) const override { return stream(); }
-  Stream exchangeStream(Stream) const noexcept override { return stream(); }
+  Device exchangeDevice(Device to) const override { return device(exchange(to.index())); }
+  Device getDevice() const override { return device(current); }
+  void setDevice(Device to) const override { exchange(to.index()); }
+  void uncheckedSetDevice(Device to) const noexcept override { exchange(to.index()); }
+  DeviceIndex deviceCount() const noexcept override { return count; }
+  Stream getStream(Device of) const noexcept override { return stream(of); }
+  Stream getDefaultStream(Device of) const override { return stream(of); }
+  Stream getStreamFromGlobalPool(Device of, bool) const override { return stream(of); }
+  Stream getNewStream(Device of, int) const override { return stream(of); }
+  Stream exchangeStream(Stream to) const noexcept override { return stream(to.device()); }
   void record(void**, const Stream&, const DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
@@ -159,6 +180,16 @@ extern "C" void hotloop_simulate_begin() {
   static const auto* guard = new Guard();
   real_functions = at::exchange_hooks(at::simulated_functions());
   real_guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].exchange(guard);
+}
+
+extern "C" void hotloop_simulate_gpus(int gpus) {
+  count = static_cast<DeviceIndex>(gpus);
+  current = 0;
+}
+
+// The device of this thread, before it becomes another; −1 changes nothing.
+extern "C" int hotloop_simulate_device(int index) {
+  return exchange(static_cast<DeviceIndex>(index));
 }
 
 extern "C" void hotloop_simulate_end() {

@@ -1,31 +1,48 @@
 """A `Simulation` as a person reads it in a terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.simulate.compare import Rates, Row
-from hotloop.simulate.record import Finding, Simulation
+from hotloop.simulate.compare import Rates, Row, ranking
+from hotloop.simulate.record import CUT, FAILED, NO_STEPS, Finding, Pace, Simulation, StepTime
 from hotloop.simulate.search import Largest, what_helps
 from hotloop.text import clipped, count, plural, printable, size
 
+LIMITS = {
+    "device": "the GPU limits: it computes most of the time",
+    "launches": "the host limits: launching the operations takes longer than computing them",
+    "copies": "copies between host and device limit",
+    "data": "the data limits: the GPU waits for batches",
+    "work": "the script's own work on the host limits: the GPU waits for it",
+}
+MARK = "*"  # a time of a card that was not measured
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 MOST_LINES = 12  # of copies and waits; --json has all
 DASH = "\N{EN DASH}"
+NO_VERDICT = {
+    FAILED: "no verdict: the script failed, so its memory and its speed are not known",
+    NO_STEPS: "no verdict: the script did not train, so its memory and its speed are not known",
+    CUT: "no verdict: the script did not come far enough, so its memory and its speed are not known",
+}
 
 
 def simulation_words(simulation: Simulation, gpu: str, script: str, row: Row | None = None) -> Iterator[RenderableType]:
     """What would happen, the worst first; `row` has the speed and the cost."""
     ran = plural(simulation.completed, "step")
     short = "" if simulation.completed >= simulation.steps else f" of the {simulation.steps} asked for"
-    yield Text(f"{printable(script)} on {printable(gpu)}, simulated for {ran}{short}", style="bold")
+    several = f"{simulation.gpus} × " if simulation.gpus > 1 else ""
+    yield Text(f"{printable(script)} on {several}{printable(gpu)}, simulated for {ran}{short}", style="bold")
     for finding in simulation.findings:
         yield from _finding(finding)
     if not simulation.findings:
         yield Text("no device bug was found", style="green")
+    if not simulation.trained:
+        yield Text()
+        yield Text(NO_VERDICT[simulation.status], style="bold")
     if simulation.peak is not None:
         yield Text()
         yield Text(_fits(simulation), style="bold")
@@ -40,6 +57,8 @@ def simulation_words(simulation: Simulation, gpu: str, script: str, row: Row | N
         sure = "" if step.calibrated else "; uncalibrated: this GPU was not measured"
         yield Text()
         yield Text(f"a step takes {_ms(step.median)} ({_ms(step.low)} to {_ms(step.high)}{sure})", style="bold")
+    if simulation.pace is not None:
+        yield from _pace(simulation.pace)
     if row is not None and row.samples_per_second is not None:
         yield Text(f"{_between(row.samples_per_second)} samples a second")
     if row is not None and row.dollars_per_million is not None:
@@ -54,24 +73,56 @@ def simulation_words(simulation: Simulation, gpu: str, script: str, row: Row | N
 def cards_table(told: Sequence[Simulation], names: Sequence[str], rows: Sequence[Row]) -> Table:
     """A line for each GPU; columns of which nothing is known are left out."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("GPU")
+    table.add_column("GPU", no_wrap=True)
     columns: dict[str, list[str]] = {"fits": [], "memory": []}
     if any(simulation.search is not None for simulation in told):
         columns["largest batch"] = [_batch(simulation) for simulation in told]
     for simulation in told:
-        columns["fits"].append({True: "yes", False: "no", None: "close"}[simulation.fits])
+        fits = {True: "yes", False: "no", None: "too close to say"}[simulation.fits]
+        columns["fits"].append(fits if simulation.trained else simulation.status)
         columns["memory"].append(DASH if simulation.peak is None else size(simulation.peak.process))
-    columns["step"] = [DASH if row.step_ms is None else _ms(row.step_ms.median) for row in rows]
+    columns["step"] = [_time(row.step_ms) for row in rows]
+    if any(row.step_ms and row.pace_ms and row.pace_ms.median > 1.02 * row.step_ms.median for row in rows):
+        columns["with data"] = [_time(row.pace_ms) for row in rows]
     if any(row.samples_per_second for row in rows):
-        columns["samples a second"] = [_between(row.samples_per_second) for row in rows]
+        columns["samples/s"] = [_between(row.samples_per_second) for row in rows]
     if any(row.dollars_per_hour is not None for row in rows):
         columns["for a million"] = [_between(row.dollars_per_million, "$") for row in rows]
-    columns["findings"] = [str(len(simulation.findings)) for simulation in told]
+    if any(simulation.findings for simulation in told):
+        columns["findings"] = [str(len(simulation.findings)) for simulation in told]
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=name in ("memory", "step"))
     for name, *cells in zip(names, *columns.values(), strict=True):
-        table.add_row(*map(Text, [printable(name), *cells]))
+        table.add_row(*map(Text, [printable(name).removeprefix("NVIDIA "), *cells]))
     return table
+
+
+def ranked(rows: Sequence[Row], names: Mapping[str, str]) -> str:
+    """The cards by speed, in words; `names` by their keys."""
+    ranks = [", ".join(printable(names[gpu]).removeprefix("NVIDIA ") for gpu in rank) for rank in ranking(rows)]
+    if len(ranks) < 2:
+        return "Too close to rank by speed: the intervals overlap." if len(rows) > 1 and ranks else ""
+    return f"By speed: {'; then '.join(ranks)}. Where several stand together, their intervals overlap."
+
+
+def _pace(pace: Pace) -> Iterator[RenderableType]:
+    """What a person waits for beside the GPU, and which of all limits."""
+    parts = []
+    if pace.data_ms:
+        by = f" by {plural(pace.workers, 'worker')}" if pace.workers else ""
+        parts.append(f"batches take {_ms(pace.data_ms)} each step{by}")
+    if pace.work_ms:
+        parts.append(f"the script's own work on the host {_ms(pace.work_ms)}")
+    if parts:
+        step = pace.step_ms
+        yield Text(f"with data and host work, a step every {_ms(step.median)} ({_ms(step.low)} to {_ms(step.high)})")
+        yield Text(f"  measured on this machine: {', '.join(parts)}", style="dim")
+    yield Text(f"  {LIMITS[pace.limited_by]}")
+
+
+def _time(step: StepTime | None) -> str:
+    """With a mark where the card was not measured."""
+    return DASH if step is None else f"{_ms(step.median)}{'' if step.calibrated else MARK}"
 
 
 def _largest(found: Largest) -> Iterator[RenderableType]:
@@ -95,7 +146,7 @@ def _helps(simulation: Simulation) -> Iterator[RenderableType]:
         yield Text("what would make room", style="bold")
         yield from (Text(f"  {printable(words)}") for words in said)
     elif tried:
-        yield Text(f"none of these makes room: {'; '.join(each.change for each in tried)}")
+        yield Text(f"none of these takes less memory: {'; '.join(each.change for each in tried)}")
 
 
 def _batch(simulation: Simulation) -> str:
@@ -113,7 +164,7 @@ def _between(rates: Rates | None, unit: str = "") -> str:
 
 
 def _finding(finding: Finding) -> Iterator[RenderableType]:
-    where = f"{printable(finding.file)}:{finding.line}"
+    where = printable(f"{finding.file}:{finding.line}" if finding.line else finding.file)
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     suspected = " perhaps" if finding.confidence == "suspected" else ""
     first, *more = [printable(line.strip()) for line in finding.message.splitlines() or [""]]
@@ -127,8 +178,11 @@ def _finding(finding: Finding) -> Iterator[RenderableType]:
 
 def _fits(simulation: Simulation) -> str:
     assert simulation.peak is not None
-    verdict = {True: "it fits", False: "it does not fit", None: "it may or may not fit"}[simulation.fits]
-    return f"{verdict}: the process would take {size(simulation.peak.process)} at its peak"
+    verdict = {True: "it fits", False: "it does not fit", None: "too close to say whether it fits"}[simulation.fits]
+    said = f"{verdict}: the process would take {size(simulation.peak.process)} at its peak"
+    if simulation.interval is None:
+        return said
+    return f"{said} ({size(simulation.interval.low.process)} to {size(simulation.interval.high.process)})"
 
 
 def _memory(simulation: Simulation) -> Table:

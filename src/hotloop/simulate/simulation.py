@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Any, Self
 
 import torch
@@ -14,6 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from hotloop.rounds import Rounds
 from hotloop.scripts import Enough
 from hotloop.simulate.borrowed import Borrowed
+from hotloop.simulate.by_hand import ByHand
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import CardLike, Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
@@ -23,13 +25,17 @@ from hotloop.simulate.functions import Repairs
 from hotloop.simulate.kernels import Kernels
 from hotloop.simulate.known import Known
 from hotloop.simulate.patches import Patches
-from hotloop.simulate.record import Simulation
+from hotloop.simulate.record import COMPLETED, SHORT, Branch, Simulation
 from hotloop.simulate.rules import left_whole
 from hotloop.simulate.second_order import SecondOrder
+from hotloop.simulate.shim import set_gpus
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.syncs import Syncs
 from hotloop.simulate.telling import Circumstances, Teller
 from hotloop.simulate.twins import Twins
+from hotloop.text import size
+
+_VERDICTS = {"fits", "step_ms"}  # that a script gets which trained
 
 
 @dataclass
@@ -45,24 +51,28 @@ class Engine:
     steps: int | None
     values: bool = False
     own_process: bool = True
+    others: Sequence[Listener] = ()  # that keep the memory of further GPUs
     asked: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         self.syncs = Syncs(self.card)
-        self.teller = Teller([*self.listeners, self.syncs])
+        self.teller = Teller([*self.listeners, self.syncs], self.others)
         self.findings = Findings()
         self.circumstances = Circumstances()
         self.known = Twins() if self.values else Known()
         self.gpu = SimulatedGpu(self.teller, self.circumstances, Storages(self.teller), self.known, self.findings)
+        self.gpu.count = 1 + len(self.others)
         self.gpu.draws = self.values or not self.own_process
         self.gpu.beside_a_real_one = torch.cuda.is_initialized()
+        self.gpu.by_hand = ByHand(self._step_made)
         self.borrowed = Borrowed()
         self.conversions = Conversions(self.gpu, None if self.own_process else self.borrowed)
         self.completed = 0
         self.on_enough: Callable[[], None] = lambda: None
         self._rounds = Rounds()
         memory = next((each for each in self.listeners if hasattr(each, "memory_stats")), self.syncs)
-        self._cuda = Cuda(self.card, self.teller, memory)  # type: ignore[arg-type]
+        self._memories: list[Any] = [memory, *self.others]
+        self._cuda = Cuda(self.card, self.gpu, self._memories)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -76,6 +86,8 @@ class Engine:
 
     def _install(self, stack: ExitStack) -> None:
         patches = Patches()
+        stack.callback(set_gpus, 1)
+        set_gpus(self.gpu.count)
         stack.callback(setattr, self.gpu.fake, "gone", True)
         stack.callback(self.borrowed.restore)
         stack.callback(patches.restore)
@@ -94,9 +106,20 @@ class Engine:
         stack.callback(register_optimizer_step_pre_hook(self._steps).remove)
         stack.callback(register_optimizer_step_post_hook(self._stepped).remove)
         stack.enter_context(self.circumstances)
-        stack.enter_context(self.gpu)
-        stack.enter_context(Repairs(self.gpu))
-        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(self._in_this_thread())
+        begin = Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+        def begun(thread: Thread) -> None:
+            with self._in_this_thread():
+                begin(thread)
+
+        patches.set(Thread, "_bootstrap_inner", begun)
+
+    @contextmanager
+    def _in_this_thread(self) -> Iterator[None]:
+        """What PyTorch keeps for each thread: a script may train in one of its own."""
+        with self.gpu, Repairs(self.gpu), torch.autograd.set_multithreading_enabled(False):
+            yield
 
     def _expect_optimizers(self, patches: Patches) -> None:
         made = Optimizer.__init__
@@ -110,17 +133,23 @@ class Engine:
 
     def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer whose parameters got nothing, while others got gradients, holds the wrong ones."""
-        self.borrowed.steps(optimizer)
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        closure = len(args) > 1 or kwargs  # gradients come during the step
-        if self.gpu.accumulated and not closure and all(p.grad is None for p in parameters):
-            self.findings.orphans(optimizer)
+        with self.gpu.between.aside():
+            self.borrowed.steps(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            closure = len(args) > 1 or kwargs  # gradients come during the step
+            if self.gpu.accumulated and not closure and all(p.grad is None for p in parameters):
+                self.findings.orphans(optimizer)
 
     def _stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self.conversions.name_all(optimizer)
+        self.gpu.by_hand.leave_to_optimizer()
+        with self.gpu.between.aside():
+            self.conversions.name_all(optimizer)
         self.gpu.accumulated = False
-        if not self._rounds.ends(id(optimizer)):
-            return
+        if self._rounds.ends(id(optimizer)):
+            self._step_made()
+
+    def _step_made(self) -> None:
+        self.gpu.between.stepped()
         self.teller.step()
         self.circumstances.forget()
         self.gpu.values.stepped()
@@ -137,24 +166,40 @@ class Engine:
             os._exit(0)
         raise Enough
 
-    def result(self, folder: Path, notes: Sequence[str] = ()) -> Simulation:
-        """What was found, with what the listeners have to say."""
-        said: dict[str, Any] = {"notes": ()}
+    def result(self, folder: Path, notes: Sequence[str] = (), status: str = COMPLETED) -> Simulation:
+        """What was found, with what the listeners have to say where the script ran long enough for it."""
+        said: dict[str, Any] = {"notes": (), "gpu_name": self.card.name, "gpu_memory": self.card.memory}
         for listener in self.listeners:
             told = getattr(listener, "to_record", None)
-            if told is not None:
-                record = told()
+            record = told() if told is not None else {}
+            if status in (COMPLETED, SHORT) or not _VERDICTS & record.keys():
                 said |= {**record, "notes": (*said["notes"], *record.get("notes", ()))}
+        if self.others and "fits" in said:
+            said |= self._fullest(said["notes"])
         return Simulation(
             gpu=self.card.key,
+            gpus=self.gpu.count,
             steps=self.completed if self.steps is None else self.steps,
             completed=self.completed,
+            status=status,
             findings=self.findings.all(folder),
             copies=self.syncs.copies(folder),
             syncs=self.syncs.syncs(folder),
+            branches=tuple(Branch(relative(p.file, folder), p.line) for p in self.gpu.values.branches.seen),
             notes=(*notes, *self._notes(folder), *said.pop("notes")),
             **said,
         )
+
+    def _fullest(self, notes: Sequence[str]) -> dict[str, Any]:
+        """What is told of memory is told of the GPU that has least room, and of the others their peaks."""
+        records = [memory.to_record() for memory in self._memories]
+        order = {False: 2, None: 1, True: 0}
+        worst = max(range(len(records)), key=lambda n: (order[records[n]["fits"]], records[n]["peak"].process))
+        peaks = tuple(record["peak"] for record in records)
+        told = ", ".join(f"cuda:{number} {size(peak.process)}" for number, peak in enumerate(peaks))
+        about = f"the GPUs at their peaks: {told}; all else that is told of memory is told of cuda:{worst}"
+        kept = [note for note in notes if note not in records[0]["notes"]]
+        return {**records[worst], "devices": peaks, "notes": (about, *kept, *records[worst]["notes"])}
 
     def _notes(self, folder: Path) -> list[str]:
         lines = [f"{relative(p.file, folder)}:{p.line}" for p in sorted(self.findings.guessed, key=lambda p: p.line)]
@@ -165,6 +210,10 @@ class Engine:
             notes.append(f"operations that cannot be simulated: {', '.join(sorted(self.findings.unknown))}")
         if self.conversions.compiled:
             notes.append("torch.compile was left out: its memory and its speed are not simulated")
+        branches = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.branches.seen]
+        if branches:
+            at = ", ".join(sorted(branches))
+            notes.append(f"a branch depends on values that were invented, at {at}: --values computes them")
         flipped = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.flipped]
         if flipped:
             notes.append(f"a loop waited for values at {', '.join(sorted(flipped))}: other answers were tried")

@@ -25,7 +25,8 @@ class Storages:
             return
         self._next += 1
         key = self._next
-        self._teller.allocated(key, storage.nbytes(), kind)  # may find that there is no room
+        device = getattr(tensor, "fake_device", tensor.device).index or 0
+        self._teller.allocated(key, storage.nbytes(), kind, device)  # may find that there is no room
         self._alive[address] = (weakref.ref(storage, lambda _: self._gone(address, key)), key, kind)
 
     def resized(self, tensor: Tensor, kind: str) -> None:
@@ -43,6 +44,11 @@ class Storages:
         if held is not None and held[2] != kind:
             self._alive[tensor.untyped_storage()._cdata] = (held[0], held[1], kind)
             self._teller.named(held[1], kind)
+
+    def kind(self, tensor: Tensor) -> str:
+        """What a memory is; nothing where it is not known."""
+        held = self._alive.get(tensor.untyped_storage()._cdata)
+        return held[2] if held is not None else ""
 
     def _gone(self, address: int, key: int) -> None:
         held = self._alive.get(address)

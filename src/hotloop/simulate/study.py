@@ -10,7 +10,7 @@ import psutil
 
 from hotloop.errors import BadArgument
 from hotloop.simulate.cards import Card
-from hotloop.simulate.record import Batch, Simulation
+from hotloop.simulate.record import Batch, Pace, Simulation
 from hotloop.simulate.running import Simulator
 from hotloop.simulate.search import Largest, Outcome, Stop, Variant, largest
 from hotloop.simulate.shim import CannotSimulate
@@ -22,8 +22,11 @@ EVERYTHING = (*MEMORY, "hotloop.simulate.timeline:Time")
 STEPS = 2  # of a run of a search: the optimizer's state is there from the second on
 MOST = 2**16  # the largest batch that is tried, where the script's own is not large
 HOST = 0.8  # share of the host's free memory that a run of a search may take
+NUMBER = 4  # bytes
 RUNS = 5  # of a search with a change: what it finds fits, if it is not the very largest
 PIECES = (2, 4, 8)
+ROOMY = 64  # times the memory of a card, to see what a script would take
+PIECES_LOST = 0.04  # share of the memory by which the simulated allocator may run out too early
 
 
 class Study:
@@ -40,21 +43,28 @@ class Study:
         values: bool = False,
         batch: int | None = None,
         batch_from: str | None = None,
+        gpus: int = 1,
         told: Callable[[str], None] = lambda words: None,
     ) -> None:
         self._batch, self._batch_from = batch, batch_from
         self._steps, self._values, self._told = steps, values, told
-        self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from)
+        self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from, gpus=gpus)
         self._name = printable(Path(script).name)
+        self._pace: Pace | None = None  # of another card: one host for all
         self._like: list[tuple[int, int]] = []  # batches and peaks of another card
 
     def plain(self, card: Card, *, silent: bool = False) -> Simulation:
         """The script as it is, with the batch that was asked for."""
-        run = partial(self._run, card, steps=self._steps, listeners=EVERYTHING, values=self._values)
-        found = run(batch=self._batch, silent=silent)
-        if self._batch is not None and found.error is None and not _batch(found).source:
+        limit = None if self._batch is None else _host_memory()
+        run = partial(
+            self._run, steps=self._steps, listeners=EVERYTHING, values=self._values, batch=self._batch,
+            memory_limit=limit, like=self._pace,
+        )  # fmt: skip
+        found = run(card, silent=silent)
+        self._pace = self._pace or found.pace
+        if self._batch is not None and found.trained and not _batch(found).source:
             raise BadArgument(f"{self._lost(_batch(found))}, so that it was not set", fix=_point(_batch(found)))
-        return found
+        return _if_close(found, card, partial(run, silent=True))
 
     def with_largest(self, plain: Simulation, card: Card) -> Simulation:
         """The same with the largest batch that fits on the card, as far as it was found."""
@@ -69,7 +79,7 @@ class Study:
 
     def with_help(self, plain: Simulation, card: Card) -> Simulation:
         """The same with changes that may make room, each simulated."""
-        as_it_is = _variant("plain", "as it is", plain, plain.search)
+        as_it_is = self._with_needs(_variant("plain", "as it is", plain, plain.search), card, None)
         tried, notes = [], []
         for name, change in _changes(card):
             try:
@@ -79,9 +89,20 @@ class Study:
                 notes.append(f"{change}: could not be tried: {stop.why}")
                 continue
             if seen is not None:
-                tried.append(_variant(name, change, seen, found))
+                tried.append(self._with_needs(_variant(name, change, seen, found), card, name))
         tried += self._accumulated(plain, card)
         return replace(plain, helps=(as_it_is, *tried), notes=(*plain.notes, *notes))
+
+    def _with_needs(self, variant: Variant, card: Card, change: str | None) -> Variant:
+        """What does not fit, with what it would take on a card that is large enough."""
+        if variant.peak is not None:
+            return variant
+        large = replace(card, memory=ROOMY * card.memory)
+        try:
+            seen = self._run(large, variant=change, steps=STEPS, listeners=MEMORY, batch=self._batch, silent=True)
+        except CannotSimulate:
+            return variant
+        return variant if seen.peak is None or _short(seen) else replace(variant, needs=seen.peak.process)
 
     def _search(self, card: Card, own: Simulation, before: Largest | None = None, change: str | None = None) -> Largest:
         """The largest batch, from what was seen of the script's own; with a change, few runs from what fits before."""
@@ -92,8 +113,7 @@ class Study:
 
         def run(tried: int) -> Outcome:
             if tried not in known:
-                limit = int(HOST * psutil.virtual_memory().available)
-                known[tried] = self._tried(card, change, tried, limit)
+                known[tried] = self._tried(card, change, tried, _host_memory())
             return _outcome(known[tried], tried, card, reference)
 
         most = max(MOST, 16 * start)
@@ -117,7 +137,7 @@ class Study:
             seen = self._run(card, variant=change, silent=True, **options)
         except CannotSimulate as error:
             raise Stop(error.what) from error
-        if seen.error is not None and not _short(seen):
+        if not seen.trained:
             raise Stop(_why(seen))
         if seen.variant is None and not _short(seen):
             return None
@@ -144,6 +164,43 @@ class Study:
 
     def _lost(self, batch: Batch) -> str:
         return f"the batch of {self._name} was not found" + (f" ({batch.clash})" if batch.clash else "")
+
+
+def check_batch(batch: int, cards: Sequence[Card]) -> None:
+    """Refuse a batch that no simulation is needed for: one number of each sample is more than the card has."""
+    largest = max(cards, key=lambda card: card.memory)
+    if batch * NUMBER > largest.memory:
+        raise BadArgument(
+            f"a batch of {batch:,} does not fit on {largest.name}: one number of each sample takes "
+            f"{size(batch * NUMBER)}, and it has {size(largest.memory)}",
+            fix="give a smaller --batch; --largest-batch finds the largest",
+        )
+
+
+def _host_memory() -> int:
+    """Bytes that a run with another batch than the script's own may take here."""
+    return int(HOST * psutil.virtual_memory().available)
+
+
+def _if_close(short: Simulation, card: Card, run: Callable[[Card], Simulation]) -> Simulation:
+    """What ran out of memory is run again with as much more as the prediction may be too high.
+
+    Where that is enough, it is too close to say whether it fits.
+    """
+    if short.fits is not False or short.peak is None or short.interval is None:
+        return short
+    unsure = short.peak.allocated / max(1, short.interval.low.allocated) - 1
+    try:
+        found = run(replace(card, memory=int(card.memory * (1 + max(PIECES_LOST, unsure)))))
+    except CannotSimulate:
+        return short
+    if _short(found) or not found.trained:
+        return short
+    findings = [
+        replace(each, level="warning", confidence="suspected") if each.code == "out-of-memory" else each
+        for each in short.findings
+    ]
+    return replace(found, gpu_memory=card.memory, fits=None, findings=(*findings,))
 
 
 def _changes(card: Card) -> list[tuple[str, str]]:
@@ -174,7 +231,7 @@ def _outcome(seen: Simulation, batch: int, card: Card, reference: tuple[int, int
     """What a run says to the search; one that says nothing about memory ends it."""
     if _short(seen):
         return Outcome(False, None, card.usable, _limited(seen))
-    if seen.error is not None or not seen.completed:
+    if not seen.trained:
         raise Stop(f"with a batch of {batch:,} {_why(seen)}")
     own, work = reference
     if _batch(seen).work < work * (1 + (batch / own - 1) / 4):  # some work does not grow with the batch
@@ -207,9 +264,9 @@ def _limited(seen: Simulation) -> str:
 
 
 def _why(seen: Simulation) -> str:
-    if seen.error is None:
-        return "the script makes no step"
-    return f"the script fails: {printable(seen.error.strip().splitlines()[-1])}"
+    """How a script ended that has no verdict."""
+    said = (finding.message for finding in seen.findings if finding.code == seen.status)
+    return printable(next(said, "the script makes no step"))
 
 
 def _point(batch: Batch) -> str:

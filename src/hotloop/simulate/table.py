@@ -12,6 +12,7 @@ from hotloop.records import Record
 from hotloop.simulate.nearby import Nearby
 from hotloop.simulate.work import Part
 
+HOST = "hopper"  # the architecture whose machine was measured
 _SAME = {"fp16": "bf16", "bf16": "fp16", "tf32": "bf16", "fp64": "fp32", "fp8": "bf16"}  # the next of kin
 
 
@@ -46,7 +47,8 @@ class Host(Record):
     """Seconds that the host needs for Python, the dispatcher and the launch of one operation.
 
     Views are no operations of the device, so their time is in that of the operations around them. `other` is for what
-    is neither forward nor backward nor optimizer; `loading` scales what was measured here for data.
+    is neither forward nor backward nor optimizer; `loading` and `working` scale what data and the script's own work on
+    the host took here.
     """
 
     forward: float = 11e-6
@@ -60,6 +62,8 @@ class Host(Record):
     loading: float = 0.0
     spread: float = 0.3
     measured: bool = False
+    working: float = 0.0
+    name: str = ""  # the machine that was measured
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Table(Record):
     curves: dict[str, dict[str, float]] = field(default_factory=dict)
     nearby: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the names of curves: where these are off
     link: Link = field(default_factory=Link)
-    host: Host = field(default_factory=Host)
+    host: Host = field(default_factory=Host)  # of the machine with the card; forecasts use one for all cards
 
     def curve(self, part: Part) -> Curve:
         """The curve of a part: its own, else of its kin, else the default's."""
@@ -126,6 +130,12 @@ def load(architecture: str) -> Table:
     if "/" in name or not file.is_file():
         return default_table()
     return parse(json.loads(file.read_text()), name)
+
+
+@lru_cache(maxsize=1)
+def default_host() -> Host:
+    """The host of every forecast: what an operation costs it is no property of the card that it is launched on."""
+    return load(HOST).host
 
 
 @lru_cache(maxsize=1)

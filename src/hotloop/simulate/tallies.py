@@ -6,11 +6,11 @@ from collections import OrderedDict
 class Gauge:
     """Bytes, and the pieces that they come in: now, at most, and ever. What a pool gains, the whole gains."""
 
-    __slots__ = ("bytes", "count", "gained", "most", "most_count", "pieces", "whole")
+    __slots__ = ("bytes", "count", "gained", "lost", "lost_pieces", "most", "most_count", "pieces", "whole")
 
     def __init__(self, whole: "Gauge | None" = None) -> None:
-        self.bytes = self.most = self.gained = 0
-        self.count = self.most_count = self.pieces = 0
+        self.bytes = self.most = self.gained = self.lost = 0
+        self.count = self.most_count = self.pieces = self.lost_pieces = 0
         self.whole = whole
 
     def up(self, size: int) -> None:
@@ -30,15 +30,17 @@ class Gauge:
         gauge: Gauge | None = self
         while gauge is not None:
             gauge.bytes -= size
+            gauge.lost += size
             gauge.count -= 1
+            gauge.lost_pieces += 1
             gauge = gauge.whole
 
     def reset_peak(self) -> None:
         self.most, self.most_count = self.bytes, self.count
 
     def reset_ever(self) -> None:
-        """Forget what came and went before; what is there counts from now on."""
-        self.gained, self.pieces = self.bytes, self.count
+        """Forget what came and went before."""
+        self.gained = self.lost = self.pieces = self.lost_pieces = 0
 
 
 class Tally:
@@ -71,13 +73,13 @@ def stats_of(pools: dict[str, Tally], counts: dict[str, int]) -> "OrderedDict[st
     for pool, tally in pools.items():
         for name, (amount, number) in _NAMES.items():
             gauge: Gauge = getattr(tally, name)
-            found |= _four(f"{amount}.{pool}", gauge.bytes, gauge.most, gauge.gained)
+            found |= _four(f"{amount}.{pool}", gauge.bytes, gauge.most, gauge.gained, gauge.lost)
             if number is not None:
-                found |= _four(f"{number}.{pool}", gauge.count, gauge.most_count, gauge.pieces)
+                found |= _four(f"{number}.{pool}", gauge.count, gauge.most_count, gauge.pieces, gauge.lost_pieces)
     for unused in ("oversize_allocations", "oversize_segments"):  # there are none without `max_split_size_mb`
-        found |= _four(unused, 0, 0, 0)
+        found |= _four(unused, 0, 0, 0, 0)
     return OrderedDict(sorted(found.items()))
 
 
-def _four(name: str, now: int, most: int, ever: int) -> dict[str, int]:
-    return {f"{name}.current": now, f"{name}.peak": most, f"{name}.allocated": ever, f"{name}.freed": ever - now}
+def _four(name: str, now: int, most: int, gained: int, lost: int) -> dict[str, int]:
+    return {f"{name}.current": now, f"{name}.peak": most, f"{name}.allocated": gained, f"{name}.freed": lost}

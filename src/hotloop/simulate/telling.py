@@ -1,10 +1,11 @@
 """Who is told what happens on the simulated device, and the circumstances: phase, module, line."""
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -12,45 +13,57 @@ from hotloop.simulate.events import Listener, Operation, Place
 
 
 class Teller:
-    """Hands every event to all listeners, in order; being told is a thing that only ever happens one at a time."""
+    """Hands every event to all listeners, in order; being told is a thing that only ever happens one at a time.
 
-    def __init__(self, listeners: Sequence[Listener]) -> None:
-        self._listeners = tuple(listeners)
+    `others` keep the memory of further GPUs, each that of one: there is a listener like it for the first.
+    """
 
-    def allocated(self, key: int, size: int, kind: str) -> None:
-        for listener in self._listeners:
+    def __init__(self, listeners: Sequence[Listener], others: Sequence[Listener] = ()) -> None:
+        first = tuple(listeners)
+        beside = tuple(each for each in first if not hasattr(each, "memory_stats"))
+        self._hearing = [first, *((*beside, other) for other in others)]  # by device
+        self._all = (*first, *others)
+        self._elsewhere: dict[int, int] = {}  # memory that is not on the first device, and on which it is
+        self.freeing = 0.0  # seconds that listeners took, in the middle of the script's own work
+
+    def allocated(self, key: int, size: int, kind: str, device: int = 0) -> None:
+        if device:
+            self._elsewhere[key] = device
+        for listener in self._hearing[device]:
             listener.allocated(key, size, kind)
 
     def freed(self, key: int) -> None:
-        for listener in self._listeners:
+        begun = time.perf_counter()
+        for listener in self._hearing[self._elsewhere.pop(key, 0)]:
             listener.freed(key)
+        self.freeing += time.perf_counter() - begun
 
     def named(self, key: int, kind: str) -> None:
-        for listener in self._listeners:
+        for listener in self._hearing[self._elsewhere.get(key, 0)]:
             listener.named(key, kind)
 
-    def before(self, operation: Operation) -> None:
-        for listener in self._listeners:
+    def before(self, operation: Operation, device: int = 0) -> None:
+        for listener in self._hearing[device]:
             listener.before(operation)
 
-    def after(self, operation: Operation) -> None:
-        for listener in self._listeners:
+    def after(self, operation: Operation, device: int = 0) -> None:
+        for listener in self._hearing[device]:
             listener.after(operation)
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
-        for listener in self._listeners:
+        for listener in self._all:
             listener.copied(size, direction, pinned=pinned, blocking=blocking, place=place)
 
     def waited(self, kind: str, place: Place | None) -> None:
-        for listener in self._listeners:
+        for listener in self._all:
             listener.waited(kind, place)
 
-    def host(self, seconds: float) -> None:
-        for listener in self._listeners:
-            listener.host(seconds)
+    def host(self, seconds: float, kind: str, workers: int = 0) -> None:
+        for listener in self._all:
+            listener.host(seconds, kind, workers)
 
     def step(self) -> None:
-        for listener in self._listeners:
+        for listener in self._all:
             listener.step()
 
 
@@ -62,7 +75,7 @@ class Circumstances:
         self._names = WeakIdKeyDictionary()  # outermost module → path by the identity of each module in it
         self._current: list[dict[int, str]] = []
         self._of_node: dict[int, str] = {}  # autograd's sequence number → module of its forward
-        self._optimizing = 0
+        self.optimizing = False
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "Circumstances":
@@ -89,15 +102,14 @@ class Circumstances:
             if torch.is_grad_enabled():
                 self._of_node[torch.autograd._get_sequence_nr() - 1] = module  # type: ignore[attr-defined]
             return ("forward" if node is None else "backward"), module
-        if self._optimizing and not torch.is_grad_enabled():
+        if self.optimizing and not torch.is_grad_enabled():
             return "optimizer", ""
         return ("forward" if learns and torch.is_grad_enabled() else "other"), ""
 
-    @property
-    def accumulating(self) -> bool:
-        """Whether a gradient is just being put into `.grad`."""
-        node = torch._C._current_autograd_node()
-        return node is not None and type(node).__name__ == "AccumulateGrad"
+    def accumulates(self) -> Tensor | None:
+        """The parameter into whose `.grad` a gradient is just being put."""
+        node: Any = torch._C._current_autograd_node()
+        return node.variable if node is not None and type(node).__name__ == "AccumulateGrad" else None
 
     def forget(self) -> None:
         """A step has ended: its graph is gone."""
@@ -119,7 +131,7 @@ class Circumstances:
             self._current.clear()
 
     def _step_begins(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._optimizing = 1
+        self.optimizing = True
 
     def _step_ends(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._optimizing = 0
+        self.optimizing = False

@@ -9,17 +9,18 @@ from typing import Any
 from hotloop.records import Record
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import seconds_of
-from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.events import DATA, WORK, Operation, Place
 from hotloop.simulate.families import kind_of
 from hotloop.simulate.play import Event, Launch, Mark, Pause, Price, Step, Transfer, Wait, play
-from hotloop.simulate.record import StepTime
-from hotloop.simulate.table import Host, Link, Table, load
+from hotloop.simulate.record import Pace, StepTime
+from hotloop.simulate.table import Host, Link, Table, default_host, load
 from hotloop.simulate.work import Part, Tf32, parts_of, switches
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
 _AKIN = 1.5  # errors are larger by this on another card of the architecture that was measured
 _TOGETHER = 0.3  # of an error is shared by all operations of a family on a card that was measured, the rest its own
 _AROUND = 150  # tensors of an optimizer's operation: what a step costs the host beside its operations takes as long
+_BESIDE = ("copy", "wait", "loading", "working")
 _LAUNCHING = ("forward", "backward", "optimizer", "other", "tensor", "launch")
 
 
@@ -42,7 +43,7 @@ class Forecast(Record):
     busy: float  # the device computes
     copying: float
     host: float  # Python, the dispatcher and launches
-    bound: str  # device, launches, copies, or data: without it the step would be shorter by the most
+    pace: Pace  # the step with data and the script's own work on the host
     families: dict[str, float]
     hottest: tuple[Hot, ...]
     notes: tuple[str, ...] = ()
@@ -95,8 +96,8 @@ class Tape:
     def waited(self, kind: str, place: Place | None) -> None:
         self.events.append(Wait(kind, place))
 
-    def host(self, seconds: float) -> None:
-        self.events.append(Pause(seconds))
+    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:
+        self.events.append(Pause(seconds, kind, workers))
 
     def step(self) -> None:
         # Wrappers of optimizer and backward pass, gradients set to None, the person's own loop: a small net shows them.
@@ -123,7 +124,7 @@ class Time(Tape):
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of time, by the names of its fields."""
         found = self.forecast()
-        return {} if found is None else {"step_ms": found.step, "notes": found.notes}
+        return {} if found is None else {"step_ms": found.step, "pace": found.pace, "notes": found.notes}
 
 
 def forecast(tape: Tape, card: Card, table: Table | None = None, *, host: Host | None = None) -> Forecast | None:
@@ -133,13 +134,13 @@ def forecast(tape: Tape, card: Card, table: Table | None = None, *, host: Host |
     if not steps:
         return None
     typical = _typical(steps)
-    low, high = player.interval(typical.seconds)
+    step = player.told(player.hosted)
     return Forecast(
-        StepTime(1e3 * typical.seconds, 1e3 * low, 1e3 * high, player.table.card == card.key),
+        step,
         1e3 * typical.busy,
         1e3 * typical.copying,
         1e3 * typical.host,
-        player.bound(typical.seconds),
+        player.pace(step),
         player.families(),
         player.hottest(),
         (*tape.notes, *player.notes()),
@@ -151,7 +152,10 @@ class _Player:
 
     def __init__(self, events: list[Event], card: Card, table: Table, host: Host | None) -> None:
         self.card, self.table, self.steady = card, table, _steady(events)
-        self.hosted = host or table.host
+        self.hosted = host or default_host()
+        self.kept = replace(self.hosted, loading=1.0, working=1.0)  # as the script keeps it
+        if self.steady.alone:  # the first step holds what happens once
+            self.kept = self.hosted
         parts = {part for launch in self.steady.launches for part in launch.parts}
         self.prices = {part: seconds_of(part, card, table) for part in parts}
         self.spreads = self._spreads()
@@ -177,41 +181,59 @@ class _Player:
         return steps[len(steps) // 2 :]
 
     def seconds(self, price: Price | None = None, table: Table | None = None, host: Host | None = None) -> float:
-        return _typical(self.steps(price, table, host)).seconds
+        steps = self.steps(price, table, host)
+        if host is not None and (host.loading or host.working):  # no two batches take the same time: a slow one counts
+            return statistics.fmean(step.seconds for step in steps)
+        return _typical(steps).seconds
 
-    def interval(self, median: float) -> tuple[float, float]:
+    def told(self, host: Host) -> StepTime:
+        """The time of a step with its interval."""
+        median = self.seconds(host=host)
+        low, high = self.interval(median, host)
+        return StepTime(1e3 * median, 1e3 * low, 1e3 * high, self.table.card == self.card.key)
+
+    def pace(self, step: StepTime) -> Pace:
+        """The same with what the script does on the host, if it does anything."""
+        pauses = [] if self.steady.alone else self.steady.pauses
+        data, work = ([event for event in pauses if event.kind == kind] for kind in (DATA, WORK))
+        told = self.told(self.kept) if pauses else step
+        data_ms, work_ms = (1e3 * sum(each.seconds for each in some) / self.steady.steps for some in (data, work))
+        return Pace(told, data_ms, work_ms, max((each.workers for each in data), default=0), self.bound())
+
+    def interval(self, median: float, hosted: Host) -> tuple[float, float]:
         """Four cases of five: each family is off as a whole, families independently of one another."""
         wider = 1.0 if self.table.card in ("", self.card.key) else _AKIN
         sides = []
         for sign in (-1.0, 1.0):
-            moved = [self._scaled(name, math.exp(sign * wider * spread)) for name, spread in self.spreads.items()]
-            moved.append(self._scaled(None, math.exp(sign * wider * self.table.common)))
-            host = _times(self.hosted, math.exp(sign * self.hosted.spread))
-            moved.append(self.seconds(host=host))
+            factors = {name: math.exp(sign * wider * spread) for name, spread in self.spreads.items()}
+            moved = [self._scaled(name, factor, hosted) for name, factor in factors.items()]
+            moved.append(self._scaled(None, math.exp(sign * wider * self.table.common), hosted))
+            moved.append(self.seconds(host=_times(hosted, math.exp(sign * hosted.spread))))
             factor = math.exp(-sign * self.table.link.spread)  # a quicker link is a shorter step
             link = replace(
                 self.table.link, pinned=self.table.link.pinned * factor, pageable=self.table.link.pageable * factor
             )
-            moved.append(self.seconds(table=replace(self.table, link=link)))
+            moved.append(self.seconds(table=replace(self.table, link=link), host=hosted))
             sides.append(math.sqrt(sum((seconds - median) ** 2 for seconds in moved)))
         # In proportion, so that a very unsure time never becomes a negative one.
         shorter, longer = (SURE * side / median if median else 0.0 for side in sides)
         return median * math.exp(-shorter), median * (1 + longer)
 
-    def _scaled(self, family: str | None, factor: float) -> float:
+    def _scaled(self, family: str | None, factor: float, host: Host) -> float:
         def price(part: Part) -> float:
             return self.prices[part] * (factor if family in (None, part.family) else 1.0)
 
-        return self.seconds(price)
+        return self.seconds(price, host=host)
 
-    def bound(self, median: float) -> str:
-        """What would shorten the step most if it took no time."""
-        free = replace(self.table, link=Link(pinned=math.inf, pageable=math.inf, latency=0.0))
+    def bound(self) -> str:
+        """What would quicken the pace most if it took no time."""
+        host, free = self.kept, replace(self.table, link=Link(pinned=math.inf, pageable=math.inf, latency=0.0))
         without = {
-            "device": self.seconds(lambda _: 0.0),
-            "launches": self.seconds(host=_times(self.hosted, 0.0, _LAUNCHING)),
-            "copies": self.seconds(table=free, host=replace(self.hosted, copy=0.0)),
-            "data": self.seconds(host=replace(self.hosted, loading=0.0)),
+            "device": self.seconds(lambda _: 0.0, host=host),
+            "launches": self.seconds(host=_times(host, 0.0, _LAUNCHING)),
+            "copies": self.seconds(table=free, host=replace(host, copy=0.0)),
+            DATA: self.seconds(host=replace(host, loading=0.0)),
+            WORK: self.seconds(host=replace(host, working=0.0)),
         }
         return min(without, key=without.__getitem__)
 
@@ -247,9 +269,8 @@ class _Player:
             notes.append(f"times are those of the {self.table.card}, scaled to what the {self.card.name} can do")
         if self.steady.alone:
             notes.append("only one step was made: its time holds what happens once, such as making the model")
-        here = sum(event.seconds for event in self.steady.events if isinstance(event, Pause)) / self.steady.steps
-        if here > 0 and self.hosted.loading == 0:
-            notes.append(f"data and other work of the host ({1e3 * here:.1f} ms of each step here) is not counted")
+        if self.hosted.name:
+            notes.append(f"what an operation costs the host was measured on {self.hosted.name}, for every GPU")
         return notes
 
 
@@ -258,6 +279,10 @@ class _Steady:
     events: list[Event]
     steps: int
     alone: bool = False  # there was but one
+
+    @property
+    def pauses(self) -> list[Pause]:
+        return [event for event in self.events if isinstance(event, Pause)]
 
     @property
     def launches(self) -> list[Launch]:
@@ -278,6 +303,6 @@ def _typical(steps: list[Step]) -> Step:
     return next(step for step in steps if step.seconds == middle)
 
 
-def _times(host: Host, factor: float, names: tuple[str, ...] = (*_LAUNCHING, "copy", "wait")) -> Host:
+def _times(host: Host, factor: float, names: tuple[str, ...] = (*_LAUNCHING, *_BESIDE)) -> Host:
     """A host that is slower by a factor in what is named."""
     return Host.from_json({**host.to_json(), **{name: getattr(host, name) * factor for name in names}})

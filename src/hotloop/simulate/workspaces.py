@@ -6,13 +6,15 @@ casts that autocast keeps, the scale of a `GradScaler`.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 
 from hotloop.simulate.cards import Card
-from hotloop.simulate.constants import Constants
-from hotloop.simulate.convolutions import case_of, taken
+from hotloop.simulate.constants import Constants, measured, measured_operations
+from hotloop.simulate.convolutions import FAR, Case, Workspace, case_of, workspace
 from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.families import kind_of
 from hotloop.simulate.need import PROCESS, RESULT, TOGETHER, Need, together
 from hotloop.simulate.ordering import disordered
 from hotloop.simulate.recurrent import rnn, rnn_backward
@@ -23,6 +25,8 @@ _BLAS = ("mm", "addmm", "bmm", "baddbmm", "linear", "addmv", "mv", "addbmm", "do
 _CONVOLUTIONS = ["convolution", "_convolution", "cudnn_convolution", "cudnn_convolution_transpose"]
 _BATCH_NORMS = ["cudnn_batch_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update"]
 _LT_WORKSPACE = 2**20
+CONVOLUTION = "convolution workspace"
+_PLAIN = ("view", "pointwise", "copy", "fill", "random", "gather", "optimizer-foreach", "optimizer-fused")
 _LARGE_BLAS = {9, 10, 12}  # majors of capabilities that get 32 MiB
 
 
@@ -30,9 +34,9 @@ def needs(operation: Operation, card: Card, constants: Constants) -> tuple[Need,
     """What an operation takes besides its results, in the order in which it takes it."""
     name = base_name(operation)
     copies = together(Need(each.nbytes, "copy in order", ahead=0) for each in disordered(operation, name))
-    find = _FAMILIES.get(name)
-    own = find(operation, card, constants) if find else ()
-    return (*copies, *(need for need in own if need.bytes > 0))
+    find = _FAMILIES.get(name, _unmeasured)
+    own = find(operation, card, constants)
+    return (*copies, *(need for need in own if need.bytes > 0 or need.high is not None))
 
 
 def with_settings(operation: Operation) -> Operation:
@@ -93,8 +97,28 @@ def _blas(operation: Operation, card: Card, constants: Constants) -> tuple[Need,
     return (found, Need(_LT_WORKSPACE, "cuBLASLt workspace", PROCESS, f"cublaslt {thread}"))
 
 
-def _part(part: str, x: Shape, weight: Shape, y: Shape, operation: Operation, card: Card, constants: Constants) -> Need:
-    """What cuDNN's plan for one part (forward, input or weight) of a convolution takes."""
+class Asked(NamedTuple):
+    """One part of a convolution (forward, input or weight), as a table is asked for its workspace."""
+
+    keys: tuple[str, ...]  # of the table, the most particular first
+    case: Case
+    x: int  # bytes of its operands
+    weight: int
+    y: int
+
+
+def asked(operation: Operation, card: Card) -> list[Asked]:
+    """The parts of a convolution that cuDNN plans, in the order in which they run."""
+    if "backward" not in operation.name:
+        x, weight = operation.inputs[:2]
+        return [_asked("forward", x, weight, operation.outputs[0], operation, card)]
+    y, x, weight = operation.inputs[:3]
+    wanted = operation.arguments.get("output_mask") or (True, True, True)
+    parts = [part for part, wants in zip(("input", "weight"), wanted, strict=False) if wants]
+    return [_asked(part, x, weight, y, operation, card) for part in parts]
+
+
+def _asked(part: str, x: Shape, weight: Shape, y: Shape, operation: Operation, card: Card) -> Asked:
     arguments = operation.arguments
     layout = "last" if x.channels_last or weight.channels_last else "first"
     if arguments.get("transposed"):  # which cuDNN runs as the gradient of the convolution from its output to its input
@@ -102,10 +126,38 @@ def _part(part: str, x: Shape, weight: Shape, y: Shape, operation: Operation, ca
     precision = _precision(x, card, arguments.get("allow_tf32", True))
     keys = [f"{part}/{precision}/{layout}", f"{part}/half/{layout}"][: 2 if precision == "fp16" else 1]
     keys = [f"{key}/benchmark" for key in keys if arguments.get("benchmark")] + keys
-    rows = next((constants.convolution[key] for key in keys if key in constants.convolution), ())
     stride, dilation = (max(arguments.get(name) or (1,)) for name in ("stride", "dilation"))
     case = case_of(x.sizes, weight.sizes, stride, arguments.get("groups") or 1, dilation)
-    return Need(taken(rows, case, x.nbytes, weight.nbytes, y.nbytes), "convolution workspace", least=0)
+    return Asked(tuple(keys), case, x.nbytes, weight.nbytes, y.nbytes)
+
+
+def planned(part: Asked, constants: Constants, beyond: float = 0.0) -> Workspace:
+    """The workspace of a part by a table, as if nothing nearer than `beyond` had been measured.
+
+    What was measured on another architecture tells how far a table that was not measured may be off.
+    """
+    rows = next((constants.convolution[key] for key in part.keys if key in constants.convolution), ())
+    found = workspace(rows, *part[1:], beyond=beyond)
+    if constants.calibrated:
+        return found
+    others = [planned(part, each, beyond) for each in measured()]
+    low = min([found.bytes, *(each.low for each in others)])
+    high = max([found.bytes, *(each.high for each in others)])
+    return found._replace(low=low, high=high, distance=float("inf"))
+
+
+def _workspaces(operation: Operation, card: Card, constants: Constants) -> list[Need]:
+    """What cuDNN's plans for the parts of a convolution take, one after the other."""
+    found = [planned(part, constants) for part in asked(operation, card)]
+    return [Need(each.bytes, CONVOLUTION, least=0, low=each.low, high=each.high, doubt=_doubt(each)) for each in found]
+
+
+def _doubt(found: Workspace) -> str:
+    if found.distance == float("inf"):
+        return "convolutions like it were not measured on this GPU"
+    if found.distance > FAR:
+        return f"no convolution like it was measured: the nearest has a distance of {found.distance:.1f}"
+    return "cuDNN takes different plans for the convolutions nearest to it"
 
 
 def _precision(x: Shape, card: Card, allow_tf32: bool) -> str:
@@ -115,21 +167,14 @@ def _precision(x: Shape, card: Card, allow_tf32: bool) -> str:
 
 
 def _convolution(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
-    x, weight = operation.inputs[:2]
-    return (_part("forward", x, weight, operation.outputs[0], operation, card, constants),)
+    return (*_workspaces(operation, card, constants),)
 
 
 def _convolution_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
     """The gradient of the input first, then that of the weight: their workspaces are not held together."""
-    y, x, weight = operation.inputs[:3]
+    y = operation.inputs[0]
     wanted = operation.arguments.get("output_mask") or (True, True, True)
-    found = []
-    if wanted[0]:
-        part = _part("input", x, weight, y, operation, card, constants)
-        found.append(replace(part, ahead=1))
-    if wanted[1]:
-        part = _part("weight", x, weight, y, operation, card, constants)
-        found.append(replace(part, ahead=1 + bool(wanted[0])))
+    found = [replace(need, ahead=number) for number, need in enumerate(_workspaces(operation, card, constants), 1)]
     bias = buffers(y, (0, *range(2, len(y.sizes))), card) if wanted[2] else ()
     return (*found, *bias)
 
@@ -165,14 +210,23 @@ def _efficient_backward(operation: Operation, card: Card, constants: Constants) 
     In fp32 PyTorch makes the products first; in half precision the kernel does.
     """
     query = operation.inputs[1]
+    learns = _learned_mask(operation)
     if _cudnn_attends(query, card):
-        return _cudnn_attention_backward(operation, card, constants)
+        return (*_cudnn_attention_backward(operation, card, constants), *learns)
     batch, heads, length, width = query.sizes
     block = 64 if width <= 64 or query.itemsize == 4 else 128
     blocks = batch * heads * -(-length // block)
     sums = Need(4 * batch * heads * length, "attention sums", key=TOGETHER)
     gradient = Need(blocks * (4 * block * _up(width, block) + 16), "attention gradient in fp32")
-    return (sums, Need(4 * query.numel, "attention products"), gradient) if query.itemsize == 4 else (sums, gradient)
+    products = (Need(4 * query.numel, "attention products"),) if query.itemsize == 4 else ()
+    return (sums, *products, gradient, *learns)
+
+
+def _learned_mask(operation: Operation) -> tuple[Need, ...]:
+    """Attention whose mask gets a gradient was not measured."""
+    if not any((operation.arguments.get("grad_input_mask") or ())[3:]):
+        return ()
+    return (_in_doubt(operation, "attention with a mask that learns was not measured"),)
 
 
 def _cudnn_attention_backward(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
@@ -247,6 +301,35 @@ def _foreach_norm(operation: Operation, card: Card, constants: Constants) -> tup
         return ()
     pieces = max(-(-shape.numel // 65536) for shape in operation.inputs)
     return (Need(4 * pieces * len(operation.inputs), "partial norms"),)
+
+
+def _unmeasured(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    """What no rule is known for: nothing where it ran in a training that was measured, or works on elements.
+
+    Otherwise up to a copy of its operands, below which nine of ten of the rules here stay.
+    """
+    known = measured_as(operation)
+    if known is None or known in measured_operations():
+        return ()
+    return (_in_doubt(operation, f"{base_name(operation)} in this precision is in no training that was measured"),)
+
+
+def _in_doubt(operation: Operation, why: str) -> Need:
+    operands = sum(shape.nbytes for shape in (*operation.inputs, *operation.outputs))
+    return Need(0, f"memory of {base_name(operation)}", low=0, high=operands, doubt=why)
+
+
+def measured_as(operation: Operation) -> str | None:
+    """The name by which the table of measured operations knows an operation; None: its kind takes nothing for itself.
+
+    >>> measured_as(Operation("aten.argmax.default", (), ())), measured_as(Operation("aten.relu.default", (), ()))
+    ('argmax/full', None)
+    """
+    kind = kind_of(operation.name)
+    if (kind.known and kind.family in _PLAIN) or base_name(operation) in _FAMILIES:
+        return None
+    half = any(shape.dtype in ("bfloat16", "float16") for shape in (*operation.inputs, *operation.outputs))
+    return f"{base_name(operation)}/{'half' if half else 'full'}"
 
 
 def _up(number: int, multiple: int) -> int:

@@ -33,8 +33,8 @@ class Heard:
     def waited(self, kind, place):
         self.events.append(["waited", kind])
 
-    def host(self, seconds):
-        self.events.append(["host", seconds])
+    def host(self, seconds, kind="data", workers=0):
+        self.events.append(["host", seconds, kind, workers])
 
     def step(self):
         self.events.append(["step"])
