@@ -36,7 +36,7 @@ from hotloop.simulate.families import kind_of
 from hotloop.simulate.fit import Fitted, Sample, fit_cache, fit_nearby
 from hotloop.simulate.observe import observe
 from hotloop.simulate.products import Product
-from hotloop.simulate.table import Host, Link, Table, default_table
+from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_table
 from hotloop.simulate.work import Part, Tf32, parts_of, switches
 from hotloop.text import plural
 
@@ -149,7 +149,7 @@ def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def measure_host(device: torch.device) -> Host:
+def measure_host(device: torch.device) -> HostCost:
     """Seconds of the host for each operation, from small ones that no device is slow at."""
     x = torch.randn(8, 16, device=device)
     layers = nn.Sequential(
@@ -171,7 +171,7 @@ def measure_host(device: torch.device) -> Host:
     tensor = max((many[0] - few[0]) / max(many[2] - few[2], 1), 0.0)
     optimizer = max((few[0] - few[2] * tensor) / max(few[1], 1), other / 2)
     wait = _host(partial(torch.Tensor.item, x.sum()), device)
-    return Host(
+    return HostCost(
         forward=per_forward,
         backward=per_backward,
         optimizer=optimizer,
@@ -230,7 +230,9 @@ def key_of(sample: Sample) -> list[str]:
     return [*own, f"{part.family}{tail}", part.family]
 
 
-def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: float, least: int = 6) -> Table:
+def build(
+    samples: list[Sample], on: Card, *, link: Link, host: HostCost, floor: float, least: int = 6
+) -> ArchitectureTable:
     """The table that the samples make; a curve with too few of them is left to the default."""
     memory = [sample for sample in samples if sample.part.family in ("pointwise", "copy")]
     cache = fit_cache(memory, on, floor=floor)
@@ -249,7 +251,9 @@ def build(samples: list[Sample], on: Card, *, link: Link, host: Host, floor: flo
                 nearby[key] = found.to_json()
             print(f"{key}: {curve.samples} samples, {_told(group, left)}, spread {curve.spread:.1%}", flush=True)
     date = datetime.now(UTC).date().isoformat()
-    return Table(on.architecture, on.key, torch.__version__, date, floor, cache, 0.05, curves, nearby, link, host)
+    return ArchitectureTable(
+        on.architecture, on.key, torch.__version__, date, floor, cache, 0.05, curves, nearby, link, host
+    )
 
 
 def _kin(samples: list[Sample]) -> Iterator[Sample]:
@@ -310,7 +314,7 @@ def write_table(raw: dict[str, Any], path: Path | None) -> None:
     on = card(raw["card"])
     known = {case.label: case for case in cases(META, quick=False)}
     samples = [Sample(part_anew(row, known.get(row["label"]), on), row["seconds"]) for row in raw["samples"]]
-    link, host = Link.from_json(raw["link"]), Host.from_json(raw["host"])
+    link, host = Link.from_json(raw["link"]), HostCost.from_json(raw["host"])
     table = replace(build(samples, on, link=link, host=host, floor=raw["floor"]), torch=raw["torch"], date=raw["date"])
     path = path or TABLES / f"time-{on.architecture}.json"
     write_json(path, table.to_json())

@@ -63,7 +63,7 @@ def live(epochs: int, folder: Path | None, pipe: int) -> None:
     loop.step = step  # type: ignore[method-assign]
     saving: dict[str, Any] = {} if folder is None else {"save": folder, "every": "2 steps", "resume": True}
     report = loop.fit(loader, epochs=epochs, progress=False, **saving)
-    tensors, state = pack(loop.state())
+    tensors, state = pack(loop.state_dict())
     told = hashlib.sha256(json.dumps(state).encode())
     for name, tensor in sorted(tensors.items()):
         told.update(name.encode() + tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

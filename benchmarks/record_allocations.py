@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.models import GPT, GPTSize
 from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.simulate.replay import ACTIONS, Event, Replayed, Trace, read_trace, replay, write_trace
+from hotloop.simulate.replay import ACTIONS, Replayed, Trace, TraceEntry, read_trace, replay, write_trace
 from hotloop.text import count, size
 
 TOGETHER = 4  # processes at once: most of their time is starting
@@ -216,7 +216,7 @@ def record(name: str, steps: int) -> Trace:
     peak = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     rows = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     events = tuple(
-        Event(row["action"], int(row.get("addr", 0)), int(row["size"]), int(row["stream"]))
+        TraceEntry(row["action"], int(row.get("addr", 0)), int(row["size"]), int(row["stream"]))
         for row in rows
         if row["action"] in ACTIONS
     )

@@ -22,7 +22,9 @@ from .warm import Warm
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
 NUMBERS = count()
-settings.register_profile("any machine", parent=settings(), deadline=None)  # one may be slow or busy
+# A machine may be slow or busy, so nothing has a deadline. The same examples each time, so that a test fails for what
+# was changed; HOTLOOP_TEST_RANDOM=1 looks for new ones.
+settings.register_profile("any machine", deadline=None, derandomize=not os.environ.get("HOTLOOP_TEST_RANDOM"))
 settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hotloop.attributes import LOST, Mark, Parts, Restoring, devices_of, moved, parts_of
+from hotloop.attributes import LOST, FlattenedValue, Restoring, ValueSnapshot, devices_of, moved, parts_of
 from hotloop.checkpoint.tree import pack, unpack
 
 WORDS = st.one_of(
@@ -39,7 +39,7 @@ VALUES = st.recursive(
 )
 
 
-def parts(value: Any) -> Parts:
+def parts(value: Any) -> FlattenedValue:
     found = parts_of(value)
     assert found is not None
     return found
@@ -68,7 +68,7 @@ def test_a_plain_value_is_the_same_after_it_was_taken_apart_saved_and_read(value
 
 @given(VALUES, VALUES)
 def test_a_mark_fits_its_value_and_no_other(value: Any, other: Any) -> None:
-    mark = Mark(parts(value))
+    mark = ValueSnapshot(parts(value))
     assert mark.fits(parts(value))
     if shown(value) != shown(other):
         assert not mark.fits(parts(other))
@@ -106,7 +106,7 @@ CHANGES: dict[str, Any] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_in_place_is_seen(name: str) -> None:
     value, change = CHANGES[name]
-    mark = Mark(parts(value))
+    mark = ValueSnapshot(parts(value))
     change(value)
     assert not mark.fits(parts(value))
 

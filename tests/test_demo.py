@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hotloop.demo import Settings, run_demo
+from hotloop.demo import DemoSettings, run_demo
 from hotloop.errors import BadArgument, OutputError
 from hotloop.sprites.making import CLASSES
-from hotloop.sprites.store import Trained
+from hotloop.sprites.store import TrainedNetwork
 
 FILES = {
     "report.html",
@@ -49,6 +49,7 @@ def test_everything_is_in_the_folder(first) -> None:
     page = (outcome.folder / "report.html").read_text(encoding="utf-8")
     for part in ("sorting sprites", "drawing sprites", "What it draws", "confuses", "You asked for cpu"):
         assert part in page
+    assert "hotloop demo --device cpu --seed 3 --effort 0.05" in page, "what does this run again"
     data = json.loads((outcome.folder / "report.json").read_text())
     assert data["classifier"]["steps"] > 0
     assert data["drawer"]["steps"] > 0
@@ -76,14 +77,14 @@ def test_it_learned_something_even_so(first) -> None:
 
 def test_the_networks_can_be_used_afterwards(first) -> None:
     outcome, _ = first
-    drawer = Trained.load(outcome.folder / "drawer.safetensors", "drawer")
+    drawer = TrainedNetwork.load(outcome.folder / "drawer.safetensors", "drawer")
     assert drawer.classes == outcome.settings.classes
-    assert Trained.load(outcome.folder / "classifier.safetensors", "classifier").classes == drawer.classes
+    assert TrainedNetwork.load(outcome.folder / "classifier.safetensors", "classifier").classes == drawer.classes
 
 
 def test_a_gpu_takes_all_classes_and_more_sprites() -> None:
-    on_gpu = Settings.of(torch.device("cuda"), seed=0, effort=1.0)
-    on_cpu = Settings.of(torch.device("cpu"), seed=0, effort=1.0)
+    on_gpu = DemoSettings.of(torch.device("cuda"), seed=0, effort=1.0)
+    on_cpu = DemoSettings.of(torch.device("cpu"), seed=0, effort=1.0)
     assert on_gpu.classes == CLASSES
     assert set(on_cpu.classes) < set(CLASSES)
     assert on_gpu.sprites > 10 * on_cpu.sprites

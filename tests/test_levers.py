@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from hotloop.levers import LEVERS, Cost, Lever, Scene, levers_of, products_in_fp32, repeated_blocks
+from hotloop.levers import LEVERS, Cost, Lever, LeverTarget, levers_of, products_in_fp32, repeated_blocks
 from hotloop.plan import Plan, Tier
 
 NAMED: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
@@ -30,13 +30,13 @@ def _block() -> nn.Module:
     return nn.TransformerEncoderLayer(4, 2, 8)
 
 
-def scene(device: str = "cpu", model: nn.Module | None = None, optimizer: Any = Adam, **options: Any) -> Scene:
+def scene(device: str = "cpu", model: nn.Module | None = None, optimizer: Any = Adam, **options: Any) -> LeverTarget:
     """A scene; that of a GPU can be set where there is none, as long as nobody asks the GPU."""
     model = model or Net()
-    return Scene(torch.device(device), model, [optimizer(model.parameters())], **options)
+    return LeverTarget(torch.device(device), model, [optimizer(model.parameters())], **options)
 
 
-def why_not(name: str, where: Scene, **settings: Any) -> str | None:
+def why_not(name: str, where: LeverTarget, **settings: Any) -> str | None:
     return NAMED[name].why_not(where, Plan(str(where.device), **settings))
 
 
@@ -122,7 +122,7 @@ ON_CPU: dict[str, str | None] = {
     "flipped": None,
     "fused": None,
     "compile": None,
-    "several steps": "not recorded",
+    "several steps": "not captured",
     "max-autotune": NEEDS_CUDA,
     "checkpointing": "costs time",
 }
@@ -253,7 +253,7 @@ def test_optimizers_that_can_be_fused_and_recorded(optimizer: Any) -> None:
 
 def test_one_optimizer_that_cannot_spoils_it_for_all() -> None:
     model = Net()
-    both = Scene(torch.device("cuda"), model, [Adam(model.conv.parameters()), Own(model.blocks.parameters())])
+    both = LeverTarget(torch.device("cuda"), model, [Adam(model.conv.parameters()), Own(model.blocks.parameters())])
     assert "Own" in str(NAMED["fused"].why_not(both, CUDA))
     assert "Own" in str(NAMED["graph"].why_not(both, CUDA))
 
@@ -298,7 +298,7 @@ def test_hooks_of_an_optimizer_would_be_left_out(hook: str) -> None:
 
 
 def test_several_steps_need_a_recording_and_data_that_is_there() -> None:
-    assert "not recorded" in str(why_not("several steps", scene("cuda"), stream="resident"))
+    assert "not captured" in str(why_not("several steps", scene("cuda"), stream="resident"))
     assert "does not live on the device" in str(why_not("several steps", scene("cuda"), graph=1))
     assert why_not("several steps", scene("cuda"), graph=1, stream="resident") is None
 

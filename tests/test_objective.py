@@ -62,6 +62,8 @@ def test_predict_takes_several_inputs() -> None:
     assert (output.item(), target.item()) == (2, 0)
     with pytest.raises(BadArgument, match="objective="):
         predict(MODEL, torch.ones(2))
+    with pytest.raises(BadArgument, match="a batch that is an int is not"):
+        predict(MODEL, 64)
 
 
 def test_items() -> None:

@@ -1,7 +1,9 @@
 """The package as a whole: nothing happens at import, and the public names are there."""
 
+import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -87,3 +89,13 @@ def test_every_public_name_is_there(name: str) -> None:
 def test_a_name_that_does_not_exist_lists_those_that_do() -> None:
     with pytest.raises(AttributeError, match="golden_rule"):
         hotloop.golden_rulle  # noqa: B018
+
+
+def test_no_two_classes_have_one_name() -> None:
+    source = Path(hotloop.__file__).parent
+    files = defaultdict(list)
+    for file in sorted(source.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                files[node.name].append(str(file.relative_to(source)))
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}

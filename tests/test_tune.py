@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from hotloop.levers import LEVERS, Lever, Scene, levers_of
+from hotloop.levers import LEVERS, Lever, LeverTarget, levers_of
 from hotloop.plan import Plan, Trial
-from hotloop.tune import Comparison, Drift, Refused, Search
+from hotloop.tune import Drift, PlanComparison, Refused, Search
 
 PLAIN = Plan("cpu")
 ROUNDS = 5
@@ -48,7 +48,7 @@ class World:
         extra = [gain for names, gain in self.together.items() if names <= pulled]
         return self.plain / math.prod([*(self.gains.get(name, 1.0) for name in pulled), *extra])
 
-    def compare(self, plan: Plan, other: Plan) -> Comparison:
+    def compare(self, plan: Plan, other: Plan) -> PlanComparison:
         name = next(name for name, lever in FREE.items() if lever.pull(plan) == other)
         self.asked.append(name)
         cost = self.costs.get(name, 0.0)
@@ -56,7 +56,7 @@ class World:
         if name in self.refusals:
             raise Refused(self.refusals[name])
         after = tuple(self.seconds(other) * self.wobble(number) for number in range(ROUNDS))
-        return Comparison((self.seconds(plan),) * ROUNDS, after, cost, self.drifts.get(name))
+        return PlanComparison((self.seconds(plan),) * ROUNDS, after, cost, self.drifts.get(name))
 
     def compile_estimate(self, lever: Lever) -> float:
         return self.estimate
@@ -64,7 +64,7 @@ class World:
 
 def search(world: World, *, steps: int | None = 1_000_000, budget: float = 100.0, **options: Any) -> Search:
     model = nn.Linear(1, 1)
-    scene = Scene(torch.device("cpu"), model, [torch.optim.SGD(model.parameters())])
+    scene = LeverTarget(torch.device("cpu"), model, [torch.optim.SGD(model.parameters())])
     return Search(world, scene, PLAIN, steps, budget, step=world.plain, **options)
 
 
@@ -127,10 +127,10 @@ def test_a_gain_must_show_in_all_rounds_but_one(slow_rounds: int, verdict: str) 
 @given(st.lists(st.floats(0.01, 10), min_size=1, max_size=9), st.floats(0.2, 5))
 def test_a_comparison(after: list[float], gain: float) -> None:
     """The gain is that of the median round, and does not depend on their order or on the unit of time."""
-    one = Comparison(tuple(seconds * gain for seconds in after), tuple(after), 0.0)
+    one = PlanComparison(tuple(seconds * gain for seconds in after), tuple(after), 0.0)
     assert one.gain == pytest.approx(gain)
     assert one.ratios == sorted(one.ratios)
-    turned = Comparison(one.before[::-1], one.after[::-1], 0.0)
+    turned = PlanComparison(one.before[::-1], one.after[::-1], 0.0)
     assert (turned.gain, turned.is_above_noise()) == (one.gain, one.is_above_noise())
     if gain > 1.02 or gain < 1:
         assert one.is_above_noise() == (gain > 1)

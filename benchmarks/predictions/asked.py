@@ -8,12 +8,12 @@ from typing import Any
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.events import Operation
-from hotloop.simulate.memory import Held, Memory
+from hotloop.simulate.memory import Held, MemoryListener
 from hotloop.simulate.need import Need
 from hotloop.simulate.workspaces import CONVOLUTION, Asked, asked, measured_as, with_settings
 
 
-class Asking(Memory):
+class Asking(MemoryListener):
     """The memory of a card, and what was asked of it."""
 
     def __init__(self, card: Card) -> None:

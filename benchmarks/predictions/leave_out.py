@@ -28,7 +28,7 @@ from hotloop.simulate.cards import Card, card
 from hotloop.simulate.constants import TABLES, constants_for, measured_operations
 from hotloop.simulate.convolutions import Case
 from hotloop.simulate.need import Need
-from hotloop.simulate.record import Interval, Peak
+from hotloop.simulate.record import Peak, PeakInterval
 from hotloop.simulate.running import Simulator
 from hotloop.simulate.uncertainty import Spread, verdict
 from hotloop.simulate.workspaces import Asked, planned
@@ -49,7 +49,7 @@ class Held:
 
     key: str
     predicted: Peak
-    interval: Interval
+    interval: PeakInterval
     measured: Found
     verdicts: tuple[tuple[bool | None, bool], ...]  # what is said of each cap, and what is true
 
@@ -99,7 +99,7 @@ def _held(key: str, told: Found, before: Found, measurements: Found, beyond: flo
     return Held(key, predicted, interval, measured, (*said,))
 
 
-def _said(simulated: bool | None, interval: Interval, predicted: int, cap: int, margin: float) -> bool | None:
+def _said(simulated: bool | None, interval: PeakInterval, predicted: int, cap: int, margin: float) -> bool | None:
     """The verdict: what the simulated allocator said under the cap, as far as the interval lets it stand."""
     if simulated:
         return verdict(interval, cap, margin)
@@ -192,7 +192,7 @@ def simulate(path: Path) -> None:
     write_json(OPERATIONS, {"source": "the trainings of benchmarks/predictions", "operations": operations_of(told)})
 
 
-def asked_by(simulator: Simulator, case: Training, batch: int) -> tuple[Found, Interval]:
+def asked_by(simulator: Simulator, case: Training, batch: int) -> tuple[Found, PeakInterval]:
     """What a training asks of the tables, and the interval of its peak."""
     arguments = ["--batch", str(batch), "--steps", str(STEPS)]
     found = simulator.run(case.script, arguments, _card(), steps=STEPS, time_limit=600, listeners=("asked:Asking",))

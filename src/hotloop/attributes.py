@@ -30,7 +30,7 @@ _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _NUMBERS = "biufcSUmM"  # kinds of NumPy values that are only bytes
 
 
-class Parts:
+class FlattenedValue:
     """A plain value, taken apart: its form with numbers for its tensors and arrays, and these."""
 
     def __init__(self, form: Any, leaves: list[Any]) -> None:
@@ -42,22 +42,22 @@ class Parts:
         return _built(self.form, self.leaves)
 
 
-def parts_of(value: object, room: int = ROOM) -> Parts | None:
+def parts_of(value: object, room: int = ROOM) -> FlattenedValue | None:
     """A plain value taken apart; None for any other, and for one with too many entries or more than `room` bytes.
 
     >>> parts_of([1, (2.5, "a")]) is not None, parts_of([1, object()]) is not None
     (True, False)
     """
     if type(value) in _WORDS:
-        return Parts(value, [])  # most attributes
-    walk = _Walk()
+        return FlattenedValue(value, [])  # most attributes
+    walk = _Flattener()
     try:
         form = walk.form(value, 0)
     except _NotPlain:
         return None
     if sum(leaf.nbytes for leaf in walk.leaves) > room and not (isinstance(value, Tensor) and room == ROOM):
         return None
-    return Parts(form, walk.leaves)
+    return FlattenedValue(form, walk.leaves)
 
 
 class _NotPlain(Exception):
@@ -72,7 +72,7 @@ class _Leaf:
         return f"leaf {self.number}"
 
 
-class _Walk:
+class _Flattener:
     def __init__(self) -> None:
         self.leaves: list[Any] = []
         self._entries = 0
@@ -121,13 +121,13 @@ def is_plain_tensor(value: object) -> bool:
     )
 
 
-class Mark:
+class ValueSnapshot:
     """A plain value as it was, for a comparison that does not look at what is on a device."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: FlattenedValue) -> None:
         self._form = parts.form
         self._text = _text(parts.form)
-        self._leaves = [_LeafMark(leaf) for leaf in parts.leaves]
+        self._leaves = [_LeafSnapshot(leaf) for leaf in parts.leaves]
 
     @property
     def value(self) -> Any:
@@ -135,7 +135,7 @@ class Mark:
         leaves = [mark.value for mark in self._leaves]
         return LOST if any(leaf is LOST for leaf in leaves) else _built(self._form, leaves)
 
-    def fits(self, parts: Parts) -> bool:
+    def fits(self, parts: FlattenedValue) -> bool:
         """Whether this is the same value still."""
         return (
             len(parts.leaves) == len(self._leaves)
@@ -144,7 +144,7 @@ class Mark:
         )
 
 
-class _LeafMark:
+class _LeafSnapshot:
     """A tensor or an array."""
 
     def __init__(self, leaf: Any) -> None:

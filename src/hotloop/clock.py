@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from hotloop.device import as_device, refusal
 from hotloop.errors import BadArgument
 from hotloop.records import Timing
+from hotloop.text import an
 
 
 def measure(
@@ -25,7 +27,16 @@ def measure(
     """
     if repeats < 1 or warmup < 0:
         raise BadArgument(f"repeats={repeats}, warmup={warmup}", fix="repeats must be at least 1, warmup at least 0")
-    target = torch.device(device)
+    if not callable(call):
+        raise BadArgument(
+            f"measure was given {an(type(call).__name__)}, which cannot be called",
+            fix="give the work itself, not its result: measure(lambda: model(x))",
+        )
+    target = as_device(device)
+    try:
+        synchronize(target)
+    except (AssertionError, RuntimeError) as error:
+        raise refusal(target, error) or error from error
     for _ in range(warmup):
         call()
     calls = max(1, round(1e-3 / max(_seconds(call, 1, target), 1e-7)))

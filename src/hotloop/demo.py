@@ -21,10 +21,10 @@ from hotloop.report.plots import DARK, LIGHT, confusion, loss_curve
 from hotloop.report.runs import DATA, PAGE, Run, figures_of
 from hotloop.report.words import Fact
 from hotloop.sprites.dataset import SpriteSet
-from hotloop.sprites.judging import Verdict, confusions, drawn_by, judge
+from hotloop.sprites.judging import DrawerScores, confusions, drawn_by, judge
 from hotloop.sprites.making import CLASSES, make
 from hotloop.sprites.pictures import INK, sheet_of
-from hotloop.sprites.store import Trained
+from hotloop.sprites.store import TrainedNetwork
 from hotloop.sprites.training import Recipe, learn_to_draw, learn_to_sort, recipe_for, sprites_for
 from hotloop.text import count, duration, plural
 
@@ -35,7 +35,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     """What the demo does on a device; `effort` scales how long it trains."""
 
     classes: tuple[str, ...]
@@ -43,12 +43,13 @@ class Settings:
     sort: Recipe
     draw: Recipe
     seed: int
+    effort: float
     shown: int  # sprites of each class in a sheet
     judged: int
     temperature: float  # of the drawing: a network that has learned little draws better when it dares less
 
     @classmethod
-    def of(cls, device: torch.device, seed: int, effort: float) -> "Settings":
+    def of(cls, device: torch.device, seed: int, effort: float) -> "DemoSettings":
         if not 0 <= seed < 2**62:
             raise BadArgument(f"seed {seed}", fix="give --seed a whole number from 0 to 2**62 - 1")
         if not 0 < effort <= 100:
@@ -64,6 +65,7 @@ class Settings:
             sort=replace(sort, seed=seed),
             draw=replace(draw, seed=seed),
             seed=seed,
+            effort=effort,
             shown=12 if effort >= 0.2 else 4,
             judged=64 if on_cpu else 2048,
             temperature=0.5 if on_cpu else 0.8,
@@ -71,16 +73,16 @@ class Settings:
 
 
 @dataclass
-class Outcome:
+class DemoResult:
     """What a demo has to show; what Ctrl-C kept from being done is None."""
 
-    settings: Settings
+    settings: DemoSettings
     choice: Choice
     folder: Path = Path()
     sorting: Report | None = None
     accuracy: float | None = None
     drawing: Report | None = None
-    verdict: Verdict | None = None
+    verdict: DrawerScores | None = None
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -110,23 +112,23 @@ def run_demo(
     effort: float = 1.0,
     progress: bool | None = None,
     tell: Tell = lambda words: None,
-) -> Outcome:
+) -> DemoResult:
     """Make sprites, train both networks, judge them, and write a folder with a page, pictures and the networks.
 
     `tell` hears what begins. Ctrl-C ends the training that is running; the folder then holds what was done up to there.
     """
     choice = pick(device)
-    settings = Settings.of(choice.device, seed, effort)
+    settings = DemoSettings.of(choice.device, seed, effort)
     tell(f"{choice.device} in {choice.precision}: {choice.reason}")
     with new_run(out) as folder:
-        outcome = Outcome(settings, choice, folder.path)
+        outcome = DemoResult(settings, choice, folder.path)
         _Demo(outcome, folder, progress, tell).run()
     return outcome
 
 
 @dataclass
 class _Demo:
-    outcome: Outcome
+    outcome: DemoResult
     folder: RunFolder
     progress: bool | None
     tell: Tell
@@ -157,7 +159,7 @@ class _Demo:
         words = "rows: what it is; columns: what it was taken for"
         self._write(Picture(light, words, "the confusions as a matrix", dark=dark))
 
-    def _judge(self, drawer: Trained, sorter: Trained, sprites: SpriteSet) -> None:
+    def _judge(self, drawer: TrainedNetwork, sorter: TrainedNetwork, sprites: SpriteSet) -> None:
         settings, where = self.outcome.settings, self.outcome.choice.device
         self.tell("Drawing, and judging what was drawn")
         kinds = len(settings.classes)
@@ -200,7 +202,7 @@ class _Demo:
         self.folder.write_json(DATA, run_of(outcome).with_data(outcome.to_json()))
 
 
-def run_of(outcome: Outcome) -> Run:
+def run_of(outcome: DemoResult) -> Run:
     """The entry of a demo among the runs."""
     figures = {"sorted right, accuracy": outcome.accuracy}
     if outcome.verdict:
@@ -214,7 +216,7 @@ def run_of(outcome: Outcome) -> Run:
     return Run("demo", "sprites, sorted and drawn", begun.started if begun else "", device, known)
 
 
-def headlines(outcome: Outcome) -> list[Fact]:
+def headlines(outcome: DemoResult) -> list[Fact]:
     """The numbers that a person looks for first."""
     facts = []
     if outcome.verdict:
@@ -230,9 +232,13 @@ def headlines(outcome: Outcome) -> list[Fact]:
     return facts
 
 
-def command(outcome: Outcome) -> str:
+def command(outcome: DemoResult) -> str:
     """The command that does this run again."""
-    return shlex.join(["hotloop", "demo", "--device", str(outcome.choice.device), "--seed", str(outcome.settings.seed)])
+    settings = outcome.settings
+    effort = [] if settings.effort == 1 else ["--effort", f"{settings.effort:g}"]
+    return shlex.join(
+        ["hotloop", "demo", "--device", str(outcome.choice.device), "--seed", str(settings.seed), *effort]
+    )
 
 
 def _png(rgba: Tensor) -> bytes:

@@ -53,7 +53,7 @@ _OF_OPTIMIZERS = frozenset(
 Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
 
 
-class Look:
+class ReachableState:
     """What was seen: every number, word, tensor and rng state, by the path on which it was reached."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Look:
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
         self.complete = True  # whether everything was looked at
 
-    def changes(self, later: "Look", *, tensors: bool = True) -> list[str]:
+    def changes(self, later: "ReachableState", *, tensors: bool = True) -> list[str]:
         """Names of what differs in a later look; without `tensors`, the values of tensors may differ."""
         mine, theirs = (_comparable(each.values, tensors) for each in (self, later))
         differ = [path for path in mine.keys() | theirs.keys() if mine.get(path, _GONE) != theirs.get(path, _GONE)]
@@ -86,7 +86,7 @@ class Look:
 
 def look(
     roots: Mapping[str, object], skip: Skip | None = None, known: Iterable[object] = (), *, hold: bool = False
-) -> Look:
+) -> ReachableState:
     """Look at everything that is reachable from `roots`, by their names, but for what is `known`.
 
     `hold`: the look has the tensors that it saw, and keeps them alive.
@@ -180,7 +180,7 @@ def _comparable(values: dict[str, Hashable], tensors: bool) -> dict[str, Hashabl
 
 class _Walk:
     def __init__(self, skip: Skip) -> None:
-        self.seen = Look()
+        self.seen = ReachableState()
         self._skip = skip
         self._visited: dict[int, object] = {}  # held, so that no other takes the place
         self._later: deque[tuple[object, str, int]] = deque()

@@ -22,7 +22,7 @@ from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Split
-from hotloop.reductions import Classes, Reduction, Watch, eager
+from hotloop.reductions import Classes, Reduction, ReductionMode, eager
 from hotloop.text import an
 from hotloop.weighing import Probe, Weighing, check_cut, watched
 
@@ -139,7 +139,7 @@ def _read(
         losses = uniform(watched(objective, model, batch, counted), batch)
         count = items if counted.count is None else counted.count
         return losses, {name: replace(each, count=count) for name, each in known.items()}
-    watch = Watch(items, guards=True)
+    watch = ReductionMode(items, guards=True)
     try:
         with eager():
             losses = uniform(watched(objective, model, batch, watch), batch)
@@ -215,7 +215,7 @@ class _Tally:
         for name, function in self._means.items():
             self._add(name, torch.as_tensor(function(output, target), device=self._zero.device), items)
         if self._compare is not None:
-            watch = Watch(items, guards=True)
+            watch = ReductionMode(items, guards=True)
             with watch:
                 value = self._compare(output, target)
             self._add_loss("loss", value, items, watch.of(value))

@@ -17,7 +17,7 @@ _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
 @dataclass(frozen=True)
-class Scene:
+class LeverTarget:
     """What levers are pulled on."""
 
     device: torch.device
@@ -43,14 +43,14 @@ class Lever:
     cost: Cost
     undo: str
     pull: Callable[[Plan], Plan]
-    obstacle: Callable[[Scene, Plan], str | None]  # why it cannot be pulled here
+    obstacle: Callable[[LeverTarget, Plan], str | None]  # why it cannot be pulled here
 
     @property
     def page(self) -> str:
         """Its page in the documentation."""
         return f"levers/{self.name.replace(' ', '-')}.md"
 
-    def why_not(self, scene: Scene, plan: Plan) -> str | None:
+    def why_not(self, scene: LeverTarget, plan: Plan) -> str | None:
         """Why it cannot be pulled on this scene; None where it can."""
         if self.pull(plan) == plan:
             return "it is pulled already"
@@ -82,31 +82,31 @@ def products_in_fp32() -> str:
         return "mixed"
 
 
-def _cuda(scene: Scene, plan: Plan) -> str | None:
+def _cuda(scene: LeverTarget, plan: Plan) -> str | None:
     return None if scene.on_cuda else f"it needs a CUDA device, and this is {scene.device.type}"
 
 
-def _has_convolutions(scene: Scene) -> bool:
+def _has_convolutions(scene: LeverTarget) -> bool:
     return any(isinstance(module, _CONVOLUTIONS) for module in scene.model.modules())
 
 
-def _resident(scene: Scene, plan: Plan) -> str | None:
+def _resident(scene: LeverTarget, plan: Plan) -> str | None:
     return scene.why_not_resident
 
 
-def _prefetch(scene: Scene, plan: Plan) -> str | None:
+def _prefetch(scene: LeverTarget, plan: Plan) -> str | None:
     if plan.stream == "resident":
         return "the data lives on the device"
     return _cuda(scene, plan)
 
 
-def _pinned(scene: Scene, plan: Plan) -> str | None:
+def _pinned(scene: LeverTarget, plan: Plan) -> str | None:
     if scene.loader_pins:
         return "the loader pins its batches already"
     return _prefetch(scene, plan)
 
 
-def _fused(scene: Scene, plan: Plan) -> str | None:
+def _fused(scene: LeverTarget, plan: Plan) -> str | None:
     for optimizer in scene.optimizers:
         if all(group.get("fused") for group in optimizer.param_groups):
             return f"{type(optimizer).__name__} is fused already"
@@ -130,7 +130,7 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
     return None
 
 
-def _tf32(scene: Scene, plan: Plan) -> str | None:
+def _tf32(scene: LeverTarget, plan: Plan) -> str | None:
     if why := _cuda(scene, plan):
         return why
     if scene.pinned_precision:
@@ -142,7 +142,7 @@ def _tf32(scene: Scene, plan: Plan) -> str | None:
     return None if plan.precision == "fp32" else f"the matrix products are in {plan.precision}"
 
 
-def _bf16(scene: Scene, plan: Plan) -> str | None:
+def _bf16(scene: LeverTarget, plan: Plan) -> str | None:
     if scene.pinned_precision:
         return f"precision={plan.precision!r} was asked for"
     if scene.on_cuda:
@@ -153,7 +153,7 @@ def _bf16(scene: Scene, plan: Plan) -> str | None:
     return f"it is not tried on {scene.device.type}"
 
 
-def _fp16(scene: Scene, plan: Plan) -> str | None:
+def _fp16(scene: LeverTarget, plan: Plan) -> str | None:
     if scene.pinned_precision:
         return f"precision={plan.precision!r} was asked for"
     if why := _cuda(scene, plan):
@@ -163,7 +163,7 @@ def _fp16(scene: Scene, plan: Plan) -> str | None:
     return None if torch.cuda.get_device_capability(scene.device) >= (7, 0) else "the GPU has no fast fp16 arithmetic"
 
 
-def _channels_last(scene: Scene, plan: Plan) -> str | None:
+def _channels_last(scene: LeverTarget, plan: Plan) -> str | None:
     if not _has_convolutions(scene):
         return "the model has no two-dimensional convolution"
     weights = [p for m in scene.model.modules() if isinstance(m, _CONVOLUTIONS) for p in m.parameters() if p.dim() == 4]
@@ -185,7 +185,7 @@ def can_be_flipped(layer: nn.Module) -> bool:
     )
 
 
-def _flipped(scene: Scene, plan: Plan) -> str | None:
+def _flipped(scene: LeverTarget, plan: Plan) -> str | None:
     if scene.device.type != "cpu":
         return f"it is for CPUs, and this is {scene.device.type}"
     if plan.precision != "fp32":
@@ -196,7 +196,7 @@ def _flipped(scene: Scene, plan: Plan) -> str | None:
     return None if able else "the model has no two-dimensional convolution of stride 1"
 
 
-def _cudnn(scene: Scene, plan: Plan) -> str | None:
+def _cudnn(scene: LeverTarget, plan: Plan) -> str | None:
     if why := _cuda(scene, plan):
         return why
     if torch.backends.cudnn.benchmark:
@@ -204,19 +204,19 @@ def _cudnn(scene: Scene, plan: Plan) -> str | None:
     return None if _has_convolutions(scene) else "the model has no two-dimensional convolution"
 
 
-def _compile(scene: Scene, plan: Plan) -> str | None:
+def _compile(scene: LeverTarget, plan: Plan) -> str | None:
     if scene.device.type not in ("cuda", "cpu"):
         return f"it is not tried on {scene.device.type}"
     return _hooks(scene, "a compiled step may leave out")
 
 
-def _autotune(scene: Scene, plan: Plan) -> str | None:
+def _autotune(scene: LeverTarget, plan: Plan) -> str | None:
     if why := _cuda(scene, plan):
         return why
     return None if plan.compile == "default" else "the plain compilation was not kept"
 
 
-def _graph(scene: Scene, plan: Plan) -> str | None:
+def _graph(scene: LeverTarget, plan: Plan) -> str | None:
     if why := _cuda(scene, plan):
         return why
     if plan.precision == "fp16":
@@ -232,7 +232,7 @@ def _graph(scene: Scene, plan: Plan) -> str | None:
     return _hooks(scene, "a recording would leave out")
 
 
-def _hooks(scene: Scene, what: str) -> str | None:
+def _hooks(scene: LeverTarget, what: str) -> str | None:
     hooked = [
         name or type(module).__name__
         for name, module in scene.model.named_modules()
@@ -242,19 +242,19 @@ def _hooks(scene: Scene, what: str) -> str | None:
     return f"{shorten(hooked, 3)} has hooks, which {what}" if hooked else None
 
 
-def _several(scene: Scene, plan: Plan) -> str | None:
+def _several(scene: LeverTarget, plan: Plan) -> str | None:
     if plan.graph < 1:
-        return "the step is not recorded"
+        return "the step is not captured"
     return None if plan.stream == "resident" else "the data does not live on the device"
 
 
-def _checkpointing(scene: Scene, plan: Plan) -> str | None:
+def _checkpointing(scene: LeverTarget, plan: Plan) -> str | None:
     if not repeated_blocks(scene.model):
         return "the model repeats no block whose activations could be computed again"
     return "it saves memory and costs time, and the step fits without it"
 
 
-def _never(scene: Scene, plan: Plan) -> str | None:
+def _never(scene: LeverTarget, plan: Plan) -> str | None:
     return None
 
 

@@ -187,7 +187,7 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         *inputs, target = batch
         return model(*inputs), target
     raise BadArgument(
-        f"a batch of type {_kind(batch)} is not (input, …, target), nor a dict with 'labels'",
+        f"a batch that is {_kind(batch)} is not (input, …, target), nor a dict with 'labels'",
         fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, predict= for metrics",
     )
 

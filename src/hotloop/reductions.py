@@ -116,7 +116,7 @@ def _smoothed(
     )
 
 
-class Watch(TorchFunctionMode):
+class ReductionMode(TorchFunctionMode):
     """Follows losses and the arithmetic after them; `of` tells how a number was made.
 
     `guards`: the mean of nothing, which is 0/0, is 0 inside, with a gradient of 0. Nothing waits for the device.
@@ -532,22 +532,26 @@ def _table(method: Callable[..., Any], names: str) -> dict[str, Callable[..., An
     return dict.fromkeys(names.split(), method)
 
 
-_FOLLOWED: dict[str, Callable[[Watch, Any, Any, Any], Any]] = {
-    **_table(Watch._class_loss, "cross_entropy nll_loss"),
-    **_table(Watch._sum, "sum"),
-    **_table(Watch._mean, "mean"),
-    **_table(Watch._dot, "dot vdot inner matmul __matmul__ __rmatmul__ mm"),
-    **_table(Watch._add, "add sub __add__ __radd__ __sub__ __rsub__ __iadd__ __isub__ add_ sub_ rsub subtract"),
-    **_table(Watch._multiply, "mul multiply __mul__ __rmul__ __imul__ mul_"),
-    **_table(Watch._divide, "div divide true_divide __truediv__ __rtruediv__ __rdiv__ __itruediv__ div_ __div__"),
-    **_table(Watch._guard, "clamp clamp_min clamp_ clamp_min_ clip maximum max"),
-    **_table(Watch._stack, "stack cat hstack"),
-    **_table(Watch._number, "tensor as_tensor full zeros ones new_zeros new_tensor zeros_like scalar_tensor"),
-    **_table(Watch._to_python, "item __int__ __float__ __index__"),
-    **_table(Watch._index, "__getitem__"),
-    **_table(Watch._shape_by_values, "nonzero masked_select unique unique_consecutive argwhere repeat_interleave"),
+_FOLLOWED: dict[str, Callable[[ReductionMode, Any, Any, Any], Any]] = {
+    **_table(ReductionMode._class_loss, "cross_entropy nll_loss"),
+    **_table(ReductionMode._sum, "sum"),
+    **_table(ReductionMode._mean, "mean"),
+    **_table(ReductionMode._dot, "dot vdot inner matmul __matmul__ __rmatmul__ mm"),
+    **_table(ReductionMode._add, "add sub __add__ __radd__ __sub__ __rsub__ __iadd__ __isub__ add_ sub_ rsub subtract"),
+    **_table(ReductionMode._multiply, "mul multiply __mul__ __rmul__ __imul__ mul_"),
     **_table(
-        Watch._same,
+        ReductionMode._divide, "div divide true_divide __truediv__ __rtruediv__ __rdiv__ __itruediv__ div_ __div__"
+    ),
+    **_table(ReductionMode._guard, "clamp clamp_min clamp_ clamp_min_ clip maximum max"),
+    **_table(ReductionMode._stack, "stack cat hstack"),
+    **_table(ReductionMode._number, "tensor as_tensor full zeros ones new_zeros new_tensor zeros_like scalar_tensor"),
+    **_table(ReductionMode._to_python, "item __int__ __float__ __index__"),
+    **_table(ReductionMode._index, "__getitem__"),
+    **_table(
+        ReductionMode._shape_by_values, "nonzero masked_select unique unique_consecutive argwhere repeat_interleave"
+    ),
+    **_table(
+        ReductionMode._same,
         "neg __neg__ negative clone contiguous view reshape squeeze unsqueeze flatten float double half bfloat16 to"
         " type type_as cuda cpu detach nan_to_num alias requires_grad_ expand long int bool",
     ),
@@ -556,7 +560,7 @@ _FOLLOWED: dict[str, Callable[[Watch, Any, Any, Any], Any]] = {
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """What the person has compiled runs as it was written: the compiler does not trace a `Watch`."""
+    """What the person has compiled runs as it was written: the compiler does not trace a `ReductionMode`."""
     if "torch._dynamo" not in sys.modules:
         yield
         return

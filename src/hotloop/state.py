@@ -17,7 +17,7 @@ class CannotCopy(Exception):
 
 
 @dataclass(frozen=True)
-class _Attributes:
+class _ModuleAttributes:
     """What a module holds besides its weights."""
 
     module: nn.Module
@@ -26,7 +26,7 @@ class _Attributes:
     names: frozenset[str]  # of everything
 
     @classmethod
-    def of(cls, module: nn.Module) -> "_Attributes":
+    def of(cls, module: nn.Module) -> "_ModuleAttributes":
         return cls(module, _own_values(module), dict(module._buffers), frozenset(vars(module)))
 
     def put(self) -> None:
@@ -58,7 +58,7 @@ class State:
     def __init__(
         self,
         held: list[_Held],
-        modules: list[_Attributes],
+        modules: list[_ModuleAttributes],
         optimizers: list[tuple[Optimizer, dict[Any, Any], list[dict[str, Any]]]],
     ) -> None:
         self._held = held
@@ -73,7 +73,7 @@ class State:
         owned |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
         return cls(
             [_Held(t, t.data, t.grad if t.is_leaf else None) for t in owned.values()],
-            [_Attributes.of(module) for module in inner],
+            [_ModuleAttributes.of(module) for module in inner],
             [(o, _shallow(o.state), [_settings(group) for group in o.param_groups]) for o in optimizers],
         )
 

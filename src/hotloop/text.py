@@ -1,6 +1,10 @@
 """Numbers and foreign strings as people read them."""
 
+import re
+import textwrap
 import unicodedata
+
+COMMAND = re.compile(r"`[^`]+`")
 
 
 def size(n: float | None) -> str:
@@ -98,3 +102,21 @@ def clipped(words: str, limit: int) -> str:
     """
     line = printable(" ".join(words.split()))
     return line if len(line) <= limit else f"{line[: limit - 1].rstrip()}…"
+
+
+def wrap(text: str, width: int, indent: str = "", *, hanging: str = "") -> list[str]:
+    """Lines of at most `width`, except where one command or address is longer; no-break spaces become plain ones.
+
+    >>> wrap("fix: run `unset CUDA_VISIBLE_DEVICES`", 24, hanging="  ")
+    ['fix: run', '  `unset CUDA_VISIBLE_DEVICES`']
+    """
+    held = COMMAND.sub(lambda match: match[0].replace(" ", "\xa0"), text)
+    lines = textwrap.wrap(
+        held,
+        max(width, 20),
+        initial_indent=indent,
+        subsequent_indent=indent + hanging,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\xa0", " ") for line in lines]

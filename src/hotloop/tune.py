@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hotloop.levers import LEVERS, Lever, Scene
+from hotloop.levers import LEVERS, Lever, LeverTarget
 from hotloop.plan import Plan, Trial
 from hotloop.text import duration
 
@@ -51,7 +51,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class PlanComparison:
     """Two plans, timed in turns on the same batches; seconds per step of each round."""
 
     before: tuple[float, ...]
@@ -76,7 +76,7 @@ class Comparison:
 class Contest(Protocol):
     """What the tuner is handed: it times plans on the person's own loop."""
 
-    def compare(self, plan: Plan, other: Plan) -> Comparison:
+    def compare(self, plan: Plan, other: Plan) -> PlanComparison:
         """Time two plans in turns. Raises `Refused` where the other cannot run."""
 
     def compile_estimate(self, lever: Lever) -> float:
@@ -88,7 +88,7 @@ class Search:
     """From the plain plan to the best one that was found."""
 
     contest: Contest
-    scene: Scene
+    scene: LeverTarget
     best: Plan
     steps: int | None  # still to run
     budget: float  # seconds for everything but compilations
@@ -156,7 +156,7 @@ class Search:
         self.trials = [t for t in self.trials if t.lever != trial.lever or not again]
         self.trials.append(trial)
 
-    def _judge(self, lever: Lever, result: Comparison) -> tuple[str, str]:
+    def _judge(self, lever: Lever, result: PlanComparison) -> tuple[str, str]:
         """Why a lever is kept or dropped, and a word for it."""
         excess = result.drift.excess() if result.drift and lever.tier == "B" else None
         if excess:

@@ -22,7 +22,7 @@ from hotloop.memory.rewind import Rewind
 from hotloop.objective import Losses, Objective, items_in, losses_of, predict, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Split
-from hotloop.reductions import Classes, Reduction, Watch, eager, total_of
+from hotloop.reductions import Classes, Reduction, ReductionMode, eager, total_of
 from hotloop.rng import Generator
 from hotloop.text import shorten
 
@@ -42,7 +42,7 @@ Seen = Literal["nothing", "classes", "everything"]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class MicroBatchWeight:
     """How the loss of a micro-batch is weighed, and what has to be watched for that."""
 
     kind: Literal["mean", "sum", "own"]
@@ -50,14 +50,14 @@ class Way:
     ratio: float = 1.0  # of the weight to the items, where shapes decide it
 
 
-ITEMS, SUM, OWN = Way("mean"), Way("sum"), Way("own")
+ITEMS, SUM, OWN = MicroBatchWeight("mean"), MicroBatchWeight("sum"), MicroBatchWeight("own")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What is known about batches of a shape."""
 
-    way: Way | None = None  # None: read it from each loss
+    way: MicroBatchWeight | None = None  # None: read it from each loss
     differs: str | None = None  # how the micro-batches differ from the whole batch, in words
 
 
@@ -67,7 +67,7 @@ class _Known:
 
     verdicts: dict[Any, Verdict] = field(default_factory=dict)
     cuts: int = 0
-    read: dict[Any, Way] = field(default_factory=dict)  # of shapes that were not compared
+    read: dict[Any, MicroBatchWeight] = field(default_factory=dict)  # of shapes that were not compared
     undecided: int = 0  # comparisons in a row in which all micro-batches had about the same loss
 
 
@@ -232,7 +232,7 @@ class Weighing:
     def _read(
         self, name: str, objective: Objective, model: nn.Module, batch: Any, items: int
     ) -> tuple[Losses, Reduction]:
-        watch = Watch(items, guards=True)
+        watch = ReductionMode(items, guards=True)
         try:
             with eager():
                 losses = uniform(watched(objective, model, batch, watch), batch, name)
@@ -243,17 +243,17 @@ class Weighing:
     def _learn(self, name: str, batch: Any, items: int, losses: Losses, reading: Reduction) -> None:
         """Know how a loss is made that could not be compared, so that less has to be watched the next time."""
         if losses.is_counted:
-            way: Way | None = OWN
+            way: MicroBatchWeight | None = OWN
         elif reading.kind == "sum":
             way = SUM
         elif reading.kind == "mean" and (reading.classes or not reading.by_values):
-            way = Way("mean", "classes" if reading.classes else "nothing", reading.size / max(items, 1))
+            way = MicroBatchWeight("mean", "classes" if reading.classes else "nothing", reading.size / max(items, 1))
         else:
             way = None
         if way is not None:
             self._known.setdefault(name, _Known()).read[_shape(batch)] = way
 
-    def _weigh(self, losses: Losses, reading: Reduction, way: Way | None) -> None:
+    def _weigh(self, losses: Losses, reading: Reduction, way: MicroBatchWeight | None) -> None:
         """Weigh a loss by what was read of it."""
         if reading.kind == "mean":
             losses.weight, losses.size = reading.count, reading.size
@@ -370,7 +370,7 @@ class _Loss:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class LossComparison:
     """The loss of a batch beside those of its micro-batches."""
 
     whole: _Loss
@@ -418,7 +418,7 @@ class Comparison:
     def _tolerance(self) -> float:
         return max(each.rounding for each in (self.whole, *self.parts))
 
-    def _read(self) -> list[tuple[str, Way, tuple[float, float]]]:
+    def _read(self) -> list[tuple[str, MicroBatchWeight, tuple[float, float]]]:
         """What the reading says, where it says the same of all micro-batches."""
         readings = [part.reading for part in self.parts]
         if all(reading.kind == "sum" for reading in readings):
@@ -429,9 +429,11 @@ class Comparison:
         ratio = readings[0].size / self.parts[0].items
         if not any(reading.by_values for reading in readings):
             alike = all(isclose(r.size / p.items, ratio) for r, p in zip(readings, self.parts, strict=True))
-            way = Way("mean", "nothing", ratio) if alike else Way("mean", "everything")
+            way = MicroBatchWeight("mean", "nothing", ratio) if alike else MicroBatchWeight("mean", "everything")
         else:
-            way = Way("mean", "classes" if all(reading.classes for reading in readings) else "everything", ratio)
+            way = MicroBatchWeight(
+                "mean", "classes" if all(reading.classes for reading in readings) else "everything", ratio
+            )
         return [("weighed by what they are means over", way, self._mean(counts))]
 
     def _mean(self, weights: list[float]) -> tuple[float, float]:
@@ -463,7 +465,7 @@ class Probe:
 
     def compared(
         self, batch: Any, items: int, size: int, split: Split, may_go_on: Callable[[], bool] = lambda: True
-    ) -> Comparison | None:
+    ) -> LossComparison | None:
         """The comparison; None where it does not fit, or where the whole batch has no finite loss.
 
         `may_go_on` is asked after the first call of the person's code, whose every trace should be gone then.
@@ -485,7 +487,7 @@ class Probe:
 
     def _compared(
         self, batch: Any, items: int, size: int, split: Split, context: Any, may_go_on: Callable[[], bool]
-    ) -> Comparison:
+    ) -> LossComparison:
         try:
             whole = self._loss(_fresh(batch), items, context, grad=False)
             if not may_go_on():
@@ -499,7 +501,7 @@ class Probe:
         if whole.is_counted or not isfinite(whole.value):
             if not whole.is_counted:
                 raise _Useless
-            return Comparison(whole, (whole,))
+            return LossComparison(whole, (whole,))
         parts: list[_Loss] = []
         given = _fresh(batch)
         try:
@@ -513,13 +515,13 @@ class Probe:
             if is_out_of_memory(error):
                 raise
             said = (str(error).strip().splitlines() or [""])[0]
-            return Comparison(whole, tuple(parts), f"{type(error).__name__}: {said}")
-        return Comparison(whole, tuple(parts))
+            return LossComparison(whole, tuple(parts), f"{type(error).__name__}: {said}")
+        return LossComparison(whole, tuple(parts))
 
     def _loss(self, batch: Any, items: int, context: Any, *, grad: bool) -> _Loss:
         rewind = Rewind(self.modules, self.device)
         rewind.note()
-        settled, watch = _Settled(), Watch(items, guards=True)
+        settled, watch = _Settled(), ReductionMode(items, guards=True)
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
             with warnings.catch_warnings(), torch.set_grad_enabled(grad), off, eager(), _in_eval(self.modules):

@@ -9,7 +9,7 @@ import torch
 
 from hotloop.bench.contestants import Started, contestants
 from hotloop.bench.running import Setup, race, run
-from hotloop.bench.workloads import Parts, workload
+from hotloop.bench.workloads import TrainingParts, workload
 from hotloop.errors import BadArgument
 from hotloop.records import Benchmark
 
@@ -26,7 +26,7 @@ class Paced:
     def __init__(self, name: str, *, memory: Iterator[bool] | None = None) -> None:
         self.name, self.memory = name, memory
 
-    def __call__(self, parts: Parts, device: torch.device) -> Started:
+    def __call__(self, parts: TrainingParts, device: torch.device) -> Started:
         self.turns.append(f"{self.name} starts")
         if self.memory is not None and not next(self.memory):
             raise torch.OutOfMemoryError("too large\nfor this GPU")
@@ -65,7 +65,7 @@ def test_a_short_repeat_is_lengthened_until_it_can_be_timed() -> None:
 
 
 def test_who_fails_is_named_with_the_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(parts: Parts, device: torch.device) -> Started:
+    def broken(parts: TrainingParts, device: torch.device) -> Started:
         raise ValueError("no wheels\nat all")
 
     monkeypatch.setitem(sys.modules, "accelerate", None)

@@ -126,7 +126,8 @@ def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
             if "Learning to sort" in line:
                 break
         begun = sum(psutil.Process(process.pid).cpu_times()[:2])
-        while sum(psutil.Process(process.pid).cpu_times()[:2]) < begun + 8:  # seconds of work, not of a busy machine
+        # Seconds of work, not of a busy machine.
+        while process.poll() is None and sum(psutil.Process(process.pid).cpu_times()[:2]) < begun + 8:
             time.sleep(0.1)  # it is in the middle of the epoch, which takes minutes
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=60)

@@ -10,13 +10,13 @@ pytest.importorskip("typer")
 
 from hotloop import __version__
 from hotloop.cli import main
-from hotloop.cli.output import wrap
-from hotloop.device.facts import Card, Cpu, Facts, Gpu
+from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
 from hotloop.device.snapshot import Snapshot
+from hotloop.text import wrap
 
 GIB = 2**30
-GPU = Gpu(0, "NVIDIA H200", (9, 0), 130 * GIB, 139 * GIB)
-CUDA = Facts(
+GPU = VisibleGpu(0, "NVIDIA H200", (9, 0), 130 * GIB, 139 * GIB)
+CUDA = MachineFacts(
     torch_version="2.13.0+cu130",
     torch_cuda="13.0",
     arch_list=("sm_80", "sm_90"),
@@ -24,13 +24,15 @@ CUDA = Facts(
     gpus=(GPU,),
     driver="580.95.05",
     driver_cuda=(13, 0),
-    hardware=(Card("NVIDIA H200"),),
+    hardware=(InstalledGpu("NVIDIA H200"),),
     nodes=tuple((node, "ok") for node in ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm")),
     cpu=Cpu("AMD EPYC", 96, 192, 16, 100 * GIB, 128 * GIB),
 )
 NO_NODES = replace(CUDA, gpus=(), nodes=(), in_container=True)
-SEVERAL = replace(CUDA, gpus=(GPU, Gpu(1, "NVIDIA T4", (7, 5), 15 * GIB, 16 * GIB), replace(GPU, index=2, free=None)))
-CPU_ONLY = Facts(torch_version="2.13.0+cpu", hardware=(), cpu=CUDA.cpu)
+SEVERAL = replace(
+    CUDA, gpus=(GPU, VisibleGpu(1, "NVIDIA T4", (7, 5), 15 * GIB, 16 * GIB), replace(GPU, index=2, free=None))
+)
+CPU_ONLY = MachineFacts(torch_version="2.13.0+cpu", hardware=(), cpu=CUDA.cpu)
 
 
 class Terminal:
@@ -47,7 +49,7 @@ class Terminal:
     def width(self, columns: int) -> None:
         self.monkeypatch.setenv("COLUMNS", str(columns))
 
-    def run(self, facts: Facts, *arguments: str) -> int:
+    def run(self, facts: MachineFacts, *arguments: str) -> int:
         self.monkeypatch.setattr("hotloop.device.probe", lambda: facts)
         self.monkeypatch.setattr(sys, "argv", ["hotloop", "device", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -84,11 +86,11 @@ def terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         (NO_NODES, ["No GPU can be used", "no-nodes:", "`podman run --device nvidia.com/gpu=all ...`"]),
         (replace(CUDA, driver=None, driver_cuda=None, cudnn=None), ["unknown"]),
         (replace(CUDA, torch_hip="6.4", torch_cuda=None, arch_list=()), ["ROCm", "6.4"]),
-        (Facts(), ["unknown physical, unknown logical"]),
+        (MachineFacts(), ["unknown physical, unknown logical"]),
     ],
     ids=["gpu", "cpu", "several", "no nodes", "unknown driver", "rocm", "nothing known"],
 )
-def test_the_panel(terminal: Terminal, facts: Facts, words: list[str], width: int) -> None:
+def test_the_panel(terminal: Terminal, facts: MachineFacts, words: list[str], width: int) -> None:
     terminal.width(width)
     assert terminal.run(facts) == 0
     for word in words:
@@ -110,8 +112,8 @@ def test_foreign_strings_are_shown_and_not_obeyed(terminal: Terminal) -> None:
     assert "\x1b" not in terminal.out
 
 
-@pytest.mark.parametrize("facts", [CUDA, SEVERAL, NO_NODES, CPU_ONLY, Facts()])
-def test_json_is_one_object_with_the_same_content(terminal: Terminal, facts: Facts) -> None:
+@pytest.mark.parametrize("facts", [CUDA, SEVERAL, NO_NODES, CPU_ONLY, MachineFacts()])
+def test_json_is_one_object_with_the_same_content(terminal: Terminal, facts: MachineFacts) -> None:
     assert terminal.run(facts, "--json") == 0
     data = json.loads(terminal.out)
     assert data["hotloop"] == __version__
@@ -138,7 +140,7 @@ def test_json_is_one_object_with_the_same_content(terminal: Terminal, facts: Fac
     ],
 )
 def test_exit_codes_and_what_is_said_on_stderr(
-    terminal: Terminal, facts: Facts, arguments: list[str], code: int, words: list[str]
+    terminal: Terminal, facts: MachineFacts, arguments: list[str], code: int, words: list[str]
 ) -> None:
     assert terminal.run(facts, *arguments) == code
     assert bool(terminal.err) is bool(code)

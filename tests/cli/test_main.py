@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -61,3 +62,77 @@ def test_what_does_not_exist_is_told_without_a_traceback(args: tuple[str, ...]) 
     assert done.returncode == 2
     assert args[-1] in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals here")
+def test_a_terminal_gets_an_error_in_lines_of_its_width_and_a_pipe_gets_it_whole() -> None:
+    ours, theirs = os.openpty()
+    try:
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "60"}
+        command = [sys.executable, "-m", "hotloop", "tune", "banana"]
+        assert subprocess.run(command, stderr=theirs, timeout=60, check=False, env=env).returncode == 2
+        told = os.read(ours, 10_000).decode().splitlines()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    whole = run("tune", "banana").stderr
+    assert max(map(len, whole.splitlines())) > 60
+    assert max(map(len, told)) <= 60
+    assert " ".join(" ".join(told).split()) == " ".join(whole.split())
+    assert all(line.startswith("  ") for line in told[told.index(next(line for line in told if "fix:" in line)) :])
+
+
+VERBS = [
+    [],
+    *(
+        verb.split()
+        for verb in (
+            "demo",
+            "device",
+            "sprites",
+            "sprites make",
+            "sprites preview",
+            "sprites import",
+            "sprites info",
+            "train",
+            "train classify",
+            "train draw",
+            "evaluate",
+            "generate",
+            "tune",
+            "profile",
+            "simulate",
+            "bench",
+            "report",
+            "top",
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_in_80_columns_breaks_no_line_early_and_no_example_at_all(
+    verb: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rich.text import Text
+    from typer.main import get_command
+    from typer.testing import CliRunner
+
+    from hotloop.cli import app
+
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(app, [*verb, "--help"])
+    assert done.exit_code == 0
+    before_the_panels = done.stdout.partition("╭")[0]
+
+    command = get_command(app)
+    for name in verb:
+        command = command.commands[name]  # type: ignore[attr-defined]
+    examples = [line for line in Text.from_markup(command.help).plain.splitlines() if line.startswith("  hotloop ")]
+    assert all(f" {line.rstrip()}" in before_the_panels for line in examples)
+
+    lines = [line.strip() for line in before_the_panels.splitlines()]
+    prose = [(line, after) for line, after in pairwise(lines) if "hotloop " not in line + after]
+    early = [line for line, after in prose if line and after and len(f"{line} {after.split()[0]}") <= 78]
+    assert not early
+    assert "<bool>" not in done.stdout

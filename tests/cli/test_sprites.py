@@ -15,7 +15,7 @@ from hotloop.cli import main
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.models import Drawer, Size
 from hotloop.sprites.palette import palette_tensor
-from hotloop.sprites.store import Trained
+from hotloop.sprites.store import TrainedNetwork
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def picture(path: Path) -> Image.Image:
     with Image.open(path) as image:
         return image.copy()
+
+
+def test_a_preview_counts_the_sprites_that_there_are(run, tmp_path: Path) -> None:
+    run("sprites", "make", "-n", "6", "-c", "sword", "-c", "gem")
+    code, out, _ = run("sprites", "preview", "sprites.safetensors", "--scale", "1")
+    assert code == 0
+    assert out.startswith("6 sprites, a row for each of 2 classes")
+    assert picture(tmp_path / "preview.png").width < 4 * 18, "three in a row, and none twice"
+    assert '"shown": 6' in run("sprites", "preview", "sprites.safetensors", "--json")[1]
 
 
 def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:
@@ -167,7 +176,9 @@ def test_a_seed_that_is_none(run, verb: tuple[str, ...], seed: str) -> None:
 def test_long_work_shows_progress_in_a_terminal_and_nothing_in_a_pipe(
     run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Trained("drawer", Drawer(Size(2, 2)), ("sword", "heart"), palette_tensor()).save(tmp_path / "drawer.safetensors")
+    TrainedNetwork("drawer", Drawer(Size(2, 2)), ("sword", "heart"), palette_tensor()).save(
+        tmp_path / "drawer.safetensors"
+    )
     works = {"making": ("sprites", "make", "-n", "64"), "drawing": ("generate", "-n", "4", "--steps", "3", "-d", "cpu")}
     for what, arguments in works.items():
         code, out, err = run(*arguments)

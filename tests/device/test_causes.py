@@ -3,16 +3,16 @@ from dataclasses import replace
 import pytest
 
 from hotloop.device.causes import Cause, why_no_cuda, why_no_mps, why_no_xpu
-from hotloop.device.facts import Facts, Gpu
+from hotloop.device.facts import MachineFacts, VisibleGpu
 
 from .machines import BARE, BLIND, GIB, HEALTHY, LAPTOP, MAC, NODES
 
-PASCAL = Gpu(0, "GTX 1080", (6, 1), 7 * GIB, 8 * GIB)
-RUBIN = Gpu(0, "Rubin", (13, 0), 200 * GIB, 288 * GIB)
+PASCAL = VisibleGpu(0, "GTX 1080", (6, 1), 7 * GIB, 8 * GIB)
+RUBIN = VisibleGpu(0, "Rubin", (13, 0), 200 * GIB, 288 * GIB)
 DENIED = tuple((node, "denied") for node in NODES)
 NO_DRIVER = replace(BLIND, driver=None, driver_cuda=None, nodes=())
 OLD = replace(BLIND, driver="535.104.05", driver_cuda=(12, 2))
-MI300 = Gpu(0, "AMD Instinct MI300X", (9, 4), gfx="gfx942")
+MI300 = VisibleGpu(0, "AMD Instinct MI300X", (9, 4), gfx="gfx942")
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,13 @@ MI300 = Gpu(0, "AMD Instinct MI300X", (9, 4), gfx="gfx942")
             ["No HIP", "rocminfo"],
         ),
         (
-            Facts(torch_hip="6.4", arch_list=("gfx90a",), gpus=(MI300,)),
+            MachineFacts(torch_hip="6.4", arch_list=("gfx90a",), gpus=(MI300,)),
             "unsupported-arch",
             ["MI300X", "gfx942", "gfx90a"],
         ),
     ],
 )
-def test_each_situation_has_its_cause(facts: Facts, code: str, words: list[str]) -> None:
+def test_each_situation_has_its_cause(facts: MachineFacts, code: str, words: list[str]) -> None:
     first = why_no_cuda(facts)[0]
     assert first.code == code
     for word in words:
@@ -82,7 +82,7 @@ def test_each_situation_has_its_cause(facts: Facts, code: str, words: list[str])
         (replace(BLIND, gpus=(PASCAL, replace(RUBIN, index=1)), visible="-1"), ["unsupported-arch"] * 2),
     ],
 )
-def test_the_most_fundamental_cause_comes_first(facts: Facts, codes: list[str]) -> None:
+def test_the_most_fundamental_cause_comes_first(facts: MachineFacts, codes: list[str]) -> None:
     assert [cause.code for cause in why_no_cuda(facts)] == codes
 
 
@@ -96,7 +96,7 @@ def test_the_most_fundamental_cause_comes_first(facts: Facts, codes: list[str]) 
         replace(BLIND, driver="mystery", driver_cuda=None),
     ],
 )
-def test_a_driver_is_called_old_only_where_that_is_known(facts: Facts) -> None:
+def test_a_driver_is_called_old_only_where_that_is_known(facts: MachineFacts) -> None:
     assert [cause.code for cause in why_no_cuda(facts)] == ["unknown"]
 
 
@@ -122,7 +122,7 @@ def test_a_build_without_cuda_does_not_matter_without_a_gpu() -> None:
         (replace(MAC, mps_available=False, macos=None), "no-metal"),
     ],
 )
-def test_why_no_mps(facts: Facts, code: str | None) -> None:
+def test_why_no_mps(facts: MachineFacts, code: str | None) -> None:
     cause = why_no_mps(facts)
     assert (cause and cause.code) == code
 
@@ -135,7 +135,7 @@ def test_why_no_mps(facts: Facts, code: str | None) -> None:
         (replace(HEALTHY, xpu_built=True, xpus=("Intel Arc A770",)), None),
     ],
 )
-def test_why_no_xpu(facts: Facts, code: str | None) -> None:
+def test_why_no_xpu(facts: MachineFacts, code: str | None) -> None:
     cause = why_no_xpu(facts)
     assert (cause and cause.code) == code
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from hotloop.device import Choice, Facts, pick
+from hotloop.device import Choice, MachineFacts, pick
 from hotloop.device.choice import available, precision_for
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 
@@ -37,7 +37,9 @@ def _no_request(monkeypatch: pytest.MonkeyPatch) -> None:
         (replace(BLIND, visible="-1"), "cpu", "fp32", ["CUDA_VISIBLE_DEVICES", "unset"]),
     ],
 )
-def test_the_best_device_is_chosen_with_its_reason(facts: Facts, device: str, precision: str, words: list[str]) -> None:
+def test_the_best_device_is_chosen_with_its_reason(
+    facts: MachineFacts, device: str, precision: str, words: list[str]
+) -> None:
     choice = pick(facts=facts)
     assert (str(choice.device), choice.precision) == (device, precision)
     for word in words:
@@ -100,7 +102,7 @@ def test_an_nvidia_gpu_beside_an_intel_one_is_worth_a_word() -> None:
         ("auto", PAIR, "cuda:1", "cuda:1 (NVIDIA A100) has the most"),
     ],
 )
-def test_a_request_is_met(want: str | torch.device, facts: Facts, device: str, reason: str) -> None:
+def test_a_request_is_met(want: str | torch.device, facts: MachineFacts, device: str, reason: str) -> None:
     choice = pick(want, facts=facts)
     assert str(choice.device) == device
     assert choice.reason.startswith(reason)
@@ -124,7 +126,7 @@ def test_a_request_is_met(want: str | torch.device, facts: Facts, device: str, r
         (torch.device("cuda", 9), HEALTHY, ["cuda:9"]),
     ],
 )
-def test_a_device_that_is_not_here(want: str | torch.device, facts: Facts, words: list[str]) -> None:
+def test_a_device_that_is_not_here(want: str | torch.device, facts: MachineFacts, words: list[str]) -> None:
     with pytest.raises(DeviceUnavailable) as error:
         pick(want, facts=facts)
     for word in ["you asked for", *words]:
@@ -217,7 +219,7 @@ def test_precision_by_compute_capability(capability: tuple[int, int], precision:
 
 
 @pytest.mark.parametrize("facts", [HEALTHY, PAIR, LAPTOP, MAC, INTEL, BARE])
-def test_a_choice_goes_to_json_and_back(facts: Facts) -> None:
+def test_a_choice_goes_to_json_and_back(facts: MachineFacts) -> None:
     choice = pick(facts=facts)
     data = json.loads(json.dumps(choice.to_json()))
     assert data["device"] == str(choice.device)
@@ -230,7 +232,7 @@ def test_what_is_here() -> None:
 
 
 def test_asking_for_the_cpu_looks_at_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> Facts:
+    def fail() -> MachineFacts:
         raise AssertionError("probed")
 
     monkeypatch.setattr("hotloop.device.choice.probe", fail)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.device.facts import Facts, Gpu, runs_on
+from hotloop.device.facts import MachineFacts, VisibleGpu, runs_on
 
 from .machines import HEALTHY, MAC
 
@@ -42,8 +42,8 @@ def test_code_runs_within_a_major_version_and_ptx_on_anything_newer(
 def test_rocm_builds_are_judged_by_the_name_of_the_architecture(
     archs: tuple[str, ...], gfx: str | None, usable: bool
 ) -> None:
-    amd = Gpu(0, "AMD Instinct", (9, 4), gfx=gfx)
-    facts = Facts(torch_hip="6.4", arch_list=archs, gpus=(amd,))
+    amd = VisibleGpu(0, "AMD Instinct", (9, 4), gfx=gfx)
+    facts = MachineFacts(torch_hip="6.4", arch_list=archs, gpus=(amd,))
     assert facts.usable == ((amd,) if usable else ())
 
 
@@ -51,11 +51,11 @@ def test_a_build_that_does_not_tell_is_trusted() -> None:
     assert replace(HEALTHY, arch_list=()).usable == HEALTHY.gpus
 
 
-@pytest.mark.parametrize("facts", [HEALTHY, MAC, Facts()])
-def test_facts_come_back_from_json(facts: Facts) -> None:
-    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+@pytest.mark.parametrize("facts", [HEALTHY, MAC, MachineFacts()])
+def test_facts_come_back_from_json(facts: MachineFacts) -> None:
+    assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 def test_what_nobody_told_is_unknown_not_zero() -> None:
-    facts = Facts()
+    facts = MachineFacts()
     assert (facts.driver, facts.hardware, facts.cpu.total, facts.cpu.physical) == (None, None, None, None)

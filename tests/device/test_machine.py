@@ -5,7 +5,7 @@ import psutil
 import pytest
 
 from hotloop.device import machine
-from hotloop.device.facts import Card
+from hotloop.device.facts import InstalledGpu
 
 
 def plant(root: Path, files: dict[str, str]) -> Path:
@@ -47,7 +47,7 @@ def test_cards_on_the_bus_are_nvidia_display_controllers(tmp_path: Path) -> None
         | slot(4, "0x10de", "0x030000"),
     )
     names = ["NVIDIA GPU 0000:01:00.0 [10de:2335]", "NVIDIA GPU 0000:04:00.0 [10de:2335]"]
-    assert machine.cards_on_bus(root, "Linux") == tuple(Card(name) for name in names)
+    assert machine.cards_on_bus(root, "Linux") == tuple(InstalledGpu(name) for name in names)
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_cards_on_the_bus_are_nvidia_display_controllers(tmp_path: Path) -> None
             slot(1, "0x1af4", "0x020000")
             | {"proc/device-tree/compatible": "x\0nvidia,tegra234\0", "proc/device-tree/model": "Jetson Orin\0"},
             "Linux",
-            (Card("Jetson Orin"),),
+            (InstalledGpu("Jetson Orin"),),
         ),
     ],
     ids=["no bus", "Windows", "macOS", "AMD alone", "WSL", "Jetson"],
 )
 def test_cards_where_there_is_no_nvidia_on_the_bus(
-    tmp_path: Path, files: dict[str, str], system: str, cards: tuple[Card, ...] | None
+    tmp_path: Path, files: dict[str, str], system: str, cards: tuple[InstalledGpu, ...] | None
 ) -> None:
     assert machine.cards_on_bus(plant(tmp_path, files), system) == cards
 

@@ -4,7 +4,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from hotloop.device import nvml
-from hotloop.device.facts import Card
+from hotloop.device.facts import InstalledGpu
 
 
 class NVMLError(Exception):
@@ -45,7 +45,7 @@ def test_all_that_nvml_tells(library: SimpleNamespace) -> None:
     told = nvml.read()
     assert told.driver == "570.86.10"
     assert told.driver_cuda == (12, 8)
-    assert told.cards == (Card("NVIDIA H200", "GPU-0"), Card("NVIDIA T4", "GPU-1"))
+    assert told.cards == (InstalledGpu("NVIDIA H200", "GPU-0"), InstalledGpu("NVIDIA T4", "GPU-1"))
     assert (told.free_of("1"), told.free_of("9"), told.free_of(None)) == (101, None, None)
     assert library.closed == [True]
 
@@ -56,7 +56,7 @@ def test_all_that_nvml_tells(library: SimpleNamespace) -> None:
         ("nvmlDeviceGetCount", {"cards": None, "free": ()}),
         ("nvmlDeviceGetHandleByIndex", {"cards": (), "free": ()}),
         ("nvmlDeviceGetMemoryInfo", {"free": ()}),
-        ("nvmlDeviceGetUUID", {"cards": (Card("NVIDIA H200"), Card("NVIDIA T4")), "free": ()}),
+        ("nvmlDeviceGetUUID", {"cards": (InstalledGpu("NVIDIA H200"), InstalledGpu("NVIDIA T4")), "free": ()}),
         ("nvmlSystemGetCudaDriverVersion_v2", {"driver_cuda": None}),
         ("nvmlSystemGetDriverVersion", {"driver": None}),
         ("nvmlShutdown", {}),
@@ -88,13 +88,13 @@ def test_a_library_that_does_not_start(library: SimpleNamespace, error: type[NVM
         raise error
 
     library.nvmlInit = fail
-    assert nvml.read() == nvml.Nvml(mismatch=mismatch)
+    assert nvml.read() == nvml.NvmlReading(mismatch=mismatch)
     assert library.closed == []
 
 
 def test_no_binding_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)  # type: ignore[arg-type]
-    assert nvml.read() == nvml.Nvml()
+    assert nvml.read() == nvml.NvmlReading()
 
 
 def test_the_real_binding_has_the_names_that_are_asked_for() -> None:

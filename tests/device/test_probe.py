@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotloop.device import Facts, nvml, probe, why_no_cuda
-from hotloop.device.facts import Card
+from hotloop.device import MachineFacts, nvml, probe, why_no_cuda
+from hotloop.device.facts import InstalledGpu
 
 from .machines import NODES
 
@@ -28,7 +28,7 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(nvml, "read", nvml.Nvml)
+    monkeypatch.setattr(nvml, "read", nvml.NvmlReading)
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def test_the_real_machine() -> None:
     assert facts.cpu.free is not None
     assert facts.cpu.total is not None
     assert 0 < facts.cpu.free <= facts.cpu.total
-    assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert MachineFacts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
 
 
 def test_files_are_read_under_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "read", nvml.Nvml)
+    monkeypatch.setattr(nvml, "read", nvml.NvmlReading)
     monkeypatch.setattr("platform.system", lambda: "Linux")
     files = {
         "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat",
@@ -69,14 +69,14 @@ def test_files_are_read_under_the_root(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / name).write_text(text)
     facts = probe(tmp_path)
     assert facts.driver == "535.104.05"
-    assert facts.hardware == (Card("NVIDIA GPU 0000:01:00.0"),)
+    assert facts.hardware == (InstalledGpu("NVIDIA GPU 0000:01:00.0"),)
     assert facts.in_container
     assert [node for node, _ in facts.nodes] == list(NODES)
 
 
 def test_nvml_is_believed_before_the_bus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    card = Card("NVIDIA H200", "GPU-1")
-    monkeypatch.setattr(nvml, "read", lambda: nvml.Nvml("580.1", (13, 0), (card,), mismatch=True))
+    card = InstalledGpu("NVIDIA H200", "GPU-1")
+    monkeypatch.setattr(nvml, "read", lambda: nvml.NvmlReading("580.1", (13, 0), (card,), mismatch=True))
     facts = probe(tmp_path)
     assert (facts.driver, facts.driver_cuda, facts.hardware, facts.driver_mismatch) == ("580.1", (13, 0), (card,), True)
 
@@ -112,7 +112,7 @@ def test_cuda_that_says_nothing(tmp_path: Path) -> None:
 
 
 def test_free_memory_comes_from_nvml_and_leaves_cuda_alone(one_gpu: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "read", lambda: nvml.Nvml(free=(("GPU-bbbb", 1), ("GPU-aaaa", 9 * GIB))))
+    monkeypatch.setattr(nvml, "read", lambda: nvml.NvmlReading(free=(("GPU-bbbb", 1), ("GPU-aaaa", 9 * GIB))))
     (gpu,) = probe().gpus
     assert (gpu.name, gpu.capability, gpu.free, gpu.total) == ("NVIDIA A100", (8, 0), 9 * GIB, 80 * GIB)
     assert one_gpu == []
@@ -120,11 +120,11 @@ def test_free_memory_comes_from_nvml_and_leaves_cuda_alone(one_gpu: list[int], m
 
 @pytest.mark.parametrize(
     "told",
-    [nvml.Nvml(), nvml.Nvml(free=(("GPU-bbbb", 1),)), nvml.Nvml(free=(("GPU-aaaa", 640 * GIB),))],
+    [nvml.NvmlReading(), nvml.NvmlReading(free=(("GPU-bbbb", 1),)), nvml.NvmlReading(free=(("GPU-aaaa", 640 * GIB),))],
     ids=["no NVML", "another GPU", "the whole of a sliced GPU"],
 )
 def test_free_memory_is_asked_of_cuda_where_nvml_does_not_know(
-    one_gpu: list[int], monkeypatch: pytest.MonkeyPatch, told: nvml.Nvml
+    one_gpu: list[int], monkeypatch: pytest.MonkeyPatch, told: nvml.NvmlReading
 ) -> None:
     monkeypatch.setattr(nvml, "read", lambda: told)
     assert probe().gpus[0].free == 7 * GIB

@@ -9,9 +9,9 @@ pytest.importorskip("hypothesis")  # the machines that only run the GPU tests ma
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotloop.device import Choice, Facts, Gpu, pick, why_no_cuda
+from hotloop.device import Choice, MachineFacts, VisibleGpu, pick, why_no_cuda
 from hotloop.device.causes import why_no_mps, why_no_xpu
-from hotloop.device.facts import Card, Cpu
+from hotloop.device.facts import Cpu, InstalledGpu
 from hotloop.device.snapshot import Snapshot, snapshot
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
@@ -27,7 +27,7 @@ visible = st.none() | words | st.from_regex(r"-?\d(,\d)*", fullmatch=True)
 
 
 @st.composite
-def machines(draw: st.DrawFn) -> Facts:
+def machines(draw: st.DrawFn) -> MachineFacts:
     known = {
         "system": st.sampled_from(["Linux", "Windows", "Darwin"]),
         "variant": st.sampled_from([None, "wsl", "jetson"]),
@@ -37,20 +37,20 @@ def machines(draw: st.DrawFn) -> Facts:
         "driver": versions,
         "driver_cuda": st.none() | capabilities,
         "visible": visible,
-        "hardware": st.none() | st.lists(st.builds(Card, words, maybe_words), max_size=3).map(tuple),
+        "hardware": st.none() | st.lists(st.builds(InstalledGpu, words, maybe_words), max_size=3).map(tuple),
         "nodes": st.lists(st.tuples(nodes, st.sampled_from(["ok", "denied"])), max_size=3).map(tuple),
         "xpus": st.lists(words, max_size=2).map(tuple),
         "cpu": st.builds(Cpu, maybe_words, counts, counts, counts, counts, counts),
     }
     by_type = {bool: st.booleans(), str | None: maybe_words}
-    hints = get_type_hints(Facts)
+    hints = get_type_hints(MachineFacts)
     drawn = {
         field.name: draw(known[field.name] if field.name in known else by_type[hints[field.name]])
-        for field in fields(Facts)
+        for field in fields(MachineFacts)
         if field.name != "gpus"
     }
     seen = draw(st.lists(st.tuples(words, capabilities, counts, counts, maybe_words), max_size=4))
-    return Facts(**drawn, gpus=tuple(Gpu(index, *rest) for index, rest in enumerate(seen)))
+    return MachineFacts(**drawn, gpus=tuple(VisibleGpu(index, *rest) for index, rest in enumerate(seen)))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -62,7 +62,7 @@ def _no_request() -> None:
 
 @patient
 @given(machines())
-def test_any_machine_has_a_device_and_a_reason(facts: Facts) -> None:
+def test_any_machine_has_a_device_and_a_reason(facts: MachineFacts) -> None:
     choice = pick(facts=facts)
     assert choice.reason.strip()
     assert choice.precision in ("fp32", "bf16", "fp16")
@@ -71,7 +71,7 @@ def test_any_machine_has_a_device_and_a_reason(facts: Facts) -> None:
 
 @patient
 @given(machines())
-def test_a_gpu_that_the_build_does_not_cover_is_never_chosen(facts: Facts) -> None:
+def test_a_gpu_that_the_build_does_not_cover_is_never_chosen(facts: MachineFacts) -> None:
     device = pick(facts=facts).device
     if device.type == "cuda":
         chosen = facts.gpus[device.index]
@@ -83,7 +83,7 @@ def test_a_gpu_that_the_build_does_not_cover_is_never_chosen(facts: Facts) -> No
 
 @patient
 @given(machines())
-def test_there_is_a_cause_exactly_where_no_cuda_gpu_can_be_used(facts: Facts) -> None:
+def test_there_is_a_cause_exactly_where_no_cuda_gpu_can_be_used(facts: MachineFacts) -> None:
     assert bool(why_no_cuda(facts)) is not bool(facts.usable)
     assert (why_no_mps(facts) is None) is facts.mps_available
     assert (why_no_xpu(facts) is None) is bool(facts.xpus)
@@ -91,17 +91,17 @@ def test_there_is_a_cause_exactly_where_no_cuda_gpu_can_be_used(facts: Facts) ->
 
 @patient
 @given(machines())
-def test_every_record_comes_back_from_json(facts: Facts) -> None:
+def test_every_record_comes_back_from_json(facts: MachineFacts) -> None:
     choice = pick(facts=facts)
     seen = snapshot(choice, facts, version="1.2.3")
     for record in (facts, choice, seen):
-        kind: type[Facts | Choice | Snapshot] = type(record)
+        kind: type[MachineFacts | Choice | Snapshot] = type(record)
         assert kind.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 @patient
 @given(machines())
-def test_no_foreign_string_can_steer_the_terminal(facts: Facts) -> None:
+def test_no_foreign_string_can_steer_the_terminal(facts: MachineFacts) -> None:
     evil = "\x1b[2J"
     facts = replace(
         facts,

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
-from hotloop.device import Facts, pick
-from hotloop.device.facts import Gpu
-from hotloop.device.snapshot import Memory, Snapshot, snapshot
+from hotloop.device import MachineFacts, pick
+from hotloop.device.facts import VisibleGpu
+from hotloop.device.snapshot import DeviceMemory, Snapshot, snapshot
 
 from .machines import GIB, HEALTHY, LAPTOP, MAC, gpu
 
 
-def taken(facts: Facts, want: str = "auto") -> Snapshot:
+def taken(facts: MachineFacts, want: str = "auto") -> Snapshot:
     return snapshot(pick(want, facts=facts), facts, version="1.2.3")
 
 
@@ -17,7 +17,7 @@ def test_a_gpu_is_told_in_full() -> None:
     seen = taken(HEALTHY)
     assert (seen.device, seen.name, seen.capability) == ("cuda:0", "NVIDIA H200", "9.0")
     assert (seen.driver, seen.cuda.build, seen.cuda.driver, seen.cudnn) == ("580.95.05", "13.0", "13.0", "9.10.2")
-    assert seen.memory == Memory(130 * GIB, 139 * GIB)
+    assert seen.memory == DeviceMemory(130 * GIB, 139 * GIB)
     assert seen.hotloop == "1.2.3"
 
 
@@ -36,19 +36,19 @@ def test_what_the_hardware_is_fast_in(capability: tuple[int, int], flags: tuple[
 
 
 @pytest.mark.parametrize("facts", [LAPTOP, MAC], ids=["cpu", "mps"])
-def test_without_cuda_the_memory_is_the_main_memory_and_the_rest_unknown(facts: Facts) -> None:
+def test_without_cuda_the_memory_is_the_main_memory_and_the_rest_unknown(facts: MachineFacts) -> None:
     seen = taken(facts)
-    assert seen.memory == Memory(facts.cpu.free, facts.cpu.total)
+    assert seen.memory == DeviceMemory(facts.cpu.free, facts.cpu.total)
     assert (seen.capability, seen.tf32, seen.bf16, seen.fp16, seen.gpus) == (None, None, None, None, ())
 
 
 def test_what_an_amd_gpu_can_do_is_not_read_off_a_number_that_nvidia_defined() -> None:
-    seen = taken(Facts(torch_hip="6.4", gpus=(Gpu(0, "AMD Instinct MI300X", (9, 4), gfx="gfx942"),)))
+    seen = taken(MachineFacts(torch_hip="6.4", gpus=(VisibleGpu(0, "AMD Instinct MI300X", (9, 4), gfx="gfx942"),)))
     assert (seen.device, seen.rocm, seen.tf32) == ("cuda:0", "6.4", None)
 
 
 def test_memory_of_an_intel_gpu_is_unknown() -> None:
-    assert taken(replace(LAPTOP, xpus=("Arc",))).memory == Memory(None, None)
+    assert taken(replace(LAPTOP, xpus=("Arc",))).memory == DeviceMemory(None, None)
 
 
 def test_every_gpu_is_listed_and_the_unusable_one_marked() -> None:

@@ -1,10 +1,10 @@
 import pytest
 
-from hotloop.device.facts import Card
+from hotloop.device.facts import InstalledGpu
 from hotloop.device.visibility import why_hidden
 
-TWO = (Card("NVIDIA T4", "GPU-aaaa-1"), Card("NVIDIA T4", "GPU-bbbb-2"))
-ON_BUS = (Card("NVIDIA GPU 0000:01:00.0"),)  # the bus gives no UUID
+TWO = (InstalledGpu("NVIDIA T4", "GPU-aaaa-1"), InstalledGpu("NVIDIA T4", "GPU-bbbb-2"))
+ON_BUS = (InstalledGpu("NVIDIA GPU 0000:01:00.0"),)  # the bus gives no UUID
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ ON_BUS = (Card("NVIDIA GPU 0000:01:00.0"),)  # the bus gives no UUID
         ("-1", None, True),
     ],
 )
-def test_what_cuda_visible_devices_leaves(visible: str, cards: tuple[Card, ...] | None, hidden: bool) -> None:
+def test_what_cuda_visible_devices_leaves(visible: str, cards: tuple[InstalledGpu, ...] | None, hidden: bool) -> None:
     assert (why_hidden(visible, cards) is not None) is hidden
 
 

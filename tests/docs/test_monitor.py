@@ -8,7 +8,7 @@ import pytest
 from hotloop.monitor.advice import Advice, trouble
 from hotloop.monitor.reading import Gpu, Host, Reading
 from hotloop.profiling.record import PARTS
-from hotloop.top.feed import Sample
+from hotloop.top.feed import HardwareSample
 from hotloop.top.options import SORTS
 
 ROOT = Path(__file__).parents[2]
@@ -40,7 +40,7 @@ def test_the_table_of_metrics_has_every_name() -> None:
     from hotloop.top.exporter import families
 
     reading = Reading(0.0, Host(name="kestrel"), (Gpu(0, "H200", throttled=("heat",)),))
-    told = {family.name for family in families(Sample(1, reading, (Advice("heat", 0, "It is hot."),)))}
+    told = {family.name for family in families(HardwareSample(1, reading, (Advice("heat", 0, "It is hot."),)))}
     listed = [name for cell in rows(section(MONITOR, "For programs")) for name in re.findall(r"`(\w+)`", cell)]
     assert sorted(listed) == sorted(told)
 

@@ -366,7 +366,7 @@ def test_the_record_goes_to_json_and_back_and_reads_as_a_table() -> None:
     found = Largest(48, 32, tried, 2**30, "memory", 1.5)
     assert Largest.from_json(found.to_json()) == found
     words = str(found).splitlines()
-    assert words[0] == "48 items fit, 49 do not; fastest with 32 (1.50 s, 1.0 GiB of memory)"
+    assert words[0] == "48 items fit, 49 do not; fastest with 32 (found in 1.50 s, with 1.0 GiB to use)"
     assert [line.split()[0] for line in words[2:]] == ["32", "48", "64"]
     assert "does not fit" in words[-1]
 

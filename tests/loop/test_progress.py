@@ -6,6 +6,7 @@ import re
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -36,6 +37,19 @@ def test_a_bar_in_a_terminal() -> None:
 
 def test_a_line_per_epoch_elsewhere() -> None:
     assert shown(terminal=False) == "epoch 1/2  loss 0.5123  validation accuracy 0.975  500 items/s  2.00 s\n"
+
+
+def test_a_line_that_is_too_long_for_the_terminal_breaks_between_two_figures() -> None:
+    file = io.StringIO()
+    with Display(4, 10, None, Console(file=file, force_terminal=True, color_system=None, width=80)) as display:
+        display.epoch(replace(DONE, loss=2.031, metrics={"accuracy": 0.1279, "loss": 2.075}, items=255, seconds=1.25))
+        display.say("not tuned: " + "the step changes what trials could not restore, " * 3)
+    lines = [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*\w", "\n", file.getvalue()).splitlines()]
+    assert "epoch 1/4  loss 2.031  validation accuracy 0.1279, loss 2.075  204 items/s" in lines
+    assert "  1.25 s" in lines
+    (told,) = (i for i, line in enumerate(lines) if line.startswith("not tuned:"))
+    assert all(len(line) <= 80 for line in lines[told:])
+    assert lines[told].endswith(("the", "step", "changes", "what", "trials", "could", "not", "restore,"))
 
 
 def test_silence() -> None:

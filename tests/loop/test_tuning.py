@@ -1,6 +1,7 @@
 """The tuner on a real loop: it leaves everything as it was, and what it keeps is faster."""
 
 import copy
+import io
 import itertools
 import json
 import random
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
+from hotloop.loop.progress import Display
 from hotloop.loop.trial import Trials
 from hotloop.loop.tuning import Cache, budget_for, material_of, tune
 from hotloop.plan import Plan, Tuning
@@ -221,6 +224,18 @@ def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
     loader = DataLoader(TensorDataset(x, x[:, :1]), 16, shuffle=True)
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", **options)
     return loop, loader
+
+
+def test_the_bar_says_that_it_tunes_and_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 1e12)
+    loop, loader = slow_loop()
+    loop._expected = 1_000_000
+    file = io.StringIO()
+    with Display(1, len(loader), None, Console(file=file, force_terminal=True, width=80)) as loop._tuner.display:
+        for batch in itertools.islice(loop.batches(loader), 13):
+            loop.step(batch)
+    assert loop.tuning is not None
+    assert "tuning: resident" in file.getvalue()
 
 
 def test_fit_tunes_by_itself_once_and_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotloop.errors import BadArgument
-from hotloop.memory.budget import Block, bytes_of, choose, most, saving
+from hotloop.memory.budget import CheckpointCandidate, bytes_of, choose, most, saving
 
 
 @pytest.mark.parametrize(
@@ -46,14 +46,14 @@ def test_a_share_needs_a_device_that_tells_its_memory() -> None:
         bytes_of("80%")
 
 
-def nested(name: str) -> st.SearchStrategy[list[Block]]:
+def nested(name: str) -> st.SearchStrategy[list[CheckpointCandidate]]:
     """A block, and up to two parts of it."""
     sizes, times = st.integers(0, 60), st.integers(0, 40).map(float)
     part = st.tuples(sizes, times)
     return st.tuples(part, st.lists(part, max_size=2)).map(
         lambda drawn: [
-            Block(name, *drawn[0]),
-            *(Block(f"{name}.{i}", *inner) for i, inner in enumerate(drawn[1])),
+            CheckpointCandidate(name, *drawn[0]),
+            *(CheckpointCandidate(f"{name}.{i}", *inner) for i, inner in enumerate(drawn[1])),
         ]
     )
 
@@ -65,7 +65,7 @@ models = (
 )
 
 
-def allowed(blocks: list[Block]) -> list[tuple[Block, ...]]:
+def allowed(blocks: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate, ...]]:
     """Every choice in which no block contains another."""
     every = (some for n in range(len(blocks) + 1) for some in combinations(blocks, n))
     return [
@@ -75,7 +75,9 @@ def allowed(blocks: list[Block]) -> list[tuple[Block, ...]]:
 
 @settings(max_examples=300, deadline=None)
 @given(models, st.integers(-5, 200), st.integers(0, 80))
-def test_nothing_that_saves_enough_takes_less_time(blocks: list[Block], needed: int, headroom: int) -> None:
+def test_nothing_that_saves_enough_takes_less_time(
+    blocks: list[CheckpointCandidate], needed: int, headroom: int
+) -> None:
     good = [some for some in allowed(blocks) if saving(some, headroom) >= needed]
     chosen = choose(blocks, needed, headroom)
     if not good:
@@ -91,7 +93,7 @@ def test_nothing_that_saves_enough_takes_less_time(blocks: list[Block], needed: 
 
 @settings(max_examples=200, deadline=None)
 @given(models, st.integers(0, 80))
-def test_most_saves_most(blocks: list[Block], headroom: int) -> None:
+def test_most_saves_most(blocks: list[CheckpointCandidate], headroom: int) -> None:
     names = most(blocks, headroom)
     chosen = tuple(block for block in blocks if block.name in names)
     assert chosen in allowed(blocks)
@@ -99,24 +101,31 @@ def test_most_saves_most(blocks: list[Block], headroom: int) -> None:
 
 
 def test_the_largest_block_comes_back_unless_the_peak_is_elsewhere() -> None:
-    blocks = [Block("a", 100, 1.0), Block("b", 100, 1.0)]
+    blocks = [CheckpointCandidate("a", 100, 1.0), CheckpointCandidate("b", 100, 1.0)]
     assert choose(blocks, 100) == ("a", "b")
     assert choose(blocks, 100, headroom=100) == ("a",)
     assert choose(blocks, 101) is None
 
 
 def test_parts_are_chosen_where_a_whole_block_is_more_than_is_needed() -> None:
-    blocks = [Block("0", 100, 2.5), Block("0.mlp", 60, 1.0), Block("0.attention", 40, 2.0)]
+    blocks = [
+        CheckpointCandidate("0", 100, 2.5),
+        CheckpointCandidate("0.mlp", 60, 1.0),
+        CheckpointCandidate("0.attention", 40, 2.0),
+    ]
     assert choose(blocks, 50, headroom=1000) == ("0.mlp",)
     assert choose(blocks, 61, headroom=1000) == ("0",)
 
 
 def test_names_that_begin_alike_are_not_inside_one_another() -> None:
-    assert choose([Block("blocks.1", 10, 1.0), Block("blocks.10", 10, 1.0)], 20, headroom=100) is not None
+    assert (
+        choose([CheckpointCandidate("blocks.1", 10, 1.0), CheckpointCandidate("blocks.10", 10, 1.0)], 20, headroom=100)
+        is not None
+    )
 
 
 def test_a_very_deep_model_is_no_trouble() -> None:
-    blocks = [Block(f"blocks.{i}", 100 + i % 3, 1.0) for i in range(400)]
+    blocks = [CheckpointCandidate(f"blocks.{i}", 100 + i % 3, 1.0) for i in range(400)]
     begin = time.perf_counter()
     chosen = choose(blocks, 20_000)
     assert time.perf_counter() - begin < 10
@@ -128,7 +137,9 @@ def test_a_very_deep_model_is_no_trouble() -> None:
 def test_blocks_that_are_all_different_are_chosen_well_and_soon() -> None:
     dice = random.Random(0)  # noqa: S311
     sizes = [dice.randrange(10**6, 10**9) for _ in range(150)]
-    blocks = [Block(f"{i}", saved, saved * dice.uniform(0.9, 1.1) * 1e-9) for i, saved in enumerate(sizes)]
+    blocks = [
+        CheckpointCandidate(f"{i}", saved, saved * dice.uniform(0.9, 1.1) * 1e-9) for i, saved in enumerate(sizes)
+    ]
     needed = sum(sizes) // 2
     begin = time.perf_counter()
     chosen = choose(blocks, needed, headroom=2 * 10**9)

@@ -6,7 +6,7 @@ import torch
 from hotloop.errors import DoesNotFit
 from hotloop.memory import oom
 from hotloop.memory.oom import Failure, began_with, clear, does_not_fit, half_updated, is_out_of_memory, surely
-from hotloop.memory.usage import Held, Usage
+from hotloop.memory.usage import DeviceHoldings, Usage
 
 CPU = torch.device("cpu")
 GIB = 2**30
@@ -101,13 +101,13 @@ def test_clearing_a_cpu_is_no_error() -> None:
     assert not oom.is_recording() or torch.cuda.is_available()
 
 
-def said(monkeypatch: pytest.MonkeyPatch, held: Held, allocated: int | None, now: Usage) -> str:
+def said(monkeypatch: pytest.MonkeyPatch, held: DeviceHoldings, allocated: int | None, now: Usage) -> str:
     monkeypatch.setattr(oom, "usage", lambda device: now)
     return str(does_not_fit(Failure("Tried to allocate 2.00 GiB", allocated), held, CPU))
 
 
 def test_activations_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held("cuda:0", parameters=GIB, gradients=GIB, optimizer=2 * GIB)
+    held = DeviceHoldings("cuda:0", parameters=GIB, gradients=GIB, optimizer=2 * GIB)
     now = Usage("cuda:0", allocated=4 * GIB, reserved=4 * GIB, process=5 * GIB, free=19 * GIB, total=24 * GIB)
     words = said(monkeypatch, held, 20 * GIB, now)
     assert "parameters 1.0 GiB, gradients 1.0 GiB, optimizer state 2.0 GiB, activations 16.0 GiB" in words
@@ -118,7 +118,7 @@ def test_activations_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_weights_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held("cuda:0", parameters=6 * GIB, gradients=5 * GIB, optimizer=12 * GIB)
+    held = DeviceHoldings("cuda:0", parameters=6 * GIB, gradients=5 * GIB, optimizer=12 * GIB)
     now = Usage("cuda:0", total=24 * GIB)
     words = said(monkeypatch, held, 23 * GIB, now)
     assert "saves up to 12.0 GiB" in words
@@ -128,7 +128,7 @@ def test_weights_that_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_other_processes_and_memory_in_no_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held("cuda:0", parameters=GIB)
+    held = DeviceHoldings("cuda:0", parameters=GIB)
     now = Usage("cuda:0", allocated=GIB, reserved=9 * GIB, process=10 * GIB, free=2 * GIB, total=24 * GIB)
     words = said(monkeypatch, held, 2 * GIB, now)
     assert "end the other processes, which hold 12.0 GiB" in words
@@ -136,7 +136,7 @@ def test_other_processes_and_memory_in_no_tensor(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_device_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = said(monkeypatch, Held("cpu", parameters=4096), None, Usage("cpu"))
+    words = said(monkeypatch, DeviceHoldings("cpu", parameters=4096), None, Usage("cpu"))
     assert "parameters 4.0 KiB" in words
     assert "activations" not in words.split("fix")[0]
 

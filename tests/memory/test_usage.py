@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from hotloop.errors import HotloopError
 from hotloop.memory import usage as module
 from hotloop.memory.usage import Usage, holdings, machine_memory, usage
 
@@ -43,6 +44,13 @@ def test_a_device_that_tells_nothing_is_unknown_and_not_zero() -> None:
     now = usage("meta")
     assert (now.allocated, now.reserved, now.process, now.free, now.total) == (None,) * 5
     assert str(now) == "meta: unknown"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "banana"])
+def test_a_device_that_is_not_here_is_refused_with_the_choices(device: str) -> None:
+    with pytest.raises(HotloopError, match=rf"you asked for '?{device}.*\n +fix: .*choose one of what is here: cpu"):
+        usage(device)
 
 
 def test_the_words_name_each_figure_once() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.monitor.holders import Holder, merged
+from hotloop.monitor.holders import GpuProcess, merged
 from hotloop.monitor.processes import HOST_PIDS, WHOLE_MACHINE, People, held_by_torch
 from hotloop.monitor.reading import Process
 
@@ -63,8 +63,8 @@ def opens(proc: Path, pid: int, *files: str) -> None:
         (fds / str(number)).symlink_to(file)
 
 
-def rows(*pids: int, memory: int | None = GIB) -> dict[str, tuple[Holder, ...]]:
-    return {"GPU-0": tuple(Holder(pid, memory, "compute") for pid in pids)}
+def rows(*pids: int, memory: int | None = GIB) -> dict[str, tuple[GpuProcess, ...]]:
+    return {"GPU-0": tuple(GpuProcess(pid, memory, "compute") for pid in pids)}
 
 
 def test_a_process_has_its_name_and_everything(whole_machine: Path) -> None:
@@ -234,7 +234,7 @@ def test_the_only_row_is_this_process_where_it_holds_memory_of_that_gpu(containe
 
 
 def test_this_process_is_told_from_others_by_what_it_holds_at_least(container: Path) -> None:
-    held = {"GPU-0": (Holder(GONE, 9 * GIB, "compute"), Holder(GONE + 1, GIB, "compute"))}
+    held = {"GPU-0": (GpuProcess(GONE, 9 * GIB, "compute"), GpuProcess(GONE + 1, GIB, "compute"))}
     named, note = People(container, own=lambda: {"GPU-0": 5 * GIB}).name(held)
     assert [(p.pid, p.ours) for p in named["GPU-0"]] == [(os.getpid(), True), (GONE + 1, False)]
     assert note == HOST_PIDS
@@ -294,21 +294,21 @@ def row(pid: int, memory: int | None) -> SimpleNamespace:
 def test_lists_become_one_with_most_memory_first() -> None:
     lists = {"compute": [row(1, 5), row(2, 9), row(3, None)], "graphics": [row(1, 5), row(4, 7)]}
     assert merged(lists, 100) == (
-        Holder(2, 9, "compute"),
-        Holder(4, 7, "graphics"),
-        Holder(1, 5, "both"),
-        Holder(3, None, "compute"),
+        GpuProcess(2, 9, "compute"),
+        GpuProcess(4, 7, "graphics"),
+        GpuProcess(1, 5, "both"),
+        GpuProcess(3, None, "compute"),
     )
 
 
 def test_slices_of_a_gpu_are_added_up_and_an_unknown_one_makes_the_sum_unknown() -> None:
-    assert merged({"compute": [row(1, 5), row(1, 6)]}, 100) == (Holder(1, 11, "compute"),)
-    assert merged({"compute": [row(1, 5), row(1, None)]}, 100) == (Holder(1, None, "compute"),)
+    assert merged({"compute": [row(1, 5), row(1, 6)]}, 100) == (GpuProcess(1, 11, "compute"),)
+    assert merged({"compute": [row(1, 5), row(1, None)]}, 100) == (GpuProcess(1, None, "compute"),)
 
 
 def test_what_a_broken_driver_puts_in_its_list() -> None:
     lists = {"compute": [row(0, 5), row(2**32 - 1, 5), row(7, 0), row(8, 2**63)], "graphics": None}
-    assert merged(lists, 100) == (Holder(7, None, "compute"), Holder(8, None, "compute"))
+    assert merged(lists, 100) == (GpuProcess(7, None, "compute"), GpuProcess(8, None, "compute"))
     assert merged({"compute": None, "graphics": None}, 100) is None
     assert merged({"compute": [], "graphics": None}, 100) == ()
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from hotloop import move, to_numpy
+from hotloop.errors import BadArgument
 from hotloop.placement import tensors_in
 
 Pair = namedtuple("Pair", ["image", "label"])
@@ -164,6 +165,11 @@ def test_to_numpy_has_every_dtype(dtype: torch.dtype, expected: type) -> None:
     array = to_numpy(torch.tensor([1, 0, 1]).to(dtype))
     assert array.dtype == expected
     assert array.tolist() == [1, 0, 1]
+
+
+def test_to_numpy_of_what_is_no_tensor_is_refused_with_the_way_to_write_it() -> None:
+    with pytest.raises(BadArgument, match=r"given a list, and takes one tensor\n +fix: .*for t in tensors"):
+        to_numpy([torch.ones(1)])  # type: ignore[arg-type]
 
 
 def test_to_numpy_from_awkward_tensors() -> None:

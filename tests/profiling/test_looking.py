@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from hotloop.profiling.looking import Look, Seen
+from hotloop.profiling.looking import LoggedOperation, OperationLog
 
 
 class Net(nn.Module):
@@ -29,7 +29,7 @@ def line(mark: str) -> int:
 
 
 @pytest.fixture
-def looked() -> tuple[Look, nn.Module]:
+def looked() -> tuple[OperationLog, nn.Module]:
     model, device = Net(), torch.device("cpu")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     inputs = torch.ones(5, 4)
@@ -41,7 +41,7 @@ def looked() -> tuple[Look, nn.Module]:
         optimizer.step()  # update
 
     step()
-    look = Look(device, lambda: [optimizer])
+    look = OperationLog(device, lambda: [optimizer])
     before = register_optimizer_step_pre_hook(lambda *_: look.begin_update())
     after = register_optimizer_step_post_hook(lambda *_: look.end_update())
     with look.looking():
@@ -51,7 +51,7 @@ def looked() -> tuple[Look, nn.Module]:
     return look, model
 
 
-def found(look: Look, name: str, phase: str) -> list[Seen]:
+def found(look: OperationLog, name: str, phase: str) -> list[LoggedOperation]:
     return [seen for seen in look.seen if seen.name == f"aten::{name}" and seen.phase == phase]
 
 
@@ -97,7 +97,7 @@ def test_memory_is_told_apart(looked) -> None:
 
 def test_what_is_computed_once_more_stands_at_its_own_line() -> None:
     weight = torch.ones(3, 3, requires_grad=True)
-    look = Look(torch.device("cpu"), list)
+    look = OperationLog(torch.device("cpu"), list)
 
     def block(x: torch.Tensor) -> torch.Tensor:
         return x.sin() @ weight  # block
@@ -109,7 +109,7 @@ def test_what_is_computed_once_more_stands_at_its_own_line() -> None:
 
 def test_what_a_loader_does_is_data() -> None:
     loader = torch.utils.data.DataLoader(torch.arange(6.0), batch_size=2)
-    look = Look(torch.device("cpu"), list)
+    look = OperationLog(torch.device("cpu"), list)
     with look.looking():
         for batch in loader:
             batch + 1
@@ -119,7 +119,7 @@ def test_what_a_loader_does_is_data() -> None:
 
 def test_it_leaves_nothing_behind() -> None:
     before = torch.utils.data.dataloader._BaseDataLoaderIter.__next__
-    look = Look(torch.device("cpu"), list)
+    look = OperationLog(torch.device("cpu"), list)
     with pytest.raises(ZeroDivisionError), look.looking():
         raise ZeroDivisionError
     torch.ones(1) + 1

@@ -3,7 +3,7 @@
 import pytest
 
 from hotloop.placement.sites import Site
-from hotloop.profiling.looking import Seen
+from hotloop.profiling.looking import LoggedOperation
 from hotloop.profiling.operations import costliest, costs, plain, waits_in
 
 from .timelines import BACKWARD, STREAM, event, mark
@@ -12,8 +12,8 @@ ONE, TWO, UPDATE, LOSS = (Site("/nowhere/net.py", line) for line in (1, 2, 3, 4)
 ENGINE = "autograd::engine::evaluate_function: AddmmBackward0"
 
 
-def seen(name: str, phase: str, site: Site) -> Seen:
-    return Seen(name, phase, site, "2×2", 0.0, "fp32")
+def seen(name: str, phase: str, site: Site) -> LoggedOperation:
+    return LoggedOperation(name, phase, site, "2×2", 0.0, "fp32")
 
 
 def lines(operations) -> dict[tuple[str, str, int | None], float]:

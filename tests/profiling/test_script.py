@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from hotloop.profiling.record import Profile
-from hotloop.profiling.script import PROFILE, TRACE, Request, main
+from hotloop.profiling.script import PROFILE, TRACE, ProfileRequest, main
 
 HEAD = """
     import torch
@@ -46,7 +46,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
     def call(body: str, *arguments: str, steps: int = 3, warmup: int | None = 6, head: str = HEAD, **options):
         (tmp_path / "train.py").write_text(dedent(head) + dedent(body))
-        request = Request(
+        request = ProfileRequest(
             options.get("target", "train.py"), arguments, str(tmp_path), steps, warmup, options.get("module", False)
         )
         code = main([request.command()[-1]])
@@ -82,6 +82,29 @@ def test_the_tutorials_loop_names_its_waits_and_their_lines(run, tmp_path: Path)
     assert "hotloop: profiling 3 steps" in err
     assert "Traceback" not in err
     assert (tmp_path / TRACE).read_bytes()[:2] == b"\x1f\x8b"
+
+
+def test_what_hotloop_reads_by_itself_is_not_laid_at_the_persons_door(run) -> None:
+    code, profile, *_ = run(
+        """
+        import hotloop
+
+        class Net(nn.Sequential):
+            def forward(self, x):
+                if x.sum() > 1e9:  # theirs
+                    return x
+                return super().forward(x)
+
+        net = Net(nn.Linear(4, 2))
+        loader = DataLoader(TensorDataset(torch.ones(64, 4), torch.zeros(64, 2)), batch_size=4)
+        loop = hotloop.Loop(net, torch.optim.AdamW(net.parameters()), nn.MSELoss(), device="cpu", plan="plain")
+        loop.fit(loader, epochs=2, progress=False)
+        """,
+        steps=3,
+    )
+    assert code == 0
+    assert {wait.line.code for wait in profile.waits} == {"if x.sum() > 1e9:  # theirs"}
+    assert not any("loop.fit" in advice.what for advice in profile.advice)
 
 
 def test_a_script_sees_what_python_would_show_it(run, tmp_path: Path) -> None:

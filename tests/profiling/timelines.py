@@ -1,13 +1,15 @@
 """Timelines as the tests compose them."""
 
-from hotloop.profiling.events import MARK, Event, Kind
+from hotloop.profiling.events import MARK, Kind, TraceEvent
 
 HOST, BACKWARD, STREAM = 1, 2, 7
 
 
-def mark(at: float, thread: int = HOST) -> Event:
-    return Event(MARK, "mark", at, at, thread)
+def mark(at: float, thread: int = HOST) -> TraceEvent:
+    return TraceEvent(MARK, "mark", at, at, thread)
 
 
-def event(kind: Kind, start: float, end: float, name: str = "", thread: int = HOST, link: int | None = None) -> Event:
-    return Event(name or f"a {kind}", kind, start, end, thread, link)
+def event(
+    kind: Kind, start: float, end: float, name: str = "", thread: int = HOST, link: int | None = None
+) -> TraceEvent:
+    return TraceEvent(name or f"a {kind}", kind, start, end, thread, link)

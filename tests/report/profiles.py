@@ -1,9 +1,9 @@
 """Profiles as the tests need them: composed timelines, analysed."""
 
 from hotloop.placement.sites import Site
-from hotloop.profiling.analysis import Findings, analyse
-from hotloop.profiling.events import MARK, Event
-from hotloop.profiling.looking import Seen
+from hotloop.profiling.analysis import ProfileContext, analyse
+from hotloop.profiling.events import MARK, TraceEvent
+from hotloop.profiling.looking import LoggedOperation
 from hotloop.profiling.record import MemorySample, Profile
 
 STEP = 0.02  # seconds
@@ -11,7 +11,7 @@ STEP = 0.02  # seconds
 
 def made_profile(device: str = "cuda:0", name: str = "train.py", steps: int = 6) -> Profile:
     """Steps of twenty milliseconds: data, a copy, two layers forward and backward, an update, a read of the loss."""
-    events = [Event(MARK, "mark", 0.0, 0.0, 1)]
+    events = [TraceEvent(MARK, "mark", 0.0, 0.0, 1)]
     for step in range(steps):
         longer = 0.006 if step in (2, 4) else 0.0  # two steps wait longer for data
         events += _step(events[-1].end, longer, step * 10, cuda=device != "cpu")
@@ -24,7 +24,7 @@ def made_profile(device: str = "cuda:0", name: str = "train.py", steps: int = 6)
             + [("update", 400_000, 0)] * 6
         )
     )
-    about = Findings(
+    about = ProfileContext(
         name=name,
         device=device,
         device_name="Test device",
@@ -40,24 +40,24 @@ def made_profile(device: str = "cuda:0", name: str = "train.py", steps: int = 6)
     return analyse(events, about)
 
 
-def _seen() -> list[Seen]:
+def _seen() -> list[LoggedOperation]:
     net, loop = "/project/net.py", "/project/train.py"
     return [
-        Seen("aten::_to_copy", "forward", Site(loop, 20), "64×784", 0.0, "fp32"),
-        Seen("aten::addmm", "forward", Site(net, 11), "64×784, 784×512", 5e10, "fp32"),
-        Seen("aten::addmm", "forward", Site(net, 12), "64×512, 512×10", 1e9, "fp32"),
-        Seen("aten::mm", "backward", Site(net, 11), "784×64, 64×512", 1e11, "fp32"),
-        Seen("aten::_foreach_add_", "update", Site(loop, 25), "784×512", 0.0, "fp32"),
-        Seen("aten::_local_scalar_dense", "forward", Site(loop, 26), "scalar", 0.0, "fp32"),
+        LoggedOperation("aten::_to_copy", "forward", Site(loop, 20), "64×784", 0.0, "fp32"),
+        LoggedOperation("aten::addmm", "forward", Site(net, 11), "64×784, 784×512", 5e10, "fp32"),
+        LoggedOperation("aten::addmm", "forward", Site(net, 12), "64×512, 512×10", 1e9, "fp32"),
+        LoggedOperation("aten::mm", "backward", Site(net, 11), "784×64, 64×512", 1e11, "fp32"),
+        LoggedOperation("aten::_foreach_add_", "update", Site(loop, 25), "784×512", 0.0, "fp32"),
+        LoggedOperation("aten::_local_scalar_dense", "forward", Site(loop, 26), "scalar", 0.0, "fp32"),
     ]
 
 
-def _step(begin: float, longer: float, link: int, *, cuda: bool) -> list[Event]:
-    def host(name: str, start: float, end: float, kind: str = "operation", number: int | None = None) -> Event:
-        return Event(name, kind, begin + start, begin + end, 1, number)
+def _step(begin: float, longer: float, link: int, *, cuda: bool) -> list[TraceEvent]:
+    def host(name: str, start: float, end: float, kind: str = "operation", number: int | None = None) -> TraceEvent:
+        return TraceEvent(name, kind, begin + start, begin + end, 1, number)
 
-    def device(name: str, start: float, end: float, number: int, kind: str = "kernel") -> Event:
-        return Event(name, kind, begin + longer + start, begin + longer + end, 7, link + number)
+    def device(name: str, start: float, end: float, number: int, kind: str = "kernel") -> TraceEvent:
+        return TraceEvent(name, kind, begin + longer + start, begin + longer + end, 7, link + number)
 
     events = [host("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 0.005 + longer, "data")]
     calls = [

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from hotloop.profiling.advice import with_ceilings
-from hotloop.profiling.record import Line, Parts, Profile
+from hotloop.profiling.record import Line, Profile, TimeParts
 from hotloop.report import profile as module
 from hotloop.report.document import Plot
 from hotloop.report.plots import DARK, LIGHT
@@ -103,7 +103,7 @@ def test_ceilings_are_of_the_precision_that_was_used() -> None:
     mixed = replace(profile, flops={"fp32": 40e12, "bf16": 600e12})
     assert mixed.ceiling == pytest.approx(640e12 / 2)  # a second each
     assert replace(profile, ceilings={}).ceiling is None
-    bare = with_ceilings(replace(profile, parts=Parts(compute=1.0), ceilings={}, advice=()), profile.ceilings)
+    bare = with_ceilings(replace(profile, parts=TimeParts(compute=1.0), ceilings={}, advice=()), profile.ceilings)
     assert any("half precision" in advice.what for advice in bare.advice)
 
 
@@ -163,9 +163,9 @@ def test_the_pictures_are_drawings(theme, narrow: bool) -> None:
 
 def test_pictures_of_nothing_are_drawn_too() -> None:
     profile = made_profile()
-    empty = replace(profile.median_step, parts=Parts(), slices=())
+    empty = replace(profile.median_step, parts=TimeParts(), slices=())
     assert step_plot(profile, empty)
-    assert parts_bar(replace(profile, parts=Parts()))
+    assert parts_bar(replace(profile, parts=TimeParts()))
 
 
 def test_the_terminal_says_the_same() -> None:

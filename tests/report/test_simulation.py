@@ -22,7 +22,7 @@ from hotloop.report.profile import profile_run
 from hotloop.report.runs import DATA, PAGE, compared, kept_in, runs_list
 from hotloop.report.simulation import categories_table, lead, modules_table, simulation_page, simulation_run
 from hotloop.report.simulation_plots import far_above, peak_line, steps_plot
-from hotloop.simulate.record import Band, Copy, Finding, Pace, Peak, PeakAt, Simulation, StepTime, Sync
+from hotloop.simulate.record import Band, Copy, Finding, Peak, PeakAt, Simulation, StepPace, StepTime, Sync
 from hotloop.simulate.search import Variant
 
 from .profiles import made_profile
@@ -329,7 +329,7 @@ def test_a_script_that_did_not_train_has_a_page_without_a_verdict(status: str, w
 
 
 def test_the_page_says_what_a_person_waits_for_beside_the_step() -> None:
-    pace = Pace(StepTime(250.0, 200.0, 300.0, calibrated=True), 240.0, 0.0, 2, "data")
+    pace = StepPace(StepTime(250.0, 200.0, 300.0, calibrated=True), 240.0, 0.0, 2, "data")
     page = unescape(simulation_page(made(pace=pace), script="train.py"))
     assert "Batches and the script's own work on the host, measured here, make that 250 ms (200 ms to 300 ms)." in page
     assert "The data limits the pace" in page

@@ -30,6 +30,7 @@ def test_it_fits_narrow_and_wide_terminals() -> None:
 
 def test_an_interrupted_run_says_so() -> None:
     assert "Stopped by Ctrl-C" in shown(replace(made_report(), interrupted=True))
+    assert "Stopped by the time limit" in shown(replace(made_report(), interrupted=True, stopped="the time limit"))
 
 
 def test_text_from_outside_cannot_steer_the_terminal_nor_be_read_as_markup() -> None:

@@ -16,7 +16,7 @@ from hotloop.errors import BadArgument
 from hotloop.simulate.addresses import FIRST_RANGE
 from hotloop.simulate.allocator import Allocator, Block, Full, rounded, segment_for
 from hotloop.simulate.expandable import ExpandableAllocator
-from hotloop.simulate.replay import Event, Trace, read_trace, replay, write_trace
+from hotloop.simulate.replay import Trace, TraceEntry, read_trace, replay, write_trace
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 sizes = st.one_of(
@@ -295,7 +295,7 @@ def test_a_segment_holds_its_request(size: int) -> None:
 def recorded(steps: int, cap: int | None = None, seed: int = 0) -> Trace:
     """A trace as a real allocator would have left it, made by the model itself."""
     chance = random.Random(seed)  # noqa: S311
-    made: list[Event] = []
+    made: list[TraceEntry] = []
     allocator = Allocator(GIB, cap=cap)
     live: list[tuple[Block, int]] = []
     known: set[int] = set()
@@ -316,7 +316,10 @@ def recorded(steps: int, cap: int | None = None, seed: int = 0) -> Trace:
     for _ in range(steps):
         if live and chance.random() < 0.45:
             block, size = live.pop(chance.randrange(len(live)))
-            made += [Event("free_requested", block.address, size), Event("free_completed", block.address, size)]
+            made += [
+                TraceEntry("free_requested", block.address, size),
+                TraceEntry("free_completed", block.address, size),
+            ]
             allocator.free(block)
             continue
         size = int(2 ** chance.uniform(4, 25))
@@ -324,17 +327,17 @@ def recorded(steps: int, cap: int | None = None, seed: int = 0) -> Trace:
             block = allocator.allocate(size)
         except Full as full:
             now = segments()
-            made += [Event("segment_free", at, sizes_of[at]) for at in known - set(now)]
+            made += [TraceEntry("segment_free", at, sizes_of[at]) for at in known - set(now)]
             known = set(now)
-            made.append(Event("oom", 0, full.asked))
+            made.append(TraceEntry("oom", 0, full.asked))
             continue
         live.append((block, size))
         now = segments()
-        made += [Event("segment_free", at, sizes_of[at]) for at in known - set(now)]
-        made += [Event("segment_alloc", at, now[at]) for at in set(now) - known]
+        made += [TraceEntry("segment_free", at, sizes_of[at]) for at in known - set(now)]
+        made += [TraceEntry("segment_alloc", at, now[at]) for at in set(now) - known]
         sizes_of |= now
         known = set(now)
-        made.append(Event("alloc", block.address, size))
+        made.append(TraceEntry("alloc", block.address, size))
     peak = allocator.all.allocated.most, allocator.all.reserved.most
     return Trace("made up", GIB, cap, peak, tuple(made), {})
 
@@ -370,13 +373,13 @@ def test_the_first_difference_is_named() -> None:
 
 def test_a_cache_that_was_emptied_by_hand_is_noticed() -> None:
     events = (
-        Event("segment_alloc", 0, 12 * MIB),
-        Event("alloc", 0, 12 * MIB),
-        Event("free_requested", 0, 12 * MIB),
-        Event("free_completed", 0, 12 * MIB),
-        Event("segment_free", 0, 12 * MIB),
-        Event("segment_alloc", 0, 2 * MIB),
-        Event("alloc", 0, 100),
+        TraceEntry("segment_alloc", 0, 12 * MIB),
+        TraceEntry("alloc", 0, 12 * MIB),
+        TraceEntry("free_requested", 0, 12 * MIB),
+        TraceEntry("free_completed", 0, 12 * MIB),
+        TraceEntry("segment_free", 0, 12 * MIB),
+        TraceEntry("segment_alloc", 0, 2 * MIB),
+        TraceEntry("alloc", 0, 100),
     )
     found = replay(Trace("emptied", GIB, None, (12 * MIB, 12 * MIB), events))
     assert found.exact, str(found.first)

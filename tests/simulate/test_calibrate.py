@@ -16,7 +16,7 @@ from hotloop.simulate.cards import card
 from hotloop.simulate.cost import seconds_of
 from hotloop.simulate.fit import Sample
 from hotloop.simulate.products import Product
-from hotloop.simulate.table import Host, Link, default_table, read
+from hotloop.simulate.table import HostCost, Link, default_table, read
 from hotloop.simulate.work import Part
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "calibrate_gpu.py"
@@ -60,7 +60,7 @@ def test_a_card_is_found_again_from_its_measurements(calibrate, capsys):
     parts += [Part("norm", bytes=1e6), Part("norm", bytes=1e7)]
     truth = default_table()
     samples = [Sample(part, seconds_of(part, H200, truth)) for part in parts]
-    table = calibrate.build(samples, H200, link=Link(), host=Host(), floor=truth.floor)
+    table = calibrate.build(samples, H200, link=Link(), host=HostCost(), floor=truth.floor)
     assert (table.card, table.architecture) == ("h200", "hopper")
     assert "norm" not in table.curves  # of too few measurements nothing is concluded
     for sample in samples:
@@ -125,7 +125,7 @@ def test_what_was_measured_in_one_half_precision_serves_the_other(calibrate, cap
     products = [Product(1, m, n, 640) for m in (128, 640, 2560, 8192) for n in (128, 2560)]
     parts = [Part("gemm", 2.0 * (p.rows + p.columns) * p.inner, p.flops, "bf16", product=p) for p in products]
     samples = [Sample(part, seconds_of(part, H200, default_table())) for part in parts]
-    table = calibrate.build(samples, H200, link=Link(), host=Host(), floor=1.5e-6)
+    table = calibrate.build(samples, H200, link=Link(), host=HostCost(), floor=1.5e-6)
     assert table.curves["gemm/fp16"] == table.curves["gemm/bf16"]
 
 

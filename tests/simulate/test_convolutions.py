@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.simulate.constants import tables
-from hotloop.simulate.convolutions import Case, Plan, case_of, distance, neighbours, plan_of, workspace
+from hotloop.simulate.convolutions import Case, ConvolutionTiming, case_of, distance, neighbours, plan_of, workspace
 
 MIB = 2**20
 CASE = Case(32, 64, 128, 56, 3)
@@ -15,7 +15,7 @@ rest = st.just(1), st.integers(1, 3), st.integers(1, 64)  # groups, dimensions, 
 cases = st.builds(Case, numbers, numbers, numbers, *sides, *rest)
 
 
-def bytes_of(plan: Plan, case: Case, x: int, weight: int, y: int) -> int:
+def bytes_of(plan: ConvolutionTiming, case: Case, x: int, weight: int, y: int) -> int:
     return workspace((str(plan),), case, x, weight, y).bytes
 
 
@@ -25,7 +25,7 @@ def test_what_was_measured_is_said_again(case: Case, x: int, y: int, weight: int
         plan = plan_of(part, case, x, weight, y, seen)
         assert min(plan[1:]) >= 0
         assert bytes_of(plan, case, x, weight, y) == pytest.approx(seen, rel=2e-3, abs=2e-3 * (x + weight + y))
-        assert Plan.read(str(plan)).case == case
+        assert ConvolutionTiming.read(str(plan)).case == case
 
 
 @pytest.mark.parametrize("copies", [(0, 0, 0), (1, 1, 1), (1, 1, 0), (0, 1, 1), (1, 0, 1)])
@@ -77,7 +77,7 @@ def test_distances_are_distances(a: Case, b: Case) -> None:
 
 def test_kinds_come_first() -> None:
     near, alike = Case(32, 64, 64, 56, 1), Case(2, 512, 256, 8, 5)
-    rows = tuple(str(Plan(case, 0, 0, 0, 0, 0)) for case in (near, alike))
+    rows = tuple(str(ConvolutionTiming(case, 0, 0, 0, 0, 0)) for case in (near, alike))
     assert [plan.case for plan, _ in neighbours(rows, Case(32, 64, 64, 56, 3))] == [alike]
     assert neighbours((), CASE) == ()
     assert workspace((), CASE, 1, 1, 1)[:3] == (0, 0, 3)
@@ -93,5 +93,5 @@ def test_sizes_become_cases() -> None:
 def test_tables_know_every_kind() -> None:
     for table in tables():
         for key, rows in table.convolution.items():
-            kinds = {Plan.read(row).case.kind for row in rows}
+            kinds = {ConvolutionTiming.read(row).case.kind for row in rows}
             assert kinds >= {"spatial", "pointwise", "depthwise"}, (table.architecture, key)

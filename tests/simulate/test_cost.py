@@ -11,7 +11,7 @@ from hotloop.simulate.cards import card, cards
 from hotloop.simulate.cost import cache_of, peak, seconds_of
 from hotloop.simulate.families import FAMILIES
 from hotloop.simulate.products import Product
-from hotloop.simulate.table import Curve, Table, default_table, load, parse, read
+from hotloop.simulate.table import ArchitectureTable, Curve, default_table, load, parse, read
 from hotloop.simulate.work import Part
 
 H200 = card("h200")
@@ -113,7 +113,7 @@ def test_any_name_of_an_architecture_has_a_table(name):
 
 
 def test_a_curve_that_is_missing_is_the_next_of_kin_or_the_default():
-    own = Table(card="h200", curves={"gemm/bf16": Curve(latency=1e-6, memory=0.9, compute=0.7).to_json()})
+    own = ArchitectureTable(card="h200", curves={"gemm/bf16": Curve(latency=1e-6, memory=0.9, compute=0.7).to_json()})
     assert own.curve(Part("gemm", precision="fp16")).compute == 0.7
     assert own.curve(Part("norm")) == TABLE.curve(Part("norm"))
 

@@ -9,7 +9,7 @@ from hotloop.simulate.cards import generic
 from hotloop.simulate.constants import Constants
 from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.ledger import POINTS, Timeline
-from hotloop.simulate.memory import Memory
+from hotloop.simulate.memory import MemoryListener
 from hotloop.simulate.record import Simulation
 
 MIB = 2**20
@@ -17,11 +17,11 @@ KINDS = ("parameter", "gradient", "optimizer", "activation", "input", "buffer", 
 CONSTANTS = Constants("any", "2.11", True, "made up", context={"base": 200 * MIB}, convolution={})
 
 
-def memory() -> Memory:
-    return Memory(generic("64GiB"), constants=CONSTANTS)
+def memory() -> MemoryListener:
+    return MemoryListener(generic("64GiB"), constants=CONSTANTS)
 
 
-def record_of(model: Memory) -> Simulation:
+def record_of(model: MemoryListener) -> Simulation:
     """After a trip through a file."""
     made = Simulation("vram-64GiB", 3, 3, **model.to_record())
     return Simulation.from_json(json.loads(json.dumps(made.to_json())))

@@ -16,7 +16,7 @@ from hotloop.simulate.cards import Card, generic
 from hotloop.simulate.constants import Constants
 from hotloop.simulate.events import Listener, Operation, Place, Shape
 from hotloop.simulate.ledger import Timeline
-from hotloop.simulate.memory import Memory, SimulatedOutOfMemory
+from hotloop.simulate.memory import MemoryListener, SimulatedOutOfMemory
 from hotloop.simulate.need import STAGE
 from hotloop.simulate.record import Simulation
 from hotloop.simulate.workspaces import needs
@@ -38,8 +38,8 @@ LINE = Place("train.py", 17, "train")
 
 
 @pytest.fixture
-def memory() -> Memory:
-    return Memory(one_gib(), constants=CONSTANTS)
+def memory() -> MemoryListener:
+    return MemoryListener(one_gib(), constants=CONSTANTS)
 
 
 def one_gib() -> Card:
@@ -50,14 +50,14 @@ def operation(name: str = "aten.relu.default", *inputs: Shape, module: str = "",
     return Operation(name, inputs, inputs[:1], dict(arguments), "forward", module, LINE)
 
 
-def run(memory: Memory, what: Operation, results: dict[int, int], kind: str = "activation") -> None:
+def run(memory: MemoryListener, what: Operation, results: dict[int, int], kind: str = "activation") -> None:
     memory.before(what)
     for key, size in results.items():
         memory.allocated(key, size, kind)
     memory.after(what)
 
 
-def test_it_listens(memory: Memory) -> None:
+def test_it_listens(memory: MemoryListener) -> None:
     heard: Listener = memory
     heard.copied(5, "to the device", pinned=False, blocking=True, place=LINE)
     heard.waited("item", LINE)
@@ -68,7 +68,7 @@ def test_it_listens(memory: Memory) -> None:
     assert memory.memory_allocated() == 0
 
 
-def test_categories_add_up_to_the_peak(memory: Memory) -> None:
+def test_categories_add_up_to_the_peak(memory: MemoryListener) -> None:
     memory.allocated(1, 30 * MIB, "temporary")
     memory.named(1, "parameter")
     run(memory, operation(module="encoder.layer"), {2: 20 * MIB, 3: 100})
@@ -89,7 +89,7 @@ def test_categories_add_up_to_the_peak(memory: Memory) -> None:
     assert memory.peak.process == 264 * MIB
 
 
-def test_a_blas_workspace_is_taken_once_for_each_thread(memory: Memory) -> None:
+def test_a_blas_workspace_is_taken_once_for_each_thread(memory: MemoryListener) -> None:
     for key in (1, 2):
         run(memory, operation("aten.mm.default"), {key: 512})
     assert memory.memory_allocated() == 1024 + 8_519_680
@@ -104,7 +104,7 @@ X = Shape((8, 16, 128, 128), "float32", 4)
 W = Shape((16, 16, 3, 3), "float32", 4)
 
 
-def test_a_convolution_holds_its_workspace_for_a_moment(memory: Memory) -> None:
+def test_a_convolution_holds_its_workspace_for_a_moment(memory: MemoryListener) -> None:
     run(memory, operation("aten.convolution.default", X, W, groups=1), {1: X.nbytes})
     assert memory.memory_allocated() == X.nbytes
     assert memory.peak.allocated == 2 * X.nbytes
@@ -112,14 +112,14 @@ def test_a_convolution_holds_its_workspace_for_a_moment(memory: Memory) -> None:
 
 
 def test_and_makes_do_without_where_there_is_no_room() -> None:
-    memory = Memory(one_gib(), cap=40 * MIB, constants=CONSTANTS)
+    memory = MemoryListener(one_gib(), cap=40 * MIB, constants=CONSTANTS)
     x = replace(X, sizes=(32, 16, 128, 128))
     run(memory, operation("aten.convolution.default", x, W, groups=1), {1: x.nbytes})
     assert memory.shortage is None
     assert memory.peak.allocated == x.nbytes
 
 
-def test_what_a_stage_took_is_given_back_before_the_next_result(memory: Memory) -> None:
+def test_what_a_stage_took_is_given_back_before_the_next_result(memory: MemoryListener) -> None:
     x, gradient = Shape((64, 32, 256), "float32", 4), Shape((64, 32, 256), "float32", 4, strides=(256, 16384, 1))
     backward = operation("aten._cudnn_rnn_backward.default", x, gradient, mode=2, hidden_size=256, num_layers=1)
     weights = 8 * MIB
@@ -131,7 +131,7 @@ def test_what_a_stage_took_is_given_back_before_the_next_result(memory: Memory) 
     assert memory.peak.allocated == pytest.approx(max(before, after), abs=1024)
 
 
-def test_a_reserve_lives_as_long_as_its_handle(memory: Memory) -> None:
+def test_a_reserve_lives_as_long_as_its_handle(memory: MemoryListener) -> None:
     x = Shape((64, 64, 64), "float32", 4)
     lstm = operation("aten._cudnn_rnn.default", x, mode=2, hidden_size=64, num_layers=1, train=True)
     run(memory, lstm, {1: x.nbytes, 2: 0})
@@ -143,7 +143,7 @@ def test_a_reserve_lives_as_long_as_its_handle(memory: Memory) -> None:
     assert memory.memory_allocated() == 0
 
 
-def test_it_runs_out_at_the_line(memory: Memory) -> None:
+def test_it_runs_out_at_the_line(memory: MemoryListener) -> None:
     memory.allocated(1, 700 * MIB, "parameter")
     memory.before(operation(module="block.3"))
     with pytest.raises(
@@ -164,7 +164,7 @@ def test_it_runs_out_at_the_line(memory: Memory) -> None:
 
 def test_what_an_operation_held_goes_also_where_it_ran_out() -> None:
     """A script that catches the error and goes on has its memory back."""
-    memory = Memory(one_gib())
+    memory = MemoryListener(one_gib())
     apart = Shape((64, 64, 32, 32), "float32", 4, strides=(131072, 1024, 32, 1))  # which is copied first
     weight = Shape((64, 64, 3, 3), "float32", 4)
     memory.before(operation("aten.convolution.default", apart, weight))
@@ -174,13 +174,13 @@ def test_what_an_operation_held_goes_also_where_it_ran_out() -> None:
     assert memory.memory_allocated() == 0
 
 
-def test_a_cap_is_said(memory: Memory) -> None:
+def test_a_cap_is_said(memory: MemoryListener) -> None:
     memory.set_per_process_memory_fraction(0.25)
     with pytest.raises(torch.OutOfMemoryError, match=r"256.00 MiB allowed"):
         memory.allocated(1, 300 * MIB, "parameter")
 
 
-def test_cached_memory_is_released_first(memory: Memory) -> None:
+def test_cached_memory_is_released_first(memory: MemoryListener) -> None:
     memory.allocated(1, 600 * MIB, "activation")
     memory.freed(1)
     memory.allocated(2, 700 * MIB, "activation")
@@ -189,7 +189,7 @@ def test_cached_memory_is_released_first(memory: Memory) -> None:
 
 
 def test_it_can_go_on_to_tell_what_would_be_needed() -> None:
-    memory = Memory(one_gib(), constants=CONSTANTS, go_on=True)
+    memory = MemoryListener(one_gib(), constants=CONSTANTS, go_on=True)
     for key in range(4):
         run(memory, operation(module=f"block.{key}"), {key: 500 * MIB})
     assert memory.shortage is not None
@@ -199,7 +199,7 @@ def test_it_can_go_on_to_tell_what_would_be_needed() -> None:
 
 
 def test_segments_may_grow() -> None:
-    memory = Memory(one_gib(), constants=CONSTANTS, expandable=True, go_on=True)
+    memory = MemoryListener(one_gib(), constants=CONSTANTS, expandable=True, go_on=True)
     for key, size in enumerate((100, 200, 300, 3000)):
         memory.allocated(key, size * MIB, "activation")
         memory.freed(key)
@@ -210,7 +210,9 @@ def test_segments_may_grow() -> None:
 
 @pytest.mark.parametrize(("size", "fits"), [(600, True), (780, None), (900, False)])
 def test_a_verdict_has_a_margin(size: int, fits: bool | None) -> None:
-    memory = Memory(one_gib(), constants=CONSTANTS, go_on=True)  # 824 MiB beside the context; 10% of them are 82
+    memory = MemoryListener(
+        one_gib(), constants=CONSTANTS, go_on=True
+    )  # 824 MiB beside the context; 10% of them are 82
     memory.allocated(1, size * MIB, "parameter")
     assert memory.fits is fits
     notes = memory.to_record()["notes"]
@@ -221,17 +223,17 @@ def test_a_verdict_has_a_margin(size: int, fits: bool | None) -> None:
 
 @pytest.mark.parametrize(("size", "fits"), [(85, True), (95, None)])
 def test_the_margin_is_that_of_a_cap_where_there_is_one(size: int, fits: bool | None) -> None:
-    memory = Memory(one_gib(), cap=100 * MIB, constants=CONSTANTS)
+    memory = MemoryListener(one_gib(), cap=100 * MIB, constants=CONSTANTS)
     memory.allocated(1, size * MIB, "parameter")
     assert memory.fits is fits
 
 
 def test_what_was_not_measured_is_said() -> None:
-    memory = Memory(one_gib(), constants=replace(CONSTANTS, calibrated=False))
+    memory = MemoryListener(one_gib(), constants=replace(CONSTANTS, calibrated=False))
     assert memory.to_record()["notes"] == ("what libraries take for themselves was not measured on turing GPUs",)
 
 
-def test_torch_cuda_is_answered(memory: Memory) -> None:
+def test_torch_cuda_is_answered(memory: MemoryListener) -> None:
     assert memory.mem_get_info() == (824 * MIB, GIB)
     memory.allocated(1, 100 * MIB, "activation")
     memory.freed(1)
@@ -246,14 +248,14 @@ def test_torch_cuda_is_answered(memory: Memory) -> None:
     assert memory.peak.allocated == 100 * MIB  # of the run
 
 
-def test_torchs_own_summary_can_be_made(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_summary_can_be_made(memory: MemoryListener, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.allocated(1, 100 * MIB, "activation")
     monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: memory.memory_stats())
     monkeypatch.setattr(torch.cuda.memory, "_get_device_index", lambda *_, **__: 0)
     assert "100.00 MiB" in torch.cuda.memory.memory_summary(0) or "102400 KiB" in torch.cuda.memory.memory_summary(0)
 
 
-def test_a_record_is_made_of_it(memory: Memory) -> None:
+def test_a_record_is_made_of_it(memory: MemoryListener) -> None:
     run(memory, operation(module="block"), {1: 20 * MIB})
     record = Simulation("vram-1GiB", 3, 3, **memory.to_record())
     assert record.peak is not None
@@ -275,7 +277,7 @@ def test_a_thinned_timeline_keeps_its_highest_point(heights: list[int], points: 
     assert all(heights[event - 1] == allocated for event, allocated, _ in kept)
 
 
-def test_nothing_is_lost_in_a_long_run(memory: Memory) -> None:
+def test_nothing_is_lost_in_a_long_run(memory: MemoryListener) -> None:
     for step in range(50):
         for key in range(20):
             run(memory, operation(module=f"block.{key}"), {1000 * step + key: (key + 1) * 300_000})
@@ -328,7 +330,7 @@ def test_the_model_counts_as_pytorch_does() -> None:
     """The same requests, in the same order, to the allocator of a fresh process and to the model."""
     asked = json.dumps(list(requests()))
     made = subprocess.run([sys.executable, "-c", REAL, asked], capture_output=True, text=True, check=True)
-    model = Memory(generic("64GiB"), constants=CONSTANTS)
+    model = MemoryListener(generic("64GiB"), constants=CONSTANTS)
     for (number, size, gone), real in zip(requests(), json.loads(made.stdout), strict=True):
         model.allocated(number, size, "activation")
         if gone is not None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.errors import BadArgument
-from hotloop.simulate.search import Largest, Outcome, Stop, Variant, largest, what_helps
+from hotloop.simulate.search import Outcome, SearchResult, SearchStopped, Variant, largest, what_helps
 
 GIB = 2**30
 
@@ -95,7 +95,7 @@ def test_not_even_one() -> None:
     found = largest(lambda batch: Outcome(False, None, 1, "parameters"), 8)
     assert (found.batch, found.too_large, found.limited_by) == (None, 1, "parameters")
     assert found.exact
-    assert Largest.from_json(found.to_json()) == found
+    assert SearchResult.from_json(found.to_json()) == found
 
 
 def test_a_bound_may_be_what_limits() -> None:
@@ -139,7 +139,7 @@ def test_what_makes_it_fit_at_all() -> None:
 def test_a_run_that_tells_nothing_ends_the_search_with_what_is_known() -> None:
     def run(batch: int) -> Outcome:
         if batch > 50:
-            raise Stop("a step never has more than 50 items", reached=50)
+            raise SearchStopped("a step never has more than 50 items", reached=50)
         return Outcome(True, 100 * batch, 10**6)
 
     found = largest(run, 8)

@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from hotloop.simulate.compare import row_of
-from hotloop.simulate.record import Batch, Finding, Pace, Peak, Simulation, StepTime
-from hotloop.simulate.search import Largest, Variant
+from hotloop.simulate.record import Batch, Finding, Peak, Simulation, StepPace, StepTime
+from hotloop.simulate.search import SearchResult, Variant
 from hotloop.simulate.shown import cards_table, ranked, simulation_words
 
 GIB = 2**30
@@ -22,7 +22,7 @@ FOUND = Simulation(
     largest_batch=96,
     step_ms=StepTime(100.0, 80.0, 125.0, calibrated=False),
     batch=Batch(32, "argument:--batch", 32),
-    search=Largest(96, 97, 6, "activations (12.0 GiB) at train.py:31", ((96, True, 1), (97, False, None))),
+    search=SearchResult(96, 97, 6, "activations (12.0 GiB) at train.py:31", ((96, True, 1), (97, False, None))),
     helps=(Variant("plain", "as it is", 8 * GIB, 96), Variant("bf16", "autocast to bf16", 5 * GIB, 180)),
 )
 
@@ -54,15 +54,17 @@ def test_changes_that_do_not_help_are_named() -> None:
 
 def test_a_search_without_an_end_says_so() -> None:
     for search, words in [
-        (Largest(65536, None, 9, "", ()), "the largest batch is at least 65,536: no larger one was tried"),
-        (Largest(None, 1, 4, "parameters (3.0 GiB)", ()), "not even a batch of 1 fits"),
-        (Largest(None, None, 0, "", (), "why"), "no batch was seen to fit"),
+        (SearchResult(65536, None, 9, "", ()), "the largest batch is at least 65,536: no larger one was tried"),
+        (SearchResult(None, 1, 4, "parameters (3.0 GiB)", ()), "not even a batch of 1 fits"),
+        (SearchResult(None, None, 0, "", (), "why"), "no batch was seen to fit"),
     ]:
         assert words in said(simulation_words(replace(FOUND, search=search), "Tesla T4", "train.py"))
 
 
 def test_cards_side_by_side() -> None:
-    short = replace(FOUND, gpu="l4", fits=False, step_ms=None, search=Largest(None, 1, 3, "", ()), largest_batch=None)
+    short = replace(
+        FOUND, gpu="l4", fits=False, step_ms=None, search=SearchResult(None, 1, 3, "", ()), largest_batch=None
+    )
     told = [FOUND, short]
     words = said([cards_table(told, ["Tesla T4", "\x1b[31mL4"], [row_of(one, {"t4": 0.36}) for one in told])])
     heading, first, second = words.splitlines()
@@ -79,17 +81,17 @@ def test_cards_side_by_side() -> None:
 
 def test_the_pace_and_what_limits_it_and_what_was_not_measured() -> None:
     slow = StepTime(250.0, 200.0, 300.0, calibrated=False)
-    paced = replace(FOUND, pace=Pace(slow, 480.0, 20.0, 2, "data"))
+    paced = replace(FOUND, pace=StepPace(slow, 480.0, 20.0, 2, "data"))
     words = said(simulation_words(paced, "Tesla T4", "train.py", row_of(paced)))
     assert "with data and host work, a step every 250 ms (200 ms to 300 ms)" in words
     assert "measured on this machine: batches take 480 ms each step by 2 workers" in words
     assert "the data limits" in words
     assert "128 (107 to 160) samples a second" in words  # of the pace
-    other = replace(FOUND, gpu="h200", pace=Pace(slow, 0.0, 0.0, 0, "device"))
+    other = replace(FOUND, gpu="h200", pace=StepPace(slow, 0.0, 0.0, 0, "device"))
     names = {"t4": "Tesla T4", "h200": "NVIDIA H200"}
     assert "100 ms*" in said([cards_table([paced, other], [*names.values()], [row_of(paced), row_of(other)])])
     assert "Too close to rank" in ranked([row_of(paced), row_of(other)], names)
-    quick = replace(other, pace=Pace(StepTime(10.0, 9.0, 11.0, calibrated=True), 0.0, 0.0, 0, "device"))
+    quick = replace(other, pace=StepPace(StepTime(10.0, 9.0, 11.0, calibrated=True), 0.0, 0.0, 0, "device"))
     assert "By speed: H200; then Tesla T4" in ranked([row_of(paced), row_of(quick)], names)
 
 

@@ -11,15 +11,15 @@ from hotloop.simulate.cards import card, generic
 from hotloop.simulate.events import Listener, Operation, Place, Shape
 from hotloop.simulate.play import Event, Launch, Mark, Pause, Transfer, Wait, play
 from hotloop.simulate.record import StepTime
-from hotloop.simulate.table import Curve, Host, Table, default_host, default_table
+from hotloop.simulate.table import ArchitectureTable, Curve, HostCost, default_host, default_table
 from hotloop.simulate.timeline import Forecast, Tape, Time, forecast
 from hotloop.simulate.work import Part, Tf32
 
 H200 = card("h200")
 TABLE = default_table()
-HOST = Host(loading=1.0)
+HOST = HostCost(loading=1.0)
 ANY = default_host()
-IDLE = Host(0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0)
+IDLE = HostCost(0, 0, 0, 0, 0, 0, 0, 0, 1.0, 0)
 HERE = Place("train.py", 7)
 
 parts = st.builds(
@@ -221,7 +221,7 @@ def test_every_card_has_the_same_host():
 def test_the_interval_holds_the_median_and_is_wider_for_a_card_that_was_not_measured():
     tape = told(Tape(), size=2**28)
     curves = {"pointwise": Curve(latency=2e-6, memory=0.9, spread=0.05).to_json()}
-    measured = Table("hopper", "h200", common=0.03, curves=curves)
+    measured = ArchitectureTable("hopper", "h200", common=0.03, curves=curves)
 
     def width(step: StepTime) -> float:
         assert step.low < step.median < step.high
@@ -242,7 +242,7 @@ def test_the_interval_holds_the_median_and_is_wider_for_a_card_that_was_not_meas
 def test_errors_add_up_within_a_family_and_level_out_between_families():
     def relative(families: list[str]) -> float:
         curves = {name: Curve(latency=0.0, memory=0.9, spread=0.2).to_json() for name in families}
-        table = Table("hopper", "h200", common=0.0, curves=curves, floor=0.0)
+        table = ArchitectureTable("hopper", "h200", common=0.0, curves=curves, floor=0.0)
         tape = Tape()
         for _ in range(3):
             for name in families * 8:

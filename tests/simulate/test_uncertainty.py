@@ -8,8 +8,8 @@ import pytest
 
 from hotloop.simulate.cards import card
 from hotloop.simulate.events import Operation, Place, Shape
-from hotloop.simulate.memory import Memory
-from hotloop.simulate.record import Interval, Simulation
+from hotloop.simulate.memory import MemoryListener
+from hotloop.simulate.record import PeakInterval, Simulation
 from hotloop.simulate.shown import simulation_words
 from hotloop.simulate.study import Study
 
@@ -31,7 +31,7 @@ for _ in range(2):
 """
 
 
-def width(interval: Interval) -> float:
+def width(interval: PeakInterval) -> float:
     return interval.high.allocated / interval.low.allocated - 1
 
 
@@ -102,7 +102,7 @@ def test_one_that_just_runs_out_is_too_close_to_say(simulator: Any, tmp_path: Pa
     ],
 )
 def test_an_operation_that_nobody_measured_makes_the_interval_wide(name: str, dtype: str, known: bool) -> None:
-    memory = Memory(card("h200"))
+    memory = MemoryListener(card("h200"))
     memory.allocated(1, GIB, "activation")
     shape = Shape((GIB // 4 // 4,), dtype, 4)
     what = Operation(name, (shape,), (shape,), {}, "forward", "block", Place("train.py", 7))
@@ -118,7 +118,7 @@ def test_an_operation_that_nobody_measured_makes_the_interval_wide(name: str, dt
 
 
 def test_a_doubt_far_below_the_peak_widens_nothing() -> None:
-    memory = Memory(card("h200"))
+    memory = MemoryListener(card("h200"))
     shape = Shape((2**20,), "float32", 4)
     memory.before(Operation("aten.kthvalue.default", (shape,), (shape,)))
     memory.after(Operation("aten.kthvalue.default", (shape,), (shape,)))

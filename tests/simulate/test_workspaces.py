@@ -11,7 +11,7 @@ import pytest
 
 from hotloop.simulate.cards import card, cards
 from hotloop.simulate.constants import Constants, constants_for, read_constants, tables
-from hotloop.simulate.convolutions import Plan
+from hotloop.simulate.convolutions import ConvolutionTiming
 from hotloop.simulate.events import Operation, Shape
 from hotloop.simulate.workspaces import adds_gradients, blas_workspace, library, needs
 
@@ -224,7 +224,7 @@ def test_tables_are_sound() -> None:
             assert benchmark in ([], ["benchmark"])
             assert rows
             for row in rows:
-                plan = Plan.read(row)
+                plan = ConvolutionTiming.read(row)
                 assert str(plan) == row
                 assert min(plan[1:]) >= 0
 

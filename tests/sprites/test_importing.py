@@ -235,6 +235,15 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.skipif(not Path("/proc/1").is_dir(), reason="no /proc here")
+def test_a_link_that_may_not_be_followed_does_not_end_the_import(tmp_path: Path) -> None:
+    write(tmp_path / "a.png", art(0))
+    (tmp_path / "there").symlink_to("/proc/1/cwd")
+    result = import_folder(tmp_path)
+    assert result.kept == 1
+    assert reasons(result)["there"][0] in ("cannot be opened", "links out of the folder")
+
+
 def test_folders_with_nothing_to_use(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match=r"nothing in .* can be used: it holds no images\n  fix: sprites are 16x16"):
         import_folder(tmp_path)

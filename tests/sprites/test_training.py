@@ -13,7 +13,7 @@ from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.judging import confusions, drawn_by, judge, sorted_by
 from hotloop.sprites.making import make
 from hotloop.sprites.models import Classifier, Drawer, Size, cost_of
-from hotloop.sprites.store import Trained, kind_of
+from hotloop.sprites.store import TrainedNetwork, kind_of
 from hotloop.sprites.training import Recipe, batches, learn_to_draw, learn_to_sort, recipe_for
 
 KINDS = ("sword", "heart", "tree")
@@ -25,7 +25,7 @@ def sprites() -> SpriteSet:
 
 
 @pytest.fixture(scope="module")
-def sorter(sprites: SpriteSet) -> Trained:
+def sorter(sprites: SpriteSet) -> TrainedNetwork:
     held_out = make(96, seed=2, classes=KINDS)
     trained, report = learn_to_sort(
         sprites, held_out, Recipe(width=8, epochs=3, batch=32, rate=5e-3), device="cpu", progress=False
@@ -35,7 +35,7 @@ def sorter(sprites: SpriteSet) -> Trained:
 
 
 @pytest.fixture(scope="module")
-def drawer(sprites: SpriteSet) -> Trained:
+def drawer(sprites: SpriteSet) -> TrainedNetwork:
     trained, report = learn_to_draw(
         sprites, Recipe(width=8, epochs=2, batch=32, rate=5e-3), device="cpu", progress=False
     )
@@ -56,14 +56,14 @@ def test_batches_are_whole_tensors_and_every_sprite_comes_once(sprites: SpriteSe
     assert torch.equal(shuffled.bincount(), sprites.labels.bincount())
 
 
-def test_confusions_add_up(sorter: Trained, sprites: SpriteSet) -> None:
+def test_confusions_add_up(sorter: TrainedNetwork, sprites: SpriteSet) -> None:
     table = confusions(sorter, sprites, "cpu")
     assert int(table.sum()) == len(sprites)
     assert torch.equal(table.sum(1), sprites.labels.bincount())
     assert table.diagonal().sum() / table.sum() > 0.95
 
 
-def test_what_is_drawn_is_judged(sorter: Trained, drawer: Trained, sprites: SpriteSet) -> None:
+def test_what_is_drawn_is_judged(sorter: TrainedNetwork, drawer: TrainedNetwork, sprites: SpriteSet) -> None:
     drawn = drawn_by(drawer, torch.arange(3).repeat_interleave(8), "cpu", seed=4, steps=6)
     verdict = judge(drawn, sorter, sprites, "cpu")
     assert verdict.drawn == 24
@@ -73,45 +73,47 @@ def test_what_is_drawn_is_judged(sorter: Trained, drawer: Trained, sprites: Spri
     assert judge(drawn, sorter, None, "cpu").copies is None
 
 
-def test_copies_are_counted(sorter: Trained, sprites: SpriteSet) -> None:
+def test_copies_are_counted(sorter: TrainedNetwork, sprites: SpriteSet) -> None:
     verdict = judge(sprites[:100], sorter, sprites, "cpu")
     assert verdict.copies == 1.0
     assert verdict.right > 0.9
 
 
 @pytest.mark.parametrize("kind", ["classifier", "drawer"])
-def test_a_network_comes_back_from_its_file(kind, sorter: Trained, drawer: Trained, tmp_path: Path) -> None:
+def test_a_network_comes_back_from_its_file(
+    kind, sorter: TrainedNetwork, drawer: TrainedNetwork, tmp_path: Path
+) -> None:
     trained = sorter if kind == "classifier" else drawer
     trained.save(tmp_path / "net.safetensors")
     assert kind_of(tmp_path / "net.safetensors") == kind
-    loaded = Trained.load(tmp_path / "net.safetensors", kind)
+    loaded = TrainedNetwork.load(tmp_path / "net.safetensors", kind)
     assert loaded.classes == KINDS
     for name, value in trained.model.state_dict().items():
         assert torch.equal(value, loaded.model.state_dict()[name])
 
 
-def test_files_that_are_something_else(sorter: Trained, sprites: SpriteSet, tmp_path: Path) -> None:
+def test_files_that_are_something_else(sorter: TrainedNetwork, sprites: SpriteSet, tmp_path: Path) -> None:
     sprites.save(tmp_path / "set.safetensors")
     sorter.save(tmp_path / "net.safetensors")
     (tmp_path / "cut.safetensors").write_bytes((tmp_path / "net.safetensors").read_bytes()[:500])
     with pytest.raises(BadArgument, match="not hotloop-classifier"):
-        Trained.load(tmp_path / "set.safetensors", "classifier")
+        TrainedNetwork.load(tmp_path / "set.safetensors", "classifier")
     with pytest.raises(BadArgument, match="holds hotloop-classifier, not hotloop-drawer"):
-        Trained.load(tmp_path / "net.safetensors", "drawer")
+        TrainedNetwork.load(tmp_path / "net.safetensors", "drawer")
     with pytest.raises(BadArgument, match="cannot be read"):
-        Trained.load(tmp_path / "cut.safetensors", "classifier")
+        TrainedNetwork.load(tmp_path / "cut.safetensors", "classifier")
     with pytest.raises(BadArgument, match="there is no file"):
         kind_of(tmp_path / "none.safetensors")
     with pytest.raises(BadArgument, match="not a network"):
         kind_of(tmp_path / "set.safetensors")
 
 
-def test_a_damaged_network_is_told(sorter: Trained, tmp_path: Path) -> None:
-    wrong = Trained("classifier", Classifier(Size(3, 4)), KINDS, sorter.palette)
+def test_a_damaged_network_is_told(sorter: TrainedNetwork, tmp_path: Path) -> None:
+    wrong = TrainedNetwork("classifier", Classifier(Size(3, 4)), KINDS, sorter.palette)
     wrong.model.size = Size(3, 16)  # type: ignore[assignment]
     wrong.save(tmp_path / "net.safetensors")
     with pytest.raises(BadArgument, match="is damaged"):
-        Trained.load(tmp_path / "net.safetensors", "classifier")
+        TrainedNetwork.load(tmp_path / "net.safetensors", "classifier")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_a_damaged_network_is_told(sorter: Trained, tmp_path: Path) -> None:
     ],
 )
 def test_what_a_file_says_of_itself_is_held_against_what_it_has(
-    sorter: Trained, tmp_path: Path, name: str, value: object
+    sorter: TrainedNetwork, tmp_path: Path, name: str, value: object
 ) -> None:
     file = tmp_path / "net.safetensors"
     sorter.save(file)
@@ -135,7 +137,7 @@ def test_what_a_file_says_of_itself_is_held_against_what_it_has(
     (tensors if isinstance(value, torch.Tensor) else about)[name] = value
     save_file(tensors, file, metadata={"hotloop": json.dumps(about)})
     with pytest.raises(BadArgument, match=r"is damaged: .*\n  fix: `hotloop train classify` makes one"):
-        Trained.load(file, "classifier")
+        TrainedNetwork.load(file, "classifier")
 
 
 @pytest.mark.parametrize("network", [Classifier, Drawer])
@@ -145,13 +147,13 @@ def test_what_a_network_would_hold_is_known_before_it_is_built(network: type[Cla
         assert cost_of(network, size).weights == sum(tensor.numel() for tensor in built.state_dict().values())
 
 
-def test_other_classes_are_refused(sorter: Trained) -> None:
+def test_other_classes_are_refused(sorter: TrainedNetwork) -> None:
     with pytest.raises(BadArgument, match=r"(?s)other classes.*fix: train on that set: hotloop train classify mine"):
         sorter.must_know(make(8, classes=("gem", "key")), "mine")
     sorter.must_know(make(8, classes=KINDS), "mine")
 
 
-def test_sorting_needs_no_labels(sorter: Trained, sprites: SpriteSet) -> None:
+def test_sorting_needs_no_labels(sorter: TrainedNetwork, sprites: SpriteSet) -> None:
     assert sorted_by(sorter, sprites[:10], "cpu").shape == (10,)
 
 

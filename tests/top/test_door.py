@@ -64,6 +64,7 @@ def test_a_token_from_the_environment_is_not_printed() -> None:
         assert server.stdout is not None
         line = server.stdout.readline()
         [address] = re.findall(r"http://127\.0\.0\.1:\d+/", line)
+        assert "in a browser, put the token itself there" in line
         assert ask(address)[0] == 401
         assert ask(address, f"/?token={TOKEN}")[0] == 303
         server.terminate()

@@ -12,7 +12,7 @@ from hotloop.monitor.advice import Advice
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.text import printable
 from hotloop.top.exporter import metrics
-from hotloop.top.feed import Sample
+from hotloop.top.feed import HardwareSample
 
 from .pretend import workstation
 
@@ -43,7 +43,7 @@ GPU = Gpu(
 HOST = Host("kestrel", 22.5, 24, 7, 8, 9, 1.5, 2.5, 3.5, 4.5)
 
 
-def parsed(sample: Sample | None) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+def parsed(sample: HardwareSample | None) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     """Name → labels → value."""
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(metrics(sample).decode()):
@@ -60,7 +60,7 @@ def only(found: dict[str, dict[tuple[tuple[str, str], ...], float]], name: str) 
 
 
 def test_a_gpu_has_the_names_units_and_labels_of_dcgm() -> None:
-    found = parsed(Sample(1, Reading(5.0, HOST, (GPU,))))
+    found = parsed(HardwareSample(1, Reading(5.0, HOST, (GPU,))))
     expected = {
         "DCGM_FI_DEV_GPU_UTIL": 87,
         "DCGM_FI_DEV_FB_USED": 45 * 1024,
@@ -90,7 +90,7 @@ def test_a_gpu_has_the_names_units_and_labels_of_dcgm() -> None:
 
 
 def test_the_host_has_names_of_its_own() -> None:
-    found = parsed(Sample(1, Reading(5.0, HOST)))
+    found = parsed(HardwareSample(1, Reading(5.0, HOST)))
     assert {name: only(found, name) for name in found} == {
         "hotloop_host_cpu_percent": 22.5,
         "hotloop_host_cores": 24,
@@ -106,8 +106,8 @@ def test_the_host_has_names_of_its_own() -> None:
 
 
 def test_what_is_unknown_is_left_out() -> None:
-    assert parsed(None) == parsed(Sample(1, trouble="no")) == {}
-    lost = parsed(Sample(1, Reading(5.0, Host(), (Gpu(0, "H200", error="GPU is lost"),))))
+    assert parsed(None) == parsed(HardwareSample(1, trouble="no")) == {}
+    lost = parsed(HardwareSample(1, Reading(5.0, Host(), (Gpu(0, "H200", error="GPU is lost"),))))
     assert set(lost) == {"hotloop_gpu_readable", "hotloop_reading_time_seconds"}
     assert only(lost, "hotloop_gpu_readable") == 0
 
@@ -115,29 +115,31 @@ def test_what_is_unknown_is_left_out() -> None:
 def test_numbers_that_are_none_are_left_out_too() -> None:
     strange = replace(GPU, power=math.nan, clock=math.inf, temperature=-math.inf)
     assert not {"DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_TEMP"} & set(
-        parsed(Sample(1, Reading(5.0, HOST, (strange,))))
+        parsed(HardwareSample(1, Reading(5.0, HOST, (strange,))))
     )
 
 
 def test_advice_is_counted_by_rule() -> None:
     held = Advice("idle-memory", 1, "4.1 GiB is held")
-    found = parsed(Sample(1, workstation(0), (held, replace(held, words="and 2"), Advice("host-memory", None, "full"))))
+    found = parsed(
+        HardwareSample(1, workstation(0), (held, replace(held, words="and 2"), Advice("host-memory", None, "full")))
+    )
     counted = {(dict(key)["rule"], dict(key)["gpu"]): value for key, value in found["hotloop_advice"].items()}
     assert counted == {("idle-memory", "1"): 2, ("host-memory", ""): 1}
 
 
 def test_every_number_of_a_gpu_is_exported_or_left_out_on_purpose() -> None:
-    told = metrics(Sample(1, Reading(5.0, HOST, (GPU,))))
+    told = metrics(HardwareSample(1, Reading(5.0, HOST, (GPU,))))
     for field in fields(Gpu):
         if field.name not in {"index", "name", "uuid"}:
             unknown = 0 if field.name == "error" else None
-            less = metrics(Sample(1, Reading(5.0, HOST, (replace(GPU, **{field.name: unknown}),))))
+            less = metrics(HardwareSample(1, Reading(5.0, HOST, (replace(GPU, **{field.name: unknown}),))))
             assert less != told, field.name
 
 
 def test_nothing_of_the_process_at_large_is_shown_or_changed() -> None:
     before = generate_latest(REGISTRY)
-    told = metrics(Sample(1, Reading(5.0, HOST, (GPU,))))
+    told = metrics(HardwareSample(1, Reading(5.0, HOST, (GPU,))))
     assert b"python_info" not in told
     assert b"DCGM" not in generate_latest(REGISTRY)
     assert [line for line in before.split(b"\n") if line.startswith(b"#")] == [
@@ -151,8 +153,8 @@ GARBAGE = st.text(st.characters())  # halves of surrogate pairs too, as in names
 @given(GARBAGE, GARBAGE, GARBAGE, GARBAGE)
 def test_garbage_in_names_stays_in_its_label(host: str, name: str, uuid: str, reason: str) -> None:
     gpu = replace(GPU, name=name, uuid=uuid, throttled=(reason, reason))
-    found = parsed(Sample(1, Reading(5.0, replace(HOST, name=host), (gpu,)), (Advice(reason, 0, name),)))
-    plain = parsed(Sample(1, Reading(5.0, HOST, (GPU,)), (Advice("rule", 0, ""),)))
+    found = parsed(HardwareSample(1, Reading(5.0, replace(HOST, name=host), (gpu,)), (Advice(reason, 0, name),)))
+    plain = parsed(HardwareSample(1, Reading(5.0, HOST, (GPU,)), (Advice("rule", 0, ""),)))
     assert set(found) == set(plain)
     [labels] = found["hotloop_gpu_throttle_reason"]
     assert dict(labels) == {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from hotloop.monitor.advice import Advisor
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.feed import FINEST, LONGEST, Feed, Sample, shown
+from hotloop.top.feed import FINEST, LONGEST, Feed, HardwareSample, shown
 
 from .pretend import workstation
 
@@ -27,7 +27,7 @@ def never() -> Reading:
 
 
 def test_a_listener_that_waits_is_woken_by_the_next_sample() -> None:
-    async def run() -> Sample | None:
+    async def run() -> HardwareSample | None:
         feed = Feed(never)
         waiting = asyncio.create_task(feed.after(0, 60))
         await asyncio.sleep(0)
@@ -66,7 +66,7 @@ def test_patience_ends_without_a_sample() -> None:
 
 
 def test_closing_sends_everybody_home() -> None:
-    async def run() -> list[Sample | None]:
+    async def run() -> list[HardwareSample | None]:
         feed = Feed(never)
         waiting = [asyncio.create_task(feed.after(0, 3600)) for _ in range(5)]
         await asyncio.sleep(0)
@@ -76,13 +76,13 @@ def test_closing_sends_everybody_home() -> None:
     assert asyncio.run(run()) == [None] * 5
 
 
-def running(read: Callable[[], Reading], until: Callable[[Sample], bool]) -> list[Sample]:
+def running(read: Callable[[], Reading], until: Callable[[HardwareSample], bool]) -> list[HardwareSample]:
     """The samples of a running feed, up to one that will do."""
 
-    async def run() -> list[Sample]:
+    async def run() -> list[HardwareSample]:
         feed = Feed(read, every=0.01)
         feed.start()
-        seen: list[Sample] = []
+        seen: list[HardwareSample] = []
         try:
             while not seen or not until(seen[-1]):
                 sample = await feed.after(seen[-1].number if seen else 0, 60)
@@ -119,7 +119,7 @@ def test_a_failed_reading_is_told_and_the_last_one_stays() -> None:
             raise OSError("the driver\x1b[2J went away")
         return quiet(8.0)
 
-    def recovered(sample: Sample) -> bool:
+    def recovered(sample: HardwareSample) -> bool:
         if sample.trouble:
             assert sample.reading == quiet(7.0)
             assert "\\u001b" not in sample.encoded
@@ -195,7 +195,9 @@ def test_numbers_that_are_none_are_unknown(number: float) -> None:
 @given(st.text(st.characters(), max_size=2 * LONGEST))
 def test_foreign_strings_are_one_printable_line(foreign: str) -> None:
     process = Process(1, None, "compute", name=foreign, command=foreign, user=foreign)
-    sample = Sample(1, Reading(0.0, Host(name=foreign), (Gpu(0, foreign, processes=(process,)),), notes=(foreign,)))
+    sample = HardwareSample(
+        1, Reading(0.0, Host(name=foreign), (Gpu(0, foreign, processes=(process,)),), notes=(foreign,))
+    )
     assert sample.encoded.isascii()
     assert sample.encoded.isprintable()
     told = json.loads(sample.encoded)["reading"]["gpus"][0]["processes"][0]["command"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hotloop.monitor.advice import Advice
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.top.example import machine
-from hotloop.top.options import Options
+from hotloop.top.options import ViewOptions
 from hotloop.top.plain import Texts, as_data, as_line, is_plain, samples
 
 ADVICE = Advice("waiting", 0, "memory is full but utilisation is 9%", "run `hotloop doctor`", {"utilisation": 9.0})
@@ -39,7 +39,7 @@ def test_what_gets_plain_text(stream: io.StringIO, environ: dict[str, str], plai
     assert is_plain(stream, environ) is plain
 
 
-def written(*readings: Reading, width: int = 80, options: Options = Options(), **more: bool) -> str:  # noqa: B008
+def written(*readings: Reading, width: int = 80, options: ViewOptions = ViewOptions(), **more: bool) -> str:  # noqa: B008
     out = io.StringIO()
     texts = Texts(out, options, width=width, **more)
     for reading in readings:
@@ -80,13 +80,13 @@ def test_all_processes_are_there_and_a_user_can_be_chosen() -> None:
         sum(line.split()[:1] == [str(pid)] for line in written(reading).splitlines() for pid in range(1000, 1100))
         == 100
     )
-    assert "50 processes" in written(reading, options=Options(user="user1"))
+    assert "50 processes" in written(reading, options=ViewOptions(user="user1"))
 
 
 def test_a_pipe_that_has_few_characters_gets_what_it_has() -> None:
     bytes_ = io.BytesIO()
     out = io.TextIOWrapper(bytes_, encoding="ascii")
-    Texts(out, Options(), width=80).show(machine()(), (ADVICE,))
+    Texts(out, ViewOptions(), width=80).show(machine()(), (ADVICE,))
     assert "NVIDIA H200" in bytes_.getvalue().decode("ascii")
 
 

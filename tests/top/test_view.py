@@ -16,7 +16,7 @@ from hotloop.monitor.advice import Advice
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.top.example import GIB, machine, picture
-from hotloop.top.options import SORTS, Options, press
+from hotloop.top.options import SORTS, ViewOptions, press
 from hotloop.top.view import screen
 from hotloop.top.words import in_encoding
 
@@ -37,7 +37,7 @@ def drawn(
     reading: Reading,
     advice: tuple[Advice, ...] = (),
     size: tuple[int, int | None] = (80, 24),
-    options: Options = Options(),  # noqa: B008
+    options: ViewOptions = ViewOptions(),  # noqa: B008
     history: History | None = None,
 ) -> list[Text]:
     if history is None:
@@ -175,7 +175,7 @@ def people() -> Reading:
     return Reading(1000.0, Host(), (Gpu(1, "H200", processes=processes[:2]), Gpu(0, "H200", processes=processes[2:])))
 
 
-def pids(options: Options) -> list[int]:
+def pids(options: ViewOptions) -> list[int]:
     rows = [line.plain.split() for line in drawn(people(), (), (120, 40), options)]
     return [int(row[0]) for row in rows if row and row[0] in ("10", "20", "30", "40")]
 
@@ -192,7 +192,7 @@ def pids(options: Options) -> list[int]:
     ],
 )
 def test_sorting_puts_what_is_not_known_last(key: str, order: list[int]) -> None:
-    options = press(Options(), key)
+    options = press(ViewOptions(), key)
     assert options is not None
     assert pids(options) == order
     assert f"by {SORTS[key]}" in shown(drawn(people(), options=options))
@@ -200,14 +200,14 @@ def test_sorting_puts_what_is_not_known_last(key: str, order: list[int]) -> None
 
 @pytest.mark.parametrize(("user", "order"), [("ADA", [40, 10]), ("zoe", [30]), ("", [20, 40, 30, 10]), ("eve", [])])
 def test_filtering_by_user(user: str, order: list[int]) -> None:
-    assert pids(Options(user=user)) == order
+    assert pids(ViewOptions(user=user)) == order
     if not order:
-        assert "None of this user" in shown(drawn(people(), options=Options(user=user)))
+        assert "None of this user" in shown(drawn(people(), options=ViewOptions(user=user)))
 
 
 def test_scrolling_stops_at_the_end() -> None:
     reading, history = after_a_minute(8)
-    options = Options(sort="PID")
+    options = ViewOptions(sort="PID")
     first = shown(drawn(reading, (), (80, 24), options, history))
     last = shown(drawn(reading, (), (80, 24), replace(options, skipped=10_000), history))
     assert "1204" in first
@@ -217,20 +217,20 @@ def test_scrolling_stops_at_the_end() -> None:
 
 
 def test_yours_are_marked() -> None:
-    lines = drawn(people(), options=Options(me="zoe"))
+    lines = drawn(people(), options=ViewOptions(me="zoe"))
     assert [line.plain.split()[1] for line in lines if line.plain.startswith("▸")] == ["30"]
     ours = replace(people(), gpus=(Gpu(0, "H200", processes=(Process(9, 1, "compute", ours=True),)),))
     assert any(line.plain.startswith("▸     9") for line in drawn(ours))
 
 
 def test_keys() -> None:
-    options: Options | None = Options()
+    options: ViewOptions | None = ViewOptions()
     for key in ("f", "z", "x", "backspace", "o", "up", "q", "backspace", "enter"):
         assert options is not None
         options = press(options, key)
     assert options is not None
     assert (options.user, options.typed) == ("zo", None)
-    assert press(options, "escape") == Options()
+    assert press(options, "escape") == ViewOptions()
     assert press(replace(options, typed="abc"), "escape") == options
     assert press(options, "q") is None
     helped = press(options, "?")
@@ -243,14 +243,14 @@ def test_keys() -> None:
 
 
 def test_the_help_names_every_key() -> None:
-    told = shown(drawn(people(), options=Options(help=True)))
+    told = shown(drawn(people(), options=ViewOptions(help=True)))
     for word in ("quit", "filter", "user", "Ctrl-C", "Esc", *(f"sort processes by {what}" for what in SORTS.values())):
         assert word in told
 
 
 def test_what_is_typed_is_shown_and_without_keys_none_are_offered() -> None:
-    assert "user: mi▏" in drawn(people(), options=Options(typed="mi"))[-1].plain
-    assert drawn(people(), options=Options(keys=False))[-1].plain == "Ctrl-C quits"
+    assert "user: mi▏" in drawn(people(), options=ViewOptions(typed="mi"))[-1].plain
+    assert drawn(people(), options=ViewOptions(keys=False))[-1].plain == "Ctrl-C quits"
 
 
 def test_the_sparkline_shows_the_minute() -> None:
@@ -303,14 +303,14 @@ readings = st.builds(
 )
 advices = st.lists(st.builds(Advice, name, st.none() | st.integers(), name, odd), max_size=4).map(tuple)
 choices = st.builds(
-    Options, st.sampled_from(list(SORTS.values())), name, odd, st.integers(0, 30), st.booleans(), st.booleans(), odd
+    ViewOptions, st.sampled_from(list(SORTS.values())), name, odd, st.integers(0, 30), st.booleans(), st.booleans(), odd
 )
 
 
 @settings(max_examples=100, deadline=None)
 @given(readings, advices, choices, st.integers(1, 300), st.none() | st.integers(1, 80))
 def test_whatever_is_read_the_screen_holds(
-    reading: Reading, advice: tuple[Advice, ...], options: Options, width: int, height: int | None
+    reading: Reading, advice: tuple[Advice, ...], options: ViewOptions, width: int, height: int | None
 ) -> None:
     history = History(60)
     for sample in (reading, replace(reading, time=reading.time + 1)):  # two make a curve
@@ -343,7 +343,7 @@ def test_rich_adds_styles_and_nothing_else(reading: Reading, advice: tuple[Advic
 def test_names_steer_nothing(size: tuple[int, int]) -> None:
     nasty = Process(7, GIB, NASTY, NASTY, NASTY, NASTY)
     reading = Reading(0.0, Host(name=NASTY), (Gpu(0, NASTY, throttled=(NASTY,), processes=(nasty,)),), NASTY, (NASTY,))
-    lines = drawn(reading, (Advice("x", 0, NASTY, NASTY),), size, Options(user="", typed=NASTY))
+    lines = drawn(reading, (Advice("x", 0, NASTY, NASTY),), size, ViewOptions(user="", typed=NASTY))
     must_be_harmless(lines, size[0])
     assert "\\x1b[2J" in shown(lines)
 

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.top import web
-from hotloop.top.feed import Feed, Sample
+from hotloop.top.feed import Feed, HardwareSample
 from hotloop.top.gate import Gate
 from hotloop.top.server import ASSETS, application
 from hotloop.top.web import serve
@@ -92,7 +92,7 @@ def test_only_get_is_answered(address: str, method: str, path: str) -> None:
 
 def test_the_latest_reading_comes_back_equal(address: str) -> None:
     told = readings(address)
-    assert Sample.from_json(told).reading == workstation(0)
+    assert HardwareSample.from_json(told).reading == workstation(0)
     assert set(told) == {"number", "reading", "advice", "trouble"}
     assert len(readings(address, "?history=1")["history"]["times"]) == 1
 
@@ -219,7 +219,7 @@ def test_garbage_in_names_cannot_end_an_event_or_become_another() -> None:
             told = await (await browser.get("/api/readings")).text()
             assert told.isascii()
             assert told.isprintable()
-            assert Sample.from_json(json.loads(told)) == feed.latest
+            assert HardwareSample.from_json(json.loads(told)) == feed.latest
             assert (await browser.get("/metrics")).status == 200
 
     play(scene)

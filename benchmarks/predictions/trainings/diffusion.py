@@ -1,6 +1,7 @@
 """A diffusion model: a UNet with attention that guesses noise, and a moving average of its weights: bf16, AdamW."""
 
 import argparse
+
 import copy
 import math
 

@@ -1,6 +1,7 @@
 """nn.Transformer that translates, with its masks: fp32, Adam, a DataLoader."""
 
 import argparse
+
 import math
 
 import torch

@@ -35,7 +35,7 @@ def counted(step: Callable[[], Any]) -> Count:
     Count(flops=128, traffic=240)
     """
     counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
-    with counter, Traffic() as traffic:
+    with counter, ByteCounterMode() as traffic:
         step()
     return Count(counter.get_total_flops(), traffic.bytes)
 
@@ -57,7 +57,7 @@ def count_of(workload: Workload, device: torch.device) -> Count:
     return Count(count.flops / units, count.traffic / units)
 
 
-class Traffic(TorchDispatchMode):
+class ByteCounterMode(TorchDispatchMode):
     """Adds up the bytes that each operation reads and writes; views and fresh memory cost nothing."""
 
     def __init__(self) -> None:

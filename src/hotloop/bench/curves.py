@@ -10,7 +10,7 @@ from torch import Tensor
 import hotloop
 from hotloop.bench.contestants.by_hand import to
 from hotloop.bench.contestants.hot import loop_of
-from hotloop.bench.workloads import Parts, Workload
+from hotloop.bench.workloads import TrainingParts, Workload
 from hotloop.plan import Plan
 from hotloop.records import Curves
 
@@ -28,13 +28,13 @@ def curves(
     Without a `plan`, the loop is tuned first.
     """
 
-    def hot(parts: Parts) -> Iterator[Tensor]:
+    def hot(parts: TrainingParts) -> Iterator[Tensor]:
         loop = loop_of(parts, device, plan or "auto")
         if plan is None:
             loop.tune(parts.loader, seconds=plan_for, progress=False)
         return _hot(loop, parts)
 
-    def tutorial(parts: Parts) -> Iterator[Tensor]:
+    def tutorial(parts: TrainingParts) -> Iterator[Tensor]:
         return _tutorial(parts, device)
 
     return Curves(
@@ -47,7 +47,9 @@ def curves(
     )
 
 
-def _losses(workload: Workload, start: Callable[[Parts], Iterator[Tensor]], steps: int, seed: int) -> tuple[float, ...]:
+def _losses(
+    workload: Workload, start: Callable[[TrainingParts], Iterator[Tensor]], steps: int, seed: int
+) -> tuple[float, ...]:
     parts = workload.parts()
     losses = start(parts)
     # Getting ready may have drawn numbers; the training itself begins with the same ones for each loop.
@@ -58,7 +60,7 @@ def _losses(workload: Workload, start: Callable[[Parts], Iterator[Tensor]], step
     return tuple(torch.stack(taken).float().tolist())
 
 
-def _tutorial(parts: Parts, device: torch.device) -> Iterator[Tensor]:
+def _tutorial(parts: TrainingParts, device: torch.device) -> Iterator[Tensor]:
     model = parts.model.to(device).train()
     while True:
         for batch in parts.loader:
@@ -69,7 +71,7 @@ def _tutorial(parts: Parts, device: torch.device) -> Iterator[Tensor]:
             yield loss
 
 
-def _hot(loop: hotloop.Loop, parts: Parts) -> Iterator[Tensor]:
+def _hot(loop: hotloop.Loop, parts: TrainingParts) -> Iterator[Tensor]:
     while True:
         for batch in loop.batches(parts.loader):
             yield loop.step(batch)

@@ -50,7 +50,7 @@ def tokens(count: int, length: int, vocabulary: int, seed: int) -> Tensor:
     return known[torch.stack(walk, 1)]
 
 
-class Texts(Dataset[dict[str, Tensor]]):
+class TextDataset(Dataset[dict[str, Tensor]]):
     """Texts as the models of Hugging Face take them."""
 
     def __init__(self, texts: Tensor) -> None:

@@ -34,7 +34,7 @@ class ResNet18(nn.Module):
         inputs = width
         for stage in range(4):
             outputs = width << stage
-            blocks += [_Block(inputs, outputs, 1 if stage == 0 else 2), _Block(outputs, outputs, 1)]
+            blocks += [_BasicBlock(inputs, outputs, 1 if stage == 0 else 2), _BasicBlock(outputs, outputs, 1)]
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(inputs, classes)
@@ -44,7 +44,7 @@ class ResNet18(nn.Module):
         return scores
 
 
-class _Block(nn.Module):
+class _BasicBlock(nn.Module):
     """Two convolutions beside a short cut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:

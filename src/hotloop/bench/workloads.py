@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hotloop.bench.data import Texts, images, rows, tokens
+from hotloop.bench.data import TextDataset, images, rows, tokens
 from hotloop.bench.models import GPT, GPTSize, ResNet18, mlp, small_cnn
 from hotloop.bench.packages import require
 from hotloop.errors import BadArgument
@@ -25,7 +25,7 @@ Objective = Callable[[Any, Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Parts:
+class TrainingParts:
     """What one contestant trains; every contestant gets its own, and all are equal."""
 
     workload: str
@@ -77,7 +77,7 @@ class Workload:
         """Updates of the weights in an epoch."""
         return math.ceil(self.items / self.batch)
 
-    def parts(self) -> Parts:
+    def parts(self) -> TrainingParts:
         """A new model, optimizer and loader, equal each time. Sets torch's seed, from which a training goes on."""
         torch.manual_seed(self.seed)
         model = self.network()
@@ -90,7 +90,7 @@ class Workload:
             generator=torch.Generator().manual_seed(self.seed),
         )
         optimizer = self.optimize(model.parameters())
-        return Parts(self.name, model, optimizer, loader, self.loss, self.objective, self.optimize)
+        return TrainingParts(self.name, model, optimizer, loader, self.loss, self.objective, self.optimize)
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ def _gpt2(scale: Scale) -> Workload:
         name="gpt2",
         unit="tokens",
         units_per_item=length,
-        dataset=Texts(tokens(count, length, config.vocab_size, scale.seed)),
+        dataset=TextDataset(tokens(count, length, config.vocab_size, scale.seed)),
         items=count,
         batch=batch,
         network=network,

@@ -1,10 +1,10 @@
 """The command line: one verb per job, each in a file that parses, calls and renders."""
 
 import os
+import shutil
 import sys
 
 import typer
-from typer.core import TyperGroup
 
 from hotloop.cli import bench as bench
 from hotloop.cli import demo as demo
@@ -18,12 +18,14 @@ from hotloop.cli import sprites as sprites
 from hotloop.cli import top as top
 from hotloop.cli import train as train
 from hotloop.cli import tune as tune
+from hotloop.cli.help import Verb, Verbs
 from hotloop.errors import HotloopError
+from hotloop.text import wrap
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
 
 
-class InOrder(TyperGroup):
+class InOrder(Verbs):
     """Lists the verbs in the order in which a person meets them."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
@@ -72,18 +74,18 @@ def _options(
     pass
 
 
-app.command("device")(device.device)
-app.command("demo")(demo.demo)
+app.command("device", cls=Verb)(device.device)
+app.command("demo", cls=Verb)(demo.demo)
 app.add_typer(sprites.app, name="sprites")
 app.add_typer(train.app, name="train")
-app.command("evaluate")(evaluate.evaluate)
-app.command("generate")(generate.generate)
-app.command("tune")(tune.tune)
-app.command("bench")(bench.bench)
-app.command("profile", context_settings={"allow_interspersed_args": False})(profile.profile)
-app.command("simulate", context_settings={"allow_interspersed_args": False})(simulate.simulate)
-app.command("report")(report.report)
-app.command("top")(top.top)
+app.command("evaluate", cls=Verb)(evaluate.evaluate)
+app.command("generate", cls=Verb)(generate.generate)
+app.command("tune", cls=Verb)(tune.tune)
+app.command("bench", cls=Verb)(bench.bench)
+app.command("profile", cls=Verb, context_settings={"allow_interspersed_args": False})(profile.profile)
+app.command("simulate", cls=Verb, context_settings={"allow_interspersed_args": False})(simulate.simulate)
+app.command("report", cls=Verb)(report.report)
+app.command("top", cls=Verb)(top.top)
 
 
 def main() -> None:
@@ -93,14 +95,25 @@ def main() -> None:
     except HotloopError as error:
         if os.environ.get("HOTLOOP_DEBUG"):
             raise
-        print(f"hotloop: {error}", file=sys.stderr)
+        _tell(f"hotloop: {error}")
         sys.exit(error.exit_code)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stdout = None  # so that Python does not flush into the closed pipe
         sys.exit(141)
     except OSError as error:
-        print(f"hotloop: {error}", file=sys.stderr)
+        _tell(f"hotloop: {error}")
         sys.exit(2)
     except KeyboardInterrupt:
-        print("hotloop: stopped", file=sys.stderr)
+        _tell("hotloop: stopped")
         sys.exit(130)
+
+
+def _tell(words: str) -> None:
+    """Words on stderr; a terminal, which would cut them anywhere, gets them in lines of its width."""
+    if not sys.stderr.isatty():
+        print(words, file=sys.stderr)
+        return
+    width = shutil.get_terminal_size().columns
+    for line in words.splitlines():
+        text = line.lstrip()
+        print(*wrap(text, width, line.removesuffix(text)), sep="\n", file=sys.stderr)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[WORKLOAD]...", help="mlp, cnn, resnet18, sprites, gpt, gpt2.", show_default="all"),
+        typer.Argument(metavar="WORKLOAD", help="mlp, cnn, resnet18, sprites, gpt, gpt2.", show_default="all"),
     ] = None,
     devices: Annotated[
         str | None,
@@ -69,7 +69,7 @@ def bench(
       hotloop bench cnn gpt                       [dim]two workloads on the best device[/dim]
       hotloop bench --devices cpu,cuda            [dim]all of them on both[/dim]
       hotloop bench --contestants tutorial,hotloop --no-curves
-      hotloop bench --expert benchmarks/expert    [dim]with the hand-tuned loops of the repository[/dim]
+      hotloop bench --expert benchmarks/expert    [dim]beside hand-tuned loops[/dim]
     """
     from hotloop.bench.about import hardware, slug
     from hotloop.bench.running import run

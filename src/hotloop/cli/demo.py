@@ -12,7 +12,7 @@ from hotloop.text import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotloop.demo import Outcome
+    from hotloop.demo import DemoResult
 
 FILES = {
     "report.html": "the page, for a browser",
@@ -70,13 +70,13 @@ def demo(
         raise typer.Exit(INTERRUPTED)
 
 
-def _show(words: "Console", outcome: "Outcome") -> None:
+def _show(words: "Console", outcome: "DemoResult") -> None:
     """The numbers, where the files are, and what to try next."""
     from hotloop.demo import headlines
     from hotloop.report.table import panel
 
     words.print()
-    words.print(panel(headlines(outcome), "hotloop demo", interrupted=outcome.interrupted))
+    words.print(panel(headlines(outcome), "hotloop demo", stopped="Ctrl-C" if outcome.interrupted else None))
     words.print()
     _show_files(words, outcome.folder)
     if outcome.drawing is not None:

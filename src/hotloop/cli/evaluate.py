@@ -14,13 +14,13 @@ from hotloop.text import count
 if TYPE_CHECKING:
     import torch
 
-    from hotloop.sprites.store import Trained
+    from hotloop.sprites.store import TrainedNetwork
 
 NEVER_SEEN = 2_000_003  # a seed that no training uses by itself
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A network that `hotloop train` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A network that `hotloop train` wrote.")],
     data: Data = None,
     judge: Annotated[
         Path | None, typer.Option(metavar="FILE", help="For a drawer: the classifier that judges what it draws.")
@@ -40,13 +40,13 @@ def evaluate(
       hotloop evaluate drawer.safetensors --judge classifier.safetensors
     """
     from hotloop import pick
-    from hotloop.sprites.store import Trained, kind_of
+    from hotloop.sprites.store import TrainedNetwork, kind_of
 
     if number < 1:
         raise BadArgument(f"count={number}", fix="give a whole number of at least 1")
     where = pick(device).device
     kind = kind_of(model)
-    trained = Trained.load(model, kind, where)
+    trained = TrainedNetwork.load(model, kind, where)
     if kind == "classifier":
         told = _classifier(trained, data, number, seed, where)
     elif judge is None:
@@ -54,14 +54,16 @@ def evaluate(
             f"{model} draws, and a drawer is judged by a classifier", fix="give --judge classifier.safetensors"
         )
     else:
-        told = _drawer(trained, Trained.load(judge, "classifier", where), data, number, seed, where)
+        told = _drawer(trained, TrainedNetwork.load(judge, "classifier", where), data, number, seed, where)
     if as_json:
         print_json({"model": str(model), "device": str(where), **told})
     else:
         _show(told)
 
 
-def _classifier(trained: "Trained", data: Path | None, number: int, seed: int, where: "torch.device") -> dict[str, Any]:
+def _classifier(
+    trained: "TrainedNetwork", data: Path | None, number: int, seed: int, where: "torch.device"
+) -> dict[str, Any]:
     from hotloop.sprites.judging import confusions
     from hotloop.sprites.making import CLASSES
 
@@ -89,7 +91,7 @@ def _classifier(trained: "Trained", data: Path | None, number: int, seed: int, w
 
 
 def _drawer(
-    trained: "Trained", judge: "Trained", data: Path | None, number: int, seed: int, where: "torch.device"
+    trained: "TrainedNetwork", judge: "TrainedNetwork", data: Path | None, number: int, seed: int, where: "torch.device"
 ) -> dict[str, Any]:
     import torch
 

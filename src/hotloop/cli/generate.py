@@ -47,7 +47,7 @@ def generate(
     from hotloop.sprites.drawing import must_be_drawable
     from hotloop.sprites.judging import drawn_by
     from hotloop.sprites.pictures import INK, must_fit_a_sheet, save_png, sheet_of
-    from hotloop.sprites.store import Trained
+    from hotloop.sprites.store import TrainedNetwork
 
     if min(number, columns, scale) < 1:
         raise BadArgument(f"count={number}, columns={columns}, scale={scale}", fix="give whole numbers of at least 1")
@@ -56,7 +56,7 @@ def generate(
     if data is not None:
         must_be_writable(data, model, option="--data", suffix=".safetensors")
     where = pick(device).device
-    trained = Trained.load(model, "drawer", where)
+    trained = TrainedNetwork.load(model, "drawer", where)
     labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])
     must_fit_a_sheet(number * len(labels), scale)
     start = time.perf_counter()

@@ -2,8 +2,6 @@
 
 import json
 import os
-import re
-import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotloop.errors import OutputError
-from hotloop.text import printable
+from hotloop.text import COMMAND, printable, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.report.runs import Run
-
-COMMAND = re.compile(r"`[^`]+`")
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -86,21 +82,3 @@ def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
 def print_json(data: dict[str, Any]) -> None:
     """Exactly one object of strict JSON on stdout."""
     typer.echo(json.dumps(data, indent=2, allow_nan=False))
-
-
-def wrap(text: str, width: int, indent: str = "") -> list[str]:
-    """Lines of at most `width`, except where one command or address is longer.
-
-    >>> wrap("fix: run `unset CUDA_VISIBLE_DEVICES`", 24)
-    ['fix: run', '`unset CUDA_VISIBLE_DEVICES`']
-    """
-    held = COMMAND.sub(lambda match: match[0].replace(" ", "\0"), text)
-    lines = textwrap.wrap(
-        held,
-        max(width, 20),
-        initial_indent=indent,
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\0", " ") for line in lines]

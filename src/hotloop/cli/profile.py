@@ -102,9 +102,9 @@ def _profiled(
 
     from hotloop.children import Child
     from hotloop.profiling.record import Profile
-    from hotloop.profiling.script import PROFILE, TRACE, Request
+    from hotloop.profiling.script import PROFILE, TRACE, ProfileRequest
 
-    request = Request(target, tuple(arguments), folder, *counts, module)
+    request = ProfileRequest(target, tuple(arguments), folder, *counts, module)
     # Without the lines that the profiler's own library writes at every start and stop.
     quiet = {"KINETO_LOG_LEVEL": "9", **os.environ}
     with Child(request.command(), env=quiet, stdout=sys.stderr if as_json else None) as child:

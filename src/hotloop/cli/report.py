@@ -12,9 +12,7 @@ from hotloop.cli.output import console, print_json, say
 def report(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[FOLDER]...", help="A folder of runs to list, or two runs to compare.", show_default="runs"
-        ),
+        typer.Argument(metavar="FOLDER", help="A folder of runs to list, or two runs to compare.", show_default="runs"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -25,7 +23,7 @@ def report(
     where it is better.
 
     [bold]Examples[/bold]
-      hotloop report                              [dim]the runs in runs/, the latest first[/dim]
+      hotloop report                              [dim]those in runs/, the latest first[/dim]
       hotloop report runs/before runs/after       [dim]side by side[/dim]
       hotloop report runs --json
     """

@@ -81,7 +81,7 @@ def simulate(
       hotloop simulate --gpu rtx4090 --batch 96 train.py   [dim]would 96 fit?[/dim]
       hotloop simulate --gpu rtx4090 --largest-batch train.py
       hotloop simulate --batch 8 --batch-from argument:--micro train.py
-      hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py   [dim]a line for each[/dim]
+      hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py
       hotloop simulate --vram 8GiB train.py           [dim]does it fit?[/dim]
       hotloop simulate --gpu a100-80 --gpus 2 train.py   [dim]with cuda:0 and cuda:1[/dim]
       hotloop simulate --out runs/a train.py          [dim]a page with plots[/dim]

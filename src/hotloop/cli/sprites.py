@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotloop.cli.help import Verb, Verbs
 from hotloop.cli.options import Classes, Data, Json, Scale, Seed
 from hotloop.cli.output import console, counting, must_be_writable, print_json, say
 from hotloop.errors import BadArgument, OutputError
@@ -14,13 +15,16 @@ if TYPE_CHECKING:
     from hotloop.sprites.dataset import SpriteSet
 
 app = typer.Typer(
-    help="Make, look at, import and describe sets of pixel-art sprites.", no_args_is_help=True, rich_markup_mode="rich"
+    cls=Verbs,
+    help="Make, look at, import and describe sets of pixel-art sprites.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write.")]
 
 
-@app.command()
+@app.command(cls=Verb)
 def make(
     number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many sprites.")] = 8192,
     seed: Seed = 0,
@@ -56,7 +60,7 @@ def make(
     say(words, f"Look at them: `hotloop sprites preview {out}`")
 
 
-@app.command()
+@app.command(cls=Verb)
 def preview(
     data: Data = None,
     out: Out = Path("preview.png"),
@@ -82,17 +86,22 @@ def preview(
     must_fit_a_sheet(columns * rows, scale)
     sprites = load_or_make(data, columns * rows, seed, classes)
     must_fit_a_sheet(columns * len(sprites.classes), scale)
+    each = sprites.labels.bincount()
+    columns = min(columns, int(each.max()))
+    number = int(each.clamp(max=columns).sum())
     shown = rows_of(sprites, columns)
     save_png(out, sheet_of(shown, columns, scale, background=INK))
     if as_json:
-        print_json({"out": str(out), "shown": len(shown), "classes": list(shown.classes)})
+        print_json({"out": str(out), "shown": number, "classes": list(shown.classes)})
     else:
-        say(console(), f"{count(len(shown))} sprites, a row for each of {len(shown.classes)} classes: {out}")
+        say(console(), f"{count(number)} sprites, a row for each of {len(shown.classes)} classes: {out}")
 
 
-@app.command("import")
+@app.command("import", cls=Verb)
 def import_(
-    source: Annotated[Path, typer.Argument(help="A folder of images (subfolders are classes), or one sprite sheet.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A folder of images (subfolders are classes), or one sheet.")
+    ],
     out: Out = Path("art.safetensors"),
     tile: Annotated[str | None, typer.Option(metavar="WxH", help="Size of the tiles of a sheet, as 16x16.")] = None,
     margin: Annotated[int, typer.Option(metavar="N", help="Pixels around the tiles of a sheet.")] = 0,
@@ -130,8 +139,10 @@ def import_(
     say(words, f"Written: {out}. Look at it: `hotloop sprites preview {out}`")
 
 
-@app.command()
-def info(data: Annotated[Path, typer.Argument(help="A set of sprites.")], as_json: Json = False) -> None:
+@app.command(cls=Verb)
+def info(
+    data: Annotated[Path, typer.Argument(metavar="DATA", help="A set of sprites.")], as_json: Json = False
+) -> None:
     """Say what a set holds: classes, counts, colours, where it comes from."""
     from hotloop.sprites.dataset import SpriteSet
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hotloop.monitor.advice import Advisor
     from hotloop.monitor.reading import Reading
     from hotloop.top.live import Keep, Read
-    from hotloop.top.options import Options
+    from hotloop.top.options import ViewOptions
 
 SHORTEST, LONGEST = 0.1, 3600  # seconds from a sample to the next
 
@@ -154,10 +154,10 @@ def _me() -> str | None:
 
 def _look(read: "Read", keep: "Keep", every: float, count: int | None, user: str) -> None:
     """The live view, or text where there can be none."""
-    from hotloop.top.options import Options
+    from hotloop.top.options import ViewOptions
     from hotloop.top.plain import is_plain
 
-    options = Options(user=user.strip(), me=_me())
+    options = ViewOptions(user=user.strip(), me=_me())
     if is_plain(sys.stdout) or count == 1:
         _print_text(read, keep, every, count, options)
         return
@@ -166,7 +166,7 @@ def _look(read: "Read", keep: "Keep", every: float, count: int | None, user: str
     run(read, _adviser().see, every=every, count=count, keep=keep, options=options)
 
 
-def _print_text(read: "Read", keep: "Keep", every: float, count: int | None, options: "Options") -> None:
+def _print_text(read: "Read", keep: "Keep", every: float, count: int | None, options: "ViewOptions") -> None:
     from hotloop.top.plain import Texts, is_plain, samples
 
     advise = _adviser().see
@@ -221,8 +221,10 @@ def _serve(read: "Read", keep: "Keep", bind: str, port: int, token: str | None, 
         return reading
 
     def ready(address: str) -> None:
+        how = "Ctrl-C ends it"
         if token is not None and token == os.environ.get("HOTLOOP_TOKEN"):  # kept there so that no log shows it
             address = f"{address.partition('?')[0]}?token=$HOTLOOP_TOKEN"
-        print(f"The page is at {printable(address)} (Ctrl-C ends it)", flush=True)
+            how = f"in a browser, put the token itself there; {how}"
+        print(f"The page is at {printable(address)} ({how})", flush=True)
 
     serve(logged, host=bind, port=port, token=token, every=every, ready=ready, advisor=_adviser())

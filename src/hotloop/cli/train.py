@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from hotloop.cli.help import Verb, Verbs
 from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Report, Seed
 from hotloop.cli.output import console, keep, must_be_writable, print_json, say
 from hotloop.cli.sprites import load_or_make
@@ -15,11 +16,14 @@ from hotloop.text import plural
 if TYPE_CHECKING:
     from hotloop.records import Report as Training
     from hotloop.sprites.dataset import SpriteSet
-    from hotloop.sprites.store import Trained
-    from hotloop.sprites.training import Recipe, Run
+    from hotloop.sprites.store import TrainedNetwork
+    from hotloop.sprites.training import FitOptions, Recipe
 
 app = typer.Typer(
-    help="Teach a network to sort sprites, or to draw new ones.", no_args_is_help=True, rich_markup_mode="rich"
+    cls=Verbs,
+    help="Teach a network to sort sprites, or to draw new ones.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the network.")]
@@ -44,7 +48,7 @@ TimeLimit = Annotated[
 ]
 
 
-@app.command()
+@app.command(cls=Verb)
 def classify(
     data: Data = None,
     out: Out = Path("classifier.safetensors"),
@@ -63,11 +67,13 @@ def classify(
 ) -> None:
     """Learn to tell the classes of sprites apart; judged on sprites that it never saw.
 
+    Of sprites of your own, every tenth is held out to judge it by.
+
     [bold]Examples[/bold]
       hotloop train classify                      [dim]on sprites made for it[/dim]
-      hotloop train classify art.safetensors      [dim]on your own; every tenth is held out[/dim]
-      hotloop evaluate classifier.safetensors     [dim]afterwards: accuracy and confusions[/dim]
-      hotloop train classify --save runs/a --resume   [dim]again and again, until it is done[/dim]
+      hotloop train classify art.safetensors      [dim]on your own[/dim]
+      hotloop evaluate classifier.safetensors     [dim]afterwards: how good is it?[/dim]
+      hotloop train classify --save runs/a --resume   [dim]again, until it is done[/dim]
     """
     from hotloop.sprites.training import learn_to_sort
 
@@ -77,7 +83,7 @@ def classify(
     _finish(trained, training, out, report, as_json, f"hotloop evaluate {out}")
 
 
-@app.command()
+@app.command(cls=Verb)
 def draw(
     data: Data = None,
     out: Out = Path("drawer.safetensors"),
@@ -99,8 +105,8 @@ def draw(
     [bold]Examples[/bold]
       hotloop train draw                          [dim]on sprites made for it[/dim]
       hotloop train draw art.safetensors --epochs 200
-      hotloop generate --class potion             [dim]afterwards: a sheet of new potions[/dim]
-      hotloop train draw --save runs/b --resume   [dim]again and again, until it is done[/dim]
+      hotloop generate --class potion             [dim]afterwards: new potions[/dim]
+      hotloop train draw --save runs/b --resume   [dim]again, until it is done[/dim]
     """
     from hotloop.sprites.training import learn_to_draw
 
@@ -110,18 +116,18 @@ def draw(
     _finish(trained, training, out, report, as_json, f"hotloop generate --model {out}")
 
 
-def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "Run":
+def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "FitOptions":
     """How it is saved; what cannot be meant is told before sprites are made."""
     from hotloop.errors import BadArgument
     from hotloop.loop.saving import interval_in, seconds_in
-    from hotloop.sprites.training import Run
+    from hotloop.sprites.training import FitOptions
 
     if resume and save is None:
         raise BadArgument("--resume without --save", fix="say where the checkpoints are: --save runs/a --resume")
     interval_in(every)
     if time_limit is not None:
         seconds_in(time_limit)
-    return Run(save=save, every=every, resume=resume, time_limit=time_limit)
+    return FitOptions(save=save, every=every, resume=resume, time_limit=time_limit)
 
 
 def _prepare(
@@ -167,7 +173,7 @@ def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
     return sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
 
 
-def _finish(trained: "Trained", training: "Training", out: Path, report: bool, as_json: bool, then: str) -> None:
+def _finish(trained: "TrainedNetwork", training: "Training", out: Path, report: bool, as_json: bool, then: str) -> None:
     from hotloop.files import finite
     from hotloop.report.table import summary
 
@@ -187,7 +193,7 @@ def _finish(trained: "Trained", training: "Training", out: Path, report: bool, a
         raise typer.Exit(INTERRUPTED)
 
 
-def _kept(trained: "Trained", training: "Training") -> Path:
+def _kept(trained: "TrainedNetwork", training: "Training") -> Path:
     """The page and the data of the run; the page."""
     from hotloop.report.page import Training, page
     from hotloop.report.runs import PAGE, run_of

@@ -53,8 +53,8 @@ def tune(
     how long it will be.
 
     [bold]Examples[/bold]
-      hotloop tune cnn                            [dim]a small network for images, built in[/dim]
-      hotloop tune train.py:build --steps 20000   [dim]your own: build() returns (loop, loader)[/dim]
+      hotloop tune cnn                            [dim]a small network, built in[/dim]
+      hotloop tune train.py:build --steps 20000   [dim]build() returns (loop, loader)[/dim]
       hotloop tune gpt --seconds 60 --plot way.png
     """
     if steps is not None and seconds is not None:

@@ -1,7 +1,7 @@
 """Batches on the device, where they come from, and where they go on after a stop."""
 
-from hotloop.data.origin import Origin, length_of
+from hotloop.data.origin import BatchOrigin, length_of
 from hotloop.data.position import Position, Resumption
 from hotloop.data.stream import Stream, stream
 
-__all__ = ["Origin", "Position", "Resumption", "Stream", "length_of", "stream"]
+__all__ = ["BatchOrigin", "Position", "Resumption", "Stream", "length_of", "stream"]

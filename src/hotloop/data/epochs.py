@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
-from hotloop.data.origin import Origin
+from hotloop.data.origin import BatchOrigin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.rng import LoaderRng, LoaderRngState
 from hotloop.errors import BadArgument
@@ -17,7 +17,7 @@ Tell = Callable[[int, int], None]  # batches that were loaded again so far, and 
 MOST_AHEAD = 4  # batches that a stream reads before they are trained on, at most
 
 
-class Epoch:
+class EpochProgress:
     """An epoch in progress: how it began, what was read of it, and whether all of it was."""
 
     def __init__(self, began: LoaderRngState, begun: bool, carried: tuple[LoaderRngState, ...], read: int = 0) -> None:
@@ -87,7 +87,7 @@ class Epochs(ABC, Generic[T]):
         self.first = 0  # number of the first batch of the epoch in progress: above 0 in one that was resumed
         self._rng = rng
         self._get_state = rng.get_full_state if state_of_each else None
-        self._epoch: Epoch | None = None
+        self._epoch: EpochProgress | None = None
         self._ready: Iterator[T] | None = None  # an epoch that was begun at a position
 
     @abstractmethod
@@ -128,7 +128,7 @@ class Epochs(ABC, Generic[T]):
             ready, self._ready = self._ready, None
             return ready
         self.first = 0
-        self._epoch = epoch = Epoch(self._rng.get_state(), self._has_begun(), self._carried())
+        self._epoch = epoch = EpochProgress(self._rng.get_state(), self._has_begun(), self._carried())
         return epoch.follow(self._open(), self._get_state)
 
     def latest(self, consumed: int) -> Any:
@@ -198,7 +198,7 @@ class Epochs(ABC, Generic[T]):
         self._rng.set_state(position.began)
         skip = Skip(position.consumed, watched=not self._rng.in_torch_alone)
         batches, loaded = self._open_at(position, skip, tell)
-        self._epoch = epoch = Epoch(position.began, position.begun, position.carried, position.consumed)
+        self._epoch = epoch = EpochProgress(position.began, position.begun, position.carried, position.consumed)
         self.first = position.consumed
         rest = epoch.follow(batches, self._get_state)
         ahead = self._read_again(rest, position)
@@ -237,7 +237,7 @@ def _why_other(position: Position, skip: Skip) -> str | None:
     if skip.missing:
         few = plural(skip.missing, "batch", "batches")
         return f"the loader has {few} too few: its dataset, sampler or batch size has changed"
-    drawn = Origin(0, skip.last).indices
+    drawn = BatchOrigin(0, skip.last).indices
     if position.last is not None and drawn is not None and drawn != position.last:
         return (
             "the last batch before the checkpoint would hold other items now: the dataset, sampler or batch size has "

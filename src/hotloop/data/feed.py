@@ -1,4 +1,4 @@
-"""`Feed`: the batches of a loader on the host, with their origins."""
+"""`LoaderBatches`: the batches of a loader on the host, with their origins."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,18 +10,18 @@ from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.forking import forking
-from hotloop.data.origin import Origin, Tap
+from hotloop.data.origin import BatchOrigin, Tap
 from hotloop.data.position import Position
 from hotloop.data.resident import asked_in_advance, is_constant
 from hotloop.data.rng import LoaderRng, LoaderRngState, is_stateful
 from hotloop.data.workers import Workers
 
-Batch = tuple[Origin, Any]
+Batch = tuple[BatchOrigin, Any]
 _WORDS = (type(None), bool, int, float, str, bytes)
 _DEEPEST = 50  # levels; an account that contains itself has no end
 
 
-class Feed(Epochs[Batch]):
+class LoaderBatches(Epochs[Batch]):
     """The batches as the loader gives them, each with its origin."""
 
     def __init__(self, source: Iterable[Any], tap: Tap | None, *, reads_ahead: bool) -> None:
@@ -57,7 +57,7 @@ class Feed(Epochs[Batch]):
         if self._tap is None:
             with forking():
                 batches = iter(self._source)
-            return ((Origin(number), batch) for number, batch in enumerate(batches, first))
+            return ((BatchOrigin(number), batch) for number, batch in enumerate(batches, first))
         batches = self._tap.begin(first)
         return batches if self._staff is None else self._staff.listen(batches)
 

@@ -19,7 +19,7 @@ MOST_SAMPLES_LOOKED_AT = 4096
 
 
 @dataclass(frozen=True)
-class Origin:
+class BatchOrigin:
     """Where a batch comes from."""
 
     number: int  # of the batch in its epoch, from 0
@@ -68,15 +68,15 @@ class Tap:
         self.sampler = Remembering(getattr(loader, name))
         self.loader = twin(loader, **{name: self.sampler})
 
-    def begin(self, first: int = 0) -> Iterator[tuple[Origin, Any]]:
+    def begin(self, first: int = 0) -> Iterator[tuple[BatchOrigin, Any]]:
         """The batches of an epoch, the iterator of which is made at once; `first` is the number of the first one."""
         with forking():
             batches = iter(self.loader)
         return self._named(batches, self.sampler.drawn, first)  # another epoch may begin before this one ends
 
-    def _named(self, batches: Iterator[Any], drawn: deque[Any], first: int) -> Iterator[tuple[Origin, Any]]:
+    def _named(self, batches: Iterator[Any], drawn: deque[Any], first: int) -> Iterator[tuple[BatchOrigin, Any]]:
         for number, batch in enumerate(batches, first):
-            yield Origin(number, drawn.popleft(), self.dataset), batch
+            yield BatchOrigin(number, drawn.popleft(), self.dataset), batch
 
 
 def twin(loader: DataLoader[Any], **changed: Any) -> DataLoader[Any]:

@@ -30,7 +30,7 @@ from torch.utils.data import (
 
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.order import can_draw_at_once, draws_at_once
-from hotloop.data.origin import Origin, is_in_order, twin
+from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.position import Position
 from hotloop.data.rng import LoaderRng
 from hotloop.data.samplers import generators_of, has_known_sampler, index_sampler
@@ -41,11 +41,11 @@ __all__ = ["Resident", "generators_of", "has_known_sampler", "is_constant", "why
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
 PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
-_kept: WeakKeyDictionary[Any, dict[torch.device, "_Kept"]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[Any, dict[torch.device, "_ResidentItems"]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _ResidentItems:
     """All items of a dataset on a device, and the state of the dataset that they were copied from."""
 
     items: Any  # nested as a batch is, each tensor with all items
@@ -97,11 +97,11 @@ class Resident(Epochs[Any]):
         )
         self._begun = False
 
-    def __iter__(self) -> Iterator[tuple[Origin, Any]]:
+    def __iter__(self) -> Iterator[tuple[BatchOrigin, Any]]:
         draws = self.draws()
         items = self.items()
         for number, drawn in enumerate(draws, self.first):
-            yield Origin(number, drawn, self._loader.dataset), self.gather(items, drawn)
+            yield BatchOrigin(number, drawn, self._loader.dataset), self.gather(items, drawn)
 
     def items(self) -> Any:
         """All items on the device, nested as a batch is; copied there when they are not there yet."""
@@ -119,8 +119,8 @@ class Resident(Epochs[Any]):
             return len(batches.sampler) // batches.batch_size
         return len(self._loader) - 1
 
-    def origin(self, number: int, drawn: Any) -> Origin:
-        return Origin(number, drawn, self._loader.dataset)
+    def origin(self, number: int, drawn: Any) -> BatchOrigin:
+        return BatchOrigin(number, drawn, self._loader.dataset)
 
     def draws(self) -> Iterator[Any]:
         """What the sampler draws in the next epoch, with the random state used as the DataLoader would use it."""
@@ -269,7 +269,7 @@ def _on(dataset: Any, device: torch.device) -> Any:
             items = move(_all_items(dataset), device)
             after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
             looked = {name: some for name, some in before.items() if after.get(name) == some}
-            kept[device] = _Kept(items, state, looked)
+            kept[device] = _ResidentItems(items, state, looked)
     return kept[device].items
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop.attributes import Mark, Parts, Restoring, may_become, parts_of, stored_by
+from hotloop.attributes import FlattenedValue, Restoring, ValueSnapshot, may_become, parts_of, stored_by
 from hotloop.data.samplers import KNOWN, generators_of, has_known_sampler, samplers_of
 from hotloop.rng import Rng, generators_in, host_rngs, same_state
 
@@ -106,7 +106,7 @@ class _Holder:
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
         self._is_stateful = is_stateful(sampler)
-        self._marks = {} if self._is_stateful else {name: Mark(parts) for name, parts in self._attributes()}
+        self._marks = {} if self._is_stateful else {name: ValueSnapshot(parts) for name, parts in self._attributes()}
         self._known: set[str] = {"epoch"}  # changed, perhaps in an earlier part of the run
 
     def told(self) -> Any:
@@ -126,7 +126,7 @@ class _Holder:
                 self._known.add(name)
                 restoring.put(vars(self._sampler), name, copy.deepcopy(value))
 
-    def _attributes(self) -> Iterator[tuple[str, Parts]]:
+    def _attributes(self) -> Iterator[tuple[str, FlattenedValue]]:
         for name, value in getattr(self._sampler, "__dict__", {}).items():
             if (parts := parts_of(value)) is not None:
                 yield name, parts

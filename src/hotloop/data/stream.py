@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Tell
-from hotloop.data.feed import Feed
-from hotloop.data.origin import Origin, Tap, check_loader, is_in_order, nothing_came, twin
+from hotloop.data.feed import LoaderBatches
+from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
 from hotloop.device import as_device
@@ -44,11 +44,11 @@ class Stream(Generic[T]):
         self.device = as_device(device)
         self.asked = (kind, pinned, workers)
         self.kind, self.reason = _choose(loader, self.device, kind)
-        self.origin: Origin | None = None  # of the batch that was given out last
+        self.origin: BatchOrigin | None = None  # of the batch that was given out last
         self._transform = device_transform
         self.resident: Resident | None = None
         self._tap: Tap | None = None
-        self._epochs: Resident | Feed
+        self._epochs: Resident | LoaderBatches
         if self.kind == "resident":
             assert isinstance(loader, DataLoader)
             self._epochs = self.resident = Resident(loader, self.device)
@@ -57,10 +57,10 @@ class Stream(Generic[T]):
             if origins and is_in_order(source):
                 assert isinstance(source, DataLoader)
                 self._tap = Tap(source)
-            self._epochs = Feed(source, self._tap, reads_ahead=self.kind == "prefetched")
+            self._epochs = LoaderBatches(source, self._tap, reads_ahead=self.kind == "prefetched")
 
     def __iter__(self) -> Iterator[T]:
-        batches: Iterator[tuple[Origin, Any]] = iter(self._epochs)
+        batches: Iterator[tuple[BatchOrigin, Any]] = iter(self._epochs)
         if self.kind == "prefetched":
             batches = _copied_ahead(batches, self.device)
         empty = True
@@ -155,10 +155,12 @@ def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str
     return "direct", obstacle
 
 
-def _copied_ahead(batches: Iterator[tuple[Origin, Any]], device: torch.device) -> Iterator[tuple[Origin, Any]]:
+def _copied_ahead(
+    batches: Iterator[tuple[BatchOrigin, Any]], device: torch.device
+) -> Iterator[tuple[BatchOrigin, Any]]:
     """The same batches, copied to a CUDA device on a side stream while the ones before them compute."""
     side = torch.cuda.Stream(device)
-    ready: deque[tuple[Origin, Any, torch.cuda.Event]] = deque()
+    ready: deque[tuple[BatchOrigin, Any, torch.cuda.Event]] = deque()
 
     def begin_copies() -> None:
         while len(ready) <= DEPTH and (following := next(batches, None)) is not None:

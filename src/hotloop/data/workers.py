@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, get_worker_info
 
 from hotloop.data.forking import forking
 from hotloop.data.rng import LoaderRngState
-from hotloop.effects import Look, look
+from hotloop.effects import ReachableState, look
 from hotloop.rng import Rng, generators_in
 
 
@@ -28,7 +28,7 @@ class _Telling:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
         self._calls = 0  # in this worker
-        self._first: Look | None = None  # at the dataset
+        self._first: ReachableState | None = None  # at the dataset
 
     def __call__(self, items: Any) -> Any:
         batch = self._collate(items)

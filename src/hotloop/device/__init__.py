@@ -2,7 +2,7 @@
 
 from hotloop.device.causes import Cause, why_no_cuda
 from hotloop.device.choice import Choice, as_device, pick, refusal
-from hotloop.device.facts import Facts, Gpu
+from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.probe import probe
 
-__all__ = ["Cause", "Choice", "Facts", "Gpu", "as_device", "pick", "probe", "refusal", "why_no_cuda"]
+__all__ = ["Cause", "Choice", "MachineFacts", "VisibleGpu", "as_device", "pick", "probe", "refusal", "why_no_cuda"]

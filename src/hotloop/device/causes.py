@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hotloop.device.facts import Facts, Gpu
+from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.visibility import why_hidden
 from hotloop.records import Record
 from hotloop.text import printable, shorten
@@ -30,10 +30,10 @@ class Cause(Record):
         return f"{self.what} (fix: {self.fix})"
 
 
-def why_no_cuda(facts: Facts) -> tuple[Cause, ...]:
+def why_no_cuda(facts: MachineFacts) -> tuple[Cause, ...]:
     """The causes, the most fundamental first; none where a CUDA GPU can be used.
 
-    >>> [cause.code for cause in why_no_cuda(Facts(hardware=(), torch_version="2.13.0+cpu"))]
+    >>> [cause.code for cause in why_no_cuda(MachineFacts(hardware=(), torch_version="2.13.0+cpu"))]
     ['no-hardware', 'cpu-build']
     """
     if facts.usable:
@@ -45,7 +45,7 @@ def why_no_cuda(facts: Facts) -> tuple[Cause, ...]:
     return tuple(_causes(facts)) or (_unknown(facts),)
 
 
-def _causes(facts: Facts) -> Iterator[Cause]:
+def _causes(facts: MachineFacts) -> Iterator[Cause]:
     bare = facts.hardware == () and facts.driver is None and not facts.nodes
     if bare:
         yield _no_hardware(facts)
@@ -64,7 +64,7 @@ def _causes(facts: Facts) -> Iterator[Cause]:
     yield from _hidden(facts)
 
 
-def _no_hardware(facts: Facts) -> Cause:
+def _no_hardware(facts: MachineFacts) -> Cause:
     if facts.system == "Darwin":
         return Cause("no-hardware", "macOS has no CUDA", "use mps, the GPU of Macs, or a machine with an NVIDIA GPU")
     return Cause(
@@ -74,7 +74,7 @@ def _no_hardware(facts: Facts) -> Cause:
     )
 
 
-def _cpu_build(facts: Facts, bare: bool) -> Cause:
+def _cpu_build(facts: MachineFacts, bare: bool) -> Cause:
     what = f"this torch ({facts.torch_version or 'version unknown'}) is built without CUDA"
     install = (
         "install one with CUDA: `pip install --force-reinstall torch`"
@@ -90,7 +90,7 @@ def _cpu_build(facts: Facts, bare: bool) -> Cause:
     return Cause("cpu-build", what, install)
 
 
-def _no_driver(facts: Facts) -> Cause:
+def _no_driver(facts: MachineFacts) -> Cause:
     seen = f" for {shorten([card.name for card in facts.hardware])}" if facts.hardware else ""
     what = f"no NVIDIA driver{seen} is loaded"
     if facts.hardware is None:
@@ -106,7 +106,7 @@ def _no_driver(facts: Facts) -> Cause:
     return Cause("no-driver", what, fix)
 
 
-def _driver_mismatch(facts: Facts) -> Cause:
+def _driver_mismatch(facts: MachineFacts) -> Cause:
     loaded = f" ({facts.driver} is loaded)" if facts.driver else ""
     return Cause(
         "driver-mismatch",
@@ -115,7 +115,7 @@ def _driver_mismatch(facts: Facts) -> Cause:
     )
 
 
-def _too_old(facts: Facts) -> bool:
+def _too_old(facts: MachineFacts) -> bool:
     """Whether the driver is older than the build's CUDA; no where it cannot be told."""
     build = _numbers(facts.torch_cuda)
     if not build:
@@ -127,7 +127,7 @@ def _too_old(facts: Facts) -> bool:
     return oldest is not None and bool(driver) and driver[:2] < oldest
 
 
-def _old_driver(facts: Facts) -> Cause:
+def _old_driver(facts: MachineFacts) -> Cause:
     oldest = OLDEST_DRIVER.get(_numbers(facts.torch_cuda)[0])
     needs = f"driver {oldest[0]}.{oldest[1]} or newer" if oldest else "a newer driver"
     runs = f", which runs CUDA {_dotted(facts.driver_cuda)} at most" if facts.driver_cuda else ""
@@ -140,7 +140,7 @@ def _old_driver(facts: Facts) -> Cause:
     )
 
 
-def _nodes(facts: Facts) -> Iterator[Cause]:
+def _nodes(facts: MachineFacts) -> Iterator[Cause]:
     """The device files: missing ones first, then those that may not be opened."""
     there = dict(facts.nodes)
     missing = [node for node in ("/dev/nvidiactl", "/dev/nvidia-uvm") if node not in there]
@@ -163,7 +163,7 @@ def _nodes(facts: Facts) -> Iterator[Cause]:
         )
 
 
-def _hidden(facts: Facts) -> Iterator[Cause]:
+def _hidden(facts: MachineFacts) -> Iterator[Cause]:
     what = None if facts.visible is None else why_hidden(facts.visible, facts.hardware)
     if what is None:
         return
@@ -174,7 +174,7 @@ def _hidden(facts: Facts) -> Iterator[Cause]:
     yield Cause("hidden", what, f"run `{unset}`, and look where it is set")
 
 
-def unsupported(facts: Facts, gpu: Gpu) -> Cause:
+def unsupported(facts: MachineFacts, gpu: VisibleGpu) -> Cause:
     """Why this build of torch holds no code for a GPU that it sees."""
     if facts.torch_hip is not None:
         has, kind = shorten(list(facts.arch_list)), gpu.gfx or "unknown"
@@ -191,7 +191,7 @@ def unsupported(facts: Facts, gpu: Gpu) -> Cause:
     )
 
 
-def _rocm(facts: Facts) -> Cause:
+def _rocm(facts: MachineFacts) -> Cause:
     said = f"; torch says: {_said(facts)}" if facts.cuda_error else ""
     if facts.hardware:
         return Cause(
@@ -206,12 +206,12 @@ def _rocm(facts: Facts) -> Cause:
     )
 
 
-def _unknown(facts: Facts) -> Cause:
+def _unknown(facts: MachineFacts) -> Cause:
     said = f"torch says: {_said(facts)}" if facts.cuda_error else "torch sees no GPU, and does not say why"
     return Cause("unknown", said, "see whether `nvidia-smi` works; if it does not, restart or reinstall the driver")
 
 
-def why_no_mps(facts: Facts) -> Cause | None:
+def why_no_mps(facts: MachineFacts) -> Cause | None:
     """Why Apple's GPU cannot be used; None where it can."""
     if facts.mps_available:
         return None
@@ -224,7 +224,7 @@ def why_no_mps(facts: Facts) -> Cause | None:
     return Cause("no-metal", "macOS gives torch no Metal GPU", "run it on the Mac itself, not in a virtual machine")
 
 
-def why_no_xpu(facts: Facts) -> Cause | None:
+def why_no_xpu(facts: MachineFacts) -> Cause | None:
     """Why an Intel GPU cannot be used; None where one can."""
     if facts.xpus:
         return None
@@ -234,7 +234,7 @@ def why_no_xpu(facts: Facts) -> Cause | None:
     return Cause("no-xpu", "torch sees no Intel GPU", "check that the Intel GPU driver is installed")
 
 
-def _said(facts: Facts) -> str:
+def _said(facts: MachineFacts) -> str:
     return " ".join((facts.cuda_error or "").split())
 
 

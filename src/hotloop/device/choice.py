@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 
 from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, why_no_xpu
-from hotloop.device.facts import Facts, Gpu
+from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.machine import cpu_name
 from hotloop.device.probe import probe
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
@@ -65,7 +65,7 @@ class _Request:
         return f"{self.said} {self.type}" + ("" if self.index is None else f":{self.index}")
 
 
-def pick(want: str | torch.device | Choice | None = None, *, facts: Facts | None = None) -> Choice:
+def pick(want: str | torch.device | Choice | None = None, *, facts: MachineFacts | None = None) -> Choice:
     """The device to use: the one asked for, here or in HOTLOOP_DEVICE, else the best there is.
 
     What was picked before stays what it is, with its reason.
@@ -122,10 +122,10 @@ def precision_for(capability: tuple[int, int]) -> Precision:
     return "fp16" if capability >= (7, 0) else "fp32"
 
 
-def available(facts: Facts) -> list[str]:
+def available(facts: MachineFacts) -> list[str]:
     """The devices that can be used, as a person may ask for them.
 
-    >>> available(Facts())
+    >>> available(MachineFacts())
     ['cpu']
     """
     cuda = [printable(str(gpu)) for gpu in facts.usable]
@@ -133,7 +133,7 @@ def available(facts: Facts) -> list[str]:
     return [*cuda, *(["mps"] if facts.mps_available else []), *xpu, "cpu"]
 
 
-def _request(want: str | torch.device | None, facts: Facts | None) -> _Request | None:
+def _request(want: str | torch.device | None, facts: MachineFacts | None) -> _Request | None:
     """The request from the argument, else from the environment; None for "choose for me"."""
     said = "you asked for"
     if want is None:
@@ -149,7 +149,7 @@ def _request(want: str | torch.device | None, facts: Facts | None) -> _Request |
     return _Request(match[1], None if match[2] is None else int(match[2]), said)
 
 
-def _not_a_device(want: object, said: str, facts: Facts) -> BadArgument:
+def _not_a_device(want: object, said: str, facts: MachineFacts) -> BadArgument:
     kind = str(want).strip().lower().split(":")[0]
     what = f"{said} {printable(repr(want))}, which is not the name of a device"
     fix = f"choose one of what is here: {shorten([*available(facts), 'auto'])}"
@@ -162,12 +162,12 @@ def _not_a_device(want: object, said: str, facts: Facts) -> BadArgument:
     return BadArgument(what, fix=fix if meant is None else f"did you mean {meant!r}? Else {fix}")
 
 
-def _not_here(request: _Request, facts: Facts, why: str, fix: str | None = None) -> DeviceUnavailable:
+def _not_here(request: _Request, facts: MachineFacts, why: str, fix: str | None = None) -> DeviceUnavailable:
     choices = f"choose one of what is here: {shorten(available(facts))}"
     return DeviceUnavailable(f"{request}, but {why}", fix=choices if fix is None else f"{fix}; or {choices}")
 
 
-def _best(facts: Facts) -> Choice:
+def _best(facts: MachineFacts) -> Choice:
     if facts.usable:
         gpu, why = _most_free(facts.usable)
         left_out = tuple(unsupported(facts, other) for other in facts.gpus if not facts.covers(other))
@@ -187,7 +187,7 @@ def _best(facts: Facts) -> Choice:
     return Choice(torch.device("cpu"), "fp32", reason, causes, facts.cpu.name or "")
 
 
-def _most_free(gpus: tuple[Gpu, ...]) -> tuple[Gpu, str]:
+def _most_free(gpus: tuple[VisibleGpu, ...]) -> tuple[VisibleGpu, str]:
     """The GPU with the most free memory, and the words for it."""
     best = max(gpus, key=lambda gpu: (-1 if gpu.free is None else gpu.free, -gpu.index))
     name, usable = str(best), plural(len(gpus), "usable GPU")
@@ -199,13 +199,13 @@ def _most_free(gpus: tuple[Gpu, ...]) -> tuple[Gpu, str]:
     return best, f"{name} has the most free memory of {usable}: {size(best.free)}; {others}."
 
 
-def _memory(gpu: Gpu) -> str:
+def _memory(gpu: VisibleGpu) -> str:
     if gpu.free is None:
         return f"{size(gpu.total)} of memory" if gpu.total is not None else "an unknown amount of memory"
     return f"{size(gpu.free)} of {size(gpu.total)} free"
 
 
-def _cuda(gpu: Gpu, why: str, causes: tuple[Cause, ...] = ()) -> Choice:
+def _cuda(gpu: VisibleGpu, why: str, causes: tuple[Cause, ...] = ()) -> Choice:
     precision = precision_for(gpu.capability)
     level = "{}.{}".format(*gpu.capability)
     fit = "has no fast half precision, so fp32" if precision == "fp32" else f"is fast in {precision}"
@@ -213,14 +213,14 @@ def _cuda(gpu: Gpu, why: str, causes: tuple[Cause, ...] = ()) -> Choice:
     return Choice(torch.device("cuda", gpu.index), precision, reason, causes, gpu.name)
 
 
-def _asked_cpu(request: _Request, facts: Facts | None) -> Choice:
+def _asked_cpu(request: _Request, facts: MachineFacts | None) -> Choice:
     if request.index:
         raise _not_here(request, facts or probe(), "torch knows one CPU, whatever its cores")
     name = cpu_name() if facts is None else facts.cpu.name
     return Choice(torch.device("cpu"), "fp32", f"{_capital(request.said)} cpu.", name=name or "")
 
 
-def _asked_cuda(request: _Request, facts: Facts) -> Choice:
+def _asked_cuda(request: _Request, facts: MachineFacts) -> Choice:
     causes = why_no_cuda(facts)
     chosen = next((gpu for gpu in facts.gpus if gpu.index == request.index), None)
     if chosen is not None and not facts.covers(chosen):
@@ -238,7 +238,7 @@ def _asked_cuda(request: _Request, facts: Facts) -> Choice:
     return _cuda(chosen, f"{_capital(str(request))}: {chosen.name} with {_memory(chosen)}.")
 
 
-def _asked_mps(request: _Request, facts: Facts) -> Choice:
+def _asked_mps(request: _Request, facts: MachineFacts) -> Choice:
     cause = why_no_mps(facts)
     if cause is not None:
         raise _not_here(request, facts, cause.what, None if cause.code == "not-macos" else cause.fix)
@@ -247,7 +247,7 @@ def _asked_mps(request: _Request, facts: Facts) -> Choice:
     return Choice(torch.device("mps", 0), "fp32", f"{_capital(str(request))}.", name=facts.cpu.name or "")
 
 
-def _asked_xpu(request: _Request, facts: Facts) -> Choice:
+def _asked_xpu(request: _Request, facts: MachineFacts) -> Choice:
     cause = why_no_xpu(facts)
     if cause is not None:
         raise _not_here(request, facts, cause.what, cause.fix)

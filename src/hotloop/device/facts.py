@@ -10,7 +10,7 @@ ARCH = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
 
 @dataclass(frozen=True)
-class Card(Record):
+class InstalledGpu(Record):
     """An NVIDIA GPU that the machine holds, whether or not torch can use it."""
 
     name: str
@@ -18,7 +18,7 @@ class Card(Record):
 
 
 @dataclass(frozen=True)
-class Gpu(Record):
+class VisibleGpu(Record):
     """A GPU as torch numbers it."""
 
     index: int
@@ -45,7 +45,7 @@ class Cpu(Record):
 
 
 @dataclass(frozen=True)
-class Facts(Record):
+class MachineFacts(Record):
     """Everything that decides which device can be used, and why not another one."""
 
     system: str = "Linux"  # as `platform.system()` says it: Linux, Darwin, Windows
@@ -59,14 +59,14 @@ class Facts(Record):
     torch_hip: str | None = None  # the ROCm of a build for AMD, which torch presents as "cuda"
     arch_list: tuple[str, ...] = ()  # what the build holds code for; empty where it does not tell
     cudnn: str | None = None
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[VisibleGpu, ...] = ()
     cuda_error: str | None = None  # what torch said when CUDA failed to start
 
     driver: str | None = None
     driver_cuda: tuple[int, int] | None = None  # the newest CUDA that the driver runs
     driver_mismatch: bool = False  # the loaded kernel module and the installed library differ
     visible: str | None = None  # CUDA_VISIBLE_DEVICES
-    hardware: tuple[Card, ...] | None = None  # NVIDIA GPUs in the machine, told by others than torch
+    hardware: tuple[InstalledGpu, ...] | None = None  # NVIDIA GPUs in the machine, told by others than torch
     nodes: tuple[tuple[str, str], ...] = ()  # ("/dev/nvidia0", "ok" or "denied")
 
     mps_built: bool = False
@@ -76,11 +76,11 @@ class Facts(Record):
     cpu: Cpu = Cpu()
 
     @property
-    def usable(self) -> tuple[Gpu, ...]:
+    def usable(self) -> tuple[VisibleGpu, ...]:
         """The GPUs that this build of torch holds code for."""
         return tuple(gpu for gpu in self.gpus if self.covers(gpu))
 
-    def covers(self, gpu: Gpu) -> bool:
+    def covers(self, gpu: VisibleGpu) -> bool:
         """Whether this build of torch holds code that runs on `gpu`; yes where the build does not tell."""
         if not self.arch_list:
             return True

@@ -11,7 +11,7 @@ from typing import Literal
 import psutil
 
 from hotloop.device.arm import arm_name
-from hotloop.device.facts import Card, Cpu
+from hotloop.device.facts import Cpu, InstalledGpu
 
 DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 CONTAINERS = ("docker", "containerd", "kubepods", "libpod", "lxc")
@@ -40,7 +40,7 @@ def variant(root: Path) -> Literal["wsl", "jetson"] | None:
     return None
 
 
-def cards_on_bus(root: Path, system: str) -> tuple[Card, ...] | None:
+def cards_on_bus(root: Path, system: str) -> tuple[InstalledGpu, ...] | None:
     """The NVIDIA display controllers on the PCI bus; None where the bus does not tell."""
     if system == "Darwin":  # macOS has had no driver for NVIDIA GPUs since 10.14
         return ()
@@ -49,19 +49,19 @@ def cards_on_bus(root: Path, system: str) -> tuple[Card, ...] | None:
         return None
     if kind == "jetson":  # the GPU is part of the chip
         model = (text_of(root / "proc/device-tree/model") or "").strip("\0 \n")
-        return (Card(model or "NVIDIA Jetson"),)
+        return (InstalledGpu(model or "NVIDIA Jetson"),)
     bus = root / "sys/bus/pci/devices"
     if not bus.is_dir():
         return None
     return tuple(card for slot in sorted(bus.iterdir()) if (card := _card(slot)) is not None)
 
 
-def _card(slot: Path) -> Card | None:
+def _card(slot: Path) -> InstalledGpu | None:
     vendor = (text_of(slot / "vendor") or "").strip()
     if vendor != "0x10de" or not (text_of(slot / "class") or "").startswith("0x03"):
         return None
     device = (text_of(slot / "device") or "").strip().removeprefix("0x")
-    return Card(f"NVIDIA GPU {slot.name}" + (f" [10de:{device}]" if device else ""))
+    return InstalledGpu(f"NVIDIA GPU {slot.name}" + (f" [10de:{device}]" if device else ""))
 
 
 def nodes(root: Path) -> tuple[tuple[str, str], ...]:

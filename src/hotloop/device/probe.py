@@ -1,4 +1,4 @@
-"""Reads the machine into `Facts`. Nothing here raises: what cannot be read stays unknown."""
+"""Reads the machine into `MachineFacts`. Nothing here raises: what cannot be read stays unknown."""
 
 import os
 import platform
@@ -10,22 +10,22 @@ from typing import TypeVar
 import torch
 
 from hotloop.device import machine, nvml
-from hotloop.device.facts import Cpu, Facts, Gpu
+from hotloop.device.facts import Cpu, MachineFacts, VisibleGpu
 
 T = TypeVar("T")
 
 
-def probe(root: Path = Path("/")) -> Facts:
+def probe(root: Path = Path("/")) -> MachineFacts:
     """All that is known of this machine; `root` is where its /proc, /sys and /dev are.
 
     >>> probe().torch_version == torch.__version__
     True
     """
     system = platform.system()
-    told = _or(nvml.Nvml(), nvml.read)
+    told = _or(nvml.NvmlReading(), nvml.read)
     gpus, cuda_error = _gpus(told)
     cards = told.cards if told.cards else _or(None, lambda: machine.cards_on_bus(root, system))
-    return Facts(
+    return MachineFacts(
         system=system,
         platform=_or(None, platform.platform),
         macos=_or(None, _macos),
@@ -62,7 +62,7 @@ def _or(unknown: T, read: Callable[[], T]) -> T:
         return unknown
 
 
-def _gpus(told: nvml.Nvml) -> tuple[tuple[Gpu, ...], str | None]:
+def _gpus(told: nvml.NvmlReading) -> tuple[tuple[VisibleGpu, ...], str | None]:
     """The GPUs that torch sees, or what torch says about seeing none."""
     if torch.version.cuda is None and torch.version.hip is None:
         return (), None
@@ -78,10 +78,10 @@ def _gpus(told: nvml.Nvml) -> tuple[tuple[Gpu, ...], str | None]:
     return gpus, None if gpus or not said else str(said[0].message)
 
 
-def _gpu(index: int, told: nvml.Nvml) -> Gpu:
+def _gpu(index: int, told: nvml.NvmlReading) -> VisibleGpu:
     properties = torch.cuda.get_device_properties(index)
     total = int(properties.total_memory)
-    return Gpu(
+    return VisibleGpu(
         index=index,
         name=str(properties.name),
         capability=(int(properties.major), int(properties.minor)),

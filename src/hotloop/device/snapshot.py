@@ -7,12 +7,12 @@ import torch
 
 from hotloop.device.causes import Cause
 from hotloop.device.choice import Choice
-from hotloop.device.facts import Cpu, Facts, Gpu
+from hotloop.device.facts import Cpu, MachineFacts, VisibleGpu
 from hotloop.records import Record
 
 
 @dataclass(frozen=True)
-class Memory(Record):
+class DeviceMemory(Record):
     free: int | None
     total: int | None
 
@@ -30,7 +30,7 @@ class GpuLine(Record):
     index: int
     name: str
     capability: str
-    memory: Memory
+    memory: DeviceMemory
     usable: bool  # this build of torch holds code for it
 
 
@@ -43,7 +43,7 @@ class Snapshot(Record):
     precision: str
     reason: str
     causes: tuple[Cause, ...]
-    memory: Memory
+    memory: DeviceMemory
     capability: str | None
     driver: str | None
     cuda: CudaVersions
@@ -60,7 +60,7 @@ class Snapshot(Record):
     hotloop: str
 
 
-def snapshot(choice: Choice, facts: Facts, *, version: str) -> Snapshot:
+def snapshot(choice: Choice, facts: MachineFacts, *, version: str) -> Snapshot:
     """Join what was chosen and what is known; `version` is hotloop's own, which this layer does not import."""
     gpu = next((gpu for gpu in facts.gpus if choice.device == torch.device("cuda", gpu.index)), None)
     nvidia = gpu if facts.torch_hip is None else None  # AMD numbers its architectures otherwise
@@ -79,7 +79,9 @@ def snapshot(choice: Choice, facts: Facts, *, version: str) -> Snapshot:
         bf16=None if nvidia is None else nvidia.capability >= (8, 0),
         fp16=None if nvidia is None else nvidia.capability >= (7, 0),
         gpus=tuple(
-            GpuLine(each.index, each.name, _dotted(each.capability), Memory(each.free, each.total), facts.covers(each))
+            GpuLine(
+                each.index, each.name, _dotted(each.capability), DeviceMemory(each.free, each.total), facts.covers(each)
+            )
             for each in facts.gpus
         ),
         cpu=facts.cpu,
@@ -91,12 +93,12 @@ def snapshot(choice: Choice, facts: Facts, *, version: str) -> Snapshot:
     )
 
 
-def _memory(choice: Choice, facts: Facts, gpu: Gpu | None) -> Memory:
+def _memory(choice: Choice, facts: MachineFacts, gpu: VisibleGpu | None) -> DeviceMemory:
     if gpu is not None:
-        return Memory(gpu.free, gpu.total)
+        return DeviceMemory(gpu.free, gpu.total)
     if choice.device.type in ("cpu", "mps"):  # a Mac's GPU shares the main memory
-        return Memory(facts.cpu.free, facts.cpu.total)
-    return Memory(None, None)
+        return DeviceMemory(facts.cpu.free, facts.cpu.total)
+    return DeviceMemory(None, None)
 
 
 def _dotted(version: tuple[int, ...]) -> str:

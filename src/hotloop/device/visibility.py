@@ -2,15 +2,15 @@
 
 import re
 
-from hotloop.device.facts import Card
+from hotloop.device.facts import InstalledGpu
 
 
-def why_hidden(visible: str, cards: tuple[Card, ...] | None) -> str | None:
+def why_hidden(visible: str, cards: tuple[InstalledGpu, ...] | None) -> str | None:
     """How this value hides every GPU; None where it may leave one.
 
-    >>> why_hidden("-1,0", (Card("NVIDIA T4"),))
+    >>> why_hidden("-1,0", (InstalledGpu("NVIDIA T4"),))
     "CUDA_VISIBLE_DEVICES='-1,0' hides every GPU, since CUDA reads it up to the first entry that names none, '-1'"
-    >>> why_hidden("0,7", (Card("NVIDIA T4"),)) is None
+    >>> why_hidden("0,7", (InstalledGpu("NVIDIA T4"),)) is None
     True
     """
     entries = [entry.strip() for entry in visible.split(",")]
@@ -25,7 +25,7 @@ def why_hidden(visible: str, cards: tuple[Card, ...] | None) -> str | None:
     return None
 
 
-def _until_invalid(entries: list[str], cards: tuple[Card, ...] | None) -> list[str]:
+def _until_invalid(entries: list[str], cards: tuple[InstalledGpu, ...] | None) -> list[str]:
     valid: list[str] = []
     for entry in entries:
         if not _names_a_gpu(entry, cards):
@@ -34,7 +34,7 @@ def _until_invalid(entries: list[str], cards: tuple[Card, ...] | None) -> list[s
     return valid
 
 
-def _names_a_gpu(entry: str, cards: tuple[Card, ...] | None) -> bool:
+def _names_a_gpu(entry: str, cards: tuple[InstalledGpu, ...] | None) -> bool:
     """Whether the entry may name a GPU; yes where the machine does not tell which there are."""
     if entry.startswith("MIG-"):
         return True

@@ -62,7 +62,7 @@ class Largest(Record):
         }
         first = ends[self.reason] if self.items or self.reason != "memory" else "not even one item fits"
         best = f"; fastest with {self.best:,}" if self.best else ""
-        lines = [f"{first}{best} ({duration(self.seconds)}, {size(self.memory)} of memory)"]
+        lines = [f"{first}{best} (found in {duration(self.seconds)}, with {size(self.memory)} to use)"]
         lines.append(f"{'items':>12}  {'items/s':>12}  {'peak':>12}")
         for each in sorted(self.tried, key=lambda each: each.items):
             speed = count(1 / each.seconds_per_item) if each.seconds_per_item else ""

@@ -21,7 +21,7 @@ from hotloop.terminal import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from hotloop.text import count, duration
+from hotloop.text import count, duration, wrap
 
 REFRESH = 0.1  # seconds
 PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
@@ -76,9 +76,12 @@ class Display:
             self._bar.refresh()
 
     def say(self, words: str) -> None:
-        """A line that stays."""
-        if not self._silent:
-            self._console.print(words, highlight=False, markup=False, soft_wrap=True)
+        """A line that stays, and that a terminal gets in lines of its width."""
+        if self._silent:
+            return
+        width = self._console.width if self._console.is_terminal else sys.maxsize
+        for line in wrap(words, width, hanging="  "):
+            self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def stretch(self, batches: int, epoch: int, loss: float | None, rate: float) -> None:
         """Batches that were trained on."""
@@ -107,7 +110,8 @@ class Display:
         if done.metrics:
             parts.append("validation " + ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items()))
         parts += [f"{count(done.items_per_second)} items/s", duration(done.seconds)]
-        self.say("  ".join(parts))
+        whole = (part.replace(" ", "\xa0").replace(",\xa0", ", ") for part in parts)  # a figure keeps its name and unit
+        self.say("  ".join(whole))
 
 
 @contextmanager

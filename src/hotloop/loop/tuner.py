@@ -183,7 +183,7 @@ class Tuner:
                 seconds=None,
                 budget=budget,
                 levers=levers,
-                tell=self.display.tell if self.display else lambda words: None,
+                tell=self._tell,
                 begin=begin,
                 watched=True,
             )
@@ -219,6 +219,11 @@ class Tuner:
         )
         Cache().put(key, self.tuning)
         self._say("compiled: " if found.tuning.plan.compile != "off" else "a compilation brings nothing here: ")
+
+    def _tell(self, lever: str) -> None:
+        """Name the lever that is being tried, beside the bar."""
+        if self.display is not None:
+            self.display.tell(f"tuning: {lever}")
 
     def _say(self, words: str) -> None:
         """Tell of the plan, where there is someone to tell."""

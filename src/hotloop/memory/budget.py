@@ -18,8 +18,8 @@ _FIX = 'give bytes, or words such as "8GiB", "500MB" or "80%" (of the device)'
 
 
 @dataclass(frozen=True)
-class Block(Record):
-    """A part of a model that can be computed again. What is before a dot in its name contains it."""
+class CheckpointCandidate(Record):
+    """A block of a model that activation checkpointing can take. What is before a dot in its name contains it."""
 
     name: str
     saved: int  # bytes that it keeps for the backward pass, and would not
@@ -56,25 +56,27 @@ def _share_of(budget: str, percent: float, total: int | None) -> int:
     return int(total * percent / 100)
 
 
-def saving(blocks: Iterable[Block], headroom: int = 0) -> int:
+def saving(blocks: Iterable[CheckpointCandidate], headroom: int = 0) -> int:
     """Bytes by which the peak falls when these blocks are computed again.
 
     In the backward pass they come back one at a time, so the largest of them is there nevertheless, unless the peak is
     elsewhere: `headroom` is how far the end of the forward pass lies below it.
 
-    >>> saving([Block("a", 30, 1.0), Block("b", 20, 1.0)]), saving([Block("a", 30, 1.0)], headroom=40)
+    >>> large, small = CheckpointCandidate("a", 30, 1.0), CheckpointCandidate("b", 20, 1.0)
+    >>> saving([large, small]), saving([large], headroom=40)
     (20, 30)
     """
     sizes = [block.saved for block in blocks]
     return sum(sizes) - max(0, max(sizes, default=0) - headroom)
 
 
-def choose(blocks: Sequence[Block], needed: int, headroom: int = 0) -> tuple[str, ...] | None:
+def choose(blocks: Sequence[CheckpointCandidate], needed: int, headroom: int = 0) -> tuple[str, ...] | None:
     """The blocks that save `needed` bytes (by `saving`) and take the least time to compute again; None where none do.
 
     A block and one inside it are never both chosen.
 
-    >>> choose([Block("a", 100, 0.5), Block("b", 100, 0.1), Block("b.c", 60, 0.02)], needed=50, headroom=1000)
+    >>> outer, inner = CheckpointCandidate("b", 100, 0.1), CheckpointCandidate("b.c", 60, 0.02)
+    >>> choose([CheckpointCandidate("a", 100, 0.5), outer, inner], needed=50, headroom=1000)
     ('b.c',)
     """
     if needed <= 0:
@@ -94,9 +96,9 @@ def choose(blocks: Sequence[Block], needed: int, headroom: int = 0) -> tuple[str
     return tuple(block.name for block in blocks if block.name in chosen)
 
 
-def most(blocks: Sequence[Block], headroom: int = 0) -> tuple[str, ...]:
+def most(blocks: Sequence[CheckpointCandidate], headroom: int = 0) -> tuple[str, ...]:
     """The blocks that save as much as can be saved."""
-    best: list[Block] = []
+    best: list[CheckpointCandidate] = []
     for largest in _largest_worth_a_look(blocks, headroom):
         trees = _trees([block for block in blocks if block.saved <= largest])
         chosen = [block for tree in trees for block in tree.heaviest()]
@@ -105,7 +107,7 @@ def most(blocks: Sequence[Block], headroom: int = 0) -> tuple[str, ...]:
     return tuple(block.name for block in blocks if block.name in names)
 
 
-def _largest_worth_a_look(blocks: Sequence[Block], headroom: int) -> list[int]:
+def _largest_worth_a_look(blocks: Sequence[CheckpointCandidate], headroom: int) -> list[int]:
     """Sizes that the largest chosen block may have; those within the headroom all come free."""
     sizes = {block.saved for block in blocks if block.saved > 0}
     free = [size for size in sizes if size <= headroom]
@@ -135,15 +137,15 @@ class _Way(NamedTuple):
 class _Tree:
     """A block and the blocks inside it."""
 
-    block: Block
+    block: CheckpointCandidate
     inside: "list[_Tree]"
 
-    def heaviest(self) -> list[Block]:
+    def heaviest(self) -> list[CheckpointCandidate]:
         parts = [block for tree in self.inside for block in tree.heaviest()]
         return parts if sum(part.saved for part in parts) > self.block.saved else [self.block]
 
 
-def _trees(blocks: Sequence[Block]) -> list[_Tree]:
+def _trees(blocks: Sequence[CheckpointCandidate]) -> list[_Tree]:
     """Blocks below those that contain them."""
     roots: list[_Tree] = []
     known: dict[str, _Tree] = {}

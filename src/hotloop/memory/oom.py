@@ -9,7 +9,7 @@ import torch
 
 from hotloop.errors import DoesNotFit, HotloopError
 from hotloop.memory.fragmentation import Fragmented, are_on, judged, statistics
-from hotloop.memory.usage import Held, Usage, usage
+from hotloop.memory.usage import DeviceHoldings, Usage, usage
 from hotloop.text import size
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def room(device: torch.device) -> int | None:
     return min(free, cap - reserved) + reserved - torch.cuda.memory_allocated(device)
 
 
-def does_not_fit(failure: Failure, held: Held, device: torch.device) -> DoesNotFit:
+def does_not_fit(failure: Failure, held: DeviceHoldings, device: torch.device) -> DoesNotFit:
     """The error for a single item that is too large: what filled the memory, and what would make it fit."""
     now = usage(device)
     activations = None if failure.allocated is None else max(failure.allocated - held.total, 0)
@@ -129,7 +129,7 @@ def half_updated(error: BaseException) -> DoesNotFit:
     )
 
 
-def _advice(held: Held, activations: int | None, now: Usage, share: float) -> list[str]:
+def _advice(held: DeviceHoldings, activations: int | None, now: Usage, share: float) -> list[str]:
     """What would make it fit, the likeliest first."""
     total = now.total or 0
     advice: list[str] = []

@@ -15,7 +15,7 @@ from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory, r
 from hotloop.memory.pieces import bounds
 from hotloop.memory.portion import Portion
 from hotloop.memory.rewind import Rewind
-from hotloop.memory.usage import Held, holdings
+from hotloop.memory.usage import DeviceHoldings, holdings
 from hotloop.text import shorten
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Survivor:
         if fragmented is None or not self._mend(fragmented):
             self.shrink(size, failure, held)
 
-    def shrink(self, size: int, failure: Failure, held: Held | None = None) -> None:
+    def shrink(self, size: int, failure: Failure, held: DeviceHoldings | None = None) -> None:
         """Choose what follows on a failure that has left nothing to put back."""
         clear(self.device)
         if size <= 1 and not self._relieve():
@@ -143,5 +143,5 @@ class Survivor:
         warnings.warn(f"{fragmented}; expandable segments are on now", MemoryWarning, stacklevel=2)
         return True
 
-    def _held(self) -> Held:
+    def _held(self) -> DeviceHoldings:
         return holdings(nn.ModuleList(self.modules), self.optimizers).on(self.device)

@@ -28,7 +28,7 @@ Point = tuple[float, int, str]
 
 
 @dataclass(frozen=True)
-class Moment(Record):
+class StepPoint(Record):
     """A point of a step: when, in which phase and module, after which operation, asked for by which line."""
 
     seconds: float
@@ -55,7 +55,7 @@ class Track(Record):
 
     device: str
     peak: int
-    at: Moment
+    at: StepPoint
     phases: dict[str, int]  # the highest in each
     modules: tuple[ModuleBytes, ...]  # in the order in which they were first seen
     kept: dict[str, int]  # the most that was kept for the backward pass: activations, inputs, parameters
@@ -121,7 +121,7 @@ class _Keep:
     times: int = 0
 
 
-class _Kept:
+class _SavedTensor:
     """A tensor that autograd keeps; it ends when autograd lets go of it."""
 
     def __init__(self, tensor: Tensor, let_go: Callable[[], None]) -> None:
@@ -144,13 +144,13 @@ class Tracking(TorchDispatchMode):
         self._inputs: set[int] = set()  # memory that no forward pass made
         self._modules: dict[str, _Figures] = {}
         self._keeps: dict[int, _Keep] = {}
-        self._packed: WeakSet[_Kept] = WeakSet()
+        self._packed: WeakSet[_SavedTensor] = WeakSet()
         self._kept = dict.fromkeys(("activations", "inputs", "parameters"), 0)
         self._kept_peak = dict(self._kept)
         self._phase = "between"
         self._phases: dict[str, int] = {}
         self._allocator: dict[str, int] | None = {} if device.type == "cuda" else None
-        self._peak, self._at = -1, Moment(0.0, self._phase, OUTSIDE, "", None)
+        self._peak, self._at = -1, StepPoint(0.0, self._phase, OUTSIDE, "", None)
         self._points: list[Point] = []
         self._begin = time.perf_counter()
         if self._allocator is not None:
@@ -201,7 +201,7 @@ class Tracking(TorchDispatchMode):
             self._note(str(func))
         return result
 
-    def pack(self, tensor: Tensor) -> _Kept:
+    def pack(self, tensor: Tensor) -> _SavedTensor:
         """Note what autograd keeps for the backward pass."""
         keeps = []
         for storage in storages_of(tensor):
@@ -211,7 +211,7 @@ class Tracking(TorchDispatchMode):
                 keeps.append((storage._cdata, keep))
                 if keep.times == 1:
                     self._keep(keep, keep.bytes)
-        kept = _Kept(tensor, lambda: self._let_go(keeps))
+        kept = _SavedTensor(tensor, lambda: self._let_go(keeps))
         self._packed.add(kept)
         return kept
 
@@ -276,7 +276,7 @@ class Tracking(TorchDispatchMode):
         if live > self._peak:
             self._peak, line = live, user_site()
             now, module = time.perf_counter() - self._begin, self.places.module()
-            self._at = Moment(now, self._phase, module, operation, None if line is None else str(line))
+            self._at = StepPoint(now, self._phase, module, operation, None if line is None else str(line))
         self._point()
 
     def _point(self) -> None:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.device import as_device
 from hotloop.device.machine import text_of
 from hotloop.memory.storages import storages_of
 from hotloop.placement import tensors_in
+from hotloop.placement.placing import resolve
 from hotloop.records import Record
 from hotloop.text import size
 
@@ -57,7 +59,7 @@ class Usage(Record):
 
 
 @dataclass(frozen=True)
-class Held(Record):
+class DeviceHoldings(Record):
     """The bytes that a model and its optimizers hold on one device between two steps."""
 
     device: str
@@ -80,15 +82,15 @@ class Held(Record):
 class Holdings(Record):
     """The same, for each device on which there is anything."""
 
-    devices: tuple[Held, ...]
+    devices: tuple[DeviceHoldings, ...]
 
     @property
     def total(self) -> int:
         return sum(held.total for held in self.devices)
 
-    def on(self, device: str | torch.device) -> Held:
+    def on(self, device: str | torch.device) -> DeviceHoldings:
         """What is held on one device."""
-        return next((held for held in self.devices if held.device == str(device)), Held(str(device)))
+        return next((held for held in self.devices if held.device == str(device)), DeviceHoldings(str(device)))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.devices)) or "nothing"
@@ -101,12 +103,12 @@ def usage(device: str | torch.device = "cpu") -> Usage:
     >>> now.allocated is None and 0 < now.process < now.total
     True
     """
-    target = torch.device(device)
+    target = as_device(device)
     if target.type == "cpu":
         free, total = machine_memory()
         return Usage("cpu", process=psutil.Process().memory_info().rss, free=free, total=total)
     if target.type == "cuda":
-        return _cuda(target)
+        return _cuda(resolve(target))
     if target.type == "mps":
         return Usage(
             str(target),
@@ -139,7 +141,7 @@ def holdings(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] = ())
                 seen.add(storage._cdata)
                 on = found.setdefault(str(storage.device), {})
                 on[kind] = on.get(kind, 0) + storage.nbytes()
-    return Holdings(tuple(Held(device, **parts) for device, parts in found.items()))
+    return Holdings(tuple(DeviceHoldings(device, **parts) for device, parts in found.items()))
 
 
 def machine_memory(root: Path = Path("/")) -> tuple[int, int]:

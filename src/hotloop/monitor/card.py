@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hotloop.monitor.failures import UNKNOWN, Lost, Passing, Unsupported
-from hotloop.monitor.holders import Holder, merged
+from hotloop.monitor.holders import GpuProcess, merged
 from hotloop.monitor.reading import Gpu
 from hotloop.monitor.traffic import Traffic
 from hotloop.monitor.words import decoded
@@ -44,14 +44,14 @@ class Asks(Protocol):
 
 
 @dataclass(frozen=True)
-class Seen:
+class GpuReading:
     """A GPU without the names of its processes, and those that hold it, as the driver numbers them."""
 
     gpu: Gpu
-    holders: tuple[Holder, ...] | None
+    holders: tuple[GpuProcess, ...] | None
 
 
-class Card:
+class NvmlDevice:
     """A GPU whose handle is kept. Only `Dead` leaves it; everything else becomes None, `complaints` or an error."""
 
     def __init__(self, library: Asks, index: int, before: Gpu | None, clock: Callable[[], float]) -> None:
@@ -81,7 +81,7 @@ class Card:
         except (Lost, Passing, Unsupported) as error:
             self.lost = str(error)
 
-    def read(self) -> Seen:
+    def read(self) -> GpuReading:
         """What the GPU tells now. One that is lost is not asked again: the library must start anew for it."""
         self.complaints.clear()
         if self.lost is None:
@@ -90,7 +90,7 @@ class Card:
             except Lost as error:
                 self.lost = str(error)
                 self.close()
-        return Seen(replace(self.known, error=self.lost), None)
+        return GpuReading(replace(self.known, error=self.lost), None)
 
     def close(self) -> None:
         self._traffic.close()
@@ -107,7 +107,7 @@ class Card:
             memory_clock_most=_scaled(self._ask("nvmlDeviceGetMaxClockInfo", MEMORY)),
         )
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> GpuReading:
         memory = self._memory()
         utilisation = self._ask("nvmlDeviceGetUtilizationRates")
         reasons = self._first(
@@ -132,7 +132,7 @@ class Card:
             received=received,
             **{name: answer for name, answer in self._kept.items() if name != "traffic"},
         )
-        return Seen(gpu, self._holders(gpu.memory_total))
+        return GpuReading(gpu, self._holders(gpu.memory_total))
 
     def _memory(self) -> Any:
         """Free and used bytes by the second version of the question, where the driver knows it.
@@ -142,7 +142,7 @@ class Card:
         """
         return self._first(("nvmlDeviceGetMemoryInfo", MEMORY_V2), ("nvmlDeviceGetMemoryInfo",), fatal=UNKNOWN)
 
-    def _holders(self, total: int | None) -> tuple[Holder, ...] | None:
+    def _holders(self, total: int | None) -> tuple[GpuProcess, ...] | None:
         lists = {
             kind: self._first(*((f"nvmlDeviceGet{kind.title()}RunningProcesses_{v}",) for v in ("v3", "v2")))
             for kind in ("compute", "graphics")

@@ -8,7 +8,7 @@ NOBODY = (0, 0xFFFFFFFF)  # PIDs that some drivers put where they have none to t
 
 
 @dataclass(frozen=True)
-class Holder:
+class GpuProcess:
     """A row of the driver's list. Its PID may be one of the host, which does not exist in a container."""
 
     pid: int
@@ -16,7 +16,7 @@ class Holder:
     kind: str  # compute, graphics, or both
 
 
-def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tuple[Holder, ...] | None:
+def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tuple[GpuProcess, ...] | None:
     """One row for each process of the lists by kind, those with most memory first; None where no list is known.
 
     The same process may be in both lists, with the same memory, and more than once in one of them, with a part of
@@ -29,7 +29,9 @@ def merged(lists: Mapping[str, Iterable[Any] | None], total: int | None) -> tupl
         for row in rows or ():
             if row.pid not in NOBODY:
                 held.setdefault(int(row.pid), {}).setdefault(kind, []).append(_memory(row, total))
-    holders = (Holder(pid, _all(kinds), "both" if len(kinds) > 1 else next(iter(kinds))) for pid, kinds in held.items())
+    holders = (
+        GpuProcess(pid, _all(kinds), "both" if len(kinds) > 1 else next(iter(kinds))) for pid, kinds in held.items()
+    )
     return tuple(sorted(holders, key=lambda holder: (-(holder.memory or 0), holder.pid)))
 
 

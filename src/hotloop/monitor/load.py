@@ -1,4 +1,4 @@
-"""`Tally`: what a stretch of time asks of the hardware, added up in memory that does not grow."""
+"""`LoadTally`: what a stretch of time asks of the hardware, added up in memory that does not grow."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -16,7 +16,7 @@ MOST_NOTES = 8
 Number = TypeVar("Number", int, float)
 
 
-class Tally:
+class LoadTally:
     """Adds readings up to a `Load`.
 
     `gpus` are those to tell of, by index or UUID; without it they are those on which this program has a process, or all

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from hotloop.monitor.card import Card, Seen
+from hotloop.monitor.card import GpuReading, NvmlDevice
 from hotloop.monitor.failures import DRIVER_NOT_LOADED, LIBRARY_NOT_FOUND, Dead, Failed, Passing, Unsupported, judged
 from hotloop.monitor.reading import Gpu
 from hotloop.monitor.words import decoded
@@ -37,7 +37,7 @@ class Nvml:
     def __init__(self, binding: Any = None, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._given, self._clock = binding, clock
         self._library: Library | None = None
-        self._cards: list[Card] = []
+        self._cards: list[NvmlDevice] = []
         self._known: tuple[Gpu, ...] = ()  # what stays known of each GPU while NVML is down
         self._gone: tuple[Gpu, ...] = ()  # those that were there once, and are not even lost
         self._why: str | None = None  # it is down
@@ -45,7 +45,7 @@ class Nvml:
         self.driver: str | None = None
         self.absent = False  # there is no NVIDIA driver, as opposed to one that fails
 
-    def read(self) -> tuple[list[Seen], list[str]]:
+    def read(self) -> tuple[list[GpuReading], list[str]]:
         """What each GPU tells, and what there is to say about those that do not. Never raises."""
         if (self._library is None or self._troubled()) and self._pauses.over():
             self._restart()
@@ -86,7 +86,7 @@ class Nvml:
             self._library = library
             self.driver = _driver(library)
             for index in range(library.ask("nvmlDeviceGetCount")):
-                self._cards.append(Card(library, index, self._remembered(index), self._clock))
+                self._cards.append(NvmlDevice(library, index, self._remembered(index), self._clock))
         except ImportError:
             self._die("the package nvidia-ml-py is not installed (fix: `pip install nvidia-ml-py`)", absent=True)
         except Failed as error:
@@ -101,7 +101,7 @@ class Nvml:
         self.absent, self._why = absent, why
         self._pauses.failed()
 
-    def _down(self) -> tuple[list[Seen], list[str]]:
+    def _down(self) -> tuple[list[GpuReading], list[str]]:
         """GPUs that were there stay in sight, with an error instead of numbers."""
         error = f"NVML does not answer: {self._why}"
         if not self._known:
@@ -109,7 +109,7 @@ class Nvml:
         note = (
             f"no NVIDIA GPU can be read at present: {self._why}; it is tried again every {LONGEST_PAUSE:.0f} s or less"
         )
-        return [Seen(replace(gpu, error=error), None) for gpu in self._known], [note]
+        return [GpuReading(replace(gpu, error=error), None) for gpu in self._known], [note]
 
     def _remembered(self, index: int) -> Gpu | None:
         return next((gpu for gpu in self._known if gpu.index == index), None)

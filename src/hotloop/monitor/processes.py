@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import psutil
 
-from hotloop.monitor.holders import Holder
+from hotloop.monitor.holders import GpuProcess
 from hotloop.monitor.reading import Process
 from hotloop.monitor.words import LONGEST, decoded
 
@@ -49,7 +49,7 @@ class People:
         self._known: dict[int, Person] = {}
         self._trusted = _sees_whole_machine(proc)
 
-    def name(self, held: Mapping[str, tuple[Holder, ...]]) -> tuple[dict[str, tuple[Process, ...]], str | None]:
+    def name(self, held: Mapping[str, tuple[GpuProcess, ...]]) -> tuple[dict[str, tuple[Process, ...]], str | None]:
         """The processes of each GPU, by UUID, and a sentence where some have no name because of a container."""
         foreign = self._meet({holder.pid for holders in held.values() for holder in holders})
         if foreign:
@@ -70,7 +70,9 @@ class People:
             return set()
         return pids - self._known.keys() - before.keys()  # one that was here before has ended
 
-    def _with_myself(self, held: Mapping[str, tuple[Holder, ...]], foreign: set[int]) -> dict[str, tuple[Holder, ...]]:
+    def _with_myself(
+        self, held: Mapping[str, tuple[GpuProcess, ...]], foreign: set[int]
+    ) -> dict[str, tuple[GpuProcess, ...]]:
         """The same rows, with this process's own PID in the row that can only be its own."""
         own, me = self._own(), os.getpid()
         mine = {gpu: _which_is_mine(rows, foreign, own.get(gpu, 0)) for gpu, rows in held.items()}
@@ -126,7 +128,7 @@ def held_by_torch() -> dict[str, int]:
         return {}
 
 
-def _which_is_mine(holders: tuple[Holder, ...], foreign: set[int], least: int) -> int | None:
+def _which_is_mine(holders: tuple[GpuProcess, ...], foreign: set[int], least: int) -> int | None:
     """The PID that must be this process's, since no other row of the host holds as much as it is known to hold."""
     if any(h.pid == os.getpid() and h.pid not in foreign for h in holders):  # it is there under its own PID
         return None
@@ -139,7 +141,7 @@ def _joined(command: list[str]) -> str:
     return shlex.join(argument[:LONGEST] for argument in command[:256])
 
 
-def _process(holder: Holder, person: Person | None) -> Process:
+def _process(holder: GpuProcess, person: Person | None) -> Process:
     if person is None:
         return Process(holder.pid, holder.memory, holder.kind)
     return Process(

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from hotloop.monitor import apple
-from hotloop.monitor.card import Seen
+from hotloop.monitor.card import GpuReading
 from hotloop.monitor.host import Around
 from hotloop.monitor.nvml import Nvml
 from hotloop.monitor.processes import People
@@ -68,7 +68,7 @@ class Sampler:
     ) -> None:
         self.close()
 
-    def _with_names(self, seen: list[Seen]) -> tuple[tuple[Gpu, ...], str | None]:
+    def _with_names(self, seen: list[GpuReading]) -> tuple[tuple[Gpu, ...], str | None]:
         held = {_key(each.gpu): each.holders for each in seen if each.holders is not None}
         named, note = self._people.name(held)
         return tuple(replace(each.gpu, processes=named.get(_key(each.gpu))) for each in seen), note

@@ -11,7 +11,7 @@ from typing import Self
 
 from hotloop.errors import BadArgument
 from hotloop.monitor.history import History
-from hotloop.monitor.load import Tally
+from hotloop.monitor.load import LoadTally
 from hotloop.monitor.logs import Log, open_log, scalars
 from hotloop.monitor.reading import Reading
 from hotloop.records import Load, Timing
@@ -64,7 +64,7 @@ class Watching:
         self._step = step
         self._given = log
         self._log: Log | None = None
-        self._tally = Tally(gpus)
+        self._tally = LoadTally(gpus)
         self._load = self._tally.load()
         self._ending = threading.Event()
         self._left = False  # nobody waits for the thread any more

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.device import as_device, refusal
+from hotloop.errors import BadArgument
+from hotloop.text import an
 
 T = TypeVar("T")
 
@@ -89,6 +91,11 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
     >>> to_numpy(torch.ones(2, dtype=torch.bfloat16, requires_grad=True))
     array([1., 1.], dtype=float32)
     """
+    if not isinstance(tensor, Tensor):
+        raise BadArgument(
+            f"to_numpy was given {an(type(tensor).__name__)}, and takes one tensor",
+            fix="of several, take each by itself: [to_numpy(t) for t in tensors]",
+        )
     values = tensor.detach()
     if values.is_quantized:
         values = values.dequantize()

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<frozen", "<string>")
+HOTLOOP = str(Path(__file__).parents[1])
+OURS = (str(Path(torch.__file__).parent), HOTLOOP, "<frozen", "<string>")
 INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -88,6 +89,12 @@ def user_site() -> Site | None:
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is the person's own code."""
     return not frame.f_code.co_filename.startswith((*OURS, *INSTALLED))
+
+
+def is_hotloops(start: FrameType | None) -> bool:
+    """Whether hotloop itself called torch at this frame, and neither the person's own code nor another library."""
+    asking = (file for file in (frame.f_code.co_filename for frame in frames(start)) if not file.startswith(OURS[0]))
+    return next(asking, "").startswith(HOTLOOP)
 
 
 def site_of(frame: FrameType) -> Site:

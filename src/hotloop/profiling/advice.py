@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hotloop.profiling.record import Advice, HostWait, Profile
+from hotloop.profiling.record import HostWait, Profile, Recommendation
 from hotloop.text import duration
 
 NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
@@ -42,7 +42,7 @@ class Loading:
     in_memory: bool = False  # whether the items are tensors in memory already
 
 
-def advise(profile: Profile, loading: Loading) -> tuple[Advice, ...]:
+def advise(profile: Profile, loading: Loading) -> tuple[Recommendation, ...]:
     """The costliest first."""
     shares = profile.parts.shares
     told = [
@@ -61,9 +61,10 @@ def with_ceilings(profile: Profile, ceilings: dict[str, float]) -> Profile:
     return replace(measured, advice=(*profile.advice, *(a for a in _on_precision(measured) if a not in profile.advice)))
 
 
-def _on_data(profile: Profile, share: float, loading: Loading) -> Iterator[tuple[float, Advice]]:
+def _on_data(profile: Profile, share: float, loading: Loading) -> Iterator[tuple[float, Recommendation]]:
     if share >= NOTABLE:
-        yield share, Advice(f"The loop waits {share:.0%} of its time for data.", _quicker_data(profile, loading))
+        what = f"The loop waits {share:.0%} of its time for data."
+        yield share, Recommendation(what, _quicker_data(profile, loading))
 
 
 def _quicker_data(profile: Profile, loading: Loading) -> str:
@@ -86,17 +87,17 @@ def _quicker_data(profile: Profile, loading: Loading) -> str:
     return f"read it in processes of its own: DataLoader(..., {workers}); or {less}"
 
 
-def _on_copies(share: float) -> Iterator[tuple[float, Advice]]:
+def _on_copies(share: float) -> Iterator[tuple[float, Recommendation]]:
     if share >= NOTABLE:
         what = f"Copies between host and device take {share:.0%} of the time, and nothing is computed meanwhile."
         fix = (
             "let them run beside the computing: DataLoader(..., pin_memory=True) and .to(device, non_blocking=True), "
             "or iterate over hotloop.stream(loader, device), which copies ahead"
         )
-        yield share, Advice(what, fix)
+        yield share, Recommendation(what, fix)
 
 
-def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Advice]]:
+def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Recommendation]]:
     if share < 2 * NOTABLE:
         return
     if has_kernels(profile.device):
@@ -112,20 +113,20 @@ def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Advice]]:
         )
     if not profile.data_known:
         what += " Waiting for data is part of it, since the batches do not come from a DataLoader."
-    yield share, Advice(what, fix)
+    yield share, Recommendation(what, fix)
 
 
-def _on_communication(share: float) -> Iterator[tuple[float, Advice]]:
+def _on_communication(share: float) -> Iterator[tuple[float, Recommendation]]:
     if share >= NOTABLE:
         what = f"Communication between processes takes {share:.0%} of the time, and nothing is computed meanwhile."
-        yield share, Advice(what, "larger batches, accumulation with no_sync(), or gradients in bf16")
+        yield share, Recommendation(what, "larger batches, accumulation with no_sync(), or gradients in bf16")
 
 
-def _on_waits(profile: Profile) -> Iterator[Advice]:
+def _on_waits(profile: Profile) -> Iterator[Recommendation]:
     """The lines that wait in about every step."""
     steady = [wait for wait in profile.waits if wait.calls >= 0.5 and wait.line is not None]
     for wait in steady[:3]:
-        yield Advice(_wait_words(wait, profile), _way_out(wait))
+        yield Recommendation(_wait_words(wait, profile), _way_out(wait))
 
 
 def _wait_words(wait: HostWait, profile: Profile) -> str:
@@ -147,14 +148,14 @@ def _way_out(wait: HostWait) -> str:
     return "avoid results whose size depends on values: multiply by the mask, or torch.where"
 
 
-def _on_precision(profile: Profile) -> Iterator[Advice]:
+def _on_precision(profile: Profile) -> Iterator[Recommendation]:
     """Products in full precision on a device that is much faster in half."""
     full = sum(profile.flops.get(name, 0.0) for name in ("fp32", "tf32"))
     plain = max((profile.ceilings.get(name, 0.0) for name in ("fp32", "tf32") if profile.flops.get(name)), default=0.0)
     half = max((profile.ceilings.get(name, 0.0) for name in HALF), default=0.0)
     busy = profile.parts.shares["compute"]
     if plain and half > 1.5 * plain and full > 0.5 * sum(profile.flops.values()) and busy > 0.5:
-        yield Advice(
+        yield Recommendation(
             f"Products run in full precision; in half precision this device computes {half / plain:.1f} times as fast.",
             'put the forward under torch.autocast("cuda", torch.bfloat16); hotloop.Loop tries it and compares losses',
         )

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.placement.sites import Site
 from hotloop.profiling.advice import Loading, advise, has_kernels, part_words
-from hotloop.profiling.events import EPOCH, Event
-from hotloop.profiling.looking import Seen
-from hotloop.profiling.operations import Cost, costliest, costs, line_of, plain, waits_in
-from hotloop.profiling.parts import Timeline, on_device, timeline
-from hotloop.profiling.record import MemorySample, Parts, Profile, StepParts
+from hotloop.profiling.events import EPOCH, TraceEvent
+from hotloop.profiling.looking import LoggedOperation
+from hotloop.profiling.operations import OperationCall, costliest, costs, line_of, plain, waits_in
+from hotloop.profiling.parts import StepTimeline, on_device, timeline
+from hotloop.profiling.record import MemorySample, Profile, StepParts, TimeParts
 from hotloop.text import duration
 
 
 @dataclass(frozen=True)
-class Findings:
+class ProfileContext:
     """What is known of a run besides its events."""
 
     name: str
@@ -25,7 +25,7 @@ class Findings:
     versions: dict[str, str]
     skipped: int = 0
     plain: float | None = None
-    seen: Sequence[Seen] = ()
+    seen: Sequence[LoggedOperation] = ()
     memory: tuple[MemorySample, ...] = ()
     peak_memory: int | None = None
     ceilings: dict[str, float] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Findings:
     loading: Loading = field(default_factory=Loading)
 
 
-def analyse(events: Sequence[Event], about: Findings) -> Profile:
+def analyse(events: Sequence[TraceEvent], about: ProfileContext) -> Profile:
     """Where the time of the steps in `events` went. At least one whole step must be there."""
     time = timeline(events)
     steps = len(time.steps)
@@ -82,7 +82,7 @@ def _unknown(name: str, *, device: bool, batches: bool) -> Iterator[str]:
         yield "No DataLoader gave the batches, so how long the loop waits for them is unknown; it is among the gaps."
 
 
-def _flops(seen: Sequence[Seen]) -> dict[str, float]:
+def _flops(seen: Sequence[LoggedOperation]) -> dict[str, float]:
     """Operations by precision; those that prepare data are not the step's."""
     counts: dict[str, float] = defaultdict(float)
     for each in seen:
@@ -93,11 +93,11 @@ def _flops(seen: Sequence[Seen]) -> dict[str, float]:
 
 def _slower(
     name: str,
-    each: Sequence[Parts],
+    each: Sequence[TimeParts],
     steps: tuple[int, int],
-    found: Sequence[Cost],
-    events: Sequence[Event],
-    time: Timeline,
+    found: Sequence[OperationCall],
+    events: Sequence[TraceEvent],
+    time: StepTimeline,
     *,
     device: bool,
 ) -> str:
@@ -118,7 +118,7 @@ def _slower(
     return words
 
 
-def _dearer(found: Sequence[Cost], steps: tuple[int, int], *, device: bool) -> str:
+def _dearer(found: Sequence[OperationCall], steps: tuple[int, int], *, device: bool) -> str:
     """The operation that cost most more."""
     sums: dict[tuple[str, Site | None], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for cost in found:

@@ -1,4 +1,4 @@
-"""`Event`: what happened when, on the host or on the device, read from the trace that PyTorch's profiler writes."""
+"""`TraceEvent`: what happened when, on the host or the device, read from the trace of PyTorch's profiler."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ _CALLS = ("cuda_runtime", "cuda_driver", "xpu_runtime", "privateuse1_runtime")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """A stretch of time on one thread of the host or one stream of the device, in seconds."""
 
     name: str
@@ -42,13 +42,13 @@ class Event:
     correlation: int | None = None  # the same for a call on the host and what it makes the device do
 
 
-def events_in(trace: dict[str, Any]) -> list[Event]:
+def events_in(trace: dict[str, Any]) -> list[TraceEvent]:
     """The events of a Chrome trace in the order in which they begin; what tells nothing about time is left out."""
     found = list(_events(trace.get("traceEvents", ())))
     return sorted(_that_block(found), key=lambda event: (event.start, -event.end))
 
 
-def _events(rows: Iterable[dict[str, Any]]) -> Iterator[Event]:
+def _events(rows: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
     for row in rows:
         if row.get("ph") != "X":
             continue
@@ -57,7 +57,7 @@ def _events(rows: Iterable[dict[str, Any]]) -> Iterator[Event]:
             continue
         start, details = float(row["ts"]) / 1e6, row.get("args") or {}
         thread = row.get("tid")
-        yield Event(
+        yield TraceEvent(
             name,
             kind,
             start,
@@ -85,11 +85,11 @@ def _kind(name: str, category: str) -> Kind | None:
     return "kernel" if category == "gpu_memset" else None
 
 
-def _that_block(events: list[Event]) -> Iterator[Event]:
+def _that_block(events: list[TraceEvent]) -> Iterator[TraceEvent]:
     """A copy to or from memory that is not pinned holds the host up, though its call says "Async"."""
     held = {event.correlation for event in events if event.kind == "copy" and "Pageable" in event.name}
     for event in events:
         if event.kind == "call" and event.correlation in held and event.correlation is not None:
-            yield Event(event.name, "wait", event.start, event.end, event.thread, event.correlation)
+            yield TraceEvent(event.name, "wait", event.start, event.end, event.thread, event.correlation)
         else:
             yield event

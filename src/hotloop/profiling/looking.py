@@ -1,4 +1,4 @@
-"""`Look`: one step seen operation by operation, with the person's line, the shapes, and the memory it leaves."""
+"""`OperationLog`: one step operation by operation, with the person's line, the shapes, and the memory it leaves."""
 
 import sys
 import threading
@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from hotloop.memory.phases import LEAF
-from hotloop.placement.sites import Site, is_users, site_of, user_site
+from hotloop.placement.sites import Site, is_hotloops, is_users, site_of, user_site
 from hotloop.profiling.flops import flops_of, precision_of
 from hotloop.profiling.residents import Residents
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LoggedOperation:
     """One operation as it was asked for."""
 
     name: str
@@ -32,9 +32,10 @@ class Seen:
     shapes: str
     flops: float
     precision: str
+    by_hotloop: bool = False  # which reads values where that costs nothing; the line is the person's all the same
 
 
-class Look(TorchDispatchMode):
+class OperationLog(TorchDispatchMode):
     """Notes every operation of a step. It is slow, so the steps that are timed are others.
 
     A backward operation is noted with the line of its forward: autograd numbers its nodes in the order in which the
@@ -43,7 +44,7 @@ class Look(TorchDispatchMode):
 
     def __init__(self, device: torch.device, optimizers: Callable[[], Iterable[Optimizer]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seen: list[Seen] = []
+        self.seen: list[LoggedOperation] = []
         self._residents = Residents(device, optimizers)
         self._main = threading.get_ident()
         self._numbers: list[int] = []  # of the next node of autograd, after …
@@ -51,7 +52,7 @@ class Look(TorchDispatchMode):
         self._loading = self._updating = 0
 
     @contextmanager
-    def looking(self) -> Iterator["Look"]:
+    def looking(self) -> Iterator["OperationLog"]:
         """Look at what runs inside the block, in this thread and in the backward passes that it asks for."""
         with ExitStack() as undo:
             undo.enter_context(around(_BaseDataLoaderIter, "__next__", self._load))
@@ -83,13 +84,14 @@ class Look(TorchDispatchMode):
             return result
         phase = self._phase()
         self.seen.append(
-            Seen(
+            LoggedOperation(
                 schema.name,
                 phase,
                 self._site(phase),
                 _shapes(args),
                 flops_of(func, args, given, result),
                 precision_of(args),
+                is_hotloops(sys._getframe(1)),
             )
         )
         self._residents.note((args, given, result), phase)
@@ -141,7 +143,7 @@ class Look(TorchDispatchMode):
         @wraps(original)
         def waiting(*args: Any, **options: Any) -> Any:
             if threading.get_ident() == self._main:
-                self.seen.append(Seen(call, self._phase(), user_site(), "", 0.0, "fp32"))
+                self.seen.append(LoggedOperation(call, self._phase(), user_site(), "", 0.0, "fp32"))
             return original(*args, **options)
 
         return waiting

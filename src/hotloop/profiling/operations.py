@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hotloop.placement.sites import Site, short
-from hotloop.profiling.events import ON_DEVICE, Event
-from hotloop.profiling.looking import Seen
+from hotloop.profiling.events import ON_DEVICE, TraceEvent
+from hotloop.profiling.looking import LoggedOperation
 from hotloop.profiling.parts import training_threads
-from hotloop.profiling.record import HostWait, Line, Operation
+from hotloop.profiling.record import HostWait, Line, OperationCost
 
 TOP = 10
 WAITING = {  # operations that wait for a device, by what people write
@@ -28,7 +28,7 @@ _HOST = ("operation", "update", "data", "wait", "call")
 
 
 @dataclass(slots=True)
-class Cost:
+class OperationCall:
     """An operation that ran once, with all that it asked for in turn."""
 
     name: str
@@ -39,8 +39,8 @@ class Cost:
     seconds: float = 0.0  # on the host
     device: float = 0.0  # seconds on the device
     waited: float = 0.0  # seconds in which the host waited for the device
-    seen: Seen | None = None  # the same operation in the step that was looked at
-    inner: "Cost | None" = None  # the first inside it that is whole: what it was begun for
+    seen: LoggedOperation | None = None  # the same operation in the step that was looked at
+    inner: "OperationCall | None" = None  # the first inside it that is whole: what it was begun for
 
     @property
     def site(self) -> Site | None:
@@ -55,17 +55,17 @@ class _Open:
 
     end: float
     phase: str
-    cost: Cost | None
+    cost: OperationCall | None
 
 
-def costs(events: Sequence[Event], seen: Iterable[Seen]) -> list[Cost]:
+def costs(events: Sequence[TraceEvent], seen: Iterable[LoggedOperation]) -> list[OperationCall]:
     """What each operation of each step cost. `seen` is one step of the same loop, looked at."""
-    known: dict[tuple[str, str], list[Seen]] = defaultdict(list)
+    known: dict[tuple[str, str], list[LoggedOperation]] = defaultdict(list)
     for each in seen:
         known[each.phase, each.name].append(each)
     marks = sorted(event.end for event in events if event.kind == "mark")
-    asked: dict[int, Cost] = {}
-    found: list[Cost] = []
+    asked: dict[int, OperationCall] = {}
+    found: list[OperationCall] = []
     for thread in training_threads(events):
         own = sorted((e for e in events if e.kind in _HOST and e.thread == thread), key=lambda e: (e.start, -e.end))
         found += _walk(own, known, marks, asked)
@@ -75,9 +75,11 @@ def costs(events: Sequence[Event], seen: Iterable[Seen]) -> list[Cost]:
     return found
 
 
-def costliest(found: Iterable[Cost], steps: int, step_seconds: float, *, device: bool) -> tuple[Operation, ...]:
+def costliest(
+    found: Iterable[OperationCall], steps: int, step_seconds: float, *, device: bool
+) -> tuple[OperationCost, ...]:
     """The operations that take most of the time, by the line that asks for them."""
-    groups: dict[tuple[str, str, Site | None], list[Cost]] = defaultdict(list)
+    groups: dict[tuple[str, str, Site | None], list[OperationCall]] = defaultdict(list)
     for cost in found:
         if device or cost.phase != "data":  # on a CPU, that is time of waiting for data
             groups[cost.name, cost.phase, cost.site].append(cost)
@@ -89,22 +91,29 @@ def costliest(found: Iterable[Cost], steps: int, step_seconds: float, *, device:
             shapes = largest.seen.shapes if largest.seen else ""
             share = seconds / step_seconds if step_seconds else 0.0
             calls = len(group) / steps
-            rows.append(Operation(plain(name), phase, line_of(site), seconds, share, calls, shapes))
+            rows.append(OperationCost(plain(name), phase, line_of(site), seconds, share, calls, shapes))
     return tuple(sorted(rows, key=lambda row: -row.seconds)[:TOP])
 
 
-def waits_in(found: Iterable[Cost], steps: int, *, device: bool) -> tuple[HostWait, ...]:
+def waits_in(found: Iterable[OperationCall], steps: int, *, device: bool) -> tuple[HostWait, ...]:
     """Where the host waits for the device; on a CPU, where it would wait for one."""
     groups: dict[tuple[str, Site | None], list[float]] = defaultdict(list)
     for cost in found:
-        # On a CPU, optimizers read their own counters, which lie on the host whatever the device is.
-        if cost.waited if device else cost.name in READING and cost.phase in ("forward", "backward"):
+        if cost.waited if device else _would_wait(cost):
             what = WAITING.get(cost.name, plain(cost.name))
             groups[what, cost.site].append(cost.waited if device else cost.seconds)
     rows = [
         HostWait(what, line_of(site), sum(times) / steps, len(times) / steps) for (what, site), times in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: -row.seconds)[:TOP])
+
+
+def _would_wait(cost: OperationCall) -> bool:
+    """Whether an operation on a CPU would make the host wait for a GPU."""
+    # Optimizers read their own counters, which lie on the host whatever the device is; hotloop's Loop reads the loss
+    # in every step only where the device is the host.
+    ours = cost.seen is not None and cost.seen.by_hotloop
+    return cost.name in READING and cost.phase in ("forward", "backward") and not ours
 
 
 def line_of(site: Site | None) -> Line | None:
@@ -124,11 +133,11 @@ def plain(name: str) -> str:
 
 
 def _walk(
-    events: Sequence[Event],
-    known: dict[tuple[str, str], list[Seen]],
+    events: Sequence[TraceEvent],
+    known: dict[tuple[str, str], list[LoggedOperation]],
     marks: list[float],
-    asked: dict[int, Cost],
-) -> Iterator[Cost]:
+    asked: dict[int, OperationCall],
+) -> Iterator[OperationCall]:
     """The operations of one thread. One that the look has seen is taken whole, the others each by itself."""
     stack: list[_Open] = []
     for event in events:
@@ -139,7 +148,7 @@ def _walk(
         calls = event.kind in ("wait", "call")
         if (event.kind == "operation" and not (cost and cost.whole)) or (event.kind == "wait" and cost is None):
             step = bisect_right(marks, event.start) - 1
-            around, cost = cost, Cost(event.name, phase, step, event.start, (phase, event.name) in known)
+            around, cost = cost, OperationCall(event.name, phase, step, event.start, (phase, event.name) in known)
             cost.seconds = 0.0 if calls else taken
             if around is not None:
                 around.seconds = max(around.seconds - taken, 0.0)
@@ -154,14 +163,14 @@ def _walk(
                 asked[event.correlation] = cost
 
 
-def _begin_for(cost: Cost, stack: Iterable[_Open]) -> None:
+def _begin_for(cost: OperationCall, stack: Iterable[_Open]) -> None:
     """Tell those around an operation what they were begun for."""
     for outer in stack:
         if outer.cost is not None and outer.cost.inner is None:
             outer.cost.inner = cost
 
 
-def _phase(event: Event, outer: str) -> str:
+def _phase(event: TraceEvent, outer: str) -> str:
     if event.kind in ("data", "update"):
         return event.kind
     if outer == "forward" and event.name.startswith("autograd::engine"):
@@ -169,7 +178,9 @@ def _phase(event: Event, outer: str) -> str:
     return outer
 
 
-def _on_the_device(events: Sequence[Event], asked: dict[int, Cost], marks: list[float]) -> list[Cost]:
+def _on_the_device(
+    events: Sequence[TraceEvent], asked: dict[int, OperationCall], marks: list[float]
+) -> list[OperationCall]:
     """Give the time of the device to the operations that asked for it; what nobody asked for stands for itself."""
     alone = []
     for event in events:
@@ -178,19 +189,19 @@ def _on_the_device(events: Sequence[Event], asked: dict[int, Cost], marks: list[
             if cost is None:
                 step = bisect_right(marks, event.start) - 1
                 if 0 <= step < len(marks) - 1:
-                    cost = Cost(event.name, "", step, event.start, whole=False)
+                    cost = OperationCall(event.name, "", step, event.start, whole=False)
                     alone.append(cost)
             if cost is not None:
                 cost.device += event.end - event.start
     return alone
 
 
-def _match(found: Iterable[Cost], known: dict[tuple[str, str], list[Seen]]) -> None:
+def _match(found: Iterable[OperationCall], known: dict[tuple[str, str], list[LoggedOperation]]) -> None:
     """Pair operations with those that were seen: the third `addmm` of a forward is the third that was seen there.
 
     Where a step runs another number of them than the one that was looked at, only what is the same for all is known.
     """
-    groups: dict[tuple[int, str, str], list[Cost]] = defaultdict(list)
+    groups: dict[tuple[int, str, str], list[OperationCall]] = defaultdict(list)
     for cost in found:
         if cost.whole:
             groups[cost.step, cost.phase, cost.name].append(cost)

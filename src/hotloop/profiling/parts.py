@@ -5,30 +5,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hotloop.profiling.events import ON_DEVICE, Event, Kind
-from hotloop.profiling.record import Parts
+from hotloop.profiling.events import ON_DEVICE, Kind, TraceEvent
+from hotloop.profiling.record import TimeParts
 from hotloop.profiling.spans import Stretch, joined, length, within, without
 
 SLICES = 200  # of the step that is shown in time
 
 
 @dataclass(frozen=True)
-class Timeline:
+class StepTimeline:
     """The steps, and the time of each part as stretches that do not overlap."""
 
     steps: list[Stretch]
     parts: dict[str, list[Stretch]]
 
-    def spent(self, step: int) -> Parts:
+    def spent(self, step: int) -> TimeParts:
         """The parts of one step."""
         window = [self.steps[step]]
-        return Parts(**{name: length(within(window, stretches)) for name, stretches in self.parts.items()})
+        return TimeParts(**{name: length(within(window, stretches)) for name, stretches in self.parts.items()})
 
-    def total(self) -> Parts:
+    def total(self) -> TimeParts:
         """The parts of all steps together."""
-        return Parts(**{name: length(stretches) for name, stretches in self.parts.items()})
+        return TimeParts(**{name: length(stretches) for name, stretches in self.parts.items()})
 
-    def slices(self, step: int, count: int = SLICES) -> tuple[Parts, ...]:
+    def slices(self, step: int, count: int = SLICES) -> tuple[TimeParts, ...]:
         """One step cut into pieces of equal length, and the parts of each."""
         start, end = self.steps[step]
         width = (end - start) / count
@@ -38,22 +38,22 @@ class Timeline:
                 for index in range(int((begin - start) / width), min(int((stop - start) / width) + 1, count)):
                     left, right = start + index * width, start + (index + 1) * width
                     pieces[index][name] += max(min(stop, right) - max(begin, left), 0.0)
-        return tuple(Parts(**piece) for piece in pieces)
+        return tuple(TimeParts(**piece) for piece in pieces)
 
 
-def on_device(events: Iterable[Event]) -> bool:
+def on_device(events: Iterable[TraceEvent]) -> bool:
     """Whether a device apart from the host did anything."""
     return any(event.kind in ON_DEVICE for event in events)
 
 
-def timeline(events: Sequence[Event]) -> Timeline:
+def timeline(events: Sequence[TraceEvent]) -> StepTimeline:
     """Divide the time of the steps between the parts."""
     steps = steps_in(events)
     window = joined(steps)
-    return Timeline(steps, (_device_parts if on_device(events) else _host_parts)(events, window))
+    return StepTimeline(steps, (_device_parts if on_device(events) else _host_parts)(events, window))
 
 
-def steps_in(events: Sequence[Event]) -> list[Stretch]:
+def steps_in(events: Sequence[TraceEvent]) -> list[Stretch]:
     """Each step from its beginning to its end.
 
     A step ends where it was marked on the host, or when the device has done what was asked of it before the mark, if
@@ -73,7 +73,7 @@ def steps_in(events: Sequence[Event]) -> list[Stretch]:
     return list(pairwise(ends))
 
 
-def training_threads(events: Iterable[Event]) -> set[int]:
+def training_threads(events: Iterable[TraceEvent]) -> set[int]:
     """The threads of the host in which the loop runs: the one that ends steps, and those of backward passes.
 
     Others, such as the one that pins batches, are busy beside them, and their time is not the loop's.
@@ -81,7 +81,7 @@ def training_threads(events: Iterable[Event]) -> set[int]:
     return {e.thread for e in events if e.kind == "mark" or e.name.startswith("autograd::engine")}
 
 
-def _device_parts(events: Sequence[Event], window: list[Stretch]) -> dict[str, list[Stretch]]:
+def _device_parts(events: Sequence[TraceEvent], window: list[Stretch]) -> dict[str, list[Stretch]]:
     """What the device did; where it did nothing, what the host did instead."""
     threads = training_threads(events)
     order: list[tuple[str, list[Stretch]]] = [
@@ -94,7 +94,7 @@ def _device_parts(events: Sequence[Event], window: list[Stretch]) -> dict[str, l
     return _by_precedence(order, window)
 
 
-def _host_parts(events: Sequence[Event], window: list[Stretch]) -> dict[str, list[Stretch]]:
+def _host_parts(events: Sequence[TraceEvent], window: list[Stretch]) -> dict[str, list[Stretch]]:
     """What the host did."""
     threads = training_threads(events)
     order = [
@@ -115,5 +115,5 @@ def _by_precedence(order: list[tuple[str, list[Stretch]]], window: list[Stretch]
     return parts
 
 
-def _times(events: Sequence[Event], kind: Kind, threads: set[int] | None = None) -> list[Stretch]:
+def _times(events: Sequence[TraceEvent], kind: Kind, threads: set[int] | None = None) -> list[Stretch]:
     return joined((e.start, e.end) for e in events if e.kind == kind and (threads is None or e.thread in threads))

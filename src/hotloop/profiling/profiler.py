@@ -27,11 +27,11 @@ from hotloop.device.machine import cpu
 from hotloop.errors import BadArgument
 from hotloop.placement.placing import resolve
 from hotloop.profiling.advice import Loading
-from hotloop.profiling.analysis import Findings, analyse
+from hotloop.profiling.analysis import ProfileContext, analyse
 from hotloop.profiling.events import EPOCH
-from hotloop.profiling.looking import Look, around
+from hotloop.profiling.looking import OperationLog, around
 from hotloop.profiling.record import Profile
-from hotloop.profiling.recording import Recording
+from hotloop.profiling.recording import ProfilerTrace
 from hotloop.text import plural
 from hotloop.version import __version__
 
@@ -76,8 +76,8 @@ class Profiler:
         self._device = None if device is None else torch.device(device)
         self._steps, self._warmup, self._name, self._tell = steps, warmup, name, tell
         self._optimizers: WeakSet[Optimizer] = WeakSet()
-        self._look: Look | None = None
-        self._recordings: list[Recording] = []
+        self._look: OperationLog | None = None
+        self._recordings: list[ProfilerTrace] = []
         self._plain: list[float] = []
         self._loading = Loading(cores=cpu(Path("/")).usable or 1)
         self._proper = False  # whether the warm-up is over
@@ -113,7 +113,7 @@ class Profiler:
         """Where the time went. An error where no whole step was recorded."""
         recording, look = self._recording, self._look
         device = self._where()
-        about = Findings(
+        about = ProfileContext(
             name=self._name,
             device=str(device),
             device_name=pick(device).name,
@@ -130,7 +130,7 @@ class Profiler:
         return analyse(recording.events, about)
 
     @property
-    def _recording(self) -> Recording:
+    def _recording(self) -> ProfilerTrace:
         """The one with warmed-up steps, else the one of the warm-up."""
         for recording in reversed(self._recordings):
             if recording.steps > 0:
@@ -175,14 +175,14 @@ class Profiler:
         return patient and not settled(self._plain)
 
     def _looked(self) -> Iterator[None]:
-        look = Look(self._where(), lambda: self._optimizers)
+        look = OperationLog(self._where(), lambda: self._optimizers)
         with look.looking():
             self._look = look
             yield
 
     def _recorded(self, steps: int, *, settle: int) -> Iterator[None]:
         """Record some steps; those before them are not counted, for the profiler warms up too."""
-        recording = Recording(self._where())
+        recording = ProfilerTrace(self._where())
         self._recordings.append(recording)
         with recording.running():
             for _ in range(settle):
@@ -200,7 +200,7 @@ class Profiler:
             self._device = next((p.device for p in weights if p.device.type != "cpu"), torch.device("cpu"))
         return resolve(self._device)
 
-    def _notes(self, recording: Recording) -> Iterator[str]:
+    def _notes(self, recording: ProfilerTrace) -> Iterator[str]:
         if not self._proper or recording is not self._recordings[-1]:
             yield "The run ended before its steps had settled: these are steps of the warm-up."
         elif recording.steps < self._steps:

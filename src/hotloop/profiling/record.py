@@ -10,7 +10,7 @@ CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "other")  #
 
 
 @dataclass(frozen=True)
-class Parts(Record):
+class TimeParts(Record):
     """A stretch of time in seconds, divided without overlap: the parts add up to the whole.
 
     On a GPU a moment counts by what the device does, and only where it does nothing by what the host does instead.
@@ -38,9 +38,9 @@ class Parts(Record):
         whole = self.total
         return {name: part / whole if whole else 0.0 for name, part in self.seconds.items()}
 
-    def over(self, count: int) -> "Parts":
+    def over(self, count: int) -> "TimeParts":
         """The same for one of `count`."""
-        return Parts(**{name: part / count for name, part in self.seconds.items()})
+        return TimeParts(**{name: part / count for name, part in self.seconds.items()})
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Line(Record):
 
 
 @dataclass(frozen=True)
-class Operation(Record):
+class OperationCost(Record):
     """One kind of operation that one line asks for."""
 
     name: str
@@ -83,8 +83,8 @@ class StepParts(Record):
     """One step by itself."""
 
     number: int  # among those that were profiled, from 1
-    parts: Parts
-    slices: tuple[Parts, ...]  # the step cut into pieces of equal length, in time
+    parts: TimeParts
+    slices: tuple[TimeParts, ...]  # the step cut into pieces of equal length, in time
     slower: str = ""  # what made it slower than the median step, in a sentence
 
 
@@ -106,7 +106,7 @@ class MemorySample(Record):
 
 
 @dataclass(frozen=True)
-class Advice(Record):
+class Recommendation(Record):
     """What costs time, in a sentence, and what to do about it."""
 
     what: str
@@ -126,17 +126,17 @@ class Profile(Record):
     skipped: int  # before them, as the warm-up
     seconds: tuple[float, ...]  # of each step
     plain: float | None  # the median step without the profiler; None where none was timed
-    parts: Parts  # of all steps together
+    parts: TimeParts  # of all steps together
     data_known: bool  # whether batches came from a DataLoader; else waiting for data is among the gaps
     flops: dict[str, float]  # operations of a step by precision, counted; empty where that is unknown
     ceilings: dict[str, float]  # operations per second by precision and "bytes" per second; empty where not measured
-    operations: tuple[Operation, ...]  # the costliest first
+    operations: tuple[OperationCost, ...]  # the costliest first
     waits: tuple[HostWait, ...]  # the longest first
     memory: tuple[MemorySample, ...]  # over one step; empty where it was not looked at
     peak_memory: int | None  # bytes on the device while it was profiled; None where the device does not tell
     median_step: StepParts
     slow_step: StepParts | None  # the second-slowest: the slowest is often chance; None for a single step
-    advice: tuple[Advice, ...]
+    advice: tuple[Recommendation, ...]
     notes: tuple[str, ...]  # what is unknown, and why
 
     def __str__(self) -> str:

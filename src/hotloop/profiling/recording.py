@@ -1,4 +1,4 @@
-"""`Recording`: some steps under PyTorch's profiler, with a mark where each ends."""
+"""`ProfilerTrace`: some steps under PyTorch's profiler, with a mark where each ends."""
 
 import gzip
 import json
@@ -15,10 +15,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from hotloop.clock import synchronize
 from hotloop.errors import BadArgument
-from hotloop.profiling.events import MARK, Event, events_in
+from hotloop.profiling.events import MARK, TraceEvent, events_in
 
 
-class Recording:
+class ProfilerTrace:
     """Without stacks, shapes or memory: those would slow the host down, and its share is what is to be measured."""
 
     def __init__(self, device: torch.device) -> None:
@@ -69,7 +69,7 @@ class Recording:
             return path.read_bytes()
 
     @cached_property
-    def events(self) -> list[Event]:
+    def events(self) -> list[TraceEvent]:
         return events_in(json.loads(gzip.decompress(self.trace)))
 
 

@@ -27,7 +27,7 @@ _HERE = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
-class Request:
+class ProfileRequest:
     """What is to be profiled."""
 
     target: str  # a file, or the name of a module
@@ -42,10 +42,10 @@ class Request:
         return [*interpreter("hotloop.profiling.script"), json.dumps(asdict(self))]
 
 
-class Run:
+class ProfiledScript:
     """A script that is being profiled."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ProfileRequest) -> None:
         self._request = request
         self._rounds = Rounds()
         self._profiler = Profiler(
@@ -145,7 +145,7 @@ def _tell(what: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     data = json.loads(arguments[0])
     try:
-        return Run(Request(**{**data, "arguments": tuple(data["arguments"])})).run()
+        return ProfiledScript(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])})).run()
     except HotloopError as error:
         _tell(str(error))
         return error.exit_code

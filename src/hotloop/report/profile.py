@@ -9,7 +9,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from hotloop.profiling.advice import has_kernels
-from hotloop.profiling.record import PARTS, Line, Operation, Profile, StepParts
+from hotloop.profiling.record import PARTS, Line, OperationCost, Profile, StepParts
 from hotloop.report.document import Block, Document, Facts, Plot, Table, Words
 from hotloop.report.plots import DARK, LIGHT
 from hotloop.report.profile_plots import always_there, label, memory_plot, parts_bar, step_plot
@@ -184,7 +184,7 @@ def _operations(profile: Profile) -> list[list[str]]:
     return rows
 
 
-def _named(operation: Operation) -> str:
+def _named(operation: OperationCost) -> str:
     """An operation and its phase, which is not said twice: convolution_backward is the convolution, backward."""
     name = operation.name.removesuffix("_backward") if operation.phase == "backward" else operation.name
     return f"{name}, {operation.phase}" if operation.phase else name
@@ -272,7 +272,7 @@ def _bars(profile: Profile) -> Grid:
     return table
 
 
-def _top(operations: Sequence[Operation]) -> Grid:
+def _top(operations: Sequence[OperationCost]) -> Grid:
     """Where it is narrow, names and lines are cut short and the numbers stay: what must not wrap gives way last."""
     table = Grid(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("share", justify="right", no_wrap=True)

@@ -26,6 +26,7 @@ UNITS: dict[str, Callable[[float], str]] = {
     "seconds": duration,
     "bytes": size,
     "joules": lambda value: f"{count(value)} J",
+    "per second": count,
 }
 LESS_IS_BETTER = ("seconds", "bytes", "joules", "loss", "error", "perplexity", "findings")
 
@@ -65,7 +66,7 @@ def figures_of(report: Report, prefix: str = "") -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRun:
     """A run and the folder that holds it."""
 
     folder: Path
@@ -76,7 +77,7 @@ class Kept:
         return printable(self.folder.name)
 
 
-def kept_in(folder: Path) -> tuple[list[Kept], list[str]]:
+def kept_in(folder: Path) -> tuple[list[KeptRun], list[str]]:
     """The runs in a folder and in the folders right below it, the latest first; and what could not be read."""
     if not folder.is_dir():
         raise BadArgument(f"there is no folder {printable(str(folder))}", fix="give one that holds runs, such as runs/")
@@ -92,7 +93,7 @@ def kept_in(folder: Path) -> tuple[list[Kept], list[str]]:
     return sorted(found, key=lambda kept: kept.run.started, reverse=True), failed
 
 
-def read_run(folder: Path) -> Kept:
+def read_run(folder: Path) -> KeptRun:
     """The run that a folder holds."""
     file = folder / DATA if folder.is_dir() else folder
     shown = printable(str(file))
@@ -107,7 +108,7 @@ def read_run(folder: Path) -> Kept:
         ) from error
     except (ValueError, RecursionError, TypeError, KeyError) as error:
         raise BadArgument(f"{shown} is not the report of a run", fix="choose a folder that hotloop wrote") from error
-    return Kept(file.parent, run)
+    return KeptRun(file.parent, run)
 
 
 def _run_in(data: dict[str, Any]) -> Run:
@@ -118,7 +119,7 @@ def _run_in(data: dict[str, Any]) -> Run:
     return Run(**words_of, figures={name: value for name, value in figures.items() if math.isfinite(value)})
 
 
-def runs_list(runs: Sequence[Kept]) -> Group:
+def runs_list(runs: Sequence[KeptRun]) -> Group:
     """The runs one below the other; the names of folders stay whole, to be copied."""
     lines: list[RenderableType] = []
     for kept in runs:
@@ -147,7 +148,7 @@ def compared(a: Run, b: Run) -> Iterator[tuple[str, str, str, str, bool | None]]
         yield name, said(name, first), said(name, second), DASH if ratio is None else times(ratio), better
 
 
-def comparison(a: Kept, b: Kept) -> Group:
+def comparison(a: KeptRun, b: KeptRun) -> Group:
     """Two runs side by side, under their names where these are short, else below these."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     table.add_column("")

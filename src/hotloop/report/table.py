@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.records import Report
-from hotloop.report.words import Fact, headlines, setting
+from hotloop.report.words import Fact, headlines, setting, stopper
 from hotloop.text import printable
 
 
@@ -16,14 +16,14 @@ def summary(report: Report, title: str = "the run") -> Panel:
     """The headline numbers of a run, in a frame."""
     shown = ("precision", "model", "peak memory on the device")
     facts = [*headlines(report), *(fact for fact in setting(report) if fact.label in shown)]
-    return panel(facts, title, interrupted=report.interrupted)
+    return panel(facts, title, stopped=stopper(report) if report.interrupted else None)
 
 
-def panel(facts: Sequence[Fact], title: str, *, interrupted: bool = False) -> Panel:
-    """Facts in a frame, the first one in green."""
+def panel(facts: Sequence[Fact], title: str, *, stopped: str | None = None) -> Panel:
+    """Facts in a frame, the first one in green; `stopped` is what ended the run before its time."""
     lines: list[Table | Text] = [_grid(facts)]
-    if interrupted:
-        lines.insert(0, Text("Stopped by Ctrl-C: these are the numbers up to there.\n", style="yellow"))
+    if stopped is not None:
+        lines.insert(0, Text(f"Stopped by {stopped}: these are the numbers up to there.\n", style="yellow"))
     return Panel(
         Group(*lines),
         title=Text(printable(title)),

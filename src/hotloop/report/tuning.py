@@ -28,7 +28,7 @@ HEAD, ROW, FOOT, LINE = 0.8, 0.31, 0.55, 0.165
 
 
 @dataclass(frozen=True)
-class _Row:
+class _Bar:
     """One row of the picture: a bar from `start` to `end`, in times the plain loop."""
 
     kind: Literal["plain", "kept", "dropped", "plan"]
@@ -146,19 +146,19 @@ def cells_of(trial: Trial) -> Iterator[str]:
     yield printable(trial.why)
 
 
-def _rows(tuning: Tuning) -> Iterator[_Row]:
+def _rows(tuning: Tuning) -> Iterator[_Bar]:
     level = 1.0
-    yield _Row("plain", "plain loop", level, level, None, None, tuning.plain_step)
+    yield _Bar("plain", "plain loop", level, level, None, None, tuning.plain_step)
     for trial in tuning.trials:
         if trial.verdict == "not tried":
             continue
         gain, low, high = (_positive(value) for value in (trial.gain, trial.low, trial.high))
         end, lowest, highest = (None if value is None else level * value for value in (gain, low, high))
         why = "" if trial.verdict == "kept" else clipped(trial.why, 300)
-        yield _Row(trial.verdict, clipped(trial.lever, 24), level, end, lowest, highest, trial.step, why)
+        yield _Bar(trial.verdict, clipped(trial.lever, 24), level, end, lowest, highest, trial.step, why)
         if trial.verdict == "kept" and end is not None:
             level = end
-    yield _Row("plan", "the plan", 1.0, _positive(tuning.gain), None, None, tuning.step)
+    yield _Bar("plan", "the plan", 1.0, _positive(tuning.gain), None, None, tuning.step)
 
 
 def _untried(tuning: Tuning) -> list[str]:
@@ -171,7 +171,7 @@ def _untried(tuning: Tuning) -> list[str]:
     return textwrap.wrap(f"not tried: {'; '.join(parts)}", 135) if parts else []
 
 
-def _range(rows: list[_Row]) -> tuple[float, float]:
+def _range(rows: list[_Bar]) -> tuple[float, float]:
     """The ends of the axis, with room for words after the bars; one that goes far to the left is cut off."""
     reach = [value for row in rows for value in row.reach]
     most = max(*reach, 1.1)
@@ -202,7 +202,7 @@ def _ticks(left: float, right: float) -> list[float]:
     return [first * 10.0**exponent for exponent in exponents for first in firsts]
 
 
-def _draw_bar(axes: Axes, number: int, row: _Row, theme: Theme) -> None:
+def _draw_bar(axes: Axes, number: int, row: _Bar, theme: Theme) -> None:
     colour = {"plain": theme.faint, "kept": theme.loss, "dropped": theme.faint, "plan": theme.metric}[row.kind]
     if row.end is None:
         words, end = "not timed", row.start
@@ -227,7 +227,7 @@ def _draw_bar(axes: Axes, number: int, row: _Row, theme: Theme) -> None:
     )
 
 
-def _write_columns(axes: Axes, number: int, row: _Row, theme: Theme) -> None:
+def _write_columns(axes: Axes, number: int, row: _Bar, theme: Theme) -> None:
     """The lever's name at the left of the bars; the time of a step and the reason at their right."""
     colour = theme.faint if row.kind == "dropped" else theme.text
     weight = "bold" if row.kind == "plan" else "normal"
@@ -238,7 +238,7 @@ def _write_columns(axes: Axes, number: int, row: _Row, theme: Theme) -> None:
     axes.text(WHY / BARS, number, why, ha="left", color=theme.faint, fontsize=7.5, **place)
 
 
-def _link(axes: Axes, rows: list[_Row], theme: Theme) -> None:
+def _link(axes: Axes, rows: list[_Bar], theme: Theme) -> None:
     """A thin line from the end of each bar that was kept to where the next one begins."""
     for number, (row, below) in enumerate(pairwise(rows)):
         at = row.start if row.kind == "dropped" or row.end is None else row.end

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import hotloop.terminal  # noqa: F401  # before anything here imports rich
 
 if TYPE_CHECKING:
-    from hotloop.simulate.block import Block
+    from hotloop.simulate.block import SimulationContext
     from hotloop.simulate.cards import Card
 
 
@@ -23,15 +23,15 @@ class _Simulate(ModuleType):
 
     def __call__(
         self, gpu: "str | Card" = "h200", *, gpus: int = 1, steps: int | None = None, values: bool = False
-    ) -> "Block":
+    ) -> "SimulationContext":
         """A block in which CUDA tensors are on a simulated GPU; ends after `steps` of the optimizer where given.
 
         `gpus` are those of the machine. With `values` they are computed on the host as well, so that losses are true
         and so is what depends on them.
         """
-        from hotloop.simulate.block import Block  # noqa: PLC0415  # torch is imported with it
+        from hotloop.simulate.block import SimulationContext  # noqa: PLC0415  # torch is imported with it
 
-        return Block(gpu, gpus=gpus, steps=steps, values=values)
+        return SimulationContext(gpu, gpus=gpus, steps=steps, values=values)
 
 
 sys.modules[__name__].__class__ = _Simulate

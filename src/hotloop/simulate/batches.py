@@ -9,7 +9,7 @@ from hotloop.simulate.loaders import Loaders
 from hotloop.simulate.options import Options
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.record import Batch
-from hotloop.simulate.ways import Look, Way, batch_variables, look, rewritten, value_of
+from hotloop.simulate.ways import ScriptText, Way, batch_variables, look, rewritten, value_of
 
 TRUST = ("argument", "environment", "variable", "loader")
 
@@ -30,7 +30,7 @@ class Batches:
         self.found: dict[str, int | None] = {}  # place → the script's own batch there
         self.set: list[str] = []  # places at which it was set
         self.clashes: dict[str, str] = {}  # kind of place → what disagrees there
-        self.seen: Look = look(source)
+        self.seen: ScriptText = look(source)
         self.made = self.work = 0  # numbers that the forward pass made: in this step so far, and in the last
         self._loaders = Loaders(self)
         self._options = Options(self)

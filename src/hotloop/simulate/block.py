@@ -17,7 +17,7 @@ from hotloop.scripts import Enough
 from hotloop.simulate import shim
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.events import Listener, Place
-from hotloop.simulate.memory import Memory
+from hotloop.simulate.memory import MemoryListener
 from hotloop.simulate.places import users
 from hotloop.simulate.record import Finding, Peak, Simulation
 from hotloop.simulate.shown import simulation_words
@@ -28,7 +28,7 @@ _one_at_a_time = Lock()  # the device is there for the whole process
 WIDTH = 110  # columns of the words, where no terminal says how wide it is
 
 
-class Block:
+class SimulationContext:
     """What `hotloop.simulate(…)` gives: a block in which CUDA tensors are on a simulated GPU, and then its result.
 
     >>> with hotloop.simulate("rtx4090") as sim:  # doctest: +SKIP
@@ -78,8 +78,8 @@ class Block:
             raise HotloopError("a simulation runs once", fix="make another: with hotloop.simulate(…) as sim: …")
         with ExitStack() as stack:
             stack.enter_context(_device())
-            listeners: list[Listener] = [Memory(self.card), Time(self.card)]
-            others = [Memory(self.card) for _ in range(self._gpus - 1)]
+            listeners: list[Listener] = [MemoryListener(self.card), Time(self.card)]
+            others = [MemoryListener(self.card) for _ in range(self._gpus - 1)]
             engine = Engine(self.card, listeners, self._steps, values=self._values, own_process=False, others=others)
             stack.enter_context(engine)
             self._engine, self._stack = engine, stack.pop_all()

@@ -96,7 +96,7 @@ def _become(request: Request, requests: int, replies: int) -> None:
         _limit_memory(request.memory_limit)
         if request.silent:
             _silence()
-        from hotloop.simulate.script import Run, batches_of  # noqa: PLC0415
+        from hotloop.simulate.script import SimulatedScript, batches_of  # noqa: PLC0415
         from hotloop.simulate.simulation import Engine  # noqa: PLC0415
 
         card, batches = _card(request.card), batches_of(request)
@@ -104,7 +104,7 @@ def _become(request: Request, requests: int, replies: int) -> None:
         engine = Engine(card, listeners, request.steps, values=request.values, others=_others(request, card))
         engine.gpu.between.tell_instead(request.kept, request.workers)
         engine.gpu.values.branches.turned.update(request.turned)
-        Run(request, engine, batches).run()
+        SimulatedScript(request, engine, batches).run()
         code = 0
     except BaseException:  # noqa: BLE001
         import traceback  # noqa: PLC0415

@@ -12,7 +12,7 @@ from hotloop.errors import BadArgument
 from hotloop.records import Record
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.record import Simulation, StepTime
-from hotloop.simulate.table import Table
+from hotloop.simulate.table import ArchitectureTable
 from hotloop.simulate.timeline import Tape, forecast
 from hotloop.text import printable
 
@@ -20,7 +20,7 @@ _FIX = 'JSON such as {"h200": 3.5, "t4": 0.35}, or lines such as h200,3.5: dolla
 
 
 @dataclass(frozen=True)
-class Rates(Record):
+class RateInterval(Record):
     """Something that follows from a step's time, with its interval."""
 
     median: float
@@ -36,9 +36,9 @@ class Row(Record):
     fits: bool | None
     largest_batch: int | None
     step_ms: StepTime | None
-    samples_per_second: Rates | None = None  # at the pace below
+    samples_per_second: RateInterval | None = None  # at the pace below
     dollars_per_hour: float | None = None
-    dollars_per_million: Rates | None = None
+    dollars_per_million: RateInterval | None = None
     pace_ms: StepTime | None = None  # the step with data and the script's own work on the host
 
 
@@ -50,7 +50,7 @@ def compare(
     fits: Mapping[str, bool | None] | None = None,
     largest: Mapping[str, int | None] | None = None,
     prices: Mapping[str, float] | None = None,
-    tables: Mapping[str, Table] | None = None,
+    tables: Mapping[str, ArchitectureTable] | None = None,
 ) -> list[Row]:
     """One row per card, in the order given, from one tape; `samples` are those of a step.
 
@@ -112,14 +112,14 @@ def price_of(key: str, prices: Mapping[str, float]) -> float | None:
     return None
 
 
-def _speed(step: StepTime, samples: int) -> Rates | None:
+def _speed(step: StepTime, samples: int) -> RateInterval | None:
     if min(step.low, step.median, step.high) <= 0:
         return None
-    return Rates(*(1e3 * samples / milliseconds for milliseconds in (step.median, step.high, step.low)))
+    return RateInterval(*(1e3 * samples / milliseconds for milliseconds in (step.median, step.high, step.low)))
 
 
-def _cost(speed: Rates, price: float) -> Rates:
-    return Rates(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
+def _cost(speed: RateInterval, price: float) -> RateInterval:
+    return RateInterval(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
 
 
 def read_prices(path: Path) -> dict[str, float]:

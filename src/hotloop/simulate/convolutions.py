@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return 4.0 * self.batch * self.inputs // self.groups * self.outputs * self.kernel**self.dimensions
 
 
-class Plan(NamedTuple):
+class ConvolutionTiming(NamedTuple):
     """What one convolution took, as it was measured."""
 
     case: Case
@@ -69,10 +69,10 @@ class Plan(NamedTuple):
         return " ".join(f"{number:.10g}" for number in (*self.case, *(round(each, 3) for each in self[1:])))
 
     @classmethod
-    def read(cls, words: str) -> "Plan":
+    def read(cls, words: str) -> "ConvolutionTiming":
         """A plan as a table has it.
 
-        >>> Plan.read("32 64 64 56 3 1 1 2 1 1 1 0 0 512").fixed
+        >>> ConvolutionTiming.read("32 64 64 56 3 1 1 2 1 1 1 0 0 512").fixed
         512.0
         """
         batch, inputs, outputs, pixels, kernel, *rest = map(float, words.split())
@@ -128,7 +128,7 @@ def _padded(share: float, channels: int, wanted: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def neighbours(rows: tuple[str, ...], case: Case, beyond: float = 0.0) -> tuple[tuple[Plan, float], ...]:
+def neighbours(rows: tuple[str, ...], case: Case, beyond: float = 0.0) -> tuple[tuple[ConvolutionTiming, float], ...]:
     """The plans of the most similar convolutions of a table and how far these are, the nearest first.
 
     None is nearer than `beyond`, and beside the nearest all are of its kind.
@@ -141,7 +141,7 @@ def neighbours(rows: tuple[str, ...], case: Case, beyond: float = 0.0) -> tuple[
     last = np.partition(away, _NEIGHBOURS - 1)[_NEIGHBOURS - 1] if len(away) > _NEIGHBOURS else np.inf
     within = np.flatnonzero(away <= min(last, sys.float_info.max))
     order = within[np.argsort(away[within], kind="stable")[:_NEIGHBOURS]]  # of equals the one that was measured first
-    near = [(Plan.read(rows[int(row)]), float(away[row])) for row in order]
+    near = [(ConvolutionTiming.read(rows[int(row)]), float(away[row])) for row in order]
     return tuple(each for each in near if each[1] < near[0][1] + _ALIKE)
 
 
@@ -192,7 +192,7 @@ def _places(cases: Array) -> Array:
     )
 
 
-def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int) -> Plan:
+def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int) -> ConvolutionTiming:
     """Bytes that were measured for a part, as copies of operands and a rest, in the way that leaves least.
 
     Of an input and an output of the same size, the one that is read is copied before the one that is written.
@@ -210,5 +210,5 @@ def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int
     share, whole, result, each, rest = min(ways, key=unlikely)
     if rest > _LARGE * operands:
         more = bytes_taken / operands
-        return Plan(case, more, more, more, 0, 0)
-    return Plan(case, share, whole, result, each, max(0, rest))
+        return ConvolutionTiming(case, more, more, more, 0, 0)
+    return ConvolutionTiming(case, share, whole, result, each, max(0, rest))

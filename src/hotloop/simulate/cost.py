@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.products import Product
-from hotloop.simulate.table import Curve, Table
+from hotloop.simulate.table import ArchitectureTable, Curve
 from hotloop.simulate.work import Part
 
 _INSTEAD = {"tf32": "fp32", "bf16": "fp32", "fp16": "fp32", "fp8": "bf16"}  # what computes where a card lacks one
@@ -26,7 +26,7 @@ _SHORTEST = 64  # of the inner dimension: less is filled up with zeros
 _SPLIT_COST = 0.9  # parts of sums must be added up again
 
 
-def seconds_of(part: Part, card: Card, table: Table) -> float:
+def seconds_of(part: Part, card: Card, table: ArchitectureTable) -> float:
     """Seconds of a part on a card.
 
     The efficiency of a curve is work over (work + half-work): a latency and a rate. Computing and moving overlap.

@@ -11,7 +11,7 @@ from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
 from hotloop.simulate.shim import exchange_device
-from hotloop.simulate.streams import Event, Graph, Stream, Within
+from hotloop.simulate.streams import Graph, SimulatedEvent, SimulatedStream, Within
 from hotloop.text import size
 
 _CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
@@ -62,7 +62,7 @@ class Cuda:
         self._teller = gpu.teller
         self._memories = memories  # of each device
         self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
-        self._stream = Stream()
+        self._stream = SimulatedStream()
         self._generator = torch.Generator(device="cuda")
 
     def install(self, patches: Patches) -> None:
@@ -79,8 +79,8 @@ class Cuda:
             patches.set(torch._C, "_cuda_set_cudnn_benchmark_limit", lambda limit: None)
         if torch.version.cuda is None:
             patches.set(torch.version, "cuda", _CUDA_VERSION)
-        patches.set(Stream, "wait", staticmethod(self._waited))
-        patches.set(Event, "wait_told", staticmethod(self._waited))
+        patches.set(SimulatedStream, "wait", staticmethod(self._waited))
+        patches.set(SimulatedEvent, "wait_told", staticmethod(self._waited))
         patches.set(Graph, "replay", lambda graph: setattr(self, "replayed", True))
         for name in _SHARED:
             if hasattr(torch.accelerator, name):
@@ -224,9 +224,9 @@ class Cuda:
     def _queues(self) -> dict[str, Any]:
         return {
             "synchronize": lambda device=None: self._waited("synchronize"),
-            "Stream": Stream,
-            "ExternalStream": Stream,
-            "Event": Event,
+            "Stream": SimulatedStream,
+            "ExternalStream": SimulatedStream,
+            "Event": SimulatedEvent,
             "stream": Within,
             "StreamContext": Within,
             "current_stream": lambda device=None: self._stream,

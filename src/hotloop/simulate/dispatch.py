@@ -24,7 +24,7 @@ from hotloop.simulate.events import Operation
 from hotloop.simulate.findings import Findings
 from hotloop.simulate.known import Known
 from hotloop.simulate.operands import holds_tensor, is_host, on_device, tensors_in
-from hotloop.simulate.operations import Facts, facts, is_simulated, named, plain, shape_of
+from hotloop.simulate.operations import OperationSchema, facts, is_simulated, named, plain, shape_of
 from hotloop.simulate.places import here
 from hotloop.simulate.rules import RULES
 from hotloop.simulate.shim import CannotSimulate, exchange_device
@@ -147,7 +147,9 @@ class SimulatedGpu(TorchDispatchMode):
             return torch.device("cuda", 0)
         return torch.device("cuda", exchange_device(-1) if asked.index is None else asked.index)
 
-    def _on_device(self, known: Facts, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _on_device(
+        self, known: OperationSchema, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         crossing = self._crossings.of(known.name)
         if crossing is not None:
             result = crossing(func, types, args, kwargs)
@@ -176,7 +178,9 @@ class SimulatedGpu(TorchDispatchMode):
         self.known.happened(func, given[0], given[1], result)
         return self._landed(result)
 
-    def happened(self, known: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def happened(
+        self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> None:
         """Tell an operation and the memory of its results."""
         made = [t for t in tensors_in(result) if is_simulated(t)]
         inputs = list(tensors_in(args, *kwargs.values()))
@@ -212,7 +216,7 @@ class SimulatedGpu(TorchDispatchMode):
         self.teller.after(operation, self.home.index)
         hint(func, args, result)
 
-    def _updates(self, known: Facts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _updates(self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notice a parameter that the script writes to."""
         if known.written and torch._C._current_autograd_node() is None:
             for tensor in tensors_in(*(value for name, value in named(func, args, kwargs) if name in known.written)):

@@ -12,7 +12,7 @@ from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.ledger import Ledger, Timeline
 from hotloop.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
-from hotloop.simulate.record import Band, Interval, Peak
+from hotloop.simulate.record import Band, Peak, PeakInterval
 from hotloop.simulate.settings import Settings
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
 from hotloop.simulate.uncertainty import Spread, too_close, verdict
@@ -31,7 +31,7 @@ class Held(NamedTuple):
     since: int  # event of the timeline
 
 
-class Memory:
+class MemoryListener:
     """A `Listener` that keeps the memory of a card.
 
     `cap` are the bytes that the process may reserve. With `go_on` nothing is raised: the first shortage is noted, and
@@ -201,7 +201,7 @@ class Memory:
         return (operation.place, operation.module) if operation else (None, "")
 
     @property
-    def interval(self) -> Interval:
+    def interval(self) -> PeakInterval:
         """Between which nine of ten such peaks lie."""
         return self._spread.interval(self.peak)
 

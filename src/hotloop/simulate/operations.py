@@ -41,7 +41,7 @@ _WITHOUT_KERNEL = {
 
 
 @dataclass(frozen=True)
-class Facts:
+class OperationSchema:
     """An operation's schema, as far as it matters here."""
 
     name: str  # without namespace and overload
@@ -55,12 +55,12 @@ class Facts:
 
 
 @cache
-def facts(func: Any) -> Facts:
+def facts(func: Any) -> OperationSchema:
     """What the schema of an operation tells."""
     schema = func._schema
     name = schema.name.split("::")[-1]
     tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
-    return Facts(
+    return OperationSchema(
         name=name,
         names=tuple(argument.name for argument in schema.arguments),
         written=frozenset(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),

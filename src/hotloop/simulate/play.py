@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.events import DATA, Place
-from hotloop.simulate.table import Host, Table, default_host
+from hotloop.simulate.table import ArchitectureTable, HostCost, default_host
 from hotloop.simulate.work import Part
 
 
@@ -56,7 +56,7 @@ Event = Launch | Transfer | Wait | Pause | Mark
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlayedStep:
     """One step, in seconds."""
 
     seconds: float
@@ -66,7 +66,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DeviceSpan:
     """A stretch of the device's time, for whoever looks closely."""
 
     event: int  # index into the events
@@ -83,7 +83,7 @@ class _Clocks:
     copying: float = 0.0
     worked: float = 0.0
     ready: float = 0.0  # when workers have made the next batch
-    runs: list[Run] = field(default_factory=list)
+    runs: list[DeviceSpan] = field(default_factory=list)
 
     def work(self, seconds: float) -> None:
         self.host += seconds
@@ -93,7 +93,7 @@ class _Clocks:
         """The device starts when it is free and the host has launched it."""
         start = max(self.host, self.device)
         self.device = start + seconds
-        self.runs.append(Run(number, self.host, start, self.device))
+        self.runs.append(DeviceSpan(number, self.host, start, self.device))
 
     def join(self) -> None:
         self.host = max(self.host, self.device)
@@ -107,8 +107,8 @@ Price = Callable[[Part], float]
 
 
 def play(
-    events: Sequence[Event], card: Card, table: Table, price: Price, *, host: Host | None = None
-) -> tuple[list[Step], list[Run]]:
+    events: Sequence[Event], card: Card, table: ArchitectureTable, price: Price, *, host: HostCost | None = None
+) -> tuple[list[PlayedStep], list[DeviceSpan]]:
     """The steps that a card makes of the events, and what its device did when.
 
     `price` gives the seconds of a part. What comes after the last mark is no whole step.
@@ -132,7 +132,7 @@ def play(
     return steps, clocks.runs
 
 
-def _launch(clocks: _Clocks, event: Launch, number: int, host: Host, price: Price) -> None:
+def _launch(clocks: _Clocks, event: Launch, number: int, host: HostCost, price: Price) -> None:
     clocks.work(_overhead(event.phase, host) + host.tensor * event.tensors)
     for part in event.parts:
         seconds = price(part)
@@ -143,7 +143,7 @@ def _launch(clocks: _Clocks, event: Launch, number: int, host: Host, price: Pric
         clocks.device = max(clocks.device, clocks.host) if part.kernels > 1 else clocks.device
 
 
-def _pause(clocks: _Clocks, event: Pause, host: Host) -> None:
+def _pause(clocks: _Clocks, event: Pause, host: HostCost) -> None:
     """Workers are ahead of the host as long as they are quick enough; it waits for those that are not."""
     seconds = event.seconds * (host.loading if event.kind == DATA else host.working)
     if event.workers:
@@ -153,11 +153,13 @@ def _pause(clocks: _Clocks, event: Pause, host: Host) -> None:
         clocks.work(seconds)
 
 
-def _overhead(phase: str, host: Host) -> float:
+def _overhead(phase: str, host: HostCost) -> float:
     return {"forward": host.forward, "backward": host.backward, "optimizer": host.optimizer}.get(phase, host.other)
 
 
-def _transfer(clocks: _Clocks, event: Transfer, number: int, card: Card, table: Table, host: Host) -> None:
+def _transfer(
+    clocks: _Clocks, event: Transfer, number: int, card: Card, table: ArchitectureTable, host: HostCost
+) -> None:
     """A copy from pageable memory keeps the host until it is done, whatever was asked for."""
     share = table.link.pinned if event.pinned else table.link.pageable
     seconds = table.link.latency + event.size / (card.pcie * share)
@@ -168,5 +170,5 @@ def _transfer(clocks: _Clocks, event: Transfer, number: int, card: Card, table: 
         clocks.join()
 
 
-def _since(last: _Clocks, now: _Clocks) -> Step:
-    return Step(now.now - last.now, now.busy - last.busy, now.copying - last.copying, now.worked - last.worked)
+def _since(last: _Clocks, now: _Clocks) -> PlayedStep:
+    return PlayedStep(now.now - last.now, now.busy - last.busy, now.copying - last.copying, now.worked - last.worked)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from hotloop.records import Record
-from hotloop.simulate.search import Largest, Variant
+from hotloop.simulate.search import SearchResult, Variant
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Peak(Record):
 
 
 @dataclass(frozen=True)
-class Interval(Record):
+class PeakInterval(Record):
     """Two peaks between which nine of ten measured ones lie, and why they are as far apart as they are."""
 
     low: Peak
@@ -100,7 +100,7 @@ class StepTime(Record):
 
 
 @dataclass(frozen=True)
-class Pace(Record):
+class StepPace(Record):
     """A step as a person waits for it, with the data and the script's own work on the host; milliseconds."""
 
     step_ms: StepTime
@@ -137,7 +137,7 @@ class Simulation(Record):
     completed: int  # that ran
     status: str = COMPLETED  # or out-of-memory, failed, no-steps, cut-short: how the script ended
     peak: Peak | None = None
-    interval: Interval | None = None  # of the peak
+    interval: PeakInterval | None = None  # of the peak
     categories: dict[str, int] = field(default_factory=dict)  # bytes at the peak: parameters, gradients, …
     modules: dict[str, int] = field(default_factory=dict)  # bytes of activations at the peak, by module
     timeline: tuple[tuple[int, int, int], ...] = ()  # (event, allocated, reserved), thinned; both peaks are kept
@@ -147,7 +147,7 @@ class Simulation(Record):
     fits: bool | None = None
     largest_batch: int | None = None
     step_ms: StepTime | None = None  # without data and other work of the host
-    pace: Pace | None = None  # with them
+    pace: StepPace | None = None  # with them
     findings: tuple[Finding, ...] = ()
     copies: tuple[Copy, ...] = ()
     syncs: tuple[Sync, ...] = ()
@@ -159,7 +159,7 @@ class Simulation(Record):
     devices: tuple[Peak, ...] = ()  # of each GPU, where there are several; all else is told of the fullest
     branches: tuple[Branch, ...] = ()  # that hang on invented numbers, the last one last
     variant: str | None = None  # the change that was made to it, of those in `variants`
-    search: Largest | None = None  # how the largest batch was found
+    search: SearchResult | None = None  # how the largest batch was found
     helps: tuple[Variant, ...] = ()  # the first is the script as it is, where there are any
     error: str | None = None  # what ended the script before its steps were made, as Python shows it
 

@@ -25,7 +25,7 @@ ACTIONS = (
 ELSEWHERE = 0x7FFF_0000_0000  # for segments that the real allocator did not make
 
 
-class Event(NamedTuple):
+class TraceEntry(NamedTuple):
     """One thing that an allocator did, as `torch.cuda.memory._snapshot()["device_traces"]` tells it."""
 
     action: str
@@ -42,7 +42,7 @@ class Trace:
     room: int  # bytes that the process could have reserved
     cap: int | None  # that it was given
     peak: tuple[int, int] | None  # the most that was allocated and reserved, as the real one said at the end
-    events: tuple[Event, ...]
+    events: tuple[TraceEntry, ...]
     about: dict[str, Any] = field(default_factory=dict)  # hardware, versions, date
 
 
@@ -127,7 +127,7 @@ class _Replay:
         figures, reserved = tuple(self.figures), tuple(self.real)
         return Replayed(self.trace.name, figures, reserved, peak, real_peak, dict(self.differences), self.first)
 
-    def _allocate(self, number: int, event: Event) -> None:
+    def _allocate(self, number: int, event: TraceEntry) -> None:
         # Segments went although there was room: somebody called `empty_cache`, which leaves no event of its own.
         if self.released and self.model.could_allocate(event.size, event.stream):
             self.model.empty_cache()
@@ -143,13 +143,13 @@ class _Replay:
         self.blocks[event.address] = block
         self.made.clear()
 
-    def _free(self, event: Event) -> None:
+    def _free(self, event: TraceEntry) -> None:
         if event.action == "free_requested":
             self.model.let_go(self.blocks[event.address])
         else:
             self.model.settle(self.blocks.pop(event.address))
 
-    def _fail(self, number: int, event: Event) -> None:
+    def _fail(self, number: int, event: TraceEntry) -> None:
         """The real one ran out; the model must, too."""
         self.released = False
         try:
@@ -165,13 +165,13 @@ class _Replay:
         self.elsewhere += wanted
         return self.elsewhere - wanted
 
-    def _compare(self, number: int, event: Event) -> None:
+    def _compare(self, number: int, event: TraceEntry) -> None:
         self.figures.append((self.model.allocated, self.model.reserved))
         self.real.append(self.reserved)
         if self.model.reserved != self.reserved and not self.released:
             self._differs(number, event, "reserved", self.reserved, self.model.reserved)
 
-    def _differs(self, number: int, event: Event, what: str, real: int, model: int) -> None:
+    def _differs(self, number: int, event: TraceEntry, what: str, real: int, model: int) -> None:
         self.differences[what] += 1
         if self.first is None:
             self.first = Difference(number, event.action, event.size, what, real, model)
@@ -189,7 +189,7 @@ def read_trace(path: Path) -> Trace:
     """Read what `write_trace` wrote."""
     try:
         data = json.loads(gzip.decompress(path.read_bytes()))
-        events = tuple(Event(ACTIONS[action], *rest) for action, *rest in data["events"])
+        events = tuple(TraceEntry(ACTIONS[action], *rest) for action, *rest in data["events"])
         peak = data["peak"] and (data["peak"][0], data["peak"][1])
         return Trace(data["name"], data["room"], data["cap"], peak, events, data["about"])
     except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error) as error:

@@ -13,7 +13,7 @@ from hotloop.children import Child
 from hotloop.errors import BadArgument
 from hotloop.scripts import interpreter
 from hotloop.simulate.events import DATA, WORK
-from hotloop.simulate.record import COMPLETED, FAILED, NO_STEPS, SETTLED, Pace, Simulation
+from hotloop.simulate.record import COMPLETED, FAILED, NO_STEPS, SETTLED, Simulation, StepPace
 from hotloop.simulate.request import Request
 from hotloop.simulate.shim import CannotSimulate, library
 from hotloop.simulate.ways import Way
@@ -76,7 +76,7 @@ class Simulator:
         batch_from: str | None = None,
         variant: str | None = None,
         gpus: int = 1,
-        like: Pace | None = None,
+        like: StepPace | None = None,
         silent: bool = False,
     ) -> Simulation:
         """Run an unmodified script as if the card were there, until it has made its steps.

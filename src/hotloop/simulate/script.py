@@ -40,7 +40,7 @@ def batches_of(request: Request) -> Batches:
     return Batches(source, request.batch, request.batch_from)
 
 
-class Run:
+class SimulatedScript:
     """A script that is being simulated."""
 
     def __init__(self, request: Request, engine: Engine, batches: Batches) -> None:

@@ -24,7 +24,7 @@ class Outcome(Record):
 
 
 @dataclass(frozen=True)
-class Largest(Record):
+class SearchResult(Record):
     """The answer of a search."""
 
     batch: int | None  # the largest that was seen to fit; None: not even 1 does
@@ -40,7 +40,7 @@ class Largest(Record):
         return self.too_large is not None and self.too_large == (self.batch or 0) + 1
 
 
-class Stop(Exception):
+class SearchStopped(Exception):
     """Raised by a run that can tell nothing: the search ends with what it knows.
 
     `reached` is the batch that the run really had, and that fits, where it is smaller than the one asked for.
@@ -59,7 +59,7 @@ def largest(
     within: float = WITHIN,
     runs: int = _RUNS,
     like: Sequence[tuple[int, int]] = (),
-) -> Largest:
+) -> SearchResult:
     """Find the largest batch that fits, beginning with one that a person uses.
 
     Memory grows almost linearly with the batch, so from two runs that told their peaks the limit is guessed; guesses
@@ -72,20 +72,20 @@ def largest(
     """
     if start < 1 or (most is not None and most < 1):
         raise BadArgument(f"a search from {start} to {most}", fix="begin with a batch of at least 1")
-    search = _Search(run, most, within, like)
+    search = _Bisection(run, most, within, like)
     ended = ""
     batch: int | None = min(start, most or start)
     try:
         while batch is not None and len(search.tried) < runs:
             search.try_batch(batch)
             batch = search.next_batch()
-    except Stop as stop:
+    except SearchStopped as stop:
         search.good, ended = max(search.good, stop.reached), stop.why
     tried = tuple((batch, outcome.fits, outcome.peak) for batch, outcome in search.tried)
-    return Largest(search.good or None, search.bad, len(tried), search.limited_by, tried, ended)
+    return SearchResult(search.good or None, search.bad, len(tried), search.limited_by, tried, ended)
 
 
-class _Search:
+class _Bisection:
     """A bracket: `good` fits, `bad` does not."""
 
     def __init__(

@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.simulate.compare import Rates, Row, ranking
-from hotloop.simulate.record import CUT, FAILED, NO_STEPS, Finding, Pace, Simulation, StepTime
-from hotloop.simulate.search import Largest, what_helps
+from hotloop.simulate.compare import RateInterval, Row, ranking
+from hotloop.simulate.record import CUT, FAILED, NO_STEPS, Finding, Simulation, StepPace, StepTime
+from hotloop.simulate.search import SearchResult, what_helps
 from hotloop.text import clipped, count, plural, printable, size
 
 LIMITS = {
@@ -105,7 +105,7 @@ def ranked(rows: Sequence[Row], names: Mapping[str, str]) -> str:
     return f"By speed: {'; then '.join(ranks)}. Where several stand together, their intervals overlap."
 
 
-def _pace(pace: Pace) -> Iterator[RenderableType]:
+def _pace(pace: StepPace) -> Iterator[RenderableType]:
     """What a person waits for beside the GPU, and which of all limits."""
     parts = []
     if pace.data_ms:
@@ -125,7 +125,7 @@ def _time(step: StepTime | None) -> str:
     return DASH if step is None else f"{_ms(step.median)}{'' if step.calibrated else MARK}"
 
 
-def _largest(found: Largest) -> Iterator[RenderableType]:
+def _largest(found: SearchResult) -> Iterator[RenderableType]:
     """The answer of a search, what is too large, and why."""
     if found.batch is None:
         yield Text("not even a batch of 1 fits" if found.exact else "no batch was seen to fit", style="bold")
@@ -156,7 +156,7 @@ def _batch(simulation: Simulation) -> str:
     return f"{found.batch or 0:,}{'' if found.too_large is not None else '+'}"
 
 
-def _between(rates: Rates | None, unit: str = "") -> str:
+def _between(rates: RateInterval | None, unit: str = "") -> str:
     """A number with its interval."""
     if rates is None:
         return DASH

@@ -9,7 +9,7 @@ import torch
 Wait = Callable[[str], None]
 
 
-class Stream:
+class SimulatedStream:
     """Stands in for `torch.cuda.Stream`."""
 
     wait: Wait = staticmethod(lambda kind: None)  # told when the host waits
@@ -29,17 +29,17 @@ class Stream:
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or Event()
+        event = event or SimulatedEvent()
         event.record(self)
         return event
 
-    def __enter__(self) -> "Stream":
+    def __enter__(self) -> "SimulatedStream":
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
 
-class Event:
+class SimulatedEvent:
     """Stands in for `torch.cuda.Event`; times are those of the host, for want of others."""
 
     wait_told: Wait = staticmethod(lambda kind: None)
@@ -50,7 +50,7 @@ class Event:
     def record(self, stream: Any = None) -> None:
         self._at = time.perf_counter()
 
-    def elapsed_time(self, end: "Event") -> float:
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
         return max(end._at - self._at, 0.0) * 1e3
 
     def synchronize(self) -> None:

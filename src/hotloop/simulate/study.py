@@ -10,9 +10,9 @@ import psutil
 
 from hotloop.errors import BadArgument
 from hotloop.simulate.cards import Card
-from hotloop.simulate.record import Batch, Pace, Simulation
+from hotloop.simulate.record import Batch, Simulation, StepPace
 from hotloop.simulate.running import Simulator
-from hotloop.simulate.search import Largest, Outcome, Stop, Variant, largest
+from hotloop.simulate.search import Outcome, SearchResult, SearchStopped, Variant, largest
 from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.ways import HOW
 from hotloop.text import printable, size
@@ -50,7 +50,7 @@ class Study:
         self._steps, self._values, self._told = steps, values, told
         self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from, gpus=gpus)
         self._name = printable(Path(script).name)
-        self._pace: Pace | None = None  # of another card: one host for all
+        self._pace: StepPace | None = None  # of another card: one host for all
         self._like: list[tuple[int, int]] = []  # batches and peaks of another card
 
     def plain(self, card: Card, *, silent: bool = False) -> Simulation:
@@ -85,7 +85,7 @@ class Study:
             try:
                 seen = self._changed(card, name, steps=STEPS, listeners=EVERYTHING, batch=self._batch)
                 found = self._search(card, seen, plain.search, name) if seen and plain.search else None
-            except Stop as stop:
+            except SearchStopped as stop:
                 notes.append(f"{change}: could not be tried: {stop.why}")
                 continue
             if seen is not None:
@@ -104,7 +104,9 @@ class Study:
             return variant
         return variant if seen.peak is None or _short(seen) else replace(variant, needs=seen.peak.process)
 
-    def _search(self, card: Card, own: Simulation, before: Largest | None = None, change: str | None = None) -> Largest:
+    def _search(
+        self, card: Card, own: Simulation, before: SearchResult | None = None, change: str | None = None
+    ) -> SearchResult:
         """The largest batch, from what was seen of the script's own; with a change, few runs from what fits before."""
         batch = _batch(own)
         start = batch.size or batch.samples or 1
@@ -127,7 +129,7 @@ class Study:
         try:
             seen = run(batch=batch, memory_limit=limit)
         except CannotSimulate as error:
-            raise Stop(f"with a batch of {batch:,} {error.what}") from error
+            raise SearchStopped(f"with a batch of {batch:,} {error.what}") from error
         self._told(f"{card.key}, {change or 'as it is'}, a batch of {batch:,}: {_verdict(seen)}")
         return seen
 
@@ -136,9 +138,9 @@ class Study:
         try:
             seen = self._run(card, variant=change, silent=True, **options)
         except CannotSimulate as error:
-            raise Stop(error.what) from error
+            raise SearchStopped(error.what) from error
         if not seen.trained:
-            raise Stop(_why(seen))
+            raise SearchStopped(_why(seen))
         if seen.variant is None and not _short(seen):
             return None
         self._told(f"{card.key}, {change}, a batch of {_batch(seen).size or 'its own'}: {_verdict(seen)}")
@@ -156,7 +158,7 @@ class Study:
             each = -(-own // pieces)
             try:
                 seen = self._changed(card, "accumulation:2", steps=STEPS, listeners=MEMORY, batch=each)
-            except Stop:
+            except SearchStopped:
                 return []
             if seen is not None and not _short(seen):
                 return [_variant("accumulation", f"accumulate over {pieces} batches of {each:,}", seen, None)]
@@ -211,7 +213,7 @@ def _changes(card: Card) -> list[tuple[str, str]]:
     return [half, ("checkpointing", "checkpoint the repeated blocks")]
 
 
-def _variant(name: str, change: str, seen: Simulation, found: Largest | None) -> Variant:
+def _variant(name: str, change: str, seen: Simulation, found: SearchResult | None) -> Variant:
     fits = seen.peak is not None and not _short(seen)
     peak = seen.peak.process if fits and seen.peak is not None else None
     time = seen.step_ms.median if fits and seen.step_ms is not None else None
@@ -232,11 +234,11 @@ def _outcome(seen: Simulation, batch: int, card: Card, reference: tuple[int, int
     if _short(seen):
         return Outcome(False, None, card.usable, _limited(seen))
     if not seen.trained:
-        raise Stop(f"with a batch of {batch:,} {_why(seen)}")
+        raise SearchStopped(f"with a batch of {batch:,} {_why(seen)}")
     own, work = reference
     if _batch(seen).work < work * (1 + (batch / own - 1) / 4):  # some work does not grow with the batch
         reached = max(1, own * _batch(seen).work // work)
-        raise Stop(f"a step never has more than about {reached:,} items, whatever the batch", reached)
+        raise SearchStopped(f"a step never has more than about {reached:,} items, whatever the batch", reached)
     return Outcome(True, _in_use(seen), card.usable)
 
 

@@ -43,7 +43,7 @@ class Link(Record):
 
 
 @dataclass(frozen=True)
-class Host(Record):
+class HostCost(Record):
     """Seconds that the host needs for Python, the dispatcher and the launch of one operation.
 
     Views are no operations of the device, so their time is in that of the operations around them. `other` is for what
@@ -67,7 +67,7 @@ class Host(Record):
 
 
 @dataclass(frozen=True)
-class Table(Record):
+class ArchitectureTable(Record):
     """All constants of an architecture."""
 
     architecture: str = ""
@@ -80,7 +80,7 @@ class Table(Record):
     curves: dict[str, dict[str, float]] = field(default_factory=dict)
     nearby: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the names of curves: where these are off
     link: Link = field(default_factory=Link)
-    host: Host = field(default_factory=Host)  # of the machine with the card; forecasts use one for all cards
+    host: HostCost = field(default_factory=HostCost)  # of the machine with the card; forecasts use one for all cards
 
     def curve(self, part: Part) -> Curve:
         """The curve of a part: its own, else of its kin, else the default's."""
@@ -119,7 +119,7 @@ def _nearby(data: dict[str, Any]) -> Nearby:
     return Nearby.from_json(data)
 
 
-def load(architecture: str) -> Table:
+def load(architecture: str) -> ArchitectureTable:
     """The table of an architecture, or the default where no card of it was measured.
 
     >>> load("of no card").card
@@ -133,19 +133,19 @@ def load(architecture: str) -> Table:
 
 
 @lru_cache(maxsize=1)
-def default_host() -> Host:
+def default_host() -> HostCost:
     """The host of every forecast: what an operation costs it is no property of the card that it is launched on."""
     return load(HOST).host
 
 
 @lru_cache(maxsize=1)
-def default_table() -> Table:
+def default_table() -> ArchitectureTable:
     """What is used for cards that nobody measured."""
     file = resources.files("hotloop.simulate") / "tables" / "time-default.json"
     return parse(json.loads(file.read_text()), "time-default.json")
 
 
-def read(path: Path) -> Table:
+def read(path: Path) -> ArchitectureTable:
     """A table from a file that `benchmarks/calibrate_gpu.py` wrote."""
     try:
         data = json.loads(path.read_text())
@@ -154,10 +154,10 @@ def read(path: Path) -> Table:
     return parse(data, str(path))
 
 
-def parse(data: Any, name: str) -> Table:
+def parse(data: Any, name: str) -> ArchitectureTable:
     """The table that a JSON document holds."""
     try:
-        table = Table.from_json(data)
+        table = ArchitectureTable.from_json(data)
         for key, values in table.curves.items():
             curve = Curve(**values)  # type: ignore[arg-type]
             positive = min(curve.memory, curve.compute, curve.sharpness) > 0

@@ -11,9 +11,9 @@ from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import seconds_of
 from hotloop.simulate.events import DATA, WORK, Operation, Place
 from hotloop.simulate.families import kind_of
-from hotloop.simulate.play import Event, Launch, Mark, Pause, Price, Step, Transfer, Wait, play
-from hotloop.simulate.record import Pace, StepTime
-from hotloop.simulate.table import Host, Link, Table, default_host, load
+from hotloop.simulate.play import Event, Launch, Mark, Pause, PlayedStep, Price, Transfer, Wait, play
+from hotloop.simulate.record import StepPace, StepTime
+from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_host, load
 from hotloop.simulate.work import Part, Tf32, parts_of, switches
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
@@ -43,7 +43,7 @@ class Forecast(Record):
     busy: float  # the device computes
     copying: float
     host: float  # Python, the dispatcher and launches
-    pace: Pace  # the step with data and the script's own work on the host
+    pace: StepPace  # the step with data and the script's own work on the host
     families: dict[str, float]
     hottest: tuple[Hot, ...]
     notes: tuple[str, ...] = ()
@@ -112,7 +112,12 @@ class Time(Tape):
     """
 
     def __init__(
-        self, card: Card, table: Table | None = None, *, host: Host | None = None, tf32: Tf32 | None = None
+        self,
+        card: Card,
+        table: ArchitectureTable | None = None,
+        *,
+        host: HostCost | None = None,
+        tf32: Tf32 | None = None,
     ) -> None:
         super().__init__(tf32=tf32)
         self.card, self.table, self.hosted = card, table, host
@@ -127,7 +132,9 @@ class Time(Tape):
         return {} if found is None else {"step_ms": found.step, "pace": found.pace, "notes": found.notes}
 
 
-def forecast(tape: Tape, card: Card, table: Table | None = None, *, host: Host | None = None) -> Forecast | None:
+def forecast(
+    tape: Tape, card: Card, table: ArchitectureTable | None = None, *, host: HostCost | None = None
+) -> Forecast | None:
     """How long a step of the tape takes on a card, or None where it holds no step."""
     player = _Player(tape.events, card, table or load(card.architecture), host)
     steps = player.steps()
@@ -150,7 +157,7 @@ def forecast(tape: Tape, card: Card, table: Table | None = None, *, host: Host |
 class _Player:
     """One tape on one card, played as often as a question needs."""
 
-    def __init__(self, events: list[Event], card: Card, table: Table, host: Host | None) -> None:
+    def __init__(self, events: list[Event], card: Card, table: ArchitectureTable, host: HostCost | None) -> None:
         self.card, self.table, self.steady = card, table, _steady(events)
         self.hosted = host or default_host()
         self.kept = replace(self.hosted, loading=1.0, working=1.0)  # as the script keeps it
@@ -174,33 +181,37 @@ class _Player:
             spreads[family] = math.sqrt(squared) / max(sum(seconds.values()), 1e-30)
         return spreads
 
-    def steps(self, price: Price | None = None, table: Table | None = None, host: Host | None = None) -> list[Step]:
+    def steps(
+        self, price: Price | None = None, table: ArchitectureTable | None = None, host: HostCost | None = None
+    ) -> list[PlayedStep]:
         """Those of the second time round: the first begins with an idle device, as no later one does."""
         events, chosen = [*self.steady.events, *self.steady.events], price or self.prices.__getitem__
         steps, _ = play(events, self.card, table or self.table, chosen, host=host or self.hosted)
         return steps[len(steps) // 2 :]
 
-    def seconds(self, price: Price | None = None, table: Table | None = None, host: Host | None = None) -> float:
+    def seconds(
+        self, price: Price | None = None, table: ArchitectureTable | None = None, host: HostCost | None = None
+    ) -> float:
         steps = self.steps(price, table, host)
         if host is not None and (host.loading or host.working):  # no two batches take the same time: a slow one counts
             return statistics.fmean(step.seconds for step in steps)
         return _typical(steps).seconds
 
-    def told(self, host: Host) -> StepTime:
+    def told(self, host: HostCost) -> StepTime:
         """The time of a step with its interval."""
         median = self.seconds(host=host)
         low, high = self.interval(median, host)
         return StepTime(1e3 * median, 1e3 * low, 1e3 * high, self.table.card == self.card.key)
 
-    def pace(self, step: StepTime) -> Pace:
+    def pace(self, step: StepTime) -> StepPace:
         """The same with what the script does on the host, if it does anything."""
         pauses = [] if self.steady.alone else self.steady.pauses
         data, work = ([event for event in pauses if event.kind == kind] for kind in (DATA, WORK))
         told = self.told(self.kept) if pauses else step
         data_ms, work_ms = (1e3 * sum(each.seconds for each in some) / self.steady.steps for some in (data, work))
-        return Pace(told, data_ms, work_ms, max((each.workers for each in data), default=0), self.bound())
+        return StepPace(told, data_ms, work_ms, max((each.workers for each in data), default=0), self.bound())
 
-    def interval(self, median: float, hosted: Host) -> tuple[float, float]:
+    def interval(self, median: float, hosted: HostCost) -> tuple[float, float]:
         """Four cases of five: each family is off as a whole, families independently of one another."""
         wider = 1.0 if self.table.card in ("", self.card.key) else _AKIN
         sides = []
@@ -219,7 +230,7 @@ class _Player:
         shorter, longer = (SURE * side / median if median else 0.0 for side in sides)
         return median * math.exp(-shorter), median * (1 + longer)
 
-    def _scaled(self, family: str | None, factor: float, host: Host) -> float:
+    def _scaled(self, family: str | None, factor: float, host: HostCost) -> float:
         def price(part: Part) -> float:
             return self.prices[part] * (factor if family in (None, part.family) else 1.0)
 
@@ -298,11 +309,11 @@ def _steady(events: list[Event]) -> _Steady:
     return _Steady(events[first : marks[-1] + 1], max(len(marks) - 1, 1), alone=len(marks) == 1)
 
 
-def _typical(steps: list[Step]) -> Step:
+def _typical(steps: list[PlayedStep]) -> PlayedStep:
     middle = statistics.median_low(step.seconds for step in steps)
     return next(step for step in steps if step.seconds == middle)
 
 
-def _times(host: Host, factor: float, names: tuple[str, ...] = (*_LAUNCHING, *_BESIDE)) -> Host:
+def _times(host: HostCost, factor: float, names: tuple[str, ...] = (*_LAUNCHING, *_BESIDE)) -> HostCost:
     """A host that is slower by a factor in what is named."""
-    return Host.from_json({**host.to_json(), **{name: getattr(host, name) * factor for name in names}})
+    return HostCost.from_json({**host.to_json(), **{name: getattr(host, name) * factor for name in names}})

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from hotloop.simulate.events import Operation
 from hotloop.simulate.need import Need
-from hotloop.simulate.record import Interval, Peak
+from hotloop.simulate.record import Peak, PeakInterval
 from hotloop.text import size
 
 # Shares by which a figure may be off where nothing is in doubt. What is allocated was never off by more than 0.4% then.
@@ -63,7 +63,7 @@ class Spread:
         self.low = max(self.low, allocated - self._under)
         self.high = max(self.high, allocated + self._over)
 
-    def interval(self, peak: Peak) -> Interval:
+    def interval(self, peak: Peak) -> PeakInterval:
         """Between which nine of ten such peaks lie.
 
         The allocator keeps what it reserved: so a doubt counts there, whenever it was held.
@@ -72,7 +72,7 @@ class Spread:
         least = max(low, int((1 - CACHED) * peak.reserved) - self._most_under)
         most = max(high, int((1 + CACHED) * peak.reserved) + self._most_over)
         context = peak.process - peak.reserved
-        return Interval(
+        return PeakInterval(
             Peak(low, least, least + context), Peak(high, most, most + context), self._reasons(peak.allocated)
         )
 
@@ -93,14 +93,14 @@ def _place(operation: Operation | None) -> str:
     return f" at {Path(place.file).name}:{place.line}" if place else ""
 
 
-def verdict(interval: Interval, limit: int, pieces: float) -> bool | None:
+def verdict(interval: PeakInterval, limit: int, pieces: float) -> bool | None:
     """Whether it fits into so many bytes, a share of which may be lost in pieces; None: it is too close to say."""
     if interval.high.allocated <= (1 - pieces) * limit:
         return True
     return False if interval.low.allocated > limit else None
 
 
-def too_close(interval: Interval, limit: int) -> str:
+def too_close(interval: PeakInterval, limit: int) -> str:
     """Why there is no verdict, in a sentence."""
     low, high = size(interval.low.allocated), size(interval.high.allocated)
     return f"too close to say whether it fits: {low} to {high} of {size(limit)} are allocated"

@@ -53,7 +53,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Look:
+class ScriptText:
     """What the text of a script shows."""
 
     variables: dict[str, tuple[Spot, ...]] = field(default_factory=dict)  # all that are given an integer
@@ -74,12 +74,12 @@ def rank(name: str) -> int | None:
     return 1 if _LIKELY.fullmatch(plain) else None
 
 
-def look(source: str) -> Look:
+def look(source: str) -> ScriptText:
     """Read a script without running it; one that Python cannot read shows nothing."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return Look()
+        return ScriptText()
     variables: dict[str, list[Spot]] = {}
     environment: dict[str, int | None] = {}
     parsers: list[str] = []
@@ -93,10 +93,10 @@ def look(source: str) -> Look:
         environment |= {name: default for name, default in _read(node) if rank(name) is not None}
         parsers += [name for name in _imported(node) if name in ("click", "typer")]
     found = {name: tuple(spots) for name, spots in variables.items()}
-    return Look(found, environment, options, tuple(dict.fromkeys(parsers)))
+    return ScriptText(found, environment, options, tuple(dict.fromkeys(parsers)))
 
 
-def batch_variables(seen: Look) -> list[str]:
+def batch_variables(seen: ScriptText) -> list[str]:
     """The variables that most surely hold the batch: one where it is clear, several where it is not.
 
     >>> batch_variables(look("batch_size, micro_batch = 8, 2"))
@@ -107,7 +107,7 @@ def batch_variables(seen: Look) -> list[str]:
     return [name for name, place in likely.items() if place == best]
 
 
-def value_of(seen: Look, name: str) -> int | None:
+def value_of(seen: ScriptText, name: str) -> int | None:
     """What a variable is given, where that is the same everywhere."""
     values = {spot.value for spot in seen.variables.get(name, ())}
     return values.pop() if len(values) == 1 else None

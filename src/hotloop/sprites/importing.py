@@ -261,17 +261,22 @@ class _Gathered:
 def _files(folder: Path, gathered: _Gathered) -> Iterator[Path]:
     """Every file below a folder in a fixed order: nothing hidden, no folder twice, and no link that leads elsewhere."""
 
-    def unreadable(error: OSError) -> None:
-        shown = Path(error.filename).relative_to(folder).as_posix()
-        gathered.skip(printable(shown), Flaw("cannot be opened", error.strerror or ""))
+    def skip(path: Path, flaw: Flaw) -> None:
+        gathered.skip(printable(path.relative_to(folder).as_posix()), flaw)
+
+    def unreadable(error: OSError, path: Path | None = None) -> None:
+        skip(path or Path(error.filename), Flaw("cannot be opened", error.strerror or ""))
 
     root, seen = Path(os.path.realpath(folder)), set()
 
     def stays(path: Path) -> bool:
-        target = os.path.realpath(path) if path.is_symlink() else ""
+        try:
+            target = os.path.realpath(path) if path.is_symlink() else ""
+        except OSError as error:
+            unreadable(error, path)
+            return False
         if target and not Path(target).is_relative_to(root):
-            shown = printable(path.relative_to(folder).as_posix())
-            gathered.skip(shown, Flaw("links out of the folder", printable(target)))
+            skip(path, Flaw("links out of the folder", printable(target)))
             return False
         return True
 

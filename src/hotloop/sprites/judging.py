@@ -12,14 +12,14 @@ from hotloop.records import Record
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.drawing import draw
 from hotloop.sprites.models import Drawer
-from hotloop.sprites.store import Trained
+from hotloop.sprites.store import TrainedNetwork
 from hotloop.sprites.training import batches
 
 CHUNK = 512  # sprites drawn at a time
 
 
 @dataclass(frozen=True)
-class Verdict(Record):
+class DrawerScores(Record):
     """How a drawer's sprites fare before a classifier that was trained apart from it."""
 
     drawn: int
@@ -30,14 +30,14 @@ class Verdict(Record):
 
 
 @torch.inference_mode()
-def sorted_by(classifier: Trained, sprites: SpriteSet, device: str | torch.device) -> Tensor:
+def sorted_by(classifier: TrainedNetwork, sprites: SpriteSet, device: str | torch.device) -> Tensor:
     """The classes that a classifier gives to sprites."""
     model = classifier.model.to(device).eval()
     found = [model(pixels).argmax(1) for pixels, _ in hotloop.stream(batches(sprites, CHUNK), device)]
     return torch.cat(found).cpu()
 
 
-def confusions(classifier: Trained, sprites: SpriteSet, device: str | torch.device) -> Tensor:
+def confusions(classifier: TrainedNetwork, sprites: SpriteSet, device: str | torch.device) -> Tensor:
     """How many sprites of each class (rows) were taken for which (columns)."""
     found = sorted_by(classifier, sprites, device)
     count = len(sprites.classes)
@@ -45,7 +45,7 @@ def confusions(classifier: Trained, sprites: SpriteSet, device: str | torch.devi
 
 
 def drawn_by(
-    drawer: Trained,
+    drawer: TrainedNetwork,
     labels: Tensor,
     device: str | torch.device,
     *,
@@ -68,7 +68,9 @@ def drawn_by(
     return SpriteSet(torch.cat(parts), labels.cpu(), drawer.classes, drawer.palette, "drawn by hotloop")
 
 
-def judge(drawn: SpriteSet, classifier: Trained, learned_from: SpriteSet | None, device: str | torch.device) -> Verdict:
+def judge(
+    drawn: SpriteSet, classifier: TrainedNetwork, learned_from: SpriteSet | None, device: str | torch.device
+) -> DrawerScores:
     """Hold drawn sprites against a classifier and, where they are at hand, the sprites that the drawer learned from."""
     right = (sorted_by(classifier, drawn, device) == drawn.labels).float()
     known = set(_each(learned_from)) if learned_from is not None else None
@@ -78,7 +80,7 @@ def judge(drawn: SpriteSet, classifier: Trained, learned_from: SpriteSet | None,
         for i, name in enumerate(drawn.classes)
         if bool((drawn.labels == i).any())
     }
-    return Verdict(
+    return DrawerScores(
         drawn=len(drawn),
         right=right.mean().item(),
         copies=None if known is None else sum(sprite in known for sprite in new) / len(new),

@@ -87,14 +87,14 @@ class Drawer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Cost:
+class NetworkCost:
     """What a network holds, in numbers."""
 
     weights: int
     outputs: int  # of all its layers, for one sprite
 
 
-def cost_of(network: type[Classifier] | type[Drawer], size: Size) -> Cost:
+def cost_of(network: type[Classifier] | type[Drawer], size: Size) -> NetworkCost:
     """What a network of a size would hold, without building it.
 
     Layers join inputs to outputs, so both counts are quadratic in the width: networks of the widths 1 to 3 tell them.
@@ -104,7 +104,7 @@ def cost_of(network: type[Classifier] | type[Drawer], size: Size) -> Cost:
     """
     with torch.random.fork_rng(devices=[]):
         first, second, third = (_counted(network(replace(size, width=width))) for width in (1, 2, 3))
-    return Cost(*(_quadratic(values, size.width) for values in zip(first, second, third, strict=True)))
+    return NetworkCost(*(_quadratic(values, size.width) for values in zip(first, second, third, strict=True)))
 
 
 def _quadratic(values: tuple[int, int, int], at: int) -> int:

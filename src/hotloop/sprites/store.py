@@ -33,7 +33,7 @@ def kind_of(path: str | Path) -> Kind:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetwork:
     """A trained network, the classes that it knows, and the palette of the sprites that it learned from."""
 
     kind: Kind
@@ -60,7 +60,7 @@ class Trained:
         return save({**weights, "palette": self.palette.cpu()}, metadata={"hotloop": json.dumps(about)})
 
     @classmethod
-    def load(cls, path: str | Path, kind: Kind, device: str | torch.device = "cpu") -> "Trained":
+    def load(cls, path: str | Path, kind: Kind, device: str | torch.device = "cpu") -> "TrainedNetwork":
         """Read what `save` wrote."""
         path = Path(path)
         about, tensors = read_tensors(path, f"hotloop-{kind}", ADVICE[kind])

@@ -15,7 +15,7 @@ from hotloop.records import Report
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.drawing import guess_hidden
 from hotloop.sprites.models import Classifier, Drawer, Size, cost_of
-from hotloop.sprites.store import Trained
+from hotloop.sprites.store import TrainedNetwork
 from hotloop.text import plural, size
 
 PER_WEIGHT = 16  # bytes: itself, its gradient, and two averages of AdamW, all in fp32
@@ -66,7 +66,7 @@ def must_fit_memory(task: Literal["classify", "draw"], recipe: Recipe, device: t
         )
 
 
-class Run(TypedDict, total=False):
+class FitOptions(TypedDict, total=False):
     """How a training is run, as `Loop.fit` takes it: what is shown, where it is saved, when it ends."""
 
     progress: bool | None
@@ -82,25 +82,25 @@ def learn_to_sort(
     recipe: Recipe,
     *,
     device: str | hotloop.Choice | None = None,
-    **run: Unpack[Run],
-) -> tuple[Trained, Report]:
+    **run: Unpack[FitOptions],
+) -> tuple[TrainedNetwork, Report]:
     """A classifier of these sprites, judged on held-out ones after every epoch."""
     must_fit_memory("classify", recipe, hotloop.pick(device).device, min(recipe.batch, len(sprites)))
     torch.manual_seed(recipe.seed)
     model = Classifier(Size(len(sprites.classes), recipe.width))
     report = _fit(model, sprites, held_out, recipe, device, run, loss=nn.CrossEntropyLoss(label_smoothing=0.05))
-    return Trained("classifier", model, sprites.classes, sprites.palette, sprites.source), report
+    return TrainedNetwork("classifier", model, sprites.classes, sprites.palette, sprites.source), report
 
 
 def learn_to_draw(
-    sprites: SpriteSet, recipe: Recipe, *, device: str | hotloop.Choice | None = None, **run: Unpack[Run]
-) -> tuple[Trained, Report]:
+    sprites: SpriteSet, recipe: Recipe, *, device: str | hotloop.Choice | None = None, **run: Unpack[FitOptions]
+) -> tuple[TrainedNetwork, Report]:
     """A drawer of sprites like these."""
     must_fit_memory("draw", recipe, hotloop.pick(device).device, min(recipe.batch, len(sprites)))
     torch.manual_seed(recipe.seed)
     model = Drawer(Size(len(sprites.classes), recipe.width))
     report = _fit(model, sprites, None, recipe, device, run, objective=guess_hidden)
-    return Trained("drawer", model, sprites.classes, sprites.palette, sprites.source), report
+    return TrainedNetwork("drawer", model, sprites.classes, sprites.palette, sprites.source), report
 
 
 def _fit(
@@ -109,7 +109,7 @@ def _fit(
     held_out: SpriteSet | None,
     recipe: Recipe,
     device: str | hotloop.Choice | None,
-    run: Run,
+    run: FitOptions,
     **goal: Any,
 ) -> Report:
     if len(sprites) < recipe.batch:

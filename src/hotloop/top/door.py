@@ -16,7 +16,7 @@ PAUSE = 0.1  # seconds after a newcomer who could not be let in
 FULL = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}  # the system has room for fewer than we have
 
 
-class Visit(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """A connection. All it receives is handed on to the protocol behind it."""
 
     def __init__(self, door: "Door", inner: Any) -> None:
@@ -87,7 +87,7 @@ class Door:
         self.next = following
         self._most = most
         self._of_one = of_one
-        self._visits: dict[asyncio.BaseTransport, Visit] = {}  # the oldest first
+        self._visits: dict[asyncio.BaseTransport, Connection] = {}  # the oldest first
 
     async def open(self, bound: socket.socket, protocol: Callable[[], Any]) -> None:
         """Accept connections for ever. One at a time: asyncio's own server reports every one that it cannot take."""
@@ -96,7 +96,7 @@ class Door:
         while True:
             try:
                 accepted, _ = await loop.sock_accept(bound)
-                await loop.connect_accepted_socket(lambda: Visit(self, protocol()), accepted)
+                await loop.connect_accepted_socket(lambda: Connection(self, protocol()), accepted)
             except OSError as error:
                 if error.errno in FULL:
                     self._most = max(1, len(self._visits) * 3 // 4)
@@ -104,7 +104,7 @@ class Door:
                         self._make_room(list(self._visits.values()))
                 await asyncio.sleep(PAUSE)
 
-    def enter(self, transport: asyncio.BaseTransport, visit: Visit) -> None:
+    def enter(self, transport: asyncio.BaseTransport, visit: Connection) -> None:
         others = list(self._visits.values())
         neighbours = [other for other in others if other.address == visit.address]
         self._visits[transport] = visit
@@ -116,11 +116,11 @@ class Door:
     def leave(self, transport: asyncio.BaseTransport) -> None:
         self._visits.pop(transport, None)
 
-    def visit(self, transport: asyncio.BaseTransport | None) -> Visit | None:
+    def visit(self, transport: asyncio.BaseTransport | None) -> Connection | None:
         """The visit of a connection; None where it has ended."""
         return None if transport is None else self._visits.get(transport)
 
-    def _make_room(self, visits: list[Visit]) -> None:
+    def _make_room(self, visits: list[Connection]) -> None:
         idle = [visit for visit in visits if not visit.asking]
         if idle:
             min(idle, key=lambda visit: visit.known).end()  # the first of equals

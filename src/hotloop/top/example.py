@@ -16,7 +16,7 @@ from rich.console import Console
 from hotloop.monitor.advice import Advice
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.options import Options
+from hotloop.top.options import ViewOptions
 from hotloop.top.view import screen
 
 GIB = 2**30
@@ -60,7 +60,7 @@ def picture(width: int = 100, height: int = 24) -> str:
     for reading in (read() for _ in range(61)):
         history.add(reading)
     console = Console(record=True, width=width, height=height, file=io.StringIO(), color_system="truecolor")
-    for line in screen(reading, history, (HELD,), width=width, height=height, options=Options(me="user")):
+    for line in screen(reading, history, (HELD,), width=width, height=height, options=ViewOptions(me="user")):
         console.print(line, no_wrap=True, crop=True)
     drawn = console.export_svg(title="hotloop top", unique_id="top")
     return FONT.sub("", drawn)  # whoever looks at it asks no server for a font

@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 
 from hotloop.monitor.reading import Gpu, Host
 from hotloop.text import printable
-from hotloop.top.feed import Sample
+from hotloop.top.feed import HardwareSample
 
 # Every name here is of the oldest kind, so the oldest version of the format is right and every Prometheus reads it.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -73,7 +73,7 @@ OF_HOST: tuple[tuple[str, str, Callable[[Host], float | None]], ...] = (
 )
 
 
-def metrics(sample: Sample | None) -> bytes:
+def metrics(sample: HardwareSample | None) -> bytes:
     """A sample in Prometheus' text format; what is unknown is left out."""
     registry = CollectorRegistry()  # its own, so that nothing of the process at large is changed or shown
     registry.register(_Collector(sample))
@@ -81,14 +81,14 @@ def metrics(sample: Sample | None) -> bytes:
 
 
 class _Collector(Collector):
-    def __init__(self, sample: Sample | None) -> None:
+    def __init__(self, sample: HardwareSample | None) -> None:
         self.sample = sample
 
     def collect(self) -> Iterable[Metric]:
         return (metric for metric in families(self.sample) if metric.samples)
 
 
-def families(sample: Sample | None) -> Iterator[Metric]:
+def families(sample: HardwareSample | None) -> Iterator[Metric]:
     """Every metric, those without a value included."""
     if sample is None or sample.reading is None:
         return

@@ -26,7 +26,7 @@ OF_HOST = ("cpu", "memory_used")
 
 
 @dataclass(frozen=True)
-class Sample(Record):
+class HardwareSample(Record):
     """What is known after one attempt to read the hardware."""
 
     number: int  # from 1
@@ -51,7 +51,7 @@ class Feed:
         self, read: Callable[[], Reading], *, every: float = 1.0, advisor: Advisor | None = None, seconds: float = HOUR
     ) -> None:
         self.every = every
-        self.latest: Sample | None = None
+        self.latest: HardwareSample | None = None
         self.closed = False
         self._read = read
         self._advisor = advisor or Advisor()
@@ -82,11 +82,11 @@ class Feed:
             self._history.add(reading)
         elif before is not None:
             reading, advice = before.reading, before.advice
-        self.latest = Sample(1 if before is None else before.number + 1, reading, advice, trouble)
+        self.latest = HardwareSample(1 if before is None else before.number + 1, reading, advice, trouble)
         self._fresh.set()
         self._fresh = asyncio.Event()
 
-    async def after(self, number: int, patience: float) -> Sample | None:
+    async def after(self, number: int, patience: float) -> HardwareSample | None:
         """The latest sample, once there is one past `number`; None where there was none within `patience` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience):

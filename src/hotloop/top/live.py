@@ -17,7 +17,7 @@ from hotloop.monitor.advice import Advice
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
 from hotloop.top.keys import ENDINGS, RESIZE, SUSPEND, TERMINATE, Keys
-from hotloop.top.options import Options, press
+from hotloop.top.options import ViewOptions, press
 from hotloop.top.view import screen
 from hotloop.top.words import in_encoding
 
@@ -39,7 +39,7 @@ def run(
     every: float = 1.0,
     count: int | None = None,
     keep: Keep | None = None,
-    options: Options = Options(),  # noqa: B008  # frozen
+    options: ViewOptions = ViewOptions(),  # noqa: B008  # frozen
     console: Console | None = None,
     stdin: TextIO | None = None,
 ) -> None:
@@ -62,7 +62,7 @@ class _View:
         every: float,
         count: int | None,
         keep: Keep | None,
-        options: Options,
+        options: ViewOptions,
         console: Console,
     ) -> None:
         self.read, self.advise, self.keep = read, advise, keep

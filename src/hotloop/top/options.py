@@ -10,7 +10,7 @@ LONGEST_NAME = 64
 
 
 @dataclass(frozen=True)
-class Options:
+class ViewOptions:
     """The order and choice of processes, and what is open on the screen."""
 
     sort: str = "memory"  # one of the values of SORTS
@@ -22,10 +22,10 @@ class Options:
     me: str | None = None  # whose processes are marked as yours
 
 
-def press(options: Options, key: str) -> Options | None:
+def press(options: ViewOptions, key: str) -> ViewOptions | None:
     """The options after a key; None where it ends the view.
 
-    >>> press(Options(), "c").sort, press(Options(), "q")
+    >>> press(ViewOptions(), "c").sort, press(ViewOptions(), "q")
     ('CPU', None)
     """
     if options.typed is not None:
@@ -47,7 +47,7 @@ def press(options: Options, key: str) -> Options | None:
     return options
 
 
-def _type(options: Options, typed: str, key: str) -> Options:
+def _type(options: ViewOptions, typed: str, key: str) -> ViewOptions:
     """A key while the name of a user is being typed."""
     if key == "enter":
         return replace(options, user=typed.strip(), typed=None, skipped=0)

@@ -13,7 +13,7 @@ from hotloop.files import finite
 from hotloop.monitor.advice import Advice
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
-from hotloop.top.options import Options
+from hotloop.top.options import ViewOptions
 from hotloop.top.view import screen
 from hotloop.top.words import in_encoding
 
@@ -56,7 +56,7 @@ class Texts:
     """Writes readings one below the other, all processes included; without any escape sequence unless `styled`."""
 
     def __init__(
-        self, out: TextIO, options: Options, every: float = 1.0, *, width: int | None = None, styled: bool = False
+        self, out: TextIO, options: ViewOptions, every: float = 1.0, *, width: int | None = None, styled: bool = False
     ) -> None:
         self._out = out
         self._options = replace(options, keys=False)

@@ -10,7 +10,7 @@ from rich.text import Text
 from hotloop.monitor.reading import Process, Reading
 from hotloop.text import plural
 from hotloop.top.bars import rule
-from hotloop.top.options import Options
+from hotloop.top.options import ViewOptions
 from hotloop.top.words import UNKNOWN, age, amount, cropped, known, left, percent, right, tame
 
 YOURS = "▸"  # before a process of the person who looks
@@ -19,7 +19,7 @@ NARROW, WIDE = 70, 110  # terminals that have no room for the type, and those th
 
 
 @dataclass(frozen=True)
-class Row:
+class ProcessRow:
     """A process on one GPU."""
 
     gpu: int
@@ -46,7 +46,7 @@ def _most(value: float | None) -> tuple[bool, float]:
     return known(value) is None, -(known(value) or 0)
 
 
-ORDERS: dict[str, Callable[[Row], Any]] = {
+ORDERS: dict[str, Callable[[ProcessRow], Any]] = {
     "memory": lambda row: _most(row.process.memory),
     "CPU": lambda row: _most(row.process.cpu),
     "age": lambda row: _last(known(row.process.started)),
@@ -56,11 +56,11 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
 }
 
 
-def rows(reading: Reading, options: Options) -> list[Row]:
+def rows(reading: Reading, options: ViewOptions) -> list[ProcessRow]:
     """The processes that are wanted, in the order that is wanted; in equal cases by memory."""
     wanted = options.user.casefold()
     found = [
-        Row(gpu.index, process)
+        ProcessRow(gpu.index, process)
         for gpu in reading.gpus
         for process in gpu.processes or ()
         if wanted in (process.user or "").casefold()
@@ -69,7 +69,7 @@ def rows(reading: Reading, options: Options) -> list[Row]:
     return sorted(found, key=ORDERS[options.sort])
 
 
-def table(reading: Reading, options: Options, width: int, lines: int | None) -> list[Text]:
+def table(reading: Reading, options: ViewOptions, width: int, lines: int | None) -> list[Text]:
     """The processes in at most so many lines, titles included; nothing where not one has room, or without a GPU."""
     if not reading.gpus or (lines is not None and lines < 3):
         return []
@@ -93,10 +93,10 @@ class Column:
     title: str
     cells: int
     put: Callable[[str, int], str]  # to the left or to the right
-    say: Callable[[Row], str]
+    say: Callable[[ProcessRow], str]
 
 
-def _columns(reading: Reading, chosen: Sequence[Row], width: int) -> Iterator[Column]:
+def _columns(reading: Reading, chosen: Sequence[ProcessRow], width: int) -> Iterator[Column]:
     """As many columns as the terminal has room for; the command takes what is left."""
     columns = [
         Column("PID", max(5, *(len(str(row.process.pid)) for row in chosen)), right, lambda row: str(row.process.pid)),
@@ -117,13 +117,13 @@ def _columns(reading: Reading, chosen: Sequence[Row], width: int) -> Iterator[Co
     yield Column("command", max(width - taken, 0), left, lambda row: row.told)
 
 
-def _line(row: Row, columns: Sequence[Column], options: Options, width: int) -> Text:
+def _line(row: ProcessRow, columns: Sequence[Column], options: ViewOptions, width: int) -> Text:
     style = "bold green" if row.is_of(options.me) else ""
     text = " ".join(column.put(column.say(row), column.cells) for column in columns)
     return cropped(Text(f"{YOURS if style else ' '} {text}", style=style), width)
 
 
-def _title(options: Options, chosen: Sequence[Row]) -> str:
+def _title(options: ViewOptions, chosen: Sequence[ProcessRow]) -> str:
     title = f"{plural(len(chosen), 'process', 'processes')} by {options.sort}" if chosen else "processes"
     if options.user:
         title += f", user {tame(options.user)}"
@@ -134,7 +134,7 @@ def _position(skipped: int, shown: int, total: int) -> str:
     return f"{skipped + 1}–{skipped + shown}" if 0 < shown < total else ""
 
 
-def _nothing(reading: Reading, options: Options, width: int) -> list[Text]:
+def _nothing(reading: Reading, options: ViewOptions, width: int) -> list[Text]:
     """Why there are no lines: nobody there, nobody wanted, or nothing known."""
     if options.user:
         why = "None of this user; Esc shows all again." if options.keys else "None of this user."
@@ -149,17 +149,17 @@ def _between(least: int, most: int, texts: Iterator[str]) -> int:
     return min(max(least, *(cell_len(text) for text in texts)), most)
 
 
-def _user(row: Row) -> str:
+def _user(row: ProcessRow) -> str:
     return tame(row.process.user)
 
 
-def _kind(row: Row) -> str:
+def _kind(row: ProcessRow) -> str:
     return tame(row.process.kind)
 
 
-def _letter(row: Row) -> str:
+def _letter(row: ProcessRow) -> str:
     return LETTERS.get(row.process.kind, tame(row.process.kind))
 
 
-def _since(row: Row, now: float) -> float | None:
+def _since(row: ProcessRow, now: float) -> float | None:
     return None if row.process.started is None else now - row.process.started

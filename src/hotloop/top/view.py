@@ -12,7 +12,7 @@ from hotloop.monitor.reading import Host, Reading
 from hotloop.text import plural
 from hotloop.top import gpus, processes
 from hotloop.top.bars import LABEL, gauge, past, rule
-from hotloop.top.options import SORTS, Options
+from hotloop.top.options import SORTS, ViewOptions
 from hotloop.top.words import (
     BETWEEN,
     amount,
@@ -50,7 +50,7 @@ def screen(
     *,
     width: int,
     height: int | None,
-    options: Options = Options(),  # noqa: B008  # frozen
+    options: ViewOptions = ViewOptions(),  # noqa: B008  # frozen
 ) -> list[Text]:
     """The lines of the screen, none wider than `width`; exactly `height` of them, or as many as it takes."""
     if height is None:
@@ -73,7 +73,7 @@ def header(reading: Reading, width: int) -> Text:
     return cropped(line, width)
 
 
-def footer(options: Options, width: int) -> Text:
+def footer(options: ViewOptions, width: int) -> Text:
     """The keys, or the name that is being typed."""
     if options.typed is not None:
         line = Text("only processes of user: ").append(tame(options.typed or " ").replace("–", ""), style="bold")
@@ -84,7 +84,7 @@ def footer(options: Options, width: int) -> Text:
     return cropped(line if line.cell_len <= width else _keys(options, named=False), width)
 
 
-def _keys(options: Options, *, named: bool) -> Text:
+def _keys(options: ViewOptions, *, named: bool) -> Text:
     line = Text()
     for key, what in (("q", "quit"), ("?", "help"), ("f", "filter")):
         line.append(key, style="bold cyan").append(f" {what}  ", style="dim")
@@ -103,7 +103,7 @@ def _body(
     advice: Sequence[Advice],
     width: int,
     room: int | None,
-    options: Options,
+    options: ViewOptions,
 ) -> list[Text]:
     """Everything between header and footer, in the richest arrangement that has room."""
     told = [
@@ -122,7 +122,7 @@ def _body(
 
 
 def _squeezed(
-    reading: Reading, history: History, advice: Sequence[Advice], width: int, room: int, options: Options
+    reading: Reading, history: History, advice: Sequence[Advice], width: int, room: int, options: ViewOptions
 ) -> list[Text]:
     """Too much for the terminal: the GPUs come first, what is advised is cut short, and processes come last."""
     told = _advice(advice, width, 2, tight=True)

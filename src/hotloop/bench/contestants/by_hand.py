@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from hotloop.bench.contestants.protocol import Started, timed
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 from hotloop.errors import BadArgument
 from hotloop.text import printable
 
 
-def tutorial(parts: Parts, device: torch.device) -> Started:
+def tutorial(parts: TrainingParts, device: torch.device) -> Started:
     """The loop that tutorials teach, in fp32; the loss is not read, so nothing waits that need not."""
     model = parts.model.to(device).train()
     optimizer = parts.optimizer
@@ -38,7 +38,7 @@ def to(batch: Any, device: torch.device) -> Any:
     return [tensor.to(device) for tensor in batch]
 
 
-def expert(parts: Parts, device: torch.device, *, folder: Path) -> Started:
+def expert(parts: TrainingParts, device: torch.device, *, folder: Path) -> Started:
     """The loop that an expert wrote for this workload: `expert(parts, device) → run` in a file of its name."""
     path = folder / f"{parts.workload}.py"
     if not path.is_file():
@@ -47,14 +47,14 @@ def expert(parts: Parts, device: torch.device, *, folder: Path) -> Started:
     return Started(_load(path)(parts, device))
 
 
-def _load(path: Path) -> Callable[[Parts, torch.device], Callable[[int], float]]:
+def _load(path: Path) -> Callable[[TrainingParts, torch.device], Callable[[int], float]]:
     spec = importlib.util.spec_from_file_location(f"expert_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with _neighbours(path.parent.resolve()):
         spec.loader.exec_module(module)
-    start: Callable[[Parts, torch.device], Callable[[int], float]] = module.expert
+    start: Callable[[TrainingParts, torch.device], Callable[[int], float]] = module.expert
     return start
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotloop.bench.contestants.protocol import Started, timed
 from hotloop.bench.packages import require
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 from hotloop.clock import synchronize
 from hotloop.device import pick
 
@@ -28,7 +28,7 @@ def warm_up(names: Iterable[str]) -> None:
                 import_module(PACKAGES[name])
 
 
-def accelerate(parts: Parts, device: torch.device) -> Started:
+def accelerate(parts: TrainingParts, device: torch.device) -> Started:
     """A loop of one's own with Accelerate."""
     package = require("accelerate")
     # Its settings are shared by the whole process; another device or precision is refused until they are forgotten.
@@ -48,7 +48,7 @@ def accelerate(parts: Parts, device: torch.device) -> Started:
     return Started(timed(epochs, device), "bf16" if half else "fp32")
 
 
-def fabric(parts: Parts, device: torch.device) -> Started:
+def fabric(parts: TrainingParts, device: torch.device) -> Started:
     """A loop of one's own with Lightning Fabric."""
     with _quiet():
         package = require("lightning")
@@ -67,7 +67,7 @@ def fabric(parts: Parts, device: torch.device) -> Started:
     return Started(timed(epochs, device), "bf16" if _has_bf16(device) else "fp32")
 
 
-def lightning(parts: Parts, device: torch.device) -> Started:
+def lightning(parts: TrainingParts, device: torch.device) -> Started:
     """Lightning's Trainer with everything off that does not train; its own set-up is not counted."""
     with _quiet():
         package = require("lightning")
@@ -91,7 +91,7 @@ def lightning(parts: Parts, device: torch.device) -> Started:
     return Started(run, "bf16" if _has_bf16(device) else "fp32")
 
 
-def _module(package: Any, parts: Parts) -> Any:
+def _module(package: Any, parts: TrainingParts) -> Any:
     class Module(package.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
@@ -107,7 +107,7 @@ def _module(package: Any, parts: Parts) -> Any:
 
 
 def _clock(package: Any, device: torch.device) -> Any:
-    class Clock(package.Callback):  # type: ignore[misc]
+    class EpochTimer(package.Callback):  # type: ignore[misc]
         """From the start of the first epoch to the end of the last."""
 
         start = end = 0.0
@@ -122,7 +122,7 @@ def _clock(package: Any, device: torch.device) -> Any:
                 synchronize(device)
                 self.end = time.perf_counter()
 
-    return Clock()
+    return EpochTimer()
 
 
 def _where(device: torch.device) -> dict[str, Any]:

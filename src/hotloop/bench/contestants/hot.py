@@ -6,7 +6,7 @@ import torch
 
 import hotloop
 from hotloop.bench.contestants.protocol import Started, timed
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 from hotloop.plan import Plan
 from hotloop.text import plural
 
@@ -20,7 +20,7 @@ WORDS = {
 }
 
 
-def hot(parts: Parts, device: torch.device, *, plan_for: float) -> Started:
+def hot(parts: TrainingParts, device: torch.device, *, plan_for: float) -> Started:
     """A `Loop` whose plan was tuned for so many seconds of plain training."""
     loop = loop_of(parts, device)
     loop.tune(parts.loader, seconds=plan_for, progress=False)
@@ -31,7 +31,7 @@ def hot(parts: Parts, device: torch.device, *, plan_for: float) -> Started:
     return Started(timed(epochs, device), in_words(loop.plan), loop.plan)
 
 
-def loop_of(parts: Parts, device: torch.device | hotloop.Choice, plan: Plan | str = "auto") -> hotloop.Loop:
+def loop_of(parts: TrainingParts, device: torch.device | hotloop.Choice, plan: Plan | str = "auto") -> hotloop.Loop:
     """A `Loop` of these parts."""
     return hotloop.Loop(parts.model, parts.optimizer, parts.loss, objective=parts.objective, device=device, plan=plan)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hotloop.bench.workloads import Parts
+from hotloop.bench.workloads import TrainingParts
 from hotloop.clock import synchronize
 from hotloop.plan import Plan
 
@@ -22,7 +22,7 @@ class Started:
     plan: Plan | None = None  # where it is hotloop
 
 
-Start = Callable[[Parts, torch.device], Started]
+Start = Callable[[TrainingParts, torch.device], Started]
 
 
 def timed(epochs: Callable[[int], object], device: torch.device) -> Run:

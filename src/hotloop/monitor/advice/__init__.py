@@ -4,14 +4,13 @@ from hotloop.monitor.advice.advice import Advice, Moment, Rule
 from hotloop.monitor.advice.advisor import Advisor, all_rules
 from hotloop.monitor.advice.feeding import Pcie, Starved, Waiting
 from hotloop.monitor.advice.host import HostMemory, Swapping
-from hotloop.monitor.advice.sharing import Beside, IdleMemory, Newcomer
-from hotloop.monitor.advice.trouble import Failed, MemoryErrors, Slowed
+from hotloop.monitor.advice.sharing import IdleMemory, Newcomer, UnusedGpu
+from hotloop.monitor.advice.trouble import FailedGpu, MemoryErrors, Slowed
 
 __all__ = [
     "Advice",
     "Advisor",
-    "Beside",
-    "Failed",
+    "FailedGpu",
     "HostMemory",
     "IdleMemory",
     "MemoryErrors",
@@ -22,6 +21,7 @@ __all__ = [
     "Slowed",
     "Starved",
     "Swapping",
+    "UnusedGpu",
     "Waiting",
     "all_rules",
 ]

@@ -6,8 +6,8 @@ from hotloop.monitor.advice.advice import Advice, Moment, Rule
 from hotloop.monitor.advice.feeding import Pcie, Starved, Waiting
 from hotloop.monitor.advice.host import HostMemory, Swapping
 from hotloop.monitor.advice.recent import Recent
-from hotloop.monitor.advice.sharing import IDLE_FOR, Beside, IdleMemory, Newcomer
-from hotloop.monitor.advice.trouble import Failed, MemoryErrors, Slowed
+from hotloop.monitor.advice.sharing import IDLE_FOR, IdleMemory, Newcomer, UnusedGpu
+from hotloop.monitor.advice.trouble import FailedGpu, MemoryErrors, Slowed
 from hotloop.monitor.reading import Reading
 
 LONGEST_GAP = 300.0  # seconds between two readings, after which what was known is forgotten: nobody looked
@@ -16,8 +16,8 @@ EXPLAINS = {"starved": "waiting"}  # the first says why, so the second is left o
 
 def all_rules(user: str | None = None, idle_for: float = IDLE_FOR) -> tuple[Rule, ...]:
     """Every rule, the gravest first; `user` is the one who looks."""
-    trouble = (Failed(), MemoryErrors(), HostMemory(), Swapping(), Slowed())
-    return (*trouble, Newcomer(user), IdleMemory(idle_for), Starved(), Waiting(), Pcie(), Beside())
+    trouble = (FailedGpu(), MemoryErrors(), HostMemory(), Swapping(), Slowed())
+    return (*trouble, Newcomer(user), IdleMemory(idle_for), Starved(), Waiting(), Pcie(), UnusedGpu())
 
 
 class Advisor:

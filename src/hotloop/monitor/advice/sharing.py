@@ -133,7 +133,7 @@ def _came(gpu: Gpu, process: Process, seconds: float) -> Advice:
     )
 
 
-class Beside:
+class UnusedGpu:
     """A GPU that is idle for 2 minutes while another one, of at most twice its memory, can do no more."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ POWER, HEAT, HARDWARE = "power-cap", "heat", "hardware-slowdown"
 KINDS = {"power cap": POWER, "heat": HEAT, "hardware slowdown": HARDWARE, "power brake": HARDWARE}
 
 
-class Failed:
+class FailedGpu:
     """A GPU that does not answer: said at once, for nothing can be done with it."""
 
     def see(self, moment: Moment) -> Iterator[Advice]:
