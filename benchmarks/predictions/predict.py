@@ -32,7 +32,7 @@ from hotloop.simulate.running import Simulator
 from hotloop.simulate.search import Outcome, largest
 from hotloop.simulate.table import load
 
-LISTENERS = ("hotloop.simulate.memory:Memory", "hotloop.simulate.timeline:Time")
+LISTENERS = ("hotloop.simulate.memory:MemoryListener", "hotloop.simulate.timeline:Time")
 CAPPED = Path(__file__).with_name("capped.py")
 LIMIT = 600.0  # seconds for one simulation on a slow machine
 Job = Callable[[Simulator], None]

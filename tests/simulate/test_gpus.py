@@ -28,7 +28,7 @@ for _ in range(5):
     optimizer.step()
     print(loss.device, net.first.weight.grad.device, net.second.weight.grad.device)
 """
-MEMORY = ("hotloop.simulate.memory:Memory",)
+MEMORY = ("hotloop.simulate.memory:MemoryListener",)
 
 
 def test_a_model_on_two_gpus_trains_and_each_has_its_own_memory(run) -> None:

@@ -10,7 +10,7 @@ from hotloop.simulate.operations import facts
 from hotloop.simulate.rules import WHOLE, left_whole
 
 MIB = 2**20
-MEMORY = "hotloop.simulate.memory:Memory"
+MEMORY = "hotloop.simulate.memory:MemoryListener"
 SCRIPT = """
 import torch
 

@@ -15,7 +15,7 @@ from hotloop.simulate.running import simulate_script
 from .conftest import CARD, ENGINE
 
 RTX = card("rtx4090")
-MEMORY = ("hotloop.simulate.memory:Memory",)
+MEMORY = ("hotloop.simulate.memory:MemoryListener",)
 LOOP = """
 import torch
 from torch import nn

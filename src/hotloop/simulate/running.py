@@ -175,8 +175,8 @@ def simulate_script(
 ) -> Simulation:
     """Run one unmodified script as if a GPU were there, until it has made its steps.
 
-    Listeners are named by where they are imported from, as in "hotloop.simulate.memory:Memory", and built with the
-    card in the process that runs the script. `stdout` and `stderr` are where its output goes, as for `subprocess`.
+    Listeners are named by where they are imported from, as in "hotloop.simulate.memory:MemoryListener", and built with
+    the card in the process that runs the script. `stdout` and `stderr` are where its output goes, as for `subprocess`.
     """
     with Simulator(stdout=stdout, stderr=stderr) as simulator:
         return simulator.run(

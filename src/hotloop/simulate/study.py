@@ -17,7 +17,7 @@ from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.ways import HOW
 from hotloop.text import printable, size
 
-MEMORY = ("hotloop.simulate.memory:Memory",)
+MEMORY = ("hotloop.simulate.memory:MemoryListener",)
 EVERYTHING = (*MEMORY, "hotloop.simulate.timeline:Time")
 STEPS = 2  # of a run of a search: the optimizer's state is there from the second on
 MOST = 2**16  # the largest batch that is tried, where the script's own is not large
