@@ -35,6 +35,13 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def test_before_the_first_run_it_says_what_makes_one(call) -> None:
+    code, out, _ = call()
+    assert code == 0
+    assert out == "no run is in runs yet: `hotloop demo` or `hotloop train classify` makes one\n"
+    assert json.loads(call("--json")[1]) == {"runs": [], "failed": []}
+
+
 def test_without_words_it_lists_the_runs(call, runs: Path) -> None:
     code, out, _ = call()
     assert code == 0

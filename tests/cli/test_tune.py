@@ -157,7 +157,7 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
     ("args", "words"),
     [
         (("vgg",), "choose one of mlp, cnn, resnet18"),
-        (("mine.py",), "FILE.py:FUNCTION"),
+        (("mine.py",), "FILE.py:FUNCTION, a function that returns (loop, loader), as in mine.py:build"),
         (("absent.py:build",), "there is no file absent.py"),
         (("notes.txt:build",), "notes.txt is not a Python file"),
         (("mine.py:absent",), "mine.py has no function 'absent'"),

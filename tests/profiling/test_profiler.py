@@ -148,6 +148,8 @@ def test_data_that_no_loader_gives_is_unknown() -> None:
             weight.square().sum().backward()
             profiler.step()
     assert not profiler.profile.data_known
+    # not "no DataLoader gave the batches": hotloop.Loop keeps the data of one on the device, and asks it for nothing
+    assert profiler.profile.notes[-1].startswith("No DataLoader was seen in these steps, so how long they wait")
     assert "unknown" in profiler.profile.notes[-1]
 
 

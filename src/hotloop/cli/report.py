@@ -37,9 +37,11 @@ def report(
 
 
 def _list(folder: Path, as_json: bool) -> None:
+    from hotloop.report.folder import RUNS
     from hotloop.report.runs import kept_in, runs_list
 
-    runs, failed = kept_in(folder)
+    none_yet = folder == RUNS and not folder.exists()  # the first run makes it
+    runs, failed = ([], []) if none_yet else kept_in(folder)
     for why in failed:
         what, *fix = why.splitlines()
         say(console(stderr=True), f"left out: {what}")

@@ -109,6 +109,11 @@ def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
     from hotloop.bench.contestants.hot import loop_of
     from hotloop.bench.workloads import WORKLOADS, workload
 
+    if name.endswith(".py"):
+        raise BadArgument(
+            f"{printable(name)} alone does not say what builds the loop",
+            fix=f"give FILE.py:FUNCTION, a function that returns (loop, loader), as in {printable(name)}:build",
+        )
     if name not in WORKLOADS:
         raise BadArgument(
             f"there is nothing to tune by the name of {printable(name)!r}",

@@ -112,7 +112,7 @@ def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Recommenda
             "larger batches, or fewer and larger operations; what is done in each step beside training counts here too"
         )
     if not profile.data_known:
-        what += " Waiting for data is part of it, since the batches do not come from a DataLoader."
+        what += " Waiting for data is part of it, since no DataLoader was seen in these steps."
     yield share, Recommendation(what, fix)
 
 

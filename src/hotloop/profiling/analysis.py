@@ -79,7 +79,7 @@ def _unknown(name: str, *, device: bool, batches: bool) -> Iterator[str]:
     if has_kernels(name) and not device:
         yield f"The profiler has recorded nothing on {name}, so these are the times of the host alone."
     if not batches:
-        yield "No DataLoader gave the batches, so how long the loop waits for them is unknown; it is among the gaps."
+        yield "No DataLoader was seen in these steps, so how long they wait for data is unknown; it is among the gaps."
 
 
 def _flops(seen: Sequence[LoggedOperation]) -> dict[str, float]:
