@@ -14,7 +14,7 @@ from hotloop.text import duration, size
 
 CARDS = ("t4", "rtx4090", "h200")
 BATCH, LENGTH, WORDS, WIDTH = 96, 512, 8000, 512
-LISTENERS = ("hotloop.simulate.memory:Memory", "hotloop.simulate.timeline:Time")
+LISTENERS = ("hotloop.simulate.memory:MemoryListener", "hotloop.simulate.timeline:Time")
 
 
 class Writer(nn.Module):

@@ -5,6 +5,7 @@ Plain values are numbers, words, tensors and arrays, and lists, tuples, deques, 
 
 import dis
 import hashlib
+import inspect
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping
@@ -211,7 +212,8 @@ def stored_by(kinds: Iterable[type], codes: Iterable[CodeType] = ()) -> set[str]
     {'calls'}
     """
     functions = (value for kind in set(kinds) for value in vars(kind).values())
-    unwrapped = (getattr(value, "fget", None) or getattr(value, "__func__", value) for value in functions)
+    bare = (getattr(value, "fget", None) or getattr(value, "__func__", value) for value in functions)
+    unwrapped = (inspect.unwrap(value) for value in bare if isinstance(value, FunctionType))  # of its decorators
     found = [value.__code__ for value in unwrapped if isinstance(value, FunctionType)]
     return {name for code in {*found, *codes} if code.co_name != "__init__" for name in _stored_in(code)}
 

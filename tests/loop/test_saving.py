@@ -25,6 +25,7 @@ from hotloop import Loop, Report
 from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, folders, load
 from hotloop.errors import BadArgument, OutputError
 from hotloop.loop.fit import Fit
+from hotloop.loop.saved import state_of
 from hotloop.loop.saving import Interval, interval_in, seconds_in
 
 FILES = ("tensors.safetensors", "state.json", "sums.json")
@@ -136,7 +137,7 @@ def test_training_does_not_wait_for_a_save(task, tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Store, "write", blocked)
     loop = loop_of(task)
-    plain, state, asked = loop.step, loop.state, []
+    plain, asked = loop.step, []
 
     def step(batch: Any) -> torch.Tensor:
         if loop.steps == 12:
@@ -144,7 +145,7 @@ def test_training_does_not_wait_for_a_save(task, tmp_path: Path, monkeypatch: py
         return plain(batch)
 
     loop.step = step  # type: ignore[method-assign]
-    loop.state = lambda: asked.append(loop.steps) or state()  # type: ignore[method-assign, func-returns-value]
+    monkeypatch.setattr("hotloop.loop.fit.state_of", lambda loop: asked.append(loop.steps) or state_of(loop))
     report = fit(task, tmp_path, loop=loop, epochs=2, every="2 steps")
     assert report.steps == 14, "the save of step 2 was held up until step 12"
     assert asked[:2] == [0, 2]
@@ -212,9 +213,11 @@ def test_what_cannot_be_the_same_is_told(task, tmp_path: Path) -> None:
         loop_of(task).fit(other, save=tmp_path, resume=True, progress=False)
 
 
-def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(task, tmp_path: Path) -> None:
+def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
+    task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = loop_of(task)
-    plain, state, asked = loop.step, loop.state, []
+    plain, asked = loop.step, []
 
     def step(batch: Any) -> torch.Tensor:
         if loop.steps == 1:
@@ -222,7 +225,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(task,
         return plain(batch)
 
     loop.step = step  # type: ignore[method-assign]
-    loop.state = lambda: asked.append(loop.steps) or state()  # type: ignore[method-assign, func-returns-value]
+    monkeypatch.setattr("hotloop.loop.fit.state_of", lambda loop: asked.append(loop.steps) or state_of(loop))
     with pytest.warns(CheckpointWarning) as told:
         report = fit(task, tmp_path, loop=loop, epochs=2, every="4 steps")
     assert asked == [0, 4, 8, 12, 14], "it is tried again when it is time for the next, not at every step"
@@ -460,15 +463,14 @@ def test_a_schedule_that_watches_the_loss_is_not_forgotten_there(task, tmp_path:
     assert loop._schedule.schedulers[0].last_epoch == 3
 
 
-def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path) -> None:
+def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = loop_of(task)
-    state = loop.state
 
-    def interrupted() -> dict[str, Any]:
+    def interrupted(loop: Loop) -> dict[str, Any]:
         signal.raise_signal(signal.SIGTERM)
-        return state()
+        return state_of(loop)
 
-    loop.state = interrupted  # type: ignore[method-assign]  # which is asked for once everything is set up
+    monkeypatch.setattr("hotloop.loop.fit.state_of", interrupted)  # which is asked for once everything is set up
     report = fit(task, tmp_path, loop=loop, epochs=3)
     assert (report.interrupted, report.stopped, report.steps, report.saved) == (True, "SIGTERM", 0, None)
     assert names(tmp_path) == []
@@ -550,16 +552,17 @@ def test_sigterm_twice_still_saves(task, tmp_path: Path) -> None:
     assert (report.stopped, report.steps, report.saved) == ("SIGTERM", 10, 10)
 
 
-def test_after_everything_is_done_a_signal_is_no_interruption(task, tmp_path: Path) -> None:
+def test_after_everything_is_done_a_signal_is_no_interruption(
+    task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = loop_of(task)
-    state = loop.state
 
-    def late() -> dict[str, Any]:
+    def late(loop: Loop) -> dict[str, Any]:
         if loop.steps == 7:
             signal.raise_signal(signal.SIGTERM)  # in the last save
-        return state()
+        return state_of(loop)
 
-    loop.state = late  # type: ignore[method-assign]
+    monkeypatch.setattr("hotloop.loop.fit.state_of", late)
     report = fit(task, tmp_path, loop=loop, every="1h")
     assert (report.interrupted, report.stopped, report.saved) == (False, None, 7)
 

@@ -537,7 +537,8 @@ def reduce_on_plateau(device: torch.device) -> Parts:
 def one_cycle_each_step(device: torch.device) -> Parts:
     model = mlp()
     optimizer = sgd(model)
-    return usual(model, optimizer=optimizer, scheduler=[OneCycleLR(optimizer, 0.3, total_steps=1000)])
+    schedule = OneCycleLR(optimizer, 0.3, total_steps=10**8, pct_start=2e-7)  # for ever, and up within 20 steps
+    return usual(model, optimizer=optimizer, scheduler=[schedule])
 
 
 @training(only_fit=True)
