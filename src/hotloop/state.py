@@ -1,6 +1,6 @@
 """`State`: everything that a training step changes, copied aside and put back to the bit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+
+from hotloop.placement import tensors_in
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
@@ -112,7 +114,7 @@ class State:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors that a copy would need."""
-        optimizers = (t for _, state, _ in self._optimizers for t in _tensors(state))
+        optimizers = (t for _, state, _ in self._optimizers for _, t in tensors_in(state))
         return sum(t.nbytes for t in [*(h.data for h in self._held), *optimizers])
 
 
@@ -132,17 +134,6 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 def _shallow(state: Any) -> dict[Any, Any]:
     """An optimizer's state with dicts of its own, so that what a step adds does not reach the other."""
     return {key: dict(value) if isinstance(value, dict) else value for key, value in state.items()}
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _copy_any(value: Any, memory: dict[int, torch.UntypedStorage]) -> Any:

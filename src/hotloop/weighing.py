@@ -3,7 +3,7 @@
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import isclose, isfinite
@@ -161,55 +161,48 @@ class Weighing:
         weight: int | float | Tensor | None = None,
     ) -> Losses:
         """The losses of a micro-batch with what they weigh; `objective` may be compiled, `plain` is the same eager."""
-        looked = self._looking([model]) if verdict.way is None else None
+        with self._looked_at(model) if verdict.way is None else nullcontext():
+            way = verdict.way
+            if way is None and (known := self._known.get(name)) is not None and known.read:
+                way = known.read.get(_shape(batch))
+            seen: Seen = "everything" if way is None else way.watch
+            if weight is not None or seen == "nothing":
+                losses = losses_of(objective, model, batch, name)
+                reading = None
+            elif seen == "classes":
+                counted = Classes()
+                returned = watched(objective, model, batch, counted, whole=objective is not plain)
+                losses = uniform(returned, batch, name)
+                count, reading = counted.count, None
+                if count is not None and not losses.is_counted:
+                    losses.weight, losses.size = count, max(items, round(items * (way.ratio if way else 1)))
+            else:
+                if objective is not plain and way is not None:
+                    self._tell_of_eager()
+                losses, reading = self._read(name, plain, model, batch, items)
+                if way is None:
+                    self._learn(name, batch, items, losses, reading)
+            if losses.is_counted and weight is None:
+                return losses
+            losses.count, losses.is_counted = items, False
+            if weight is not None:
+                losses.weight, losses.size = weight, items
+            elif way is not None and way.kind == "sum":
+                losses.is_sum = True
+            elif way is not None and seen == "nothing":
+                losses.weight = items * way.ratio
+            elif reading is not None:
+                self._weigh(losses, reading, way)
+            return losses
+
+    @contextmanager
+    def _looked_at(self, model: nn.Module) -> Iterator[None]:
+        """A call of the person's code, after which it is known what it changes in Python."""
+        looked = self._looking([model])
         try:
-            return self._losses(verdict, name, objective, plain, model, batch, items, weight)
+            yield
         finally:
             self._settle(looked)
-
-    def _losses(
-        self,
-        verdict: Verdict,
-        name: str,
-        objective: Objective,
-        plain: Objective,
-        model: nn.Module,
-        batch: Any,
-        items: int,
-        weight: int | float | Tensor | None,
-    ) -> Losses:
-        way = verdict.way
-        if way is None and (known := self._known.get(name)) is not None and known.read:
-            way = known.read.get(_shape(batch))
-        seen: Seen = "everything" if way is None else way.watch
-        if weight is not None or seen == "nothing":
-            losses = losses_of(objective, model, batch, name)
-            reading = None
-        elif seen == "classes":
-            counted = Classes()
-            returned = watched(objective, model, batch, counted, whole=objective is not plain)
-            losses = uniform(returned, batch, name)
-            count, reading = counted.count, None
-            if count is not None and not losses.is_counted:
-                losses.weight, losses.size = count, max(items, round(items * (way.ratio if way else 1)))
-        else:
-            if objective is not plain and way is not None:
-                self._tell_of_eager()
-            losses, reading = self._read(name, plain, model, batch, items)
-            if way is None:
-                self._learn(name, batch, items, losses, reading)
-        if losses.is_counted and weight is None:
-            return losses
-        losses.count, losses.is_counted = items, False
-        if weight is not None:
-            losses.weight, losses.size = weight, items
-        elif way is not None and way.kind == "sum":
-            losses.is_sum = True
-        elif way is not None and seen == "nothing":
-            losses.weight = items * way.ratio
-        elif reading is not None:
-            self._weigh(losses, reading, way)
-        return losses
 
     def _looking(self, modules: Sequence[nn.Module]) -> Callable[[], list[str]] | None:
         """Look at the Python state that a call may change; what is returned tells what has, by name."""

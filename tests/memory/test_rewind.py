@@ -167,6 +167,11 @@ def test_weights_whose_shape_is_not_known_yet() -> None:
     rewind.note()
     model(torch.randn(4, 3))
     rewind.settle()
+    before = model.running_mean.clone()
+    rewind.note()
+    model(torch.randn(4, 3))
+    rewind.put()
+    assert torch.equal(model.running_mean, before), "what the first pass has made is restored after the next"
 
 
 def test_two_models_that_share_a_part() -> None:

@@ -81,8 +81,10 @@ def test_two_runs_side_by_side() -> None:
 
 @given(a=st.floats(allow_nan=False, allow_infinity=False), b=st.floats(allow_nan=False, allow_infinity=False))
 def test_any_figures_can_be_compared(a: float, b: float) -> None:
-    for name in ("seconds", "validation accuracy", "peak memory in bytes", "x"):
-        list(compared(Run("a", "a", "", "", {name: a}), Run("b", "b", "", "", {name: b})))
+    for name, less in (("seconds", True), ("validation accuracy", False), ("peak memory in bytes", True)):
+        (row,) = compared(Run("a", "a", "", "", {name: a}), Run("b", "b", "", "", {name: b}))
+        assert row[0] == name
+        assert row[-1] is (None if a == b else (b < a) == less)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ A part is compared with what this run would save itself: the same names, the sam
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from hotloop.checkpoint import DamagedCheckpoint
 from hotloop.errors import HotloopError
+from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
 from hotloop.records import Record
 from hotloop.text import printable
@@ -326,21 +327,10 @@ def known_to(scheduler: Any, mine: Mapping[str, Any], state: Mapping[str, Any]) 
 
 def check_sharing(state: Any, name: str) -> None:
     """Refuse a few tensors that are named again and again, each of which would become a copy."""
-    several = list(_tensors(state))
+    several = [tensor for _, tensor in tensors_in(state)]
     once = {id(value): value for value in several}
     if sum(v.numel() for v in several) > 2 * sum(v.numel() for v in once.values()) + _SPARE:
         raise unusable(f"{name} names the same tensors again and again")
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
 
 
 EPOCH = fields(
