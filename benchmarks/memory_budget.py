@@ -31,9 +31,9 @@ from hotloop.files import write_json
 from hotloop.loop.budgeting import Budgeting, budgeted
 from hotloop.loop.rehearsal import Rehearsal, confirm, rehearsing
 from hotloop.loop.tuning import Subject
-from hotloop.loop.turns import turns_of
 from hotloop.memory.oom import clear
 from hotloop.plan import Plan
+from hotloop.step.objectives import objectives_of
 from hotloop.text import duration, size
 
 SHARES = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
@@ -56,7 +56,7 @@ def workload(quick: bool, device: torch.device) -> tuple[Subject, Any]:
     plan = Plan(str(device), precision="bf16" if on_gpu else "fp32", fused=on_gpu, stream="direct")
     tokens = torch.randint(0, shape.vocabulary, (items, shape.context + 1), device=device)
     batch = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    return Subject(model, [model], turns_of(optimizer, objective), True, plan, True, str(device)), batch
+    return Subject(model, [model], objectives_of(optimizer, objective), True, plan, True, str(device)), batch
 
 
 def peak_of(rehearsal: Rehearsal, plan: Plan, batch: Any) -> int | None:

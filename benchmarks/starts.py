@@ -24,7 +24,6 @@ import torch
 import hotloop
 from hotloop.bench.workloads import workload
 from hotloop.levers import levers_of
-from hotloop.loop.step import Step
 from hotloop.loop.tuner import Tuner
 
 
@@ -35,7 +34,7 @@ def train(name: str, seconds: float, quick: bool) -> dict[str, Any]:
     loop = hotloop.Loop(parts.model, parts.optimizer, parts.loss, objective=parts.objective, device=device)
     held: list[dict[str, Any]] = []
     stalls: list[dict[str, float]] = []
-    look, run = Tuner.look, Step.run
+    look, step = Tuner.look, hotloop.Loop.step
     start = time.perf_counter()
 
     def timed_look(self: Tuner, *arguments: Any) -> None:
@@ -44,17 +43,17 @@ def train(name: str, seconds: float, quick: bool) -> dict[str, Any]:
         taken = time.perf_counter() - began
         if taken > 0.01 or loop.plan != before:
             entry = {"at": began - start, "step": loop.steps, "seconds": taken, "levers": levers_of(loop.plan)}
-            held.append({**entry, "still preparing": self._preparation is not None})
+            held.append({**entry, "still open": self.is_busy})
 
-    def timed_run(self: Step, *arguments: Any) -> Any:
+    def timed_step(self: hotloop.Loop, batch: Any) -> torch.Tensor:
         began = time.perf_counter()
-        result = run(self, *arguments)
+        result = step(self, batch)
         taken = time.perf_counter() - began
         if taken > 0.3:
             stalls.append({"at": began - start, "step": loop.steps, "seconds": taken})
         return result
 
-    Tuner.look, Step.run = timed_look, timed_run  # type: ignore[method-assign]
+    Tuner.look, hotloop.Loop.step = timed_look, timed_step  # type: ignore[method-assign]
     threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
     report = loop.fit(parts.loader, epochs=10**6, progress=False)
     rates = [epoch.items / epoch.seconds for epoch in report.epochs if epoch.seconds]

@@ -74,7 +74,7 @@ def caching() -> None:
 
 
 def updated(pieces: list[int], by_hotloop: bool = False) -> torch.Tensor:
-    """The last layer after one update from 10 items, taken in pieces of these sizes."""
+    """The last layer after one update from 10 items, taken in micro-batches of these sizes."""
     model, criterion = make_model(), nn.MSELoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     batches = list(zip(data(10).split(pieces), data(10)[:, :1].split(pieces), strict=True))

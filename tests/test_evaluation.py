@@ -8,7 +8,8 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from hotloop import evaluate
 from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
-from hotloop.memory.survive import Survivor
+from hotloop.evaluation import Evaluation
+from hotloop.objective import predict
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 
@@ -260,10 +261,11 @@ def test_a_single_item_that_does_not_fit(task) -> None:
 
 def test_the_size_can_be_remembered_from_one_evaluation_to_the_next(task) -> None:
     model = Picky(task.model(), 3)
-    survivor = Survivor([model], torch.device("cpu"))
-    evaluate(model, task.loader(16), {"a": accuracy}, survivor=survivor)
+    evaluation = Evaluation(model, torch.device("cpu"))
+    results = [evaluation.run(task.loader(16), {"a": accuracy}, None, None, predict, "fp32")]
     failures = model.failures
-    evaluate(model, task.loader(16), {"a": accuracy}, survivor=survivor)
+    results += [evaluation.run(task.loader(16), {"a": accuracy}, None, None, predict, "fp32")]
+    assert results[0] == results[1] == evaluate(task.model(), task.loader(16), {"a": accuracy})
     assert model.failures <= failures + 1, "at most a try"
 
 
@@ -284,11 +286,11 @@ def test_evaluation_on_a_gpu_that_is_too_small() -> None:
     expected = evaluate(model, data, {"a": accuracy}, loss=nn.CrossEntropyLoss())
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
-    survivor = Survivor([model], torch.device("cuda:0"))
+    evaluation = Evaluation(model, torch.device("cuda:0"))
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 400 * 2**20) / total)
     try:
-        result = evaluate(model, data, {"a": accuracy}, loss=nn.CrossEntropyLoss(), survivor=survivor)
+        result = evaluation.run(data, {"a": accuracy}, nn.CrossEntropyLoss(), None, predict, "fp32")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert survivor.portion.failures > 0
+    assert evaluation.memory.portion.failures > 0
     assert result == pytest.approx(expected, rel=1e-5)

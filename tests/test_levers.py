@@ -1,7 +1,11 @@
 """Levers: each is one change of a plan, and says why it cannot be pulled where it cannot."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,9 +15,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from hotloop import Loop
+from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, Cost, Lever, LeverTarget, levers_of, products_in_fp32, repeated_blocks
+from hotloop.levers.__main__ import write
+from hotloop.levers.applied import AppliedPlan
 from hotloop.plan import Plan, Tier
 
+DOCS = Path(__file__).parents[1] / "docs"
 NAMED: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
 CPU, CUDA = Plan("cpu"), Plan("cuda")
 every_lever = pytest.mark.parametrize("lever", LEVERS, ids=NAMED)
@@ -87,6 +96,17 @@ def test_the_levers_of_a_plan_make_that_plan(pulled: list[Lever]) -> None:
 
 
 @settings(deadline=None)
+@given(pulls, st.sampled_from(LEVERS))
+def test_a_plan_without_a_lever_is_the_plan_that_had_none(pulled: list[Lever], lever: Lever) -> None:
+    plan = after(pulled)
+    without = lever.off(plan)
+    assert lever.name not in levers_of(without)
+    assert lever.off(without) == without
+    assert without == plan or lever.name in levers_of(plan)
+    assert lever.off(lever.pull(CPU)) == (replace(CPU, graph=1) if lever.name == "several steps" else CPU)
+
+
+@settings(deadline=None)
 @given(pulls, st.integers(1, 4), st.none() | st.floats(0.1, 2))
 def test_what_a_person_has_set_is_left_alone(pulled: list[Lever], accumulate: int, clip: float | None) -> None:
     plan = Plan("cpu", accumulate=accumulate, clip_norm=clip)
@@ -105,6 +125,14 @@ def test_more_of_a_thing_is_not_taken_back() -> None:
     assert NAMED["several steps"].pull(replace(CUDA, graph=4)).graph == 4
     assert NAMED["compile"].pull(replace(CUDA, compile="max-autotune")).compile == "max-autotune"
     assert NAMED["workers"].pull(replace(CUDA, workers=2)).workers == 2
+
+
+@every_lever
+def test_what_needs_cuda_is_impossible_without_it(lever: Lever) -> None:
+    plan = lever.pull(CPU)
+    why = lever.impossible(scene(), plan)
+    assert (NEEDS_CUDA in str(why)) == lever.needs_cuda
+    assert lever.needs_cuda or why is None
 
 
 NEEDS_CUDA = "needs a CUDA device, and this is cpu"
@@ -167,7 +195,7 @@ def test_the_arithmetic_of_a_gpu(capability: tuple[int, int], able: set[str], mo
 
 def test_tf32_is_left_alone_where_it_means_nothing_or_was_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert "products are in bf16" in str(why_not("tf32", scene("cuda"), precision="bf16"))
+    assert "matmuls are in bf16" in str(why_not("tf32", scene("cuda"), precision="bf16"))
     torch.set_float32_matmul_precision("high")
     try:
         assert "set by hand" in str(why_not("tf32", scene("cuda")))
@@ -229,7 +257,7 @@ class Own(Optimizer):
 
 def test_an_optimizer_of_ones_own() -> None:
     assert why_not("fused", scene(optimizer=Own)) == "Own has no fused kernel"
-    assert "Own cannot be recorded" in str(why_not("graph", scene("cuda", optimizer=Own)))
+    assert "Own cannot be captured" in str(why_not("graph", scene("cuda", optimizer=Own)))
 
 
 @pytest.mark.parametrize(
@@ -294,7 +322,7 @@ def test_hooks_on_a_gradient_that_is_complete_would_be_left_out_too() -> None:
 def test_hooks_of_an_optimizer_would_be_left_out(hook: str) -> None:
     where = scene("cuda")
     getattr(where.optimizers[0], hook)(lambda *_: None)
-    assert why_not("graph", where) == "Adam has hooks, which a recording would leave out"
+    assert why_not("graph", where) == "Adam has hooks, which a captured step would leave out"
 
 
 def test_several_steps_need_a_recording_and_data_that_is_there() -> None:
@@ -371,3 +399,155 @@ def test_flipped_gradients_are_for_fp32_on_a_cpu_without_a_compiler() -> None:
     assert "stride 1" in str(why_not("flipped", scene(model=nn.Linear(2, 2))))
     pulled = {lever.name: lever for lever in LEVERS}["compile"].pull(Plan("cpu", flipped=True))
     assert not pulled.flipped
+
+
+@every_lever
+def test_the_page_of_a_lever_is_that_of_its_class(lever: Lever) -> None:
+    assert (DOCS / lever.page).read_text() == lever.documentation, "run `python -m hotloop.levers docs`"
+
+
+def test_the_pages_and_the_menu_are_written_from_the_classes(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    (docs / "levers").mkdir(parents=True)
+    (docs / "levers/index.md").write_text("# Levers\n\n| lever | tier |\n|---|---|\n| old | A |\n\n## Tiers\n")
+    (tmp_path / "mkdocs.yml").write_text("nav:\n      - All of them: levers/index.md\n  - Sprites: sprites.md\n")
+    for _ in range(2):  # the second time changes nothing
+        write(docs)
+        index, menu = (docs / "levers/index.md").read_text(), (tmp_path / "mkdocs.yml").read_text()
+        assert index.startswith("# Levers\n\n| lever | tier | cost")
+        assert index.endswith(f"{LEVERS[-1].what} |\n\n## Tiers\n")
+        assert "| old |" not in index
+        assert menu.endswith(f"{LEVERS[-1].name}: {LEVERS[-1].page}\n  - Sprites: sprites.md\n")
+        assert menu.count("levers/") == 1 + len(LEVERS)
+        assert (docs / LEVERS[0].page).read_text() == LEVERS[0].documentation
+
+
+def test_a_name_that_no_lever_goes_by_is_refused() -> None:
+    model = nn.Linear(1, 1)
+    for name, says in (("turbo", "no lever of that name"), ("fused", "a setting of its own")):
+        with pytest.raises(BadArgument, match=says):
+            AppliedPlan(Plan("cpu", levers=(name,)), model, []).apply()
+        with pytest.raises(BadArgument, match=f"the plan has {name}: .*{says}"):
+            Loop(model, SGD(model.parameters()), nn.MSELoss(), plan=Plan("cpu", levers=(name,)))
+
+
+def test_a_file_with_a_lever_that_is_not_here_runs_without_it(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps(Plan("cpu", levers=("turbo",), fused=True).to_json()))
+    with pytest.warns(PlanWarning, match="turbo, which is left out here"):
+        loop = Loop(model, SGD(model.parameters()), nn.MSELoss(), plan=file, device="cpu")
+    assert loop.plan == Plan("cpu", fused=True)
+
+
+TOY = '''
+from contextlib import contextmanager
+
+from hotloop.levers.base import Lever, set_attribute
+
+
+class ToyLever(Lever):
+    """**What it does.** The model is not slow any more."""
+
+    name = "toy"
+    order = 45
+    tier = "A"
+    what = "the model is fast"
+    cost = "nothing"
+    undo = "the model is slow again"
+
+    def obstacle(self, target, plan):
+        return None if hasattr(target.model, "pause") else "the model is not slow"
+
+    def apply(self, model, optimizers, plan):
+        yield set_attribute(model, "pause", 0.0)
+
+    @contextmanager
+    def around(self, plan):
+        ToyLever.inside = True
+        yield
+        ToyLever.inside = False
+
+    def inputs(self, batch, plan):
+        return tuple(batch)
+'''
+WITH_TOY = """
+import importlib.util, json, sys, time, warnings
+
+spec = importlib.util.find_spec("hotloop.levers")
+spec.submodule_search_locations.append(sys.argv[1])  # as if the file were in the package's own folder
+sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[spec.name])
+
+import hotloop, torch
+from hotloop.levers import LEVERS, levers_of
+from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.toy import ToyLever
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.set_num_threads(1)
+
+
+class Slow(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 1)
+        self.pause = 0.02
+
+    def forward(self, x):
+        time.sleep(self.pause)
+        return super().forward(x)
+
+
+def loop_with(plan):
+    model = Slow()
+    return model, hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan=plan)
+
+
+told = {"names": [lever.name for lever in LEVERS]}
+plan = hotloop.Plan("cpu", levers=("toy",))
+told["page"] = next(lever for lever in LEVERS if lever.name == "toy").documentation
+
+model = Slow()
+applied = AppliedPlan(plan, model, [])
+applied.apply()
+told["applied"] = model.pause
+with applied.around():
+    told["inside"] = ToyLever.inside
+told["outside"] = ToyLever.inside
+told["inputs"] = type(applied.inputs([2, 3])).__name__
+applied.revert()
+told["reverted"] = model.pause
+
+model, loop = loop_with(plan)
+told["in a loop"] = model.pause
+told["levers"] = levers_of(loop.plan)
+
+data = DataLoader(TensorDataset(torch.randn(32, 2), torch.randn(32, 1)), 8)
+model, loop = loop_with("auto")
+tuning = loop.tune(data, steps=1000, progress=False)
+told["verdict"] = next(trial.verdict for trial in tuning.trials if trial.lever == "toy")
+told["tuned"] = tuning.plan.levers
+print(json.dumps(told))
+"""
+
+
+def test_a_new_lever_is_one_new_file(tmp_path: Path) -> None:
+    """It is listed in its order, documented, applied and reverted, and tried by the tuner."""
+    (tmp_path / "toy.py").write_text(TOY)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITH_TOY, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    names = [lever.name for lever in LEVERS]
+    assert told["names"] == [*names[:4], "toy", *names[4:]], "between `workers` (40) and `graph` (50)"
+    assert told["page"].startswith(
+        "# toy\n\n| tier | cost to pull | how it is undone |\n|---|---|---|\n| A | nothing |"
+    )
+    assert told["page"].endswith("**What it does.** The model is not slow any more.\n")
+    assert (told["applied"], told["reverted"], told["in a loop"]) == (0.0, 0.02, 0.0)
+    assert (told["inside"], told["outside"]) == (True, False)
+    assert told["inputs"] == "tuple"
+    assert told["levers"] == ["toy"]
+    assert (told["verdict"], told["tuned"]) == ("kept", ["toy"])

@@ -86,6 +86,23 @@ def test_every_public_name_is_there(name: str) -> None:
     assert name in dir(hotloop)
 
 
+def test_type_checkers_and_editors_see_every_public_name() -> None:
+    block = next(
+        node
+        for node in ast.parse(Path(hotloop.__file__).read_text(encoding="utf-8")).body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    homes = {
+        alias.asname: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    declared = {node.target.id for node in block.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
+    names = {name for name in homes if name is not None}
+
+    assert names | declared | {"__version__"} == set(hotloop.__all__)
+    for name in names - {"waits"}:
+        assert homes[name] == f"hotloop.{hotloop._HOMES[name]}"
+
+
 def test_a_name_that_does_not_exist_lists_those_that_do() -> None:
     with pytest.raises(AttributeError, match="golden_rule"):
         hotloop.golden_rulle  # noqa: B018

@@ -23,6 +23,9 @@ from hotloop.plan import Trial, Tuning
         ({"clip_norm": 0.0}, "above 0"),
         ({"clip_norm": -1.0}, "clip_norm=-1.0"),
         ({"clip_norm": float("nan")}, "clip_norm=nan"),
+        ({"recompute": "blocks.0"}, "the names of modules"),
+        ({"levers": "toy"}, "the names of levers"),
+        ({"levers": (1,)}, "the names of levers"),
     ],
 )
 def test_bad_settings_say_what_is_good(setting: dict[str, Any], says: str) -> None:
@@ -33,6 +36,17 @@ def test_bad_settings_say_what_is_good(setting: dict[str, Any], says: str) -> No
 def test_to_json_and_back() -> None:
     plan = Plan(device="cuda:1", precision="bf16", accumulate=4, clip_norm=1.0)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_further_levers_are_named_in_any_order_and_old_files_name_none() -> None:
+    plan = Plan("cpu", levers=("b", "a", "b"))
+    assert plan == Plan("cpu", levers=("a", "b"))
+    data = json.loads(json.dumps(plan.to_json()))
+    assert data["levers"] == ["a", "b"]
+    assert Plan.from_json(data) == plan
+    assert plan.is_sound()
+    del data["levers"]
+    assert Plan.from_json(data) == Plan("cpu")
 
 
 @given(
@@ -46,6 +60,7 @@ def test_to_json_and_back() -> None:
             "graph": st.integers(0, 16),
             "recompute": st.lists(st.sampled_from(["blocks.0", "blocks.1"])).map(tuple),
             "split": st.sampled_from(["auto", "items", 1]),
+            "levers": st.lists(st.sampled_from(["toy", "other"])).map(tuple),
         },
     ),
 )

@@ -3,6 +3,7 @@
 import importlib
 import math
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,16 @@ from hotloop.tune import Drift, PlanComparison, Refused, Search
 
 PLAIN = Plan("cpu")
 ROUNDS = 5
-# The levers as they are, on a scene where nothing stands in their way.
-FREE: dict[str, Lever] = {
-    lever.name: replace(lever, obstacle=lambda scene, plan: None) for lever in LEVERS if lever.tier != "C"
-}
+
+
+def with_obstacle(lever: Lever, why: str | None) -> Lever:
+    """The lever as it is, but for what stands in its way."""
+    changed = copy(lever)
+    changed.obstacle = lambda target, plan: why  # type: ignore[method-assign]
+    return changed
+
+
+FREE: dict[str, Lever] = {lever.name: with_obstacle(lever, None) for lever in LEVERS if lever.tier != "C"}
 # Those that neither contain nor exclude each other.
 APART = ["pinned memory", "cudnn benchmark", "graph", "bf16", "tf32", "channels last", "fused", "checkpointing"]
 GAINS = [0.5, 0.9, 0.98, 1.0, 1.005, 1.02, 1.3, 2.0, 7.0]
@@ -336,7 +343,7 @@ def test_a_plan_that_cannot_run_is_dropped_with_the_reason_and_the_search_goes_o
 def test_what_cannot_be_pulled_is_not_tried_and_told_why() -> None:
     world = World(dict.fromkeys(FREE, 5.0))
     hunt = search(world)
-    best = hunt.run([replace(FREE["fused"], obstacle=lambda scene, plan: "not here"), FREE["graph"]])
+    best = hunt.run([with_obstacle(FREE["fused"], "not here"), FREE["graph"]])
     assert best == replace(PLAIN, graph=1)
     assert (trial(hunt, "fused").verdict, trial(hunt, "fused").why) == ("not tried", "not here")
     assert world.asked == ["graph"]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hotloop.errors import HotloopError as HotloopError
     from hotloop.evaluation import evaluate as evaluate
     from hotloop.loop import Loop as Loop
-    from hotloop.loop.survival import survive_oom as survive_oom
     from hotloop.memory.leaks import watch_growth as watch_growth
     from hotloop.memory.release import release as release
     from hotloop.memory.usage import usage as usage
@@ -29,7 +28,11 @@ if TYPE_CHECKING:
     from hotloop.placement import to_numpy as to_numpy
     from hotloop.plan import Plan as Plan
     from hotloop.records import Report as Report
+    from hotloop.simulate import _Simulate
+    from hotloop.step.survive import survive_oom as survive_oom
     from hotloop.waits import waits as waits
+
+    simulate: _Simulate  # a package that is called
 
 _HOMES = {
     "Choice": "device",
@@ -47,7 +50,7 @@ _HOMES = {
     "read_weights": "checkpoint",
     "release": "memory.release",
     "stream": "data",
-    "survive_oom": "loop.survival",
+    "survive_oom": "step.survive",
     "to_numpy": "placement",
     "usage": "memory.usage",
     "watch": "monitor.watching",

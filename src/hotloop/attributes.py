@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotloop._torch import version_of
+
 LOST: Any = object()
 MOST = 100_000  # entries of a container that are looked at
 ROOM = 64 << 20  # bytes of the tensors in a container
@@ -310,7 +312,7 @@ def _same(value: Any) -> Any:
 
 def _version(value: Any) -> int | None:
     """How often a tensor was changed in place, where that is known."""
-    return value._version if isinstance(value, Tensor) and not value.is_inference() else None
+    return version_of(value) if isinstance(value, Tensor) else None
 
 
 def _digest(array: Any) -> str:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hotloop._torch import BUFFERS, COMPILER, PARAMETERS, REGISTERED, SCHEDULER_NOTES, BatchNorm, version_of
 from hotloop.placement.sites import INSTALLED, OURS
 from hotloop.rng import Generator, Rng
 
@@ -44,11 +45,8 @@ _CLOSED = (  # nothing in these is a person's state
     logging.Logger,
     logging.Handler,
 )
-_COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # what it keeps of a model is not the model's
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
-_OF_OPTIMIZERS = frozenset(
-    ("state", "param_groups", "defaults", "_opt_called", "_step_count", "grad_scale", "found_inf", "step")
-)
+_OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
 
 Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
 
@@ -108,7 +106,7 @@ def look(
 
 
 def restored_by_state(modules: "Iterator[nn.Module] | list[nn.Module]") -> Skip:
-    """For trials: what `hotloop.state.State` puts back of these modules and of any optimizer."""
+    """For trials: what a `Snapshot` restores of these modules and of any optimizer."""
     known = {id(inner) for module in modules for inner in module.modules()}
 
     def skip(owner: object, name: str, value: object) -> bool:
@@ -116,7 +114,7 @@ def restored_by_state(modules: "Iterator[nn.Module] | list[nn.Module]") -> Skip:
             return name in _OF_OPTIMIZERS
         if id(owner) not in known:
             return False
-        return name in ("_parameters", "_buffers") or isinstance(value, (*_WORDS, Tensor))
+        return name in (PARAMETERS, BUFFERS) or isinstance(value, (*_WORDS, Tensor))
 
     return skip
 
@@ -125,13 +123,13 @@ def counted_per_call(owner: object, name: str, value: object) -> bool:
     """For repetitions in micro-batches: what does not depend on how often the person's code is called."""
     if isinstance(owner, Optimizer):
         return True  # it steps once
-    of_norm = isinstance(owner, nn.modules.batchnorm._BatchNorm) and name == "_buffers"  # which is told elsewhere
-    return of_norm or name in ("_parameters", "training")
+    of_norm = isinstance(owner, BatchNorm) and name == BUFFERS  # which is told elsewhere
+    return of_norm or name in (PARAMETERS, "training")
 
 
 def kept_by_capture(owner: object, name: str, value: object) -> bool:
     """For captures: weights and modes, which are compared in another way."""
-    return name == "training" or (isinstance(owner, nn.Module) and name == "_parameters")
+    return name == "training" or (isinstance(owner, nn.Module) and name == PARAMETERS)
 
 
 def digest_of(codes: "set[types.CodeType]") -> str:
@@ -211,7 +209,7 @@ class _Walk:
             self.seen.values[path] = value
         elif kind is types.BuiltinFunctionType and not isinstance(value.__self__, types.ModuleType | None):
             self.visit(value.__self__, path, depth)  # such as `log.append`
-        elif str(kind.__module__).startswith(_COMPILER) and not isinstance(value, nn.Module):
+        elif str(kind.__module__).startswith(COMPILER) and not isinstance(value, nn.Module):
             return
         elif not isinstance(value, _CLOSED) or _is_own_class(value):
             self._later.append((value, path, depth + 1))
@@ -285,7 +283,7 @@ class _Walk:
         is_own = table is getattr(owner, "__dict__", None)
         self._note_places(table if is_own and isinstance(table, dict) else owner, kept, path)
         for name, part in kept.items():
-            inner = path if name in ("_modules", "_parameters", "_buffers") else f"{path}.{name}"
+            inner = path if name in REGISTERED else f"{path}.{name}"
             self.visit(part, inner, depth)
 
     def _note_places(self, table: object, values: Mapping[str, Any], path: str) -> None:
@@ -407,10 +405,9 @@ def _tensor_mark(tensor: Tensor) -> _Tensor:
         if not plain or tensor.is_meta:
             return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
     form = (tuple(tensor.shape), str(tensor.dtype))
-    version = None if tensor.is_inference() else tensor._version
     if tensor.device.type == "cpu" and not tensor.is_quantized:
         return _Tensor((*form, _checksum(tensor.detach())))
-    return _Tensor((*form, id(tensor), version))
+    return _Tensor((*form, id(tensor), version_of(tensor)))
 
 
 def _checksum(values: Any) -> int:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from hotloop.data import Stream
 from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.memory.oom import surely
-from hotloop.memory.pieces import part_of
-from hotloop.memory.survive import Survivor
+from hotloop.memory.micro_batches import part_of
 from hotloop.misfit import attempt
 from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, losses_of, uniform
 from hotloop.objective import predict as predict_by_convention
@@ -23,6 +22,8 @@ from hotloop.placement import tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager
+from hotloop.snapshot import Snapshot
+from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.text import an
 from hotloop.weighing import Probe, Weighing, check_cut, watched
 
@@ -49,7 +50,6 @@ def evaluate(
     predict: Predict = predict_by_convention,
     device: str | torch.device | None = None,
     precision: str = "fp32",
-    survivor: Survivor | None = None,
     split: Split = "auto",
 ) -> dict[str, float]:
     """Metrics of `model` over `loader`, exact over uneven batches, with one wait for the device at the end.
@@ -62,31 +62,50 @@ def evaluate(
     The model is put in eval mode and afterwards back as it was, layer by layer. Batches go where the model is; `device`
     is for a model that has neither parameters nor buffers.
 
-    Where memory runs out, the rest of the batch is computed in micro-batches; `survivor` remembers from one evaluation
-    to the next how large they may be, and `split`, as in a `Plan`, how they are cut. A loss that depends on how batches
-    are cut is warned of.
+    Where memory runs out, the rest of the batch is computed in micro-batches; `split`, as in a `Plan`, says how they
+    are cut. A loss that depends on how batches are cut is warned of.
 
     >>> data = [(torch.tensor([[0.2, 0.8]]), torch.tensor([1]))]
     >>> evaluate(nn.Identity(), data, {"accuracy": lambda output, target: output.argmax(1) == target})
     {'accuracy': 1.0}
     """
-    check_metrics(metrics)
-    if not metrics and loss is None and objective is None:
-        raise BadArgument(
-            "nothing to evaluate", fix='give metrics, for example {"accuracy": …}, or loss= or objective='
-        )
-    target_device = resolve(device) if device is not None else _device_of(model)
-    tally = _Tally(metrics or {}, loss, target_device)
-    # The person's own loader, with its own workers, unless `fit` keeps a stream of it from one evaluation to the next.
-    batches = loader if isinstance(loader, Stream) else Stream(loader, target_device, origins=False)
-    survivor = survivor or Survivor([model], target_device)
-    weighing = Weighing(split)
-    with _eval_mode(model), torch.inference_mode(), autocast(target_device, precision):
-        for number, batch in enumerate(batches):
-            items = weighing.items_in(batch)
-            score = partial(_score, model, batch, items, tally, objective, predict, split)
-            attempt(partial(survivor.each, items, score, tally.put), model, batch, f"evaluation batch {number}")
-        return surely(tally.result, target_device)
+    where = resolve(device) if device is not None else _device_of(model)
+    return Evaluation(model, where, split).run(loader, metrics, loss, objective, predict, precision)
+
+
+class Evaluation:
+    """Evaluations of one model; it remembers how large micro-batches may be."""
+
+    def __init__(self, model: nn.Module, device: torch.device, split: Split = "auto") -> None:
+        self.memory = OutOfMemory([model], device)
+        self._model, self._device = model, device
+        self._split, self._weighing = split, Weighing(split)
+
+    def run(
+        self,
+        loader: Iterable[Any],
+        metrics: Metrics | None,
+        loss: Callable[[Any, Any], Tensor] | None,
+        objective: Objective | None,
+        predict: Predict,
+        precision: str,
+    ) -> dict[str, float]:
+        """What `evaluate` gives."""
+        check_metrics(metrics)
+        if not metrics and loss is None and objective is None:
+            raise BadArgument(
+                "nothing to evaluate", fix='give metrics, for example {"accuracy": …}, or loss= or objective='
+            )
+        tally = _Tally(metrics or {}, loss, self._device)
+        # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
+        batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)
+        with _eval_mode(self._model), torch.inference_mode(), autocast(self._device, precision):
+            for number, batch in enumerate(batches):
+                items = self._weighing.items_in(batch)
+                score = partial(_score, self._model, batch, items, tally, objective, predict, self._split)
+                work = partial(in_rows, score, items, self.memory, tally.restore)
+                attempt(work, self._model, batch, f"evaluation batch {number}")
+            return surely(tally.result, self._device)
 
 
 def check_metrics(metrics: Metrics | None) -> None:
@@ -113,17 +132,17 @@ def _score(
     rows: slice,
 ) -> None:
     """Add some of the items of a batch to the sums."""
-    tally.note()
+    tally.take()
     count = rows.stop - rows.start
     if count < items and split == "off":
         check_cut((), split, None, asked=None)
-    (piece, _) = part_of(batch, items, rows, split)
+    (part, _) = part_of(batch, items, rows, split)
     if count < items and tally.is_to_compare and split != "items":
-        tally.compare(model, piece, count, objective, predict, split)
+        tally.compare(model, part, count, objective, predict, split)
     if objective is not None:
-        tally.add_losses(*_read(objective, model, piece, count, tally))
+        tally.add_losses(*_read(objective, model, part, count, tally))
     if tally.wants_output:
-        tally.add(*predict(model, piece), items=count)
+        tally.add(*predict(model, part), items=count)
 
 
 def _read(
@@ -164,7 +183,7 @@ class _Tally:
         self._sums: dict[str, tuple[Tensor, int | float | Tensor]] = {}  # name → (sum, what it is divided by)
         self._before = self._sums
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
-        self._states: list[_State] = []
+        self._gathered = Snapshot()  # what metrics hold
         self.known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
         self.is_to_compare = True  # whether the first cut is still to come
 
@@ -193,17 +212,20 @@ class _Tally:
                 stacklevel=2,
             )
 
-    def note(self) -> None:
+    def take(self) -> None:
         """Before some items are added."""
         self._before = dict(self._sums)
-        self._states = []  # none, if there is no memory to note them: nothing has changed then
-        self._states = [_State(owner) for metric in self._stateful.values() for owner in _owners(metric)]
+        self._gathered = Snapshot()  # of nothing, if there is no memory to note it: nothing has changed then
+        owners = [owner for metric in self._stateful.values() for owner in _owners(metric)]
+        held = [value for owner in owners for value in vars(owner).values()]
+        lists = [value for value in held if type(value) in (list, dict)]
+        tensors = [value for value in held if isinstance(value, Tensor)]
+        self._gathered = Snapshot().items([*map(vars, owners), *lists]).values(tensors)
 
-    def put(self) -> None:
+    def restore(self) -> None:
         """Take back what was added since."""
         self._sums = self._before
-        for state in self._states:
-            state.put()
+        self._gathered.restore()
 
     @property
     def wants_output(self) -> bool:
@@ -264,30 +286,10 @@ class _Tally:
         return result
 
 
-class _State:
-    """What a metric has gathered: the values of tensors, which an update may write to, and lists, which it adds to."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-        self._attributes = {name: _own(value) for name, value in vars(owner).items()}
-        self._copies = [(t, t.clone()) for t in self._attributes.values() if isinstance(t, Tensor)]
-
-    def put(self) -> None:
-        for tensor, values in self._copies:
-            tensor.copy_(values)
-        there = vars(self._owner)
-        there.clear()
-        there.update(self._attributes)
-
-
 def _owners(metric: Any) -> Iterable[Any]:
     """What holds the state of a metric: itself, and the metrics that it is made of."""
     every = metric.modules() if isinstance(metric, nn.Module) else [metric]
     return (owner for owner in every if hasattr(owner, "compute") and hasattr(owner, "__dict__"))
-
-
-def _own(value: Any) -> Any:
-    return value.copy() if type(value) in (list, dict) else value
 
 
 def _named(name: str, computed: Any) -> dict[str, Tensor]:

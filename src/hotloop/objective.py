@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.errors import BadArgument, BatchMisfit
-from hotloop.memory.pieces import count_items
+from hotloop.memory.micro_batches import count_items
 from hotloop.placement import tensors_in
 from hotloop.text import an
 
@@ -50,7 +50,7 @@ class Losses:
         known = self.size if self.size is not None else self.mass if not isinstance(self.mass, Tensor) else 1
         return known if known > 0 else 1
 
-    def with_piece(self, other: "Losses") -> "Losses":
+    def joined_with(self, other: "Losses") -> "Losses":
         """The losses of two micro-batches as one."""
         pairs = {name: (value, other.parts[name]) for name, value in self.parts.items()}
         if self.is_sum:
@@ -60,10 +60,10 @@ class Losses:
         weight = None if self.weight is None and other.weight is None else self.mass + other.mass
         return Losses(parts, self.count + other.count, self.is_counted, weight, self.size, self.is_sum)
 
-    def let_go(self) -> None:
+    def detach_parts(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""
         for name, value in self.parts.items():
-            self.parts[name] = let_go(value)
+            self.parts[name] = detached(value)
 
 
 def _mean(a: Tensor, count: int | float | Tensor, b: Tensor, other: int | float | Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def _mean(a: Tensor, count: int | float | Tensor, b: Tensor, other: int | float 
     return torch.lerp(torch.where(count > 0, a, b), torch.where(other > 0, b, a), share)
 
 
-def let_go(value: Tensor) -> Tensor:
+def detached(value: Tensor) -> Tensor:
     """A value without what it was computed from."""
     if value.is_leaf:  # a weight that is its own loss goes on learning
         return value.detach()

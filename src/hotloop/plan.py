@@ -37,8 +37,8 @@ class Plan(Record):
     pinned: bool = False  # the loader puts its batches into pinned memory
     workers: int | None = None  # processes that load batches; None leaves it to the loader
     fused: bool = False  # the optimizer updates all weights in one kernel
-    tf32: bool = False  # matrix products round their inputs to 10 bits of mantissa
-    channels_last: bool = False  # images and the weights of convolutions lie with their channels together
+    tf32: bool = False  # matmuls round their inputs to 10 bits of mantissa
+    channels_last: bool = False  # memory format of images and of the weights of convolutions
     flipped: bool = False  # gradients of convolutions are computed as convolutions with flipped weights
     cudnn_benchmark: bool = False  # the fastest convolution is found by trying
     compile: Compile = "off"
@@ -50,6 +50,7 @@ class Plan(Record):
     # "items" weighs by items, whatever differs; "off" never cuts. A number is the dimension that holds the items, as 1
     # does where time comes first. A function `(batch, start, stop)` returns the part, or `(part, weight)`.
     split: Split = "auto"
+    levers: tuple[str, ...] = ()  # names of further levers, those without a setting of their own
 
     def __post_init__(self) -> None:
         self._check_split()
@@ -74,8 +75,14 @@ class Plan(Record):
         clip = self.clip_norm
         if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
             raise BadArgument(f"clip_norm={clip!r}", fix="give a norm above 0, or None for no clipping")
-        if not isinstance(self.recompute, tuple) or not all(isinstance(name, str) for name in self.recompute):
-            raise BadArgument(f"recompute={self.recompute!r}", fix='give the names of modules: recompute=("blocks.0",)')
+        for name, fix in (
+            ("recompute", 'give the names of modules: recompute=("blocks.0",)'),
+            ("levers", 'give the names of levers: levers=("name",)'),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, tuple) or not all(isinstance(each, str) for each in value):
+                raise BadArgument(f"{name}={value!r}", fix=fix)
+        object.__setattr__(self, "levers", tuple(sorted(set(self.levers))))  # in whatever order they were pulled
         if isinstance(self.memory_budget, bool) or not isinstance(self.memory_budget, int | str | None):
             raise BadArgument(f"memory_budget={self.memory_budget!r}", fix='give bytes, or words such as "8GiB"')
 

@@ -186,7 +186,7 @@ class Report(Record):
     versions: dict[str, str]
     levers: tuple[str, ...] = ()  # that the plan had pulled
     tuning: float = 0.0  # seconds of the run in which plans were tried
-    out_of_memory: int = 0  # times that memory ran out and the batch was repeated in pieces
+    out_of_memory: int = 0  # times that memory ran out and the batch was repeated in micro-batches
     micro_batch: int | None = None  # items computed at once at the end; None for whole batches
     stopped: str | None = None  # what ended it before all epochs were done: Ctrl-C, SIGTERM, the time limit
     resumed: int = 0  # times that it went on from a checkpoint

@@ -1,7 +1,6 @@
 """What a loss is the mean over, read while it is computed: items, elements, targets that are not ignored, a mask."""
 
 import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from hotloop._torch import compiler_is_loaded
 
 Count = int | float | Tensor
 Kind = Literal["mean", "sum", "constant", "unknown"]
@@ -561,7 +562,7 @@ _FOLLOWED: dict[str, Callable[[ReductionMode, Any, Any, Any], Any]] = {
 @contextmanager
 def eager() -> Iterator[None]:
     """What the person has compiled runs as it was written: the compiler does not trace a `ReductionMode`."""
-    if "torch._dynamo" not in sys.modules:
+    if not compiler_is_loaded():
         yield
         return
     with torch.compiler.set_stance("force_eager"):

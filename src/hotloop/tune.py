@@ -11,14 +11,12 @@ from hotloop.plan import Plan, Trial
 from hotloop.text import duration
 
 LEAST_GAIN = 1.01  # a lever that gives less is not worth having
-HARMLESS = 0.97  # one that changes nothing and costs nothing may be kept above this
 WORTH = 1.5  # what a compilation is hoped to give, before it was tried
 LOSS_TOLERANCE = 0.02  # departure of the mean loss over the trial from the plain run's, as a share of it
 STEP_BY_STEP = 5  # times as much is allowed from step to step, where it may go either way
 # How far the cosine to the plain gradient may fall below 1. Batch normalisation makes the gradients of deep networks
 # touchy: those of a sound ResNet-18 in bf16 have 0.95, while two batches of its data agree far less than that.
 DIRECTION_TOLERANCE = 0.1
-SLOW = 0.1  # seconds; launches are a small part of a step that takes longer
 
 
 class Refused(Exception):
@@ -102,8 +100,8 @@ class Search:
         again: list[tuple[Lever, Plan]] = []
         late: list[Lever] = []
         for lever in levers:
-            if lever.name == "graph" and self.step > SLOW:
-                late.append(lever)  # its gain would not show yet, and it would hold much memory
+            if self.step > lever.late_above:
+                late.append(lever)  # its gain would not show yet
             elif self._try(lever) == "slow":
                 again.append((lever, self.best))
         for lever in late:
@@ -161,8 +159,8 @@ class Search:
         excess = result.drift.excess() if result.drift and lever.tier == "B" else None
         if excess:
             return excess, "wrong"
-        if lever.name == "resident" and result.gain > HARMLESS:
-            return lever.what, "kept"  # it changes nothing and costs nothing but memory that is free
+        if result.gain > lever.harmless_above:
+            return lever.what, "kept"
         if not result.is_above_noise():
             words = "slower" if result.gain < 1 / LEAST_GAIN else "no gain above the noise"
             return words, "slow"

@@ -97,11 +97,11 @@ def _asked_for(seen: Waits) -> Iterator[None]:
             owner.synchronize = call
 
 
-class _Module(ModuleType):
+class _WaitsModule(ModuleType):
     """This module, which is named like what it does: `hotloop.waits()` too."""
 
     def __call__(self, device: str | torch.device = "cuda") -> AbstractContextManager[Waits]:
         return waits(device)
 
 
-sys.modules[__name__].__class__ = _Module
+sys.modules[__name__].__class__ = _WaitsModule

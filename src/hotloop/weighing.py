@@ -12,18 +12,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotloop._torch import BUFFERS, MODULES, PARAMETERS, BatchNorm, DispatchMode, accumulated_hooks, schema_of
 from hotloop.effects import Skip, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
-from hotloop.memory.oom import clear, is_out_of_memory, is_recording
-from hotloop.memory.pieces import bounds, items_along, part_of
-from hotloop.memory.rewind import Rewind
+from hotloop.memory.oom import clear, is_out_of_memory, is_capturing
+from hotloop.memory.micro_batches import bounds, items_along, part_of
 from hotloop.objective import Losses, Objective, items_in, losses_of, predict, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager, total_of
 from hotloop.rng import Generator
+from hotloop.snapshot import PassSnapshot
 from hotloop.text import shorten
 
 LATER = (8, 64)  # cuts that are compared again, whatever their shape
@@ -132,7 +132,7 @@ class Weighing:
 
     def _found(self, known: _Known, probe: "Probe", batch: Any, items: int, size: int | None) -> Verdict | None:
         """The verdict of a comparison; None where there can be none."""
-        if items < 2 or not self._may_be_called() or is_recording():
+        if items < 2 or not self._may_be_called() or is_capturing():
             return None
         looked = self._looking(probe.modules)
         parts = max(items // 3, min(2, items - 1)) if size is None else size
@@ -206,7 +206,7 @@ class Weighing:
 
     def _looking(self, modules: Sequence[nn.Module]) -> Callable[[], list[str]] | None:
         """Look at the Python state that a call may change; what is returned tells what has, by name."""
-        if self.roots is None or self._effects is not None or is_recording():
+        if self.roots is None or self._effects is not None or is_capturing():
             return None
         roots, skip = self.roots(), _restored(modules)
         weights = [parameter for module in modules for parameter in module.parameters()]
@@ -301,23 +301,22 @@ def _shape(batch: Any) -> tuple[torch.Size, ...]:
 
 
 def _restored(modules: Sequence[nn.Module]) -> Skip:
-    """What `Rewind` puts back of modules: buffers, numbers, tensors, containers and generators."""
+    """What a `PassSnapshot` restores of modules: buffers, numbers, tensors, containers and generators."""
     known = {id(inner) for module in modules for inner in module.modules()}
     kinds = (int, float, complex, str, bytes, type(None), tuple, list, dict, set, deque, Tensor, Generator)
 
     def skip(owner: object, name: str, value: object) -> bool:
         if isinstance(owner, Optimizer):
             return name != "param_groups"  # no call of an objective steps it, but one may change its rates
-        inner = id(owner) in known and name != "_modules"
-        return inner and (name in ("_parameters", "_buffers") or isinstance(value, kinds))
+        inner = id(owner) in known and name != MODULES
+        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, kinds))
 
     return skip
 
 
 def norms_in(model: nn.Module) -> list[str]:
     """Names of the layers that normalise by the batch that they see."""
-    kinds = nn.modules.batchnorm._BatchNorm
-    return [name or type(m).__name__ for name, m in model.named_modules() if isinstance(m, kinds) and m.training]
+    return [name or type(m).__name__ for name, m in model.named_modules() if isinstance(m, BatchNorm) and m.training]
 
 
 def check_cut(parameters: Sequence[nn.Parameter], split: Split, differs: str | None, *, asked: int | None) -> None:
@@ -331,7 +330,7 @@ def check_cut(parameters: Sequence[nn.Parameter], split: Split, differs: str | N
         )
     if split == "items":
         return
-    if any(getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in parameters):
+    if any(accumulated_hooks(parameter) for parameter in parameters):
         raise error(
             f"{begin} parameters have hooks that run when their gradient is there, such as an optimizer that steps in"
             " the backward pass: in micro-batches they would run several times for one batch",
@@ -347,7 +346,10 @@ def watched(objective: Objective, model: nn.Module, batch: Any, mode: Any, *, wh
     if criterion is None:
         with mode:
             return objective(model, batch)
-    output, target = predict(model, batch)
+    if type(batch) in (list, tuple) and len(batch) == 2:  # most batches
+        output, target = model(batch[0]), batch[1]
+    else:
+        output, target = predict(model, batch)
     with mode:
         return criterion(output, target)
 
@@ -512,8 +514,8 @@ class Probe:
         return LossComparison(whole, tuple(parts))
 
     def _loss(self, batch: Any, items: int, context: Any, *, grad: bool) -> _Loss:
-        rewind = Rewind(self.modules, self.device)
-        rewind.note()
+        before = PassSnapshot(self.modules, self.device)
+        before.take()
         settled, watch = _Settled(), ReductionMode(items, guards=True)
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
@@ -530,18 +532,18 @@ class Probe:
             return _Loss(value, items, reading, None, losses.is_counted, rounding)
         finally:
             watch.forget()
-            rewind.put()
+            before.restore()
 
 
 class _Useless(Exception):
     """The whole batch has no loss to compare with."""
 
 
-class _Settled(TorchDispatchMode):
+class _Settled(DispatchMode):
     """Random operations give constants, whatever the shape of a batch; dropout is off."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.rounds = False  # whether something was computed in half the precision
         self.convolves = False
 
@@ -580,7 +582,7 @@ def _settled(func: Any, args: Any, kwargs: Any) -> Any:
 def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an operation that drops out beside what it does, as attention and recurrent layers do."""
     given = list(args)
-    for number, argument in enumerate(func._schema.arguments):
+    for number, argument in enumerate(schema_of(func).arguments):
         if argument.name in ("dropout_p", "dropout"):
             if number < len(given):
                 given[number] = 0.0
@@ -592,8 +594,7 @@ def _without_dropout(func: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...]
 @contextmanager
 def _in_eval(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Batch normalisation by what it has learnt, not by the batch."""
-    kinds = nn.modules.batchnorm._BatchNorm
-    norms = {m for module in modules for m in module.modules() if isinstance(m, kinds) and m.training}
+    norms = {m for module in modules for m in module.modules() if isinstance(m, BatchNorm) and m.training}
     for norm in norms:
         norm.training = False
     try:

@@ -11,7 +11,7 @@ pytest.importorskip("typer")
 from hotloop import __version__
 from hotloop.cli import main
 from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
-from hotloop.device.snapshot import Snapshot
+from hotloop.device.summary import DeviceSummary
 from hotloop.text import wrap
 
 GIB = 2**30
@@ -117,7 +117,7 @@ def test_json_is_one_object_with_the_same_content(terminal: Terminal, facts: Mac
     assert terminal.run(facts, "--json") == 0
     data = json.loads(terminal.out)
     assert data["hotloop"] == __version__
-    seen = Snapshot.from_json(data)
+    seen = DeviceSummary.from_json(data)
     assert seen.to_json() == {**data, "causes": tuple(data["causes"]), "gpus": tuple(data["gpus"])}
     assert set(data) >= {"device", "name", "precision", "reason", "causes", "memory", "capability", "driver", "cuda"}
     assert set(data) >= {"cudnn", "tf32", "bf16", "fp16", "gpus", "cpu", "torch", "python", "platform", "hotloop"}

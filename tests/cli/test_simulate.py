@@ -1,4 +1,7 @@
-"""`hotloop simulate` as a person and as a program call it: real processes on a GPU that is not here."""
+"""`hotloop simulate` as a person and as a program call it: on a GPU that is not here.
+
+Most tests call it in this process, with the one in which all scripts are simulated; some start it as a person does.
+"""
 
 import json
 import os
@@ -7,12 +10,17 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from hotloop.cli import main
+
+from ..simulate.conftest import built, output_of, simulator  # noqa: F401  # the fixtures of those tests
 
 BROKEN = """
     import argparse
@@ -40,13 +48,36 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def simulate(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hotloop", "simulate", *args], capture_output=True, text=True, timeout=240, check=False
-    )
+class Said(NamedTuple):
+    """What `hotloop simulate` and the script said."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    printed: str  # by the script
+    complained: str
 
 
-def test_a_script_with_a_bug_for_a_person(script: Path) -> None:
+@pytest.fixture
+def simulate(
+    simulator: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., Said]:
+    """`hotloop simulate` in this process."""
+    monkeypatch.setattr("hotloop.simulate.running.Simulator", lambda **_: nullcontext(simulator))
+
+    def call(*args: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["hotloop", "simulate", *args])
+        with output_of(simulator) as printed, pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err, *printed)
+
+    return call
+
+
+def test_a_script_with_a_bug_for_a_person(script: Path, simulate) -> None:
     done = simulate("--gpu", "rtx4090", str(script), "--batch", "32")
     assert done.returncode == 1, done.stderr
     assert "train.py on NVIDIA GeForce RTX 4090, simulated for 3 steps" in done.stdout
@@ -55,11 +86,12 @@ def test_a_script_with_a_bug_for_a_person(script: Path) -> None:
     assert "it fits" in done.stdout
     assert "a step takes" in done.stdout
     assert "item, 2 times" in done.stdout
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in done.stderr + done.complained
 
 
 def test_json_is_one_object_and_the_script_prints_elsewhere(script: Path) -> None:
-    done = simulate("--json", "--steps", "2", "--gpu", "t4", str(script))
+    command = [sys.executable, "-m", "hotloop", "simulate", "--json", "--steps", "2", "--gpu", "t4", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     data = json.loads(done.stdout)
     assert (data["gpu"], data["steps"], data["completed"]) == ("t4", 2, 2)
     assert {(finding["level"], finding["line"]) for finding in data["findings"]} == {("error", 12)}
@@ -70,7 +102,7 @@ def test_json_is_one_object_and_the_script_prints_elsewhere(script: Path) -> Non
     assert "loss" in done.stderr
 
 
-def test_several_cards_are_compared(script: Path) -> None:
+def test_several_cards_are_compared(script: Path, simulate) -> None:
     done = simulate("--gpu", "t4,h200", "--json", str(script))
     assert [one["gpu"] for one in json.loads(done.stdout)["simulations"]] == ["t4", "h200"]
 
@@ -91,20 +123,17 @@ def test_several_cards_are_compared(script: Path) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_told(
-    args: tuple[str, ...], words: str, script: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    args: tuple[str, ...], words: str, script: Path, monkeypatch: pytest.MonkeyPatch, simulate
 ) -> None:
     monkeypatch.chdir(script.parent)
     Path("prices.csv").write_text("t4,0.35\n")
-    monkeypatch.setattr(sys, "argv", ["hotloop", "simulate", *args])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    error = capfd.readouterr().err
-    assert ended.value.code == 2
-    assert words in error
-    assert "fix:" in error or "Usage:" in error
+    told = simulate(*args)
+    assert told.returncode == 2
+    assert words in told.stderr
+    assert "fix:" in told.stderr or "Usage:" in told.stderr
 
 
-def test_a_script_that_fails_gets_no_verdict(script: Path) -> None:
+def test_a_script_that_fails_gets_no_verdict(script: Path, simulate) -> None:
     text = script.read_text()
     script.write_text(f"{text}    raise ValueError('such is life')\n")
     line = len(text.splitlines()) + 1
@@ -114,9 +143,9 @@ def test_a_script_that_fails_gets_no_verdict(script: Path) -> None:
     assert f"train.py:{line}" in told.stdout
     for words in ("it fits", "no device bug", "a step takes"):
         assert words not in told.stdout
-    shown = told.stderr.strip().splitlines()
+    shown = told.complained.strip().splitlines()
     assert (shown[0], shown[-1]) == ("Traceback (most recent call last):", "ValueError: such is life")
-    assert f'File "{script}", line {line}' in told.stderr
+    assert f'File "{script}", line {line}' in told.complained
     script.write_text(f"{text}    raise SystemExit(5)\n")
     told = simulate("--json", str(script))
     found = json.loads(told.stdout)
@@ -218,7 +247,7 @@ SLOW_DATA = """
 """
 
 
-def test_cards_have_one_host_and_the_same_data_and_no_rank_that_nobody_can_tell(tmp_path: Path) -> None:
+def test_cards_have_one_host_and_the_same_data_and_no_rank_that_nobody_can_tell(tmp_path: Path, simulate) -> None:
     path = tmp_path / "slow.py"
     path.write_text(textwrap.dedent(SLOW_DATA))
     done = simulate("--gpu", "t4,h200", "--json", str(path))
@@ -243,16 +272,16 @@ def loader(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_batch_is_set_and_said(loader: Path) -> None:
+def test_a_batch_is_set_and_said(loader: Path, simulate) -> None:
     done = simulate("--batch", "96", "--gpu", "rtx4090", str(loader))
     assert done.returncode == 0, done.stderr
-    assert "stepped with 96" in done.stdout
+    assert "stepped with 96" in done.printed
     assert "the batch is 96, set through the DataLoader of line 5" in done.stdout
     assert "the data has 40 items" in done.stdout
     assert "samples a second" in done.stdout
 
 
-def test_the_largest_batch_for_a_person(loader: Path) -> None:
+def test_the_largest_batch_for_a_person(loader: Path, simulate) -> None:
     done = simulate("--largest-batch", "--vram", "4GiB", str(loader))
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
@@ -262,11 +291,11 @@ def test_the_largest_batch_for_a_person(loader: Path) -> None:
     assert "what fills the memory:" in words
     assert "none of these takes less memory: " in words  # nearly all of it are weights
     assert "accumulate over 2 batches of 4" in words
-    assert done.stdout.count("stepped with") == 2  # the runs of the search are silent
+    assert done.printed.count("stepped with") == 2  # the runs of the search are silent
     assert "as it is, a batch of" in done.stderr
 
 
-def test_cards_with_prices(loader: Path, tmp_path: Path) -> None:
+def test_cards_with_prices(loader: Path, tmp_path: Path, simulate) -> None:
     prices = tmp_path / "prices.csv"
     prices.write_text("T4,0.35\nRTX 4090,0.7\n")
     done = simulate("--gpu", "t4,rtx4090", "--price", str(prices), "--json", str(loader))
@@ -280,7 +309,7 @@ def test_cards_with_prices(loader: Path, tmp_path: Path) -> None:
         assert million["median"] == pytest.approx(1e6 / speed["median"] / 3600 * row["dollars_per_hour"])
 
 
-def test_a_script_without_a_batch_is_told_how_to_point_at_it(script: Path) -> None:
+def test_a_script_without_a_batch_is_told_how_to_point_at_it(script: Path, simulate) -> None:
     script.write_text(script.read_text().replace("--batch", "--rows").replace(".batch", ".rows"))
     done = simulate("--batch", "4", str(script))
     assert done.returncode == 2

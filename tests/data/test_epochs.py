@@ -125,7 +125,7 @@ def test_a_loader_that_has_changed(now: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("batch", [2, 3])
 def test_data_on_the_device_that_is_drawn_without_the_stream(batch: int) -> None:
-    """As bursts do: the origin of the stream is that of an earlier epoch then."""
+    """As several steps in one CUDA graph do: the origin of the stream is that of an earlier epoch then."""
     there: Stream[Any] = Stream(DataLoader(DATA, 2, shuffle=True), "cpu", "resident")
     read(there, 4)
     assert there.resident is not None

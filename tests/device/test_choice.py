@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hotloop.device import Choice, MachineFacts, pick
-from hotloop.device.choice import available, precision_for
+from hotloop.device.choice import available, pick_from, precision_for
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 
 from .machines import BARE, BLIND, GIB, HEALTHY, LAPTOP, MAC, gpu
@@ -40,7 +40,7 @@ def _no_request(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_best_device_is_chosen_with_its_reason(
     facts: MachineFacts, device: str, precision: str, words: list[str]
 ) -> None:
-    choice = pick(facts=facts)
+    choice = pick_from(facts)
     assert (str(choice.device), choice.precision) == (device, precision)
     for word in words:
         assert word in choice.reason
@@ -59,29 +59,29 @@ def test_the_best_device_is_chosen_with_its_reason(
 )
 def test_of_several_gpus_the_one_with_the_most_free_memory(free: tuple[int | None, ...], index: int) -> None:
     gpus = tuple(gpu(number, bytes_) for number, bytes_ in enumerate(free))
-    choice = pick(facts=replace(HEALTHY, gpus=gpus))
+    choice = pick_from(replace(HEALTHY, gpus=gpus))
     assert choice.device == torch.device("cuda", index)
-    assert pick("cuda", facts=replace(HEALTHY, gpus=gpus)).device == choice.device
+    assert pick_from(replace(HEALTHY, gpus=gpus), "cuda").device == choice.device
     if set(free) == {None}:
         assert "unknown" in choice.reason
 
 
 def test_unknown_memory_is_not_told_as_a_number() -> None:
-    reason = pick(facts=replace(HEALTHY, gpus=(replace(gpu(0, None), total=None),))).reason
+    reason = pick_from(replace(HEALTHY, gpus=(replace(gpu(0, None), total=None),))).reason
     assert "an unknown amount of memory" in reason
 
 
 def test_a_gpu_that_the_build_does_not_cover_is_left_out_and_explained() -> None:
-    choice = pick(facts=OLD_FIRST)
+    choice = pick_from(OLD_FIRST)
     assert choice.device == torch.device("cuda", 1)
     assert [cause.code for cause in choice.causes] == ["unsupported-arch"]
     assert "GTX 1080" in choice.causes[0].what
 
 
 def test_an_nvidia_gpu_beside_an_intel_one_is_worth_a_word() -> None:
-    assert pick(facts=INTEL).causes == ()
+    assert pick_from(INTEL).causes == ()
     both = replace(INTEL, hardware=HEALTHY.hardware)
-    assert pick(facts=both).causes[0].code == "cpu-build"
+    assert pick_from(both).causes[0].code == "cpu-build"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_nvidia_gpu_beside_an_intel_one_is_worth_a_word() -> None:
     ],
 )
 def test_a_request_is_met(want: str | torch.device, facts: MachineFacts, device: str, reason: str) -> None:
-    choice = pick(want, facts=facts)
+    choice = pick_from(facts, want)
     assert str(choice.device) == device
     assert choice.reason.startswith(reason)
 
@@ -128,7 +128,7 @@ def test_a_request_is_met(want: str | torch.device, facts: MachineFacts, device:
 )
 def test_a_device_that_is_not_here(want: str | torch.device, facts: MachineFacts, words: list[str]) -> None:
     with pytest.raises(DeviceUnavailable) as error:
-        pick(want, facts=facts)
+        pick_from(facts, want)
     for word in ["you asked for", *words]:
         assert word in str(error.value)
 
@@ -160,7 +160,7 @@ def test_a_device_that_is_not_here(want: str | torch.device, facts: MachineFacts
 )
 def test_what_is_not_a_device_at_all(want: Any, words: list[str]) -> None:
     with pytest.raises(BadArgument) as error:
-        pick(want, facts=HEALTHY)
+        pick_from(HEALTHY, want)
     for word in ["you asked for", "cuda:0 (NVIDIA H200), cpu, auto", *words]:
         assert word in str(error.value)
     assert "\x1b" not in str(error.value)
@@ -182,7 +182,7 @@ def test_the_argument_comes_before_the_environment(
     monkeypatch: pytest.MonkeyPatch, value: str, want: str | None, device: str
 ) -> None:
     monkeypatch.setenv("HOTLOOP_DEVICE", value)
-    choice = pick(want, facts=PAIR)
+    choice = pick_from(PAIR, want)
     assert str(choice.device) == device
     if want is None and value in ("cpu", "cuda:0"):
         assert choice.reason.startswith(f"HOTLOOP_DEVICE asks for {value}")
@@ -194,7 +194,7 @@ def test_a_wrong_request_names_the_variable_it_came_from(
 ) -> None:
     monkeypatch.setenv("HOTLOOP_DEVICE", value)
     with pytest.raises(error, match="HOTLOOP_DEVICE asks for"):
-        pick(facts=PAIR)
+        pick_from(PAIR)
 
 
 @pytest.mark.parametrize(
@@ -213,14 +213,14 @@ def test_a_wrong_request_names_the_variable_it_came_from(
 def test_precision_by_compute_capability(capability: tuple[int, int], precision: str) -> None:
     assert precision_for(capability) == precision
     card = gpu(0, GIB, capability)
-    choice = pick(facts=replace(HEALTHY, arch_list=(), gpus=(card,)))
+    choice = pick_from(replace(HEALTHY, arch_list=(), gpus=(card,)))
     assert choice.precision == precision
     assert precision in choice.reason
 
 
 @pytest.mark.parametrize("facts", [HEALTHY, PAIR, LAPTOP, MAC, INTEL, BARE])
 def test_a_choice_goes_to_json_and_back(facts: MachineFacts) -> None:
-    choice = pick(facts=facts)
+    choice = pick_from(facts)
     data = json.loads(json.dumps(choice.to_json()))
     assert data["device"] == str(choice.device)
     assert Choice.from_json(data) == choice
@@ -257,5 +257,5 @@ def test_the_records_and_the_causes_need_no_torch() -> None:
 
 
 def test_what_was_picked_before_keeps_its_reason() -> None:
-    assert pick(chosen := pick(facts=BARE)) is chosen
+    assert pick(chosen := pick_from(BARE)) is chosen
     assert "asked" not in chosen.reason

@@ -9,10 +9,11 @@ pytest.importorskip("hypothesis")  # the machines that only run the GPU tests ma
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotloop.device import Choice, MachineFacts, VisibleGpu, pick, why_no_cuda
+from hotloop.device import Choice, MachineFacts, VisibleGpu, why_no_cuda
 from hotloop.device.causes import why_no_mps, why_no_xpu
+from hotloop.device.choice import pick_from
 from hotloop.device.facts import Cpu, InstalledGpu
-from hotloop.device.snapshot import Snapshot, snapshot
+from hotloop.device.summary import DeviceSummary, summarize
 
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 
@@ -63,7 +64,7 @@ def _no_request() -> None:
 @patient
 @given(machines())
 def test_any_machine_has_a_device_and_a_reason(facts: MachineFacts) -> None:
-    choice = pick(facts=facts)
+    choice = pick_from(facts)
     assert choice.reason.strip()
     assert choice.precision in ("fp32", "bf16", "fp16")
     assert all(cause.what and cause.fix for cause in choice.causes)
@@ -72,7 +73,7 @@ def test_any_machine_has_a_device_and_a_reason(facts: MachineFacts) -> None:
 @patient
 @given(machines())
 def test_a_gpu_that_the_build_does_not_cover_is_never_chosen(facts: MachineFacts) -> None:
-    device = pick(facts=facts).device
+    device = pick_from(facts).device
     if device.type == "cuda":
         chosen = facts.gpus[device.index]
         assert facts.covers(chosen)
@@ -92,10 +93,10 @@ def test_there_is_a_cause_exactly_where_no_cuda_gpu_can_be_used(facts: MachineFa
 @patient
 @given(machines())
 def test_every_record_comes_back_from_json(facts: MachineFacts) -> None:
-    choice = pick(facts=facts)
-    seen = snapshot(choice, facts, version="1.2.3")
+    choice = pick_from(facts)
+    seen = summarize(choice, facts, version="1.2.3")
     for record in (facts, choice, seen):
-        kind: type[MachineFacts | Choice | Snapshot] = type(record)
+        kind: type[MachineFacts | Choice | DeviceSummary] = type(record)
         assert kind.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
@@ -113,5 +114,5 @@ def test_no_foreign_string_can_steer_the_terminal(facts: MachineFacts) -> None:
         visible=evil,
         xpus=tuple(evil for _ in facts.xpus),
     )
-    for told in (pick(facts=facts), *why_no_cuda(facts)):
+    for told in (pick_from(facts), *why_no_cuda(facts)):
         assert "\x1b" not in str(told)

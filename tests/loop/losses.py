@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hotloop
 from hotloop import Loop, Plan
 from hotloop.errors import BadArgument, DoesNotFit, MemoryWarning, PlanWarning
-from hotloop.memory.pieces import piece_of
+from hotloop.memory.micro_batches import rows_of
 
 ITEMS = 17  # a prime, so that every size leaves a tail
 CLASSES = 5
@@ -359,7 +359,7 @@ def cut(batch: Any, sizes: Sequence[int]) -> Iterator[Any]:
     """A batch in batches of these sizes, as a loader would give them."""
     start = 0
     for size in sizes:
-        yield piece_of(batch, ITEMS, slice(start, start + size))
+        yield rows_of(batch, ITEMS, slice(start, start + size))
         start += size
 
 

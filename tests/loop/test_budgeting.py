@@ -86,7 +86,7 @@ def peak_of(loop: hotloop.Loop) -> int:
 
 
 def everything(loop: hotloop.Loop) -> list[Any]:
-    model, optimizer = loop.model, loop._optimizers[0]
+    model, optimizer = loop.model, loop._core.optimizers[0]
     return [
         [value.clone() for value in model.state_dict().values()],
         [torch.zeros(()) if p.grad is None else p.grad.clone() for p in model.parameters()],
@@ -107,7 +107,9 @@ def own_peak() -> int:
     """What a plain step takes beyond what is there before it."""
     loop = loop_of()
     before = in_use(torch.device("cpu"))
-    return (budgeted(loop._subject, replace(loop.plan, memory_budget="1TiB"), texts())[1].peak_before or 0) - before
+    return (
+        budgeted(loop._core.subject, replace(loop.plan, memory_budget="1TiB"), texts())[1].peak_before or 0
+    ) - before
 
 
 def with_room_for(share: float, own_peak: int) -> int:
@@ -120,7 +122,7 @@ def test_the_budget_is_kept_by_measured_bytes(share: float, own_peak: int) -> No
     loop = loop_of()
     before = everything(loop)
     budget = with_room_for(share, own_peak)
-    plan, found = budgeted(loop._subject, replace(loop.plan, memory_budget=budget), texts())
+    plan, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget=budget), texts())
     assert_same(before, everything(loop))
     assert plan.recompute == found.recompute != ()
     assert not plan.checkpointing
@@ -137,7 +139,7 @@ def test_the_budget_is_kept_by_measured_bytes(share: float, own_peak: int) -> No
 
 def test_the_choice_is_the_quickest_of_those_that_save_as_much(own_peak: int) -> None:
     loop = loop_of()
-    _, found = budgeted(loop._subject, replace(loop.plan, memory_budget=with_room_for(0.7, own_peak)), texts())
+    _, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget=with_room_for(0.7, own_peak)), texts())
     chosen = [row for row in found.rows if row.name in found.recompute]
     taken, saved = sum(row.seconds for row in chosen), sum(row.saved for row in chosen)
     rows = [row for row in found.rows if row.saved <= max(block.saved for block in chosen)]
@@ -152,7 +154,7 @@ def test_the_choice_is_the_quickest_of_those_that_save_as_much(own_peak: int) ->
 
 def test_a_block_and_its_parts_are_offered_and_never_both(own_peak: int) -> None:
     loop = loop_of()
-    _, found = budgeted(loop._subject, replace(loop.plan, memory_budget=with_room_for(0.65, own_peak)), texts())
+    _, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget=with_room_for(0.65, own_peak)), texts())
     offered = {row.name for row in found.rows}
     assert {"layers.0", "layers.0.attend", "layers.0.think"} <= offered
     assert "layers.0.first" not in offered  # what it gives is kept by those who take it
@@ -172,7 +174,7 @@ def test_training_is_the_same_to_the_bit(recompute: tuple[str, ...]) -> None:
 
 def test_what_fits_is_left_alone() -> None:
     loop = loop_of()
-    plan, found = budgeted(loop._subject, replace(loop.plan, memory_budget="1GiB", checkpointing=True), texts())
+    plan, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget="1GiB", checkpointing=True), texts())
     assert (plan.recompute, plan.checkpointing, found.rows, found.tried) == ((), False, (), 1)
     assert found.peak_before == found.peak_after
     assert found.slowdown == 1
@@ -180,7 +182,7 @@ def test_what_fits_is_left_alone() -> None:
 
 def test_an_impossible_budget_is_said_plainly() -> None:
     loop = loop_of()
-    plan, found = budgeted(loop._subject, replace(loop.plan, memory_budget="1KB"), texts())
+    plan, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget="1KB"), texts())
     assert found.missing is not None
     assert found.missing > 0
     assert found.peak_after is not None
@@ -196,7 +198,7 @@ def test_a_model_without_blocks_is_said_plainly() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain")
     batch = (torch.randn(32, 4), torch.zeros(32, 1))
-    plan, found = budgeted(loop._subject, replace(loop.plan, memory_budget=1000), batch)
+    plan, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget=1000), batch)
     assert plan.recompute == ()
     assert "repeats no block" in str(found)
 
@@ -204,7 +206,7 @@ def test_a_model_without_blocks_is_said_plainly() -> None:
 def test_fewer_items_at_once_need_less(own_peak: int) -> None:
     loop = loop_of()
     plan = replace(loop.plan, memory_budget=with_room_for(0.65, own_peak), micro_batch=4)
-    _, found = budgeted(loop._subject, plan, texts())
+    _, found = budgeted(loop._core.subject, plan, texts())
     assert found.recompute == ()
     assert found.missing == 0
 
@@ -214,7 +216,7 @@ def test_a_step_that_does_not_fit_at_all_is_brought_into_its_budget(own_peak: in
     before = everything(loop)
     budget = with_room_for(0.7, own_peak)
     with memory_of(int(0.8 * own_peak)):
-        plan, found = budgeted(loop._subject, replace(loop.plan, memory_budget=budget), texts())
+        plan, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget=budget), texts())
     assert found.peak_before is None
     assert found.missing == 0
     assert found.slowdown is None
@@ -231,7 +233,7 @@ def test_any_other_error_is_passed_on_and_leaves_no_trace() -> None:
     loop.step(texts())
     before = everything(loop)
     with pytest.raises(IndexError):
-        budgeted(loop._subject, replace(loop.plan, memory_budget="1GiB"), (texts()[0] + 1000, texts()[1]))
+        budgeted(loop._core.subject, replace(loop.plan, memory_budget="1GiB"), (texts()[0] + 1000, texts()[1]))
     assert_same(before, everything(loop))
 
 
@@ -257,9 +259,9 @@ def test_a_look_that_fails_holds_nothing() -> None:
 def test_a_plan_without_a_budget_is_refused() -> None:
     loop = loop_of()
     with pytest.raises(BadArgument, match="no memory_budget"):
-        budgeted(loop._subject, loop.plan, texts())
+        budgeted(loop._core.subject, loop.plan, texts())
     with pytest.raises(BadArgument, match="memory_budget='lots'"):
-        budgeted(loop._subject, replace(loop.plan, memory_budget="lots"), texts())
+        budgeted(loop._core.subject, replace(loop.plan, memory_budget="lots"), texts())
 
 
 def test_the_candidates_are_blocks_and_their_parts() -> None:
@@ -302,7 +304,7 @@ def test_on_a_gpu_the_budget_is_kept_by_the_allocator(share: float) -> None:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before, at = everything(loop), torch.cuda.max_memory_allocated()
-    plan, found = budgeted(loop._subject, replace(loop.plan, memory_budget=budget), batch)
+    plan, found = budgeted(loop._core.subject, replace(loop.plan, memory_budget=budget), batch)
     assert torch.cuda.max_memory_allocated() >= at
     assert_same(before, everything(loop))
     assert found.missing == 0

@@ -1,13 +1,16 @@
 """What hotloop does beside a step, counted from outside: expensive looks at rng states are rare."""
 
 import random
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotloop
 
@@ -52,3 +55,45 @@ def test_an_evaluation_takes_no_full_look_at_rng_states(looks: Callable[[], int]
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu", plan="plain")
     loop.evaluate([(torch.randn(8, 4), torch.randn(8, 1))] * STEPS)
     assert looks() <= 24
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that PyTorch carries out, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if str(func).startswith("aten."):  # not the marks of the profiler
+            self.seen[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16"}, {"clip_norm": 1.0}], ids=["plain", "bf16", "clip"])
+@pytest.mark.parametrize("norm", [False, True], ids=["without buffers", "with buffers"])
+def test_a_step_carries_out_the_operations_of_a_loop_by_hand(norm: bool, options: dict[str, Any]) -> None:
+    """And no others, but for one copy of the buffers that a step writes."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8) if norm else nn.ReLU(), nn.Linear(8, 1))
+    batch = [torch.randn(8, 4), torch.randn(8, 1)]
+    optimizer, criterion = torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss()
+    loop = hotloop.Loop(model, optimizer, criterion, device="cpu", plan="plain", **options)
+    by_hand, ours = Operations(), Operations()
+    for number, given in enumerate(loop.batches([batch] * 20)):
+        with ours if number >= 10 else nullcontext():
+            loop.step(given)
+    for _ in range(10):
+        with by_hand:
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled="precision" in options):
+                loss = criterion(model(batch[0]), batch[1])
+            loss.backward()
+            if "clip_norm" in options:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            loss.detach_().item()  # which a person reads, and `Loop` on a CPU too
+    more = ours.seen - by_hand.seen
+    copies = Counter({name: count for name, count in more.items() if "copy" in name or name.startswith("aten.detach")})
+    assert more == copies
+    assert sum(copies.values()) <= (10 * 3 if norm else 0), copies
+    assert not by_hand.seen - ours.seen

@@ -45,7 +45,7 @@ def test_the_report_is_what_happened(task, loop) -> None:
 
 def test_the_mean_loss_is_over_items(task, loop) -> None:
     model_before = [p.clone() for p in loop.model.parameters()]
-    for group in loop._step.update.turns[0].optimizers[0].param_groups:
+    for group in loop._core.optimizers[0].param_groups:
         group["lr"] = 0.0
     report = loop.fit(task.loader(16), progress=False)
     expected = nn.functional.cross_entropy(loop.model(task.inputs), task.targets).item()

@@ -89,7 +89,7 @@ def everything(loop: hotloop.Loop) -> dict[str, Any]:
     return {
         "weights": {name: value.clone() for name, value in loop.model.state_dict().items()},
         "gradients": [None if p.grad is None else p.grad.clone() for p in loop.model.parameters()],
-        "optimizer": copy.deepcopy(loop._optimizers[0].state_dict()),
+        "optimizer": copy.deepcopy(loop._core.optimizers[0].state_dict()),
         "calls": loop.model.calls,
         "modes": [module.training for module in loop.model.modules()],
         "attributes": [sorted(vars(module)) for module in loop.model.modules()],
@@ -150,7 +150,7 @@ def test_real_steps_find_the_capacity_and_leave_no_trace(capacity: int) -> None:
     if capacity:
         loop.step(tokens(2))
     before = everything(loop)
-    found = largest_batch(loop._subject, tokens(), seconds=PLENTY)
+    found = largest_batch(loop._core.subject, tokens(), seconds=PLENTY)
     assert (found.items, found.reason) == (capacity, "memory")
     assert {each.items for each in found.tried if each.fits} <= set(range(1, capacity + 1))
     assert all(each.items > capacity for each in found.tried if not each.fits)
@@ -178,7 +178,7 @@ def test_everything_is_as_it_was_before(device: str, trained: bool, optimizer: A
     before = everything(loop)
     tied = loop.model.head.weight
     addresses = [parameter.data_ptr() for parameter in loop.model.parameters()]
-    found = largest_batch(loop._subject, tokens(), limit=20)
+    found = largest_batch(loop._core.subject, tokens(), limit=20)
     assert found.items == 20
     assert tied is loop.model.embed.weight
     assert addresses == [parameter.data_ptr() for parameter in loop.model.parameters()]
@@ -192,7 +192,7 @@ def test_the_training_after_it_is_the_training_without_it() -> None:
         for number, batch in enumerate(loop.batches([tokens(5), tokens(6), tokens(7)])):
             loop.step(batch)
             if search and number == 0:  # in the middle of a window
-                largest_batch(loop._subject, tokens(), limit=9)
+                largest_batch(loop._core.subject, tokens(), limit=9)
         return loop.model.head.weight.detach()
 
     assert torch.equal(weights(True), weights(False))
@@ -209,7 +209,7 @@ def test_any_other_error_is_passed_on_and_leaves_no_trace() -> None:
     loop.step(tokens(3))
     before = everything(loop)
     with pytest.raises(RuntimeError, match="a mistake in the model") as raised:
-        largest_batch(loop._subject, tokens())
+        largest_batch(loop._core.subject, tokens())
     assert "16 items" in raised.value.__notes__[0]
     assert_same(before, everything(loop))
 
@@ -233,7 +233,7 @@ def test_live_bytes_decide(monkeypatch: pytest.MonkeyPatch, memory_of: Any) -> N
     loop = loop_of()
     before = everything(loop)
     with memory_of(capacity):
-        found = largest_batch(loop._subject, tokens())
+        found = largest_batch(loop._core.subject, tokens())
     assert found.reason == "memory"
     assert_same(before, everything(loop))
     steps(int(found.items * 0.95))
@@ -245,7 +245,7 @@ def test_a_cpu_is_not_filled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody raises there: the search ends where the next size is expected to need too much."""
     monkeypatch.setattr(largest, "usage", lambda device: Usage("cpu", free=4 * 2**20, total=2**30))
     monkeypatch.setattr(largest, "time_of", lambda step, batch: 1e-3)
-    found = largest_batch(loop_of()._subject, tokens(), seconds=PLENTY)
+    found = largest_batch(loop_of()._core.subject, tokens(), seconds=PLENTY)
     assert found.reason == "memory"
     assert found.memory is not None
     peaks = [each.peak for each in found.tried if each.fits]
@@ -261,7 +261,7 @@ def test_the_time_is_kept() -> None:
 
     loop = loop_of(slow)
     begin = time.perf_counter()
-    found = largest_batch(loop._subject, tokens(), seconds=3.0)
+    found = largest_batch(loop._core.subject, tokens(), seconds=3.0)
     assert time.perf_counter() - begin < 6.0
     assert found.reason == "time"
     assert found.items >= 2
@@ -272,7 +272,7 @@ def test_the_fastest_is_the_smallest_that_is_as_fast(monkeypatch: pytest.MonkeyP
     """Seconds of a step: 10 for what is always there and 1 for each item, until a CPU's caches are full."""
     seconds = {2: 12.0, 4: 14.0, 8: 8.1, 16: 16.0, 32: 33.0}
     monkeypatch.setattr(largest, "time_of", lambda step, batch: seconds[len(batch[0])])
-    found = largest_batch(loop_of()._subject, tokens(), limit=32)
+    found = largest_batch(loop_of()._core.subject, tokens(), limit=32)
     assert (found.items, found.best) == (32, 8)
 
 
@@ -284,7 +284,7 @@ def test_a_loader_gives_a_batch_its_length_and_its_order() -> None:
     loader.generator.manual_seed(1)
     loop = loop_of()
     before = everything(loop)
-    found = largest_batch(loop._subject, loader)
+    found = largest_batch(loop._core.subject, loader)
     assert (found.items, found.reason) == (30, "data")
     assert "the whole dataset" in str(found)
     assert_same(before, everything(loop))
@@ -296,7 +296,7 @@ def test_an_objective_may_take_its_labels_out_of_the_batch() -> None:
         return nn.functional.cross_entropy(model(batch["x"]), batch.pop("y"))
 
     batch = dict(zip("xy", tokens(), strict=True))
-    assert largest_batch(loop_of(taking)._subject, batch, limit=6).items == 6
+    assert largest_batch(loop_of(taking)._core.subject, batch, limit=6).items == 6
     assert set(batch) == {"x", "y"}
 
 
@@ -311,14 +311,14 @@ def test_an_objective_may_take_its_labels_out_of_the_batch() -> None:
 )
 def test_what_cannot_be_searched_is_refused(data: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadArgument, match=words):
-        largest_batch(loop_of()._subject, data, **options)
+        largest_batch(loop_of()._core.subject, data, **options)
 
 
 def test_weights_that_are_not_made_yet_are_refused() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan="plain")
     with pytest.raises(BadArgument, match="first batch decides"):
-        largest_batch(loop._subject, (torch.zeros(4, 3), torch.zeros(4, 1)))
+        largest_batch(loop._core.subject, (torch.zeros(4, 3), torch.zeros(4, 1)))
 
 
 Pair = namedtuple("Pair", ["x", "names"])
@@ -409,7 +409,7 @@ def test_on_a_gpu_what_was_found_fits_and_a_little_more_does_not() -> None:
         loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cuda", plan="plain")
         batch = (torch.randn(64, 3, 32, 32), torch.zeros(64, dtype=torch.long))
         begin = time.perf_counter()
-        found = largest_batch(loop._subject, batch)
+        found = largest_batch(loop._core.subject, batch)
         assert time.perf_counter() - begin < 35
         assert found.reason == "memory"
         assert found.memory is not None
@@ -431,5 +431,5 @@ def test_on_a_gpu_the_statistics_of_the_peak_are_as_before() -> None:
         torch.cuda.reset_peak_memory_stats()
         torch.empty(large, dtype=torch.uint8, device="cuda")
         before = torch.cuda.max_memory_allocated()
-        largest_batch(loop._subject, tokens(), limit=40)
+        largest_batch(loop._core.subject, tokens(), limit=40)
         assert torch.cuda.max_memory_allocated() == before

@@ -210,9 +210,9 @@ def test_workers_that_persist_are_kept_between_epochs(task, sgd) -> None:
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
     loader = DataLoader(Squares(), 4, num_workers=1, persistent_workers=True)
     with_loop(loop, loader, epochs=1)
-    workers = loop._stream._tap.loader._iterator._workers  # type: ignore[union-attr]
+    workers = loop._core.stream._tap.loader._iterator._workers  # type: ignore[union-attr]
     with_loop(loop, loader, epochs=1)
-    assert loop._stream._tap.loader._iterator._workers is workers  # type: ignore[union-attr]
+    assert loop._core.stream._tap.loader._iterator._workers is workers  # type: ignore[union-attr]
 
 
 def test_a_transform_on_the_device_sees_whole_batches(task, sgd) -> None:
@@ -236,7 +236,7 @@ def test_plan_plain_turns_everything_off(task, sgd) -> None:
     model = task.model()
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", plan="plain")
     with_loop(loop, task.loader(), epochs=1)
-    assert loop._stream.kind == "direct"
+    assert loop._core.stream.kind == "direct"
     with pytest.raises(BadArgument, match="plain"):
         Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", plan="fast")
 

@@ -24,14 +24,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop import Loop
 from hotloop.errors import DoesNotFit, MemoryWarning
-from hotloop.loop.step import Step
-from hotloop.loop.survival import Passes
-from hotloop.loop.turns import Turn
-from hotloop.loop.update import FIRST, Update
-from hotloop.memory import portion
-from hotloop.memory.portion import Portion
-from hotloop.memory.survive import Survivor
+from hotloop.step import portion
+from hotloop.step.eager import FIRST_UPDATES, EagerStep
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.portion import Portion
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.training import TrainingStep
 
+WHOLE = 10**9  # items at once: all of any batch
 PHASES = ("forward", "backward", "optimizer")
 Batch = tuple[Tensor, Tensor, Tensor]
 pytestmark = pytest.mark.usefixtures("light_heap")
@@ -92,7 +92,7 @@ class Noting(Portion):
         return self._last
 
     def went_well(self, passes: int = 1) -> bool:
-        self.taken.append(self._last)
+        self.taken.append(WHOLE if self.limit is None else self._last)
         return super().went_well(passes)
 
 
@@ -100,7 +100,7 @@ class Scripted(Portion):
     """Takes the sizes that it is told."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(WHOLE)
         self.script: list[int] = []
 
     def of(self, items: int) -> int:
@@ -222,7 +222,7 @@ SCENARIOS = {
     "tokens on the device": Scenario(objective=partial(classify_some, on_device=True), options={"accumulate": 2}),
     "named losses": Scenario(objective=several),
     "other random numbers": Scenario(Dicing),
-    "two turns": Scenario(Gan, two, {"critic": criticise, "gen": generate}, {"accumulate": 2}),
+    "two objectives": Scenario(Gan, two, {"critic": criticise, "gen": generate}, {"accumulate": 2}),
     "a schedule": Scenario(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.99)),
 }
 
@@ -241,7 +241,7 @@ class Run:
         goal = scenario.objective
         goals = goal if isinstance(goal, dict) else {"loss": goal}
         watched = {name: partial(self._watched, each) for name, each in goals.items()}
-        self.turns = len(goals)
+        self.objectives = len(goals)
         self.loop = Loop(
             self.model,
             self.optimizer,
@@ -251,7 +251,7 @@ class Run:
             plan=hotloop.Plan("cpu", stream="direct", split="items", **settings),
             **options,
         )
-        self.loop._survivor.portion = portion
+        self.loop._core.memory.portion = portion
         self.loader = DataLoader(data(), scenario.batch, shuffle=True, generator=torch.Generator().manual_seed(3))
 
     def _watched(self, goal: Any, model: nn.Module, batch: Batch) -> Any:
@@ -261,17 +261,16 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Everything that the training has left."""
-        update = self.loop._step.update
-        optimizers = self.loop._optimizers
+        loop = self.loop
         return {
             "weights and buffers": self.model.state_dict(),
             "gradients": [p.grad for p in self.model.parameters()],
-            "optimizers": [o.state_dict() for o in optimizers],
-            "scalers": {name: scaler.state_dict() for name, scaler in update._scalers.items()},
-            "counts": (update.steps, update.skipped, self.loop._watch.batches),
+            "optimizers": [o.state_dict() for o in loop._core.optimizers],
+            "scalers": loop._core.step.state_dict()["scalers"],
+            "counts": (loop.steps, loop.skipped, loop._core.watch.batches),
             "random": (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()),
             "own": getattr(self.model, "own", torch.Generator()).get_state(),
-            "loss": self.loop._watch.latest,
+            "loss": loop._core.watch.latest,
         }
 
 
@@ -302,9 +301,9 @@ def phases_marked(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[N
 
     with monkeypatch.context() as patch, warnings.catch_warnings(), faults:
         warnings.simplefilter("ignore", MemoryWarning)
-        patch.setattr(Passes, "_passed", marked(Passes._passed, "forward"))
+        patch.setattr(EagerStep, "__call__", marked(EagerStep.__call__, "forward"))
         patch.setattr(Tensor, "backward", marked(Tensor.backward, "backward"))
-        patch.setattr(Update, "_apply", marked(Update._apply, "optimizer"))
+        patch.setattr(EagerStep, "update", marked(EagerStep.update, "optimizer"))
         yield
 
 
@@ -325,11 +324,10 @@ def with_faults(
     """A run in which memory runs out at random; the sizes of its pieces, in each step."""
     noting = Noting()
     run = Run(scenario, noting)
-    update = run.loop._step.update
 
     def may_fail(phase: str) -> bool:
-        if phase == "optimizer":  # one that never ran out of memory before cannot be rewound
-            return update.steps < FIRST or noting.is_tight
+        if phase == "optimizer":  # one that never ran out of memory before cannot be restored
+            return run.loop.steps + run.loop.skipped < FIRST_UPDATES or noting.is_tight
         return noting.limit is None or noting.limit > 1
 
     faults = Faults(seed, often, may_fail)
@@ -345,8 +343,9 @@ def with_faults(
                 noting.taken.clear()
                 run.seen.clear()
                 run.loop.step(batch)
-                sizes.append(list(noting.taken) or [len(batch[0])] * run.turns)
-                if run.turns == 1:  # else the second turn clears what the first has seen
+                taken = [min(size, len(batch[0])) for size in noting.taken]  # since memory first ran out
+                sizes.append([len(batch[0])] * (run.objectives - len(taken)) + taken)
+                if run.objectives == 1:  # else the second one clears what the first has seen
                     assert run.seen == batch[2].tolist(), f"seed {seed}: each item once, in order"
                 epoch += batch[2].tolist()
                 if compare:
@@ -364,7 +363,6 @@ def without_faults(scenario: Scenario, epochs: int, sizes: list[list[int]]) -> R
     for _ in range(epochs):
         for batch in run.loop.batches(run.loader):
             scripted.script = list(next(rest))
-            run.loop._step.is_bare = False  # which takes no pieces
             run.loop.step(batch)
     return run
 
@@ -496,7 +494,7 @@ def test_what_failed_is_let_go_before_the_batch_is_repeated(before: int, backwar
     model.most = 4
     alive.clear()
     held.clear()
-    with pytest.warns(MemoryWarning, match="out of memory with 8 items at once: batches are computed in pieces of 4"):
+    with pytest.warns(MemoryWarning, match="out of memory with 8 items at once: batches are computed in micro-batches of 4"):
         loop.step(batches(1)[0])
     assert len(alive) >= 2
     assert not any(alive)
@@ -533,28 +531,28 @@ def spoil_after(optimizer: Optimizer, operations: int) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 1.0}, {"precision": "fp16"}])
-def test_an_optimizer_that_cannot_be_rewound_is_an_error_that_says_so(options: dict[str, Any]) -> None:
+def test_an_optimizer_that_cannot_be_restored_is_an_error_that_says_so(options: dict[str, Any]) -> None:
     model = plain_network()
     loop = loop_of(model, adam, **options)
     for batch in batches(4):
         loop.step(batch)
-    spoil_after(loop._optimizers[0], 9)
+    spoil_after(loop._core.optimizers[0], 9)
     with pytest.raises(DoesNotFit, match=r"some of them may be updated[\s\S]*fix: go on from a checkpoint"):
         loop.step(batches(1)[0])
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_the_first_updates_can_be_rewound(precision: Any, fused: bool) -> None:
+def test_the_first_updates_can_be_restored(precision: Any, fused: bool) -> None:
     """There an optimizer allocates what it keeps."""
     results = []
     for operations in (None, 3):
         model = plain_network()
         loop = loop_of(model, partial(adam, fused=fused), precision=precision)
         if operations is not None:
-            spoil_after(loop._optimizers[0], operations)
+            spoil_after(loop._core.optimizers[0], operations)
         loop.step(batches(1)[0])
-        results.append((model.state_dict(), loop._optimizers[0].state_dict()["state"]))
+        results.append((model.state_dict(), loop._core.optimizers[0].state_dict()["state"]))
     assert_same(*results, "the first update")
 
 
@@ -690,7 +688,7 @@ def test_a_piece_without_a_valid_item_does_not_count() -> None:
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-7)
 
 
-def test_pieces_grow_back_and_steps_are_plain_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_micro_batches_grow_back_to_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portion, "PATIENCE", 3)
     monkeypatch.setattr(portion, "MOST_PATIENCE", 6)
     model = Picky(plain_network(), 2)
@@ -702,28 +700,31 @@ def test_pieces_grow_back_and_steps_are_plain_again(monkeypatch: pytest.MonkeyPa
     for batch in batches(30):
         loop.step(batch)
     assert loop.plan.micro_batch is None
-    assert loop._step.is_bare
+    assert model.sizes[-1] == 8
     assert loop.out_of_memory == 2
 
 
-def test_only_pieces_of_one_size_are_compiled() -> None:
+def test_only_micro_batches_of_one_size_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[int] = []
 
-    def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        compiled.append(len(batch[0]))
-        return F.cross_entropy(model(batch[0]), batch[1])
+    def compiling(objective: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+        def counting(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            compiled.append(len(batch[0]))
+            return objective(model, batch)
 
+        return counting
+
+    monkeypatch.setattr(torch, "compile", compiling)
     model = Picky(plain_network(), 5)
-    turn = Turn("loss", lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), (sgd(model),))
-    plan = hotloop.Plan("cpu", compile="default")
-    survivor = Survivor([model], torch.device("cpu"))
-    step = Step(model, (turn,), plan, compiled={"loss": counting}, survivor=survivor)
+    trained = TrainedObjective("loss", classify, (sgd(model),))
+    memory = OutOfMemory([model], torch.device("cpu"))
+    step = TrainingStep(model, (trained,), hotloop.Plan("cpu", compile="default"), memory=memory)
     step(batches(1, size=9)[0])
     assert model.sizes == [5, 4]  # what the failed attempt noted is restored
     assert compiled == [9, 5]
 
 
-def test_the_second_turn_fails_and_the_first_has_learnt_once() -> None:
+def test_the_second_objective_fails_and_the_first_has_learnt_once() -> None:
     results = []
     for often in (0, 1):
         model = Gan()
@@ -748,9 +749,11 @@ def test_the_second_turn_fails_and_the_first_has_learnt_once() -> None:
             warnings.simplefilter("ignore", MemoryWarning)
             loop.step(batch)
         assert loop.steps == 2
-        results.append([model.critic[0].weight.detach(), [int(s["step"]) for s in loop._optimizers[0].state.values()]])
+        results.append(
+            [model.critic[0].weight.detach(), [int(s["step"]) for s in loop._core.optimizers[0].state.values()]]
+        )
         assert loop.plan.micro_batch == (2 if often else 4)
-    assert_same(*results, "the first turn")
+    assert_same(*results, "the first objective")
 
 
 def test_weights_that_two_optimizers_share_learn_from_each_gradient_once() -> None:
@@ -825,7 +828,7 @@ def losses_of(loop: Loop, epochs: int) -> list[float]:
         hotloop.Plan("cuda:0", graph=16, stream="resident"),
         hotloop.Plan("cuda:0", precision="fp16"),
     ],
-    ids=["eager", "graph", "burst", "fp16"],
+    ids=["eager", "graph", "several", "fp16"],
 )
 def test_survival_on_a_gpu_that_is_too_small(plan: hotloop.Plan) -> None:
     free = losses_of(wide_loop(plan), 4)

@@ -92,8 +92,8 @@ def test_what_every_step_does_is_restored_without_a_word(early: Callable[[Net], 
     assert not any("not restored" in str(each.message) for each in told)
 
 
-@pytest.mark.parametrize("bare", [True, False])
-def test_an_objective_that_pops_from_a_list_is_repeated(bare: bool) -> None:
+@pytest.mark.parametrize("plan", ["plain", hotloop.Plan("cpu", accumulate=2)], ids=["plain", "accumulated"])
+def test_an_objective_that_pops_from_a_list_is_repeated(plan: Any) -> None:
     model = Net(lambda net: None)
 
     def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -101,7 +101,6 @@ def test_an_objective_that_pops_from_a_list_is_repeated(bare: bool) -> None:
         return nn.functional.mse_loss(model(batch[0]), target)
 
     CLOCK.update(step=FAILS_AT, failed=False)
-    plan = "plain" if bare else hotloop.Plan("cpu", accumulate=2)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", plan=plan)
     with pytest.warns(MemoryWarning):
         loop.fit([[torch.ones(4, 3), torch.ones(4, 1)] for _ in range(4)], progress=False, monitor=False)

@@ -1,6 +1,6 @@
-"""`Rig`: what a plan changes is undone to the last flag, and what it trains is the same training."""
+"""`AppliedPlan`: what a plan changes is undone to the last flag, and what it trains is the same training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.loop.rig import Rig
+from hotloop.levers import Lever, acting_levers
+from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.base import Undo, set_attribute
 from hotloop.plan import Plan
 
 Build = Callable[[nn.Module], Optimizer]
@@ -56,15 +58,15 @@ def settings_of(optimizer: Optimizer) -> Any:
 @every_optimizer
 @pytest.mark.parametrize("plan", [Plan("cpu", fused=True), Plan("cpu", graph=1), Plan("cpu", graph=1, fused=True)])
 @pytest.mark.parametrize("steps", [0, 2])
-def test_release_undoes_what_engage_did(build: Build, plan: Plan, steps: int) -> None:
+def test_revert_undoes_what_apply_did(build: Build, plan: Plan, steps: int) -> None:
     model = network()
     optimizer = build(model)
     train(model, optimizer, steps)
     before, counts = settings_of(optimizer), [state.get("step") for state in optimizer.state.values()]
-    rig = Rig(plan, model, [optimizer])
+    applied = AppliedPlan(plan, model, [optimizer])
     for _ in range(2):  # a contestant goes on stage again and again
-        rig.engage()
-        rig.release()
+        applied.apply()
+        applied.revert()
         assert settings_of(optimizer) == before
     for count, state in zip(counts, optimizer.state.values(), strict=True):
         if isinstance(count, Tensor):
@@ -72,31 +74,52 @@ def test_release_undoes_what_engage_did(build: Build, plan: Plan, steps: int) ->
             assert torch.equal(state["step"], count)
 
 
-def test_what_is_set_after_the_release_is_left_alone() -> None:
+def test_what_is_set_after_the_revert_is_left_alone() -> None:
     model = network()
     optimizer = OPTIMIZERS["adam"](model)
-    rig = Rig(Plan("cpu", fused=True), model, [optimizer])
-    rig.engage()
-    rig.release()
+    applied = AppliedPlan(Plan("cpu", fused=True), model, [optimizer])
+    applied.apply()
+    applied.revert()
     optimizer.param_groups[0]["foreach"] = True
-    rig.release()
+    applied.revert()
     assert optimizer.param_groups[0]["foreach"]
+
+
+def test_what_was_applied_before_an_error_is_reverted(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(Lever):
+        def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
+            yield set_attribute(model, "mark", True)
+            raise ZeroDivisionError
+
+    levers = [*acting_levers(Plan("cpu", fused=True)), Failing()]
+    monkeypatch.setattr("hotloop.levers.applied.acting_levers", lambda plan: levers)
+    model = network()
+    optimizer = OPTIMIZERS["adam"](model)
+    before = settings_of(optimizer)
+    applied = AppliedPlan(Plan("cpu", fused=True), model, [optimizer])
+    with pytest.raises(ZeroDivisionError):
+        applied.apply()
+    assert vars(model)["mark"]
+    assert settings_of(optimizer) != before
+    applied.revert()
+    assert "mark" not in vars(model)
+    assert settings_of(optimizer) == before
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
 def test_flags_are_set_in_between(name: str) -> None:
     model = network()
     optimizer = OPTIMIZERS[name](model)
-    Rig(Plan("cpu", fused=True), model, [optimizer]).engage()
+    AppliedPlan(Plan("cpu", fused=True), model, [optimizer]).apply()
     assert all(group["fused"] and not group["foreach"] for group in optimizer.param_groups)
     assert not any(group.get("capturable") for group in optimizer.param_groups)
 
 
 @pytest.mark.parametrize(("name", "flag"), [("adam", "capturable"), ("adamw", "capturable"), ("sgd", "fused")])
-def test_a_recording_needs_rates_on_the_device(name: str, flag: str) -> None:
+def test_a_capture_needs_rates_on_the_device(name: str, flag: str) -> None:
     model = network()
     optimizer = OPTIMIZERS[name](model)
-    Rig(Plan("cpu", graph=1), model, [optimizer]).engage()
+    AppliedPlan(Plan("cpu", graph=1), model, [optimizer]).apply()
     assert all(group[flag] for group in optimizer.param_groups)
 
 
@@ -105,8 +128,8 @@ def test_a_plain_plan_changes_nothing() -> None:
     optimizer = OPTIMIZERS["adam"](model)
     train(model, optimizer, 1)
     before = settings_of(optimizer)
-    rig = Rig(Plan("cpu"), model, [optimizer])
-    rig.engage()
+    applied = AppliedPlan(Plan("cpu"), model, [optimizer])
+    applied.apply()
     assert settings_of(optimizer) == before
     assert all("forward" not in vars(module) for module in model.modules())
 
@@ -118,10 +141,10 @@ def test_fused_is_nearly_the_same_training(build: Build) -> None:
     optimizers = build(plain), build(fused)
     expected = train(plain, optimizers[0], 9)
     losses = train(fused, optimizers[1], 3)
-    rig = Rig(Plan("cpu", fused=True), fused, [optimizers[1]])
-    rig.engage()
+    applied = AppliedPlan(Plan("cpu", fused=True), fused, [optimizers[1]])
+    applied.apply()
     losses += train(fused, optimizers[1], 3)
-    rig.release()
+    applied.revert()
     losses += train(fused, optimizers[1], 3)
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-6)
     for a, b in zip(plain.parameters(), fused.parameters(), strict=True):
@@ -137,9 +160,9 @@ def test_the_count_of_steps_keeps_its_type() -> None:
         optimizer.step()
     finally:
         torch.set_default_dtype(torch.float32)
-    rig = Rig(Plan("cpu"), model, [optimizer])
-    rig.engage()
-    rig.release()
+    applied = AppliedPlan(Plan("cpu"), model, [optimizer])
+    applied.apply()
+    applied.revert()
     assert {state["step"].dtype for state in optimizer.state.values()} == {torch.float64}
 
 
@@ -179,11 +202,11 @@ def test_checkpointing_gives_equal_gradients_and_is_undone() -> None:
     model = Deep()
     expected = gradients(model)
     assert [block.calls for block in model.blocks] == [1, 1, 1]
-    rig = Rig(Plan("cpu", checkpointing=True), model, [])
-    rig.engage()
+    applied = AppliedPlan(Plan("cpu", checkpointing=True), model, [])
+    applied.apply()
     assert all(map(torch.equal, gradients(model), expected))
     assert [block.calls for block in model.blocks] == [3, 3, 3], "each block was computed twice"
-    rig.release()
+    applied.revert()
     assert all("forward" not in vars(module) for module in model.modules())
     assert all(map(torch.equal, gradients(model), expected))
     assert [block.calls for block in model.blocks] == [4, 4, 4]
@@ -192,8 +215,8 @@ def test_checkpointing_gives_equal_gradients_and_is_undone() -> None:
 def test_checkpointing_keeps_less() -> None:
     def kept(plan: Plan) -> int:
         model = Deep()
-        rig = Rig(plan, model, [])
-        rig.engage()
+        applied = AppliedPlan(plan, model, [])
+        applied.apply()
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
             model(torch.ones(64, 4))
@@ -205,10 +228,10 @@ def test_checkpointing_keeps_less() -> None:
 def test_checkpointing_changes_no_buffer() -> None:
     def statistics(plan: Plan) -> dict[str, Tensor]:
         model = Deep(lambda: nn.BatchNorm1d(4))
-        rig = Rig(plan, model, [])
-        rig.engage()
+        applied = AppliedPlan(plan, model, [])
+        applied.apply()
         gradients(model)
-        rig.release()
+        applied.revert()
         return dict(model.named_buffers())
 
     plain, checkpointed = statistics(Plan("cpu")), statistics(Plan("cpu", checkpointing=True))
@@ -220,9 +243,9 @@ def test_a_forward_of_ones_own_comes_back() -> None:
     model = Deep()
     block = model.blocks[0]
     own = block.forward = lambda x, scale=1.0: 2 * x
-    rig = Rig(Plan("cpu", checkpointing=True), model, [])
-    rig.engage()
-    rig.release()
+    applied = AppliedPlan(Plan("cpu", checkpointing=True), model, [])
+    applied.apply()
+    applied.revert()
     assert vars(block).get("forward") is own
 
 
@@ -234,11 +257,11 @@ SWITCHES: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("names", [["tf32"], ["cudnn_benchmark"], ["tf32", "cudnn_benchmark"]], ids=" and ".join)
 def test_switches_are_set_inside_and_restored_after_an_error(names: list[str]) -> None:
-    rig = Rig(Plan("cpu", **dict.fromkeys(names, True)), network(), [])  # type: ignore[arg-type]
+    applied = AppliedPlan(Plan("cpu", **dict.fromkeys(names, True)), network(), [])  # type: ignore[arg-type]
     before = {name: on() for name, on in SWITCHES.items()}
     assert not any(before.values())
     for _ in range(2):
-        with suppress(ZeroDivisionError), rig.around():
+        with suppress(ZeroDivisionError), applied.around():
             assert {name: on() for name, on in SWITCHES.items()} == {name: name in names for name in SWITCHES}
             raise ZeroDivisionError
         assert {name: on() for name, on in SWITCHES.items()} == before
@@ -252,18 +275,18 @@ def test_algorithms_in_half_precision_are_searched_for_anew(
     """By a switch that PyTorch tells them apart by; it never allows TF32 to what is in fp32."""
     cudnn = torch.backends.cudnn
     monkeypatch.setattr(cudnn, "allow_tf32", allowed)
-    rig = Rig(Plan("cpu", cudnn_benchmark=True, precision="bf16", **also), network(), [])
-    with suppress(ZeroDivisionError), rig.around():
+    applied = AppliedPlan(Plan("cpu", cudnn_benchmark=True, precision="bf16", **also), network(), [])
+    with suppress(ZeroDivisionError), applied.around():
         assert (cudnn.benchmark, cudnn.allow_tf32) == (True, False)
         raise ZeroDivisionError
     assert (cudnn.benchmark, cudnn.allow_tf32) == (False, allowed)
-    with Rig(Plan("cpu", cudnn_benchmark=True), network(), []).around():
+    with AppliedPlan(Plan("cpu", cudnn_benchmark=True), network(), []).around():
         assert (cudnn.benchmark, cudnn.allow_tf32) == (True, allowed)  # in fp32 it would change the numbers
 
 
 def test_a_switch_that_was_on_stays_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    with Rig(Plan("cpu", cudnn_benchmark=True), network(), []).around():
+    with AppliedPlan(Plan("cpu", cudnn_benchmark=True), network(), []).around():
         pass
     assert torch.backends.cudnn.benchmark
 
@@ -274,7 +297,7 @@ def test_the_settings_of_each_library_come_back_too() -> None:
     for place in places:
         place.fp32_precision = "none"  # as PyTorch has it at first: what is set for all applies
     try:
-        with Rig(Plan("cpu", tf32=True), network(), []).around():
+        with AppliedPlan(Plan("cpu", tf32=True), network(), []).around():
             pass
         assert [place.fp32_precision for place in places] == ["none", "none"]
     finally:
@@ -286,9 +309,9 @@ def test_a_batch_in_channels_last() -> None:
     images = torch.rand(2, 3, 4, 5)
     masks = torch.ones(2, 3, 4, 5, dtype=torch.long)
     batch = {"images": images, "rest": (masks, torch.ones(2, 3), "name")}
-    laid = Rig(Plan("cpu", channels_last=True), network(), []).inputs(batch)
+    laid = AppliedPlan(Plan("cpu", channels_last=True), network(), []).inputs(batch)
     assert laid["images"].is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(laid["images"], images)
     assert laid["rest"] == batch["rest"]
     assert images.is_contiguous(), "the batch that was handed in is as it was"
-    assert Rig(Plan("cpu"), network(), []).inputs(batch) is batch
+    assert AppliedPlan(Plan("cpu"), network(), []).inputs(batch) is batch

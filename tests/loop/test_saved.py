@@ -110,10 +110,10 @@ def accumulated() -> Script:
 
 def half_precision() -> Script:
     made = script(precision="fp16", clip_norm=1.0)
-    for scaler in made.loop._step.update._scalers.values():
-        scaler.load_state_dict(
-            {**scaler.state_dict(), "growth_interval": 3, "scale": 2.0**20}
-        )  # it moves within the run
+    state = made.loop._core.step.state_dict()
+    for scaler in state["scalers"].values():
+        scaler.update(growth_interval=3, scale=2.0**20)  # it moves within the run
+    made.loop._core.step.load_state_dict(state)
     return made
 
 
@@ -448,11 +448,11 @@ def test_a_longer_schedule_goes_on_from_where_it_was(tmp_path: Path) -> None:
     made.loop.fit(made.loader, epochs=2, **options)
     made = build(4)
     made.loop.fit(made.loader, epochs=4, **options)
-    (scheduler,) = made.loop._schedule.schedulers
+    (scheduler,) = made.loop._core.schedule.schedulers
     assert (scheduler.total_steps, scheduler.last_epoch) == (32, 32)
     longer = build(4)
     longer.loop.fit(longer.loader, epochs=4, progress=False)
-    assert scheduler.get_last_lr() == longer.loop._schedule.schedulers[0].get_last_lr()
+    assert scheduler.get_last_lr() == longer.loop._core.schedule.schedulers[0].get_last_lr()
 
 
 def test_settings_of_the_script_win_where_training_does_not_change_them(tmp_path: Path) -> None:
@@ -546,7 +546,7 @@ def test_how_an_optimizer_computes_is_a_setting(tmp_path: Path) -> None:
     first.loop.fit(first.loader, save=tmp_path, progress=False)
     made = script(optimizer=lambda parameters, lr: torch.optim.AdamW(parameters, lr, foreach=False))
     made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
-    assert made.loop._optimizers[0].param_groups[0]["foreach"] is False
+    assert made.loop._core.optimizers[0].param_groups[0]["foreach"] is False
 
 
 # A checkpoint of something else
@@ -562,7 +562,7 @@ def other_optimizer() -> Script:
 
 def more_groups() -> Script:
     made = script()
-    made.loop._optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    made.loop._core.optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     return made
 
 
@@ -635,7 +635,7 @@ def test_a_plan_that_was_found_is_carried_on(tmp_path: Path) -> None:
     made = auto()
     found = made.loop.tune(made.loader, steps=50, progress=False)
     plan = replace(made.loop.plan, channels_last=True)
-    made.loop.go_on_with(plan)
+    made.loop._core.go_on_with(plan)
     made.loop.fit(made.loader, save=tmp_path, progress=False)
     made = auto()
     made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)

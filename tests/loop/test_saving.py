@@ -221,7 +221,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
 
     def step(batch: Any) -> torch.Tensor:
         if loop.steps == 1:
-            loop._optimizers[0].param_groups[0]["note"] = object()
+            loop._core.optimizers[0].param_groups[0]["note"] = object()
         return plain(batch)
 
     loop.step = step  # type: ignore[method-assign]
@@ -236,7 +236,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
 
 def test_what_cannot_be_saved_is_refused_before_the_training(task, tmp_path: Path) -> None:
     loop = loop_of(task)
-    loop._optimizers[0].param_groups[0]["note"] = object()
+    loop._core.optimizers[0].param_groups[0]["note"] = object()
     with pytest.raises(BadArgument, match=r"optimizers\[0\].param_groups\[0\].note: it is a builtins.object"):
         fit(task, tmp_path, loop=loop)
     assert loop.steps == 0
@@ -438,7 +438,7 @@ def test_a_signal_saves_and_ends(task, tmp_path: Path, signum: int, why: str) ->
 def test_a_window_of_accumulation_is_completed_first(task, tmp_path: Path) -> None:
     report, loop = fit_until(task, tmp_path, 4, loop=loop_of(task, accumulate=3))
     assert (report.steps, report.saved) == (2, 2)
-    assert loop._watch.batches == 6
+    assert loop._core.watch.batches == 6
     assert load(tmp_path / "step-000000002").tree["run"]["consumed"] == 6
 
 
@@ -460,7 +460,7 @@ def test_a_schedule_that_watches_the_loss_is_not_forgotten_there(task, tmp_path:
     fit_until(task, tmp_path, 7, loop=build())
     loop = build()
     fit(task, tmp_path, loop=loop, epochs=3, resume=True)
-    assert loop._schedule.schedulers[0].last_epoch == 3
+    assert loop._core.schedule.schedulers[0].last_epoch == 3
 
 
 def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

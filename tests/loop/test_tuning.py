@@ -70,7 +70,7 @@ class _nothing:
 
 def everything(loop: hotloop.Loop) -> dict[str, Any]:
     """All that a tuning may not change."""
-    optimizer = loop._optimizers[0]
+    optimizer = loop._core.optimizers[0]
     return {
         "weights": {name: value.clone() for name, value in loop.model.state_dict().items()},
         "gradients": [None if p.grad is None else p.grad.clone() for p in loop.model.parameters()],
@@ -137,7 +137,7 @@ def test_a_random_augmentation_is_not_disturbed() -> None:
         loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu")
         if tune:
             loop.tune(loader, steps=10, progress=False)
-            loop._adopt(replace(loop.tuning, plan=Plan("cpu")), None)
+            loop._core._adopt(replace(loop.tuning, plan=Plan("cpu")), None)
         return [float(loop.step(batch)) for batch in loop.batches(loader)]
 
     assert batches(True) == batches(False)
@@ -229,9 +229,9 @@ def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
 def test_the_bar_says_that_it_tunes_and_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 1e12)
     loop, loader = slow_loop()
-    loop._expected = 1_000_000
+    loop._core.expected = 1_000_000
     file = io.StringIO()
-    with Display(1, len(loader), None, Console(file=file, force_terminal=True, width=80)) as loop._tuner.display:
+    with Display(1, len(loader), None, Console(file=file, force_terminal=True, width=80)) as loop._core.tuner.display:
         for batch in itertools.islice(loop.batches(loader), 13):
             loop.step(batch)
     assert loop.tuning is not None
@@ -242,14 +242,14 @@ def test_fit_tunes_by_itself_once_and_remembers_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 1e12)
     loop, loader = slow_loop()
     total = 1_000_000
-    loop._expected = total
+    loop._core.expected = total
     for number, batch in enumerate(loop.batches(loader)):
         loop.step(batch)
         if number == 12:
             break
     assert loop.tuning is not None
     again, loader = slow_loop()
-    again._expected = total
+    again._core.expected = total
     for number, batch in enumerate(again.batches(loader)):
         again.step(batch)
         if number == 12:
@@ -287,7 +287,7 @@ def test_a_lever_that_the_model_does_not_bear_is_dropped_with_the_reason() -> No
 
 def test_a_second_tuning_begins_at_the_plain_loop_again() -> None:
     loop, loader = image_loop(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)))
-    loop._adopt(
+    loop._core._adopt(
         replace(loop.tune(loader, steps=10, progress=False), plan=Plan("cpu", fused=True, channels_last=True)), None
     )
     again = loop.tune(loader, steps=10, progress=False)
@@ -304,7 +304,7 @@ def test_a_loader_that_draws_does_not_make_the_model_random(dropout: float) -> N
     loader = DataLoader(TensorDataset(x, x[:, :1]), 8, shuffle=True)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
     material = material_of(loader, loop.device)
-    found = tune(loop._subject, loader, material, steps=10, seconds=None, budget=1.0)
+    found = tune(loop._core.subject, loader, material, steps=10, seconds=None, budget=1.0)
     assert found.is_random == bool(dropout)
 
 
@@ -322,9 +322,9 @@ def test_the_layout_is_put_back_when_another_plan_needs_none() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
     loop, loader = image_loop(model)
     first = loop.tune(loader, steps=5, progress=False)
-    loop._adopt(replace(first, plan=Plan("cpu", channels_last=True)), None)
+    loop._core._adopt(replace(first, plan=Plan("cpu", channels_last=True)), None)
     assert not model[0].weight.is_contiguous()
-    loop._adopt(replace(first, plan=Plan("cpu")), None)
+    loop._core._adopt(replace(first, plan=Plan("cpu")), None)
     assert model[0].weight.is_contiguous()
 
 
@@ -353,7 +353,7 @@ def touchy_run() -> tuple[hotloop.Loop, list[float]]:
     loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 2)
     model = Touchy()
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu")
-    loop._expected = 1_000_000
+    loop._core.expected = 1_000_000
     losses = [float(loop.step(batch)) for batch in itertools.islice(loop.batches(loader), 60)]
     return loop, losses
 
@@ -374,10 +374,10 @@ def test_a_plan_from_the_cache_passes_the_gate_every_time() -> None:
 def test_an_edited_forward_is_another_model(monkeypatch: pytest.MonkeyPatch) -> None:
     loop, loader = slow_loop()
     batch = next(iter(loader))
-    before = loop._subject.key(batch, loader)
-    assert loop._subject.key(batch, loader) == before
+    before = loop._core.subject.key(batch, loader)
+    assert loop._core.subject.key(batch, loader) == before
     monkeypatch.setattr(type(loop.model), "forward", lambda self, x: x * 2)
-    assert loop._subject.key(batch, loader) != before
+    assert loop._core.subject.key(batch, loader) != before
 
 
 class Slow(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -396,6 +396,6 @@ def test_where_nothing_is_kept_the_plan_takes_the_time_of_the_plain_loop() -> No
     model, loader = nn.Linear(4, 1), DataLoader(Slow(), 8)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
     material = material_of(loader, loop.device)
-    tuning = tune(loop._subject, loader, material, steps=10, seconds=None, budget=1.0, levers=()).tuning
+    tuning = tune(loop._core.subject, loader, material, steps=10, seconds=None, budget=1.0, levers=()).tuning
     assert tuning.gain == 1.0
     assert "the plain loop stays: no lever was tried" in tuning_words(tuning)

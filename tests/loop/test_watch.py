@@ -137,8 +137,8 @@ def test_a_loss_that_is_alone_is_seen_as_others_are(
 ) -> None:
     one, other = make(), make()
     for number, (loss, items) in enumerate(batches):
-        one.see_one(torch.tensor(loss), items)
-        other.see({"loss": torch.tensor(loss)}, items)
+        one.see({"loss": torch.tensor(loss)}, items)
+        other.see({"loss": torch.tensor(loss)}, torch.tensor(items))  # noted in the general way
         assert one.batches == other.batches == number + 1
         assert one.items_seen
     assert one.means() == pytest.approx(other.means(), rel=1e-6, abs=1e-6)
@@ -153,7 +153,7 @@ def test_a_loss_that_is_alone_and_lost_names_its_step(make: Callable[[], Watch],
 
     def run() -> None:
         for step in range(1, 41):
-            watch.see_one(torch.tensor(value if step == 20 else 1.0), 4)
+            watch.see({"loss": torch.tensor(value if step == 20 else 1.0)}, 4)
         watch.means()
 
     with pytest.raises(LossNotFinite, match="not finite at step 20 "):
@@ -167,12 +167,12 @@ def test_slow_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
     watch = accelerated()
     for step in range(100):
         now += 0.001
-        watch.see_one(torch.tensor(float(step)), 1)
+        watch.see({"loss": torch.tensor(float(step))}, 1)
     assert watch._wait == MOST_SINGLE
     seen = []
     for step in range(60):
         now += 2.0
-        watch.see_one(torch.tensor(float(step)), 1)
+        watch.see({"loss": torch.tensor(float(step))}, 1)
         seen.append(watch.latest)
     assert seen[-1] is not None
     assert seen[-1] >= 57

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from hotloop import Loop, survive_oom
+from hotloop._torch import allocator_settings, set_allocator_settings
 from hotloop.errors import MemoryWarning
 from hotloop.memory import fragmentation, oom
-from hotloop.memory.fragmentation import Fragmented, are_on, can_expand, change, judged, may_be_set, mend, settings
+from hotloop.memory.fragmentation import Fragmented, are_on, can_expand, judged, may_be_set, mend
 from hotloop.memory.oom import Failure
-from hotloop.memory.survive import Survivor
+from hotloop.step.retry import OomRetry, OutOfMemory
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -91,32 +92,25 @@ def test_a_word_of_the_person_stands(others: list[str]) -> None:
 
 
 def test_the_settings_of_pytorch_are_read_and_written() -> None:
-    before = settings()
+    before = allocator_settings()
     if before is None:
         pytest.skip("this PyTorch does not say what its allocator was told")
     try:
-        change("max_split_size_mb:64, expandable_segments:True")
+        set_allocator_settings("max_split_size_mb:64, expandable_segments:True")
         assert are_on()
-        change("expandable_segments:False")
-        assert settings() == "expandable_segments:False"
+        set_allocator_settings("expandable_segments:False")
+        assert allocator_settings() == "expandable_segments:False"
         assert not are_on()
     finally:
-        change(before)
+        set_allocator_settings(before)
 
 
-def test_a_pytorch_that_cannot_be_asked_or_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings", raising=False)
-    told = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}
-    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: told)
-    assert settings() == "max_split_size_mb:64"
-    told.clear()
-    assert settings() is None
+def test_without_word_of_the_settings_nothing_is_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fragmentation, "allocator_settings", lambda: None)
+    monkeypatch.setattr(fragmentation, "can_expand", lambda device: True)
+
     assert not are_on()
     assert not mend(Fragmented(MIB, MIB), CPU)
-    for name in fragmentation._WRITERS:
-        monkeypatch.delattr(torch._C, name, raising=False)
-    with pytest.raises(NotImplementedError):
-        change("")
 
 
 def test_only_cuda_on_linux_has_expandable_segments(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,8 +148,8 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     fake = Allocator()
     monkeypatch.setattr(oom, "statistics", lambda device: figures(9 * MIB, 9 * MIB - fake.unused, fake.unused))
     monkeypatch.setattr(fragmentation, "can_expand", lambda device: True)
-    monkeypatch.setattr(fragmentation, "settings", lambda: fake.told[-1])
-    monkeypatch.setattr(fragmentation, "change", fake.change)
+    monkeypatch.setattr(fragmentation, "allocator_settings", lambda: fake.told[-1])
+    monkeypatch.setattr(fragmentation, "set_allocator_settings", fake.change)
     return fake
 
 
@@ -163,78 +157,79 @@ def full() -> torch.OutOfMemoryError:
     return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has")
 
 
-def sizes_of(survivor: Survivor, failures: int) -> list[int]:
+def sizes_of(memory: OutOfMemory, failures: int) -> list[int]:
     """The sizes that a pass over eight items is tried with, when the first attempts fail."""
     sizes: list[int] = []
 
-    def attempt(size: int) -> None:
-        sizes.append(size)
+    def attempt(items: int, size: int | None) -> None:
+        sizes.append(size or items)
         if len(sizes) <= failures:
             raise full()
 
-    survivor.run(8, attempt)
+    OomRetry(attempt, memory, int)(8)
     return sizes
 
 
 def test_the_whole_batch_is_run_again_once_before_it_is_cut(allocator: Allocator) -> None:
-    survivor = Survivor([], CPU)
+    memory = OutOfMemory([], CPU)
     with pytest.warns(
         MemoryWarning,
         match=r"^memory was fragmented: 3.0 MiB reserved and unused in pieces; expandable segments are on now$",
     ):
-        assert sizes_of(survivor, 1) == [8, 8]
+        assert sizes_of(memory, 1) == [8, 8]
     assert allocator.told == ["", "expandable_segments:True"]
-    assert survivor.mended == Fragmented(2 * MIB, 3 * MIB)
-    assert (survivor.portion.failures, survivor.portion.cuts) == (1, 0)
-    assert sizes_of(survivor, 2) == [8, 4, 2], "once is enough"
-    assert sizes_of(Survivor([], CPU), 1) == [8, 4], "for others as well"
+    assert memory.mended == Fragmented(2 * MIB, 3 * MIB)
+    assert (memory.portion.failures, memory.portion.cuts) == (1, 0)
+    assert sizes_of(memory, 2) == [8, 4, 2], "once is enough"
+    assert sizes_of(OutOfMemory([], CPU), 1) == [8, 4], "for others as well"
     assert len(allocator.told) == 2
 
 
 def test_settings_of_the_person_are_kept(allocator: Allocator) -> None:
     allocator.told = ["max_split_size_mb:64,"]
     with pytest.warns(MemoryWarning):
-        assert sizes_of(Survivor([], CPU), 1) == [8, 8]
+        assert sizes_of(OutOfMemory([], CPU), 1) == [8, 8]
     assert allocator.told[-1] == "max_split_size_mb:64,expandable_segments:True"
 
 
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments:False"])
 def test_what_the_person_has_decided_is_not_touched(allocator: Allocator, setting: str) -> None:
     allocator.told = [setting]
-    assert sizes_of(Survivor([], CPU), 1) == [8, 4]
+    assert sizes_of(OutOfMemory([], CPU), 1) == [8, 4]
     assert allocator.told == [setting]
 
 
 def test_memory_that_is_full_is_not_blamed_on_pieces(allocator: Allocator) -> None:
     allocator.unused = MIB
-    survivor = Survivor([], CPU)
-    assert sizes_of(survivor, 1) == [8, 4]
+    memory = OutOfMemory([], CPU)
+    assert sizes_of(memory, 1) == [8, 4]
     assert allocator.told == [""]
-    assert survivor.mended is None
+    assert memory.mended is None
 
 
-def test_the_memory_of_a_recording_is_no_hole(allocator: Allocator) -> None:
-    survivor = Survivor([], CPU)
-    recordings = ["a graph"]
-    survivor.has_recordings = lambda: bool(recordings)
+def test_the_memory_of_a_capture_is_no_hole(allocator: Allocator) -> None:
+    memory = OutOfMemory([], CPU)
+    captures = ["a graph"]
+    memory.has_captures = lambda: bool(captures)
+    memory.give_way = captures.clear
     tried: list[int] = []
 
-    def attempt(size: int) -> None:
-        tried.append(size)
-        if size > 4:
+    def attempt(items: int, size: int | None) -> None:
+        tried.append(size or items)
+        if tried[-1] > 4:
             raise full()
 
-    survivor.run(8, attempt, recordings.clear)
+    OomRetry(attempt, memory, int)(8)
     assert tried == [8, 4]
     assert allocator.told == [""]
 
 
 def test_a_refusal_is_no_error_and_is_not_asked_for_again(allocator: Allocator) -> None:
     allocator.refuses = True
-    survivor = Survivor([], CPU)
-    assert sizes_of(survivor, 3) == [8, 4, 2, 1]
+    memory = OutOfMemory([], CPU)
+    assert sizes_of(memory, 3) == [8, 4, 2, 1]
     assert allocator.told == ["", "expandable_segments:True", "expandable_segments:False"]
-    assert survivor.mended is None
+    assert memory.mended is None
 
 
 def test_where_it_does_not_help_it_is_off_again(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,14 +237,14 @@ def test_where_it_does_not_help_it_is_off_again(allocator: Allocator, monkeypatc
         raise full()
 
     monkeypatch.setattr(torch, "empty", empty)
-    assert sizes_of(Survivor([], CPU), 1) == [8, 4]
+    assert sizes_of(OutOfMemory([], CPU), 1) == [8, 4]
     assert allocator.told[-1] == "expandable_segments:False"
 
 
 def test_one_item_that_does_not_fit_may_be_fragmented_too(allocator: Allocator) -> None:
-    survivor = Survivor([], CPU, most=1)
+    memory = OutOfMemory([], CPU, most=1)
     with pytest.warns(MemoryWarning, match="fragmented"):
-        assert sizes_of(survivor, 1) == [1, 1]
+        assert sizes_of(memory, 1) == [1, 1]
 
 
 def test_nothing_of_the_failed_attempt_lives_while_memory_is_mended(
@@ -262,7 +257,7 @@ def test_nothing_of_the_failed_attempt_lives_while_memory_is_mended(
         def __del__(self) -> None:
             gone.append(True)
 
-    def attempt(size: int) -> None:
+    def attempt(items: int, size: int | None) -> None:
         kept = [Activation()]
         kept.append(kept)  # type: ignore[arg-type]  # a cycle, as a traceback makes one
         if not freed:
@@ -272,9 +267,9 @@ def test_nothing_of_the_failed_attempt_lives_while_memory_is_mended(
         freed.append(bool(gone))
         allocator.change(settings)
 
-    monkeypatch.setattr(fragmentation, "change", change)
+    monkeypatch.setattr(fragmentation, "set_allocator_settings", change)
     with pytest.warns(MemoryWarning):
-        Survivor([], CPU).run(8, attempt)
+        OomRetry(attempt, OutOfMemory([], CPU), int)(8)
     assert freed == [True]
 
 
@@ -324,7 +319,7 @@ def assert_same(a: nn.Module, b: nn.Module) -> None:
 @pytest.mark.filterwarnings("ignore:batch normalisation")  # which sees each batch of a window by itself
 @pytest.mark.filterwarnings("ignore:.*your code changes")  # the number of calls
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("at", [0, 1, 5], ids=["first", "second", "bare"])
+@pytest.mark.parametrize("at", [0, 1, 5], ids=["first", "second", "later"])
 def test_a_loop_trains_to_the_bit_as_if_memory_had_never_run_out(
     allocator: Allocator, at: int, accumulate: int
 ) -> None:
@@ -397,8 +392,8 @@ def undecided() -> Iterator[None]:
     def forget() -> None:
         gc.collect()
         torch.cuda.empty_cache()
-        change("expandable_segments:False")
-        change("")
+        set_allocator_settings("expandable_segments:False")
+        set_allocator_settings("")
 
     forget()
     yield
@@ -466,7 +461,7 @@ def on_a_gpu(objective: Callable[..., Tensor], steps: int, *, cap: bool) -> tupl
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("begin", [0, 5], ids=["first", "bare"])
+@pytest.mark.parametrize("begin", [0, 5], ids=["first", "later"])
 def test_a_fragmented_gpu_needs_no_pieces(undecided: None, begin: int) -> None:
     _, expected = on_a_gpu(Holey(begin), 8, cap=False)
     gc.collect()
@@ -520,7 +515,7 @@ def test_holes_between_tensors_that_stay_are_survived_in_pieces(undecided: None)
         cached = room(CACHED)
         del cached
         staying = with_holes()
-        with pytest.warns(MemoryWarning, match="in pieces of 4"):
+        with pytest.warns(MemoryWarning, match="in micro-batches of 4"):
             loop.step(batch)
         del staying
     assert loop.fragmented is None

@@ -84,7 +84,7 @@ def test_a_call_that_runs_out_is_made_again_but_not_for_ever() -> None:
 
 
 def test_nothing_is_repeated_in_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oom, "is_recording", lambda: True)
+    monkeypatch.setattr(oom, "is_capturing", lambda: True)
     calls: list[int] = []
 
     def fails() -> None:
@@ -98,7 +98,7 @@ def test_nothing_is_repeated_in_a_recording(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_clearing_a_cpu_is_no_error() -> None:
     clear(CPU)
-    assert not oom.is_recording() or torch.cuda.is_available()
+    assert not oom.is_capturing() or torch.cuda.is_available()
 
 
 def said(monkeypatch: pytest.MonkeyPatch, held: DeviceHoldings, allocated: int | None, now: Usage) -> str:

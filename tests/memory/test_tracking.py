@@ -305,7 +305,7 @@ def test_a_gpu_shows_the_same_modules_and_the_figures_of_its_allocator() -> None
 
     step()
     torch.cuda.synchronize()
-    others = torch.cuda.memory_allocated()  # recordings of other tests among them, which no tensor shows
+    others = torch.cuda.memory_allocated()  # captures of other tests among them, which no tensor shows
     with track(model) as seen:
         step()
     record = seen.record()

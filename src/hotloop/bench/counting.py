@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from hotloop._torch import UNSAFE_VIEW, DispatchMode, leaves_of, schema_of
 from hotloop.bench.contestants.by_hand import to
 from hotloop.bench.workloads import Workload
 from hotloop.profiling.flops import ATTENTION
 
 aten = torch.ops.aten
 TABLES = {aten.embedding, aten.index, aten.index_select, aten.gather}  # they read what they pick, not the whole table
-UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, aten._unsafe_view}
+UNTOUCHED = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided, *UNSAFE_VIEW}
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,11 @@ def count_of(workload: Workload, device: torch.device) -> Count:
     return Count(count.flops / units, count.traffic / units)
 
 
-class ByteCounterMode(TorchDispatchMode):
+class ByteCounterMode(DispatchMode):
     """Adds up the bytes that each operation reads and writes; views and fresh memory cost nothing."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,14 +71,14 @@ class ByteCounterMode(TorchDispatchMode):
         reads, writes = _tensors((args, kwargs)), _tensors(result)
         if packet in TABLES:
             self.bytes += _size(writes) - _size(reads[:1])
-        if func._schema.is_mutable and not writes:  # operations on whole lists change them and return nothing
+        if schema_of(func).is_mutable and not writes:  # operations on whole lists change them and return nothing
             writes = _tensors(args[0])
         self.bytes += _size(reads) + _size(writes)
         return result
 
 
 def _tensors(nested: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(nested) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves_of(nested) if isinstance(leaf, Tensor)]
 
 
 def _size(tensors: Iterable[Tensor]) -> int:

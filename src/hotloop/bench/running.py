@@ -4,7 +4,6 @@ import gc
 import math
 import os
 import statistics
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 
 import torch
 
+from hotloop._torch import compiler_is_loaded
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.ceilings import ceilings
 from hotloop.bench.contestants import Start, Started
@@ -289,7 +289,7 @@ def _reason(error: Exception) -> str:
 
 def _fresh_start(device: torch.device) -> None:
     """Forget what was compiled: torch recompiles a function only so often, then leaves it slow."""
-    if "torch._dynamo" in sys.modules:  # which takes seconds to import
+    if compiler_is_loaded():
         torch.compiler.reset()
     _collect(device)
 

@@ -6,7 +6,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from hotloop.checkpoint.tensorfile import Entry, HostSource, Source, bytes_of, in_file_order
+from hotloop.checkpoint.tensorfile import HostSource, Source, TensorEntry, bytes_of, in_file_order
 
 BLOCK = 1 << 24  # bytes of a pinned buffer; a power of two, to which PyTorch would round it up
 
@@ -56,7 +56,7 @@ class _DeviceSource:
     def __init__(
         self, clones: dict[str, Tensor], ready: torch.cuda.Event, stream: torch.cuda.Stream, spare: list[Tensor]
     ) -> None:
-        self.entries = {name: Entry.of(tensor) for name, tensor in clones.items()}
+        self.entries = {name: TensorEntry.of(tensor) for name, tensor in clones.items()}
         self._clones = clones
         self._ready = ready
         self._stream = stream
@@ -85,7 +85,7 @@ class _PinnedSource:
     """Copies in pinned memory of the host, on their way there since they were taken."""
 
     def __init__(self, device: torch.device, tensors: dict[str, Tensor], spare: list[Tensor]) -> None:
-        self.entries = {name: Entry.of(tensor) for name, tensor in tensors.items()}
+        self.entries = {name: TensorEntry.of(tensor) for name, tensor in tensors.items()}
         self._spare = spare
         self._filled: list[tuple[Tensor, Tensor]] = []  # a buffer, and the part of it that is used
         for pieces in portions(tensors.values(), BLOCK):

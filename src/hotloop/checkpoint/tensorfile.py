@@ -45,14 +45,14 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """What the header of the file says of a tensor, besides its name and place."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Entry":
+    def of(cls, tensor: Tensor) -> "TensorEntry":
         return cls(tensor.dtype, tuple(tensor.shape))
 
     @property
@@ -64,7 +64,7 @@ class Source(Protocol):
     """Tensors that are on their way into a file."""
 
     @property
-    def entries(self) -> Mapping[str, Entry]: ...
+    def entries(self) -> Mapping[str, TensorEntry]: ...
 
     def chunks(self) -> Iterator[memoryview]:
         """The bytes of all of them, one tensor after another; a chunk is valid until the next is asked for."""
@@ -76,7 +76,7 @@ class HostSource:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
-        self.entries = {name: Entry.of(tensor) for name, tensor in tensors.items()}
+        self.entries = {name: TensorEntry.of(tensor) for name, tensor in tensors.items()}
 
     def chunks(self) -> Iterator[memoryview]:
         for tensor in self._tensors.values():
@@ -103,7 +103,7 @@ def write_tensors(file: Sink, sources: Sequence[Source]) -> None:
             file.write(chunk)
 
 
-def _header(entries: Mapping[str, Entry]) -> bytes:
+def _header(entries: Mapping[str, TensorEntry]) -> bytes:
     table, position = {}, 0
     for name, entry in entries.items():
         end = position + entry.nbytes
@@ -127,7 +127,7 @@ def read_tensors(file: Reader, size: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _read_header(file: Reader, size: int) -> Iterable[tuple[str, Entry]]:
+def _read_header(file: Reader, size: int) -> Iterable[tuple[str, TensorEntry]]:
     """The tensors in the order of their bytes, after it was seen that these fill the file exactly."""
     length = int.from_bytes(_take(file, 8, size), "little")
     if length > min(size - 8, LONGEST_HEADER):
@@ -150,12 +150,12 @@ def _read_header(file: Reader, size: int) -> Iterable[tuple[str, Entry]]:
     return [(name, entry) for _, _, name, entry in rows]
 
 
-def _row(name: str, about: object) -> tuple[int, int, str, Entry]:
+def _row(name: str, about: object) -> tuple[int, int, str, TensorEntry]:
     match about:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(start), int(end)]} if (
             kind in _DTYPES and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
         ):
-            return start, end, name, Entry(_DTYPES[kind], tuple(shape))
+            return start, end, name, TensorEntry(_DTYPES[kind], tuple(shape))
     raise ValueError(f"its header describes {name[:80]!r} in a way that cannot be read")
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotloop._torch import METADATA, metadata_of, set_metadata, storage_id
 from hotloop.checkpoint.tensorfile import NAMES
 from hotloop.errors import BadArgument
 from hotloop.text import printable
@@ -117,8 +118,8 @@ class _Packing:
     def _ordered(self, given: OrderedDict[Any, Any]) -> Any:
         """A module's state dict is one, and carries the versions of its layers as an attribute."""
         packed = {"$ordered": self._dict(given)}
-        if hasattr(given, "_metadata"):
-            packed["metadata"] = self._inside("_metadata", given._metadata)
+        if (metadata := metadata_of(given)) is not None:
+            packed["metadata"] = self._inside(METADATA, metadata)
         return packed
 
     def _key(self, key: Any) -> Any:
@@ -134,8 +135,8 @@ class _Packing:
         if type(data) is not Tensor or data.layout != torch.strided or data.is_quantized or data.is_meta:
             kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
             raise self._refusal(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
-        storage = data.untyped_storage()
-        memory = (storage._cdata, data.storage_offset(), data.shape, data.stride(), data.dtype, data.is_conj())
+        storage = storage_id(data.untyped_storage())
+        memory = (storage, data.storage_offset(), data.shape, data.stride(), data.dtype, data.is_conj())
         about: dict[str, Any] = {}
         if data.dtype not in NAMES:
             about = {"dtype": str(data.dtype), "shape": list(data.shape)}
@@ -242,7 +243,7 @@ class _Unpacking:
     def _ordered(self, held: Any, data: dict[str, Any]) -> OrderedDict[Any, Any]:
         made = OrderedDict(self._mapping(held))
         if "metadata" in data:
-            made._metadata = self._mapping(data["metadata"])  # type: ignore[attr-defined]
+            set_metadata(made, self._mapping(data["metadata"]))
         return made
 
     def _tensor(self, name: str, data: dict[str, Any]) -> Tensor:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hotloop._torch import REBUILDING
 from hotloop.checkpoint.sums import SUMS
 from hotloop.errors import BadArgument
 from hotloop.text import an, printable, shorten, size
@@ -23,7 +24,7 @@ SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 INNER = ("model", "state_dict")  # under which training scripts keep the weights
 _SAVE = "save the weights alone: torch.save(model.state_dict(), path), or safetensors.torch.save_file"
 _MOST = 1 << 26  # bytes of a pickle that are looked at to say what it wants
-_HARMLESS = {"torch", "torch._utils", "torch.storage", "torch.nn.parameter", "torch.serialization", "collections"}
+_HARMLESS = {"torch", REBUILDING, "torch.storage", "torch.nn.parameter", "torch.serialization", "collections"}
 _AGAIN = f"where the model was made, {_SAVE}"
 # What `torch.load(weights_only=True)` calls with any number that the file gives.
 _COSTLY = re.compile(r"builtins\.bytearray|_codecs\.encode|torch(?:\.\w+)*\.\w*Tensor")

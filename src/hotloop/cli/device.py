@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.panel import Panel
 
-    from hotloop.device.snapshot import Snapshot
+    from hotloop.device.summary import DeviceSummary
 
 REQUIRABLE = ("cuda", "mps", "xpu", "cpu")
 
@@ -45,11 +45,12 @@ def device(
             fix=f"choose one of: {', '.join(REQUIRABLE)}; one certain GPU is asked for with `--device cuda:1`",
         )
     from hotloop import __version__
-    from hotloop.device import pick, probe
-    from hotloop.device.snapshot import snapshot
+    from hotloop.device import probe
+    from hotloop.device.choice import pick_from
+    from hotloop.device.summary import summarize
 
     facts = probe()
-    seen = snapshot(pick(want, facts=facts), facts, version=__version__)
+    seen = summarize(pick_from(facts, want), facts, version=__version__)
     if as_json:
         print_json(seen.to_json())
     else:
@@ -58,7 +59,7 @@ def device(
         raise DeviceUnavailable(f"--require {require}: the device here is {seen.device}. {seen.reason}")
 
 
-def show(seen: "Snapshot", console: "Console | None" = None) -> None:
+def show(seen: "DeviceSummary", console: "Console | None" = None) -> None:
     """Print the panel, then the reason and the causes below it, where a command can be copied whole."""
     from rich.console import Console
 
@@ -72,7 +73,7 @@ def show(seen: "Snapshot", console: "Console | None" = None) -> None:
         say(console, f"fix: {cause.fix}", indent="  ")
 
 
-def _panel(seen: "Snapshot") -> "Panel":
+def _panel(seen: "DeviceSummary") -> "Panel":
     from rich.panel import Panel
     from rich.table import Table
     from rich.text import Text
@@ -85,7 +86,7 @@ def _panel(seen: "Snapshot") -> "Panel":
     return Panel(table, title=f"hotloop {seen.hotloop}", title_align="left", border_style="dim", expand=False)
 
 
-def _rows(seen: "Snapshot") -> Iterator[tuple[str, str]]:
+def _rows(seen: "DeviceSummary") -> Iterator[tuple[str, str]]:
     """The lines of the panel, as label and value."""
     kind = seen.device.split(":")[0]
     yield "device", seen.device
@@ -105,7 +106,7 @@ def _rows(seen: "Snapshot") -> Iterator[tuple[str, str]]:
     yield "torch", f"{seen.torch or 'unknown'}, Python {seen.python}"
 
 
-def _cuda_rows(seen: "Snapshot") -> Iterator[tuple[str, str]]:
+def _cuda_rows(seen: "DeviceSummary") -> Iterator[tuple[str, str]]:
     yield "compute capability", seen.capability or "unknown"
     yield "driver", seen.driver or "unknown"
     if seen.rocm is not None:
@@ -116,7 +117,7 @@ def _cuda_rows(seen: "Snapshot") -> Iterator[tuple[str, str]]:
     yield "TF32 / bf16 / fp16", " / ".join(_yes(flag) for flag in (seen.tf32, seen.bf16, seen.fp16))
 
 
-def _cores(seen: "Snapshot") -> str:
+def _cores(seen: "DeviceSummary") -> str:
     cpu = seen.cpu
     physical, logical = (str(count or "unknown") for count in (cpu.physical, cpu.logical))
     bound = f", {cpu.usable} for this process" if cpu.usable is not None and cpu.usable != cpu.logical else ""

@@ -28,6 +28,7 @@ from torch.utils.data import (
     default_convert,
 )
 
+from hotloop._torch import version_of
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
@@ -238,22 +239,23 @@ def _state(dataset: Any) -> list[Any]:
     if type(dataset) is Subset:
         return [*dataset.indices, *_state(dataset.dataset)]
     tensors = _tensors_of(dataset) or ()
-    return [part for t in tensors for part in (_Same(t), _writes(t))]
+    return [part for t in tensors for part in (_SameTensor(t), _writes(t))]
 
 
 def _writes(tensor: Tensor) -> object:
     """How often a tensor was written; an inference tensor does not count, so it always seems to have changed."""
-    return object() if tensor.is_inference() else tensor._version
+    version = version_of(tensor)
+    return object() if version is None else version
 
 
-class _Same:
+class _SameTensor:
     """A tensor that equals only itself; it is held, so that no other can take its place in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._tensor is other._tensor
+        return isinstance(other, _SameTensor) and self._tensor is other._tensor
 
     def __hash__(self) -> int:
         return id(self._tensor)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from hotloop._torch import keeps_workers
 from hotloop.data.position import Position
 from hotloop.data.resident import is_constant
 from hotloop.data.rng import LoaderRng, LoaderRngState
@@ -22,7 +23,7 @@ class Validation:
         self._stream: Stream[Any] | None = None
         self._unknown: str | None = None
         if _persists(loader):
-            if loader._iterator is None:  # type: ignore[union-attr]
+            if not keeps_workers(loader):  # type: ignore[arg-type]
                 self.loader = self._stream = Stream(loader, device, origins=saved)  # type: ignore[arg-type]
             elif not is_constant(loader.dataset):  # type: ignore[union-attr]
                 self._unknown = "the validation loader's workers were there before, and what they draw from is unknown"

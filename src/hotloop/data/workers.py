@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
+from hotloop._torch import dismiss_workers, keeps_workers
 from hotloop.data.forking import forking
 from hotloop.data.rng import LoaderRngState
 from hotloop.effects import ReachableState, look
@@ -97,7 +98,7 @@ class Workers:
 
     @property
     def are_there(self) -> bool:
-        return self._loader._iterator is not None
+        return keeps_workers(self._loader)
 
     def carried(self) -> tuple[LoaderRngState, ...]:
         """The states of all workers between two epochs; empty where they are not known."""
@@ -121,7 +122,7 @@ class Workers:
 
     def dismiss(self) -> None:
         """Let the next epoch begin with new workers."""
-        self._loader.__dict__["_iterator"] = None
+        dismiss_workers(self._loader)
         self._told = {}
 
     def start(self, carried: tuple[LoaderRngState, ...]) -> None:

@@ -65,7 +65,7 @@ class _Request:
         return f"{self.said} {self.type}" + ("" if self.index is None else f":{self.index}")
 
 
-def pick(want: str | torch.device | Choice | None = None, *, facts: MachineFacts | None = None) -> Choice:
+def pick(want: str | torch.device | Choice | None = None) -> Choice:
     """The device to use: the one asked for, here or in HOTLOOP_DEVICE, else the best there is.
 
     What was picked before stays what it is, with its reason.
@@ -73,6 +73,11 @@ def pick(want: str | torch.device | Choice | None = None, *, facts: MachineFacts
     >>> pick("cpu").reason
     'You asked for cpu.'
     """
+    return pick_from(None, want)
+
+
+def pick_from(facts: MachineFacts | None, want: str | torch.device | Choice | None = None) -> Choice:
+    """`pick` on the machine that the facts describe; None: this one, which is looked at only where that is needed."""
     if isinstance(want, Choice):
         return want
     request = _request(want, facts)

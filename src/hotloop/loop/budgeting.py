@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from hotloop._torch import storage_id
 from hotloop.clock import Clock
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
@@ -19,7 +20,7 @@ from hotloop.loop.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing
 from hotloop.loop.tuning import Subject
 from hotloop.memory.budget import CheckpointCandidate, bytes_of, choose, most, saving
 from hotloop.memory.oom import clear, is_out_of_memory
-from hotloop.memory.pieces import pieces_of
+from hotloop.memory.micro_batches import micro_batches_of
 from hotloop.memory.storages import storages_of
 from hotloop.memory.usage import usage
 from hotloop.objective import items_in
@@ -87,11 +88,11 @@ def budgeted(
         raise BadArgument(f"memory_budget= on {subject.device.type}, which tells no peak", fix="use CUDA or a CPU")
     budget = bytes_of(plan.memory_budget, usage(subject.device).total)
     items = items_in(batch)
-    piece = next(iter(pieces_of(batch, items, plan.micro_batch or items)))
-    pieces = items_in(piece) < items  # then gradients are there in the forward pass of the second one
-    plain = replace(plan, checkpointing=False, recompute=(), accumulate=max(plan.accumulate, 2 if pieces else 1))
+    first = next(iter(micro_batches_of(batch, items, plan.micro_batch or items)))
+    is_cut = items_in(first) < items  # then gradients are there in the forward pass of the second one
+    plain = replace(plan, checkpointing=False, recompute=(), accumulate=max(plan.accumulate, 2 if is_cut else 1))
     with rehearsing(subject, generators) as rehearsal:
-        record = _Weighing(rehearsal, plain, piece, budget).run()
+        record = _Weighing(rehearsal, plain, first, budget).run()
     return replace(plan, checkpointing=False, recompute=record.recompute), record
 
 
@@ -199,7 +200,7 @@ class _Weighing:
         whole = items_in(self._batch)
         items = whole if plain.peak is not None else whole // 2
         while True:
-            part = next(iter(pieces_of(self._batch, whole, max(items, 1))))
+            part = next(iter(micro_batches_of(self._batch, whole, max(items, 1))))
             seen = plain if items == whole else self._measure(part, ())
             if seen.peak is not None:
                 break
@@ -232,7 +233,7 @@ class Look:
         self.kept = 0  # bytes kept for the backward pass in all
         self._model, self._device = model, device
         self._modules = candidates(model)
-        self._fixed = {s._cdata for t in (*model.parameters(), *model.buffers()) for s in storages_of(t)}
+        self._fixed = {storage_id(s) for t in (*model.parameters(), *model.buffers()) for s in storages_of(t)}
         self._inside: list[str] = []  # the blocks that run, outermost first
         self._inputs: dict[str, set[int]] = {name: set() for name in self._modules}
         self._keeps: dict[int, tuple[int, set[str]]] = {}  # bytes, and the blocks in which all who keep them are
@@ -274,7 +275,7 @@ class Look:
     def _enter(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._inside.append(name)
         given = (tensor for _, tensor in tensors_in([args, kwargs]))  # a block that is computed again keeps these
-        self._inputs[name] |= {storage._cdata for tensor in given for storage in storages_of(tensor)}
+        self._inputs[name] |= {storage_id(storage) for tensor in given for storage in storages_of(tensor)}
 
     def _leave(self, name: str, *_: object) -> None:
         if name in self._inside:
@@ -282,8 +283,8 @@ class Look:
 
     def _keep(self, tensor: Tensor) -> "_Kept":
         for storage in storages_of(tensor):
-            if storage._cdata not in self._fixed and storage.device.type == self._device.type:
-                where = self._keeps.setdefault(storage._cdata, (storage.nbytes(), set(self._inside)))[1]
+            if storage_id(storage) not in self._fixed and storage.device.type == self._device.type:
+                where = self._keeps.setdefault(storage_id(storage), (storage.nbytes(), set(self._inside)))[1]
                 where &= set(self._inside)
         kept = _Kept(tensor)
         self._held.add(kept)

@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from itertools import chain
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,8 +20,17 @@ from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
+from hotloop._torch import (
+    BUFFERS,
+    FUSED_NOTES,
+    PARAMETERS,
+    SCHEDULER_NOTES,
+    SCHEDULERS,
+    gradient_hooks,
+    parameters_of,
+)
 from hotloop.attributes import (
     LOST,
     ROOM,
@@ -38,13 +47,12 @@ from hotloop.checkpoint.tree import pack
 from hotloop.data.rng import is_stateful
 from hotloop.effects import ReachableState, look
 from hotloop.errors import BadArgument
-from hotloop.loop.claims import check_module, check_sharing, generator, require, unusable
-from hotloop.loop.saved import check_tensors, owner_of
+from hotloop.loop.claims import check_module, check_sharing, check_tensors, generator, require, unusable
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
-_MADE = ("lr_lambdas", "_schedulers")  # entries of a scheduler's state that are not its attributes
+_MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are not its attributes
 _LITTLE = 1 << 20  # bytes of what a dataset keeps: more is data or a cache of it
 _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
 
@@ -208,7 +216,7 @@ class Changes:
             if room is None:
                 return False
             if isinstance(owner, nn.Module) and name in _of_modules():
-                return name in ("_parameters", "_buffers")
+                return name in (PARAMETERS, BUFFERS)
             return parts_of(value, room) is not None or (isinstance(value, Tensor) and value.grad_fn is not None)
 
         return look(roots, holds, chain(known, self.known, self._weights()))
@@ -324,8 +332,8 @@ class Changes:
             roots |= {f"{root}.{path}" if path else root: inner for path, inner in module.named_modules()}
         for module in self._modules:
             for name, parameter in module.named_parameters():
-                hooks = [parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)]
-                roots |= {f"{name}.hook": hooks} if any(hooks) else {}
+                hooks = gradient_hooks(parameter)
+                roots |= {f"{name}.hook": hooks} if hooks else {}
         roots |= {name: thing for name, thing in self._handed.items() if data or not isinstance(thing, Dataset)}
         return roots
 
@@ -425,8 +433,7 @@ def _of_modules() -> frozenset[str]:
 def _of_optimizers() -> frozenset[str]:
     """Attributes that every optimizer has; its state_dict holds what matters of them."""
     names = frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
-    of_fused = {"_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
-    return names | of_fused | {"step", "_opt_called", "_step_count", "grad_scale", "found_inf"}
+    return names | FUSED_NOTES | SCHEDULER_NOTES | {"step", "grad_scale", "found_inf"}
 
 
 def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:
@@ -436,7 +443,7 @@ def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:
 def _parameters(modules: Sequence[nn.Module]) -> Iterator[tuple[Key, nn.Parameter]]:
     for number, module in enumerate(modules):
         for path, inner in module.named_modules():
-            for name, parameter in inner._parameters.items():
+            for name, parameter in parameters_of(inner).items():
                 if parameter is not None:
                     yield (number, path, name), parameter
 
@@ -445,3 +452,17 @@ def _form(value: Any) -> Any:
     """A part of a scheduler's state for comparison; one with tensors counts as changed."""
     tensors, plain = pack(value)
     return object() if tensors else plain
+
+
+def owner_of(thing: Any) -> Any:
+    """What keeps the state of a callable: the object of a method, what a partial calls."""
+    for _ in range(8):
+        if isinstance(thing, partial):
+            thing = thing.func
+        elif isinstance(thing, MethodType):
+            thing = thing.__self__
+        elif type(thing) is Subset:
+            thing = thing.dataset
+        else:
+            break
+    return thing

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hotloop._torch import metadata_of
 from hotloop.checkpoint import DamagedCheckpoint
-from hotloop.errors import HotloopError
+from hotloop.errors import BadArgument, HotloopError
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
 from hotloop.records import Record
-from hotloop.text import printable
+from hotloop.text import printable, shorten
 
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count
@@ -177,7 +178,7 @@ def _differs(mine: Any, theirs: Any, words: bool, lengths: bool) -> str | None:
 def check_module(name: str, values: Any) -> None:
     """The state dict of a module: its tensors are compared elsewhere, and here what it says of versions."""
     require(table(text, anything), values, name)
-    versions = getattr(values, "_metadata", None)
+    versions = metadata_of(values)
     require(optional(table(text, table(text, anything))), versions, f"{name}, its versions")
     for layer in (versions or {}).values():
         require(optional(count), layer.get("version"), f"{name}, the version of a layer")
@@ -414,3 +415,30 @@ CHANGES = fields(
     found=table(text, anything),
     generators=table(text, each(anything, 2)),
 )
+
+
+AS_IT_WAS = "build it as it was, or choose another folder for a new run"
+
+
+def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Refuse a state dict with other names or shapes."""
+    unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
+    mine, theirs = _shapes(here), _shapes(there)
+    wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]
+    if wrong:
+        first = sorted(wrong)[0]
+        differ = "tensor differs" if len(wrong) == 1 else "tensors differ"
+        raise BadArgument(
+            f"the checkpoint is of another {what}: {len(wrong)} {differ} ({shorten(sorted(wrong), 3)});"
+            f" {first} is {mine.get(first, 'not there')} here and {theirs.get(first, 'not there')} in the checkpoint",
+            fix=AS_IT_WAS,
+        )
+
+
+def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if isinstance(value, Tensor) and not is_lazy(value)
+        else type(value).__name__
+        for name, value in state.items()
+    }

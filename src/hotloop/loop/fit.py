@@ -22,6 +22,7 @@ from hotloop.data.validation import Validation
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
 from hotloop.loop.changes import Changes, Unsaved
+from hotloop.loop.core import Core, Work
 from hotloop.loop.journal import Journal
 from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
 from hotloop.loop.saved import (
@@ -39,9 +40,7 @@ from hotloop.loop.saved import (
 )
 from hotloop.loop.saved import check as check_state
 from hotloop.loop.saving import Saver
-from hotloop.loop.tuner import Tuner
-from hotloop.loop.turns import Schedule
-from hotloop.loop.watch import Ending, Watch
+from hotloop.loop.watch import Ending
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
@@ -67,9 +66,7 @@ class Fit:
     """A run in progress."""
 
     loop: "Loop"
-    watch: Watch
-    schedule: Schedule
-    tuner: Tuner
+    core: Core
     journal: Journal
     saver: Saver | None = None
     time_limit: float | None = None  # seconds
@@ -101,24 +98,24 @@ class Fit:
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
         self._last: dict[str, Any] | None = None  # the state before it
-        self._tuned_before = self.tuner.seconds
-        self._before = (self.loop.steps, self.loop.skipped, self.watch.batches, self.loop.out_of_memory)
-        self._planned = len(self.loop._plans) - 1  # the plan that this part begins with
+        self._tuned_before = self.core.tuner.seconds
+        self._before = (self.loop.steps, self.loop.skipped, self.core.watch.batches, self.loop.out_of_memory)
+        self._planned = len(self.core.plans) - 1  # the plan that this part begins with
         if self.loop.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
     def _changes_of_the_run(self, saver: Saver) -> Changes:
         """Those since the loop began, where the same one goes on: as in a notebook, where nothing is built anew."""
-        loop = self.loop
+        core = self.core
         makers = {**makers_of(self.loader), **makers_of(self.validate, "validation ")}
-        others = handed_to(loop, self.transform, makers)
-        known = [loop, self, saver, self.loader, self.validate]
-        if saver.found is None or loop._changes is None:
-            modules = modules_of(loop)
-            loop._changes = Changes(modules, self.schedule.schedulers, others, loop._stateful, loop.device, known)
+        others = handed_to(core, self.transform, makers)
+        known = [self.loop, core, self, saver, self.loader, self.validate]
+        if saver.found is None or core.changes is None:
+            modules = modules_of(core)
+            core.changes = Changes(modules, self.core.schedule.schedulers, others, core.stateful, core.device, known)
         else:
-            loop._changes.hand(others, loop._stateful, known)
-        return loop._changes
+            core.changes.hand(others, core.stateful, known)
+        return core.changes
 
     def go_on(self, tree: dict[str, Any], tell: Callable[[str], None], check: Callable[[], None]) -> None:
         """Be where a checkpoint was; where it is of another run, or damaged, nothing has changed.
@@ -126,16 +123,16 @@ class Fit:
         `check` is called when the position is known: whether what is left of the run can be done.
         """
         assert self._changes is not None
-        loop = self.loop
+        core = self.core
         with all_or_nothing() as undo:
             check_run(tree)
             changes, run = tree["changes"], tree["run"]
-            check_state(loop, tree["loop"])
+            check_state(core, tree["loop"])
             self._changes.check(changes)
-            undo.callback(RngStates(loop.device).restore)
+            undo.callback(RngStates(core.device).restore)
             undo.callback(partial(vars(self).update, dict(vars(self))))
             missing = self._changes.load(changes, undo)
-            self._resumption = go_on_in(loop, self.loader, tree["loop"], tree["position"], tell, undo)
+            self._resumption = go_on_in(core, self.loader, tree["loop"], tree["position"], tell, undo)
             undo.callback(draws_of(self.validate))
             reasons = [self._resumption.reason, self._validation.resume(run["draws"])]
             missing += self._changes.put_generators(changes, undo)
@@ -150,37 +147,37 @@ class Fit:
             self._plans = [PlanChange.from_json(change) for change in run.get("plans", [])]
             self._changes.put_settings(changes, undo)
             check()
-            put_random(loop, tree["loop"])  # what is no state of a generator shows here
-            missing += put_weights(loop, tree["loop"], undo)
-            missing += self._changes.put(changes, loop.device)
-            put_random(loop, tree["loop"])
+            put_random(core, tree["loop"])  # what is no state of a generator shows here
+            missing += put_weights(core, tree["loop"], undo)
+            missing += self._changes.put(changes, core.device)
+            put_random(core, tree["loop"])
         if missing:
             reasons.append(f"the checkpoint and this run do not have in common: {shorten(missing, 6)}")
         if self._lost:
             reasons.append(f"training had changed what no checkpoint holds: {shorten(self._lost, 6)}")
         self._resumption = replace(self._resumption, reason="; ".join(filter(None, reasons)) or None)
-        loop._journal("that of the checkpoint")
-        self._planned = len(loop._plans) - 1
+        core.journal("that of the checkpoint")
+        self._planned = len(core.plans) - 1
 
     def run(
         self,
-        epoch: Callable[[], Iterable[tuple[int, int]]],
+        epoch: Callable[[], Iterable[Work]],
         length: int | None,
         epochs: int,
         metrics: Metrics | None,
         progress: bool | None,
     ) -> Report:
-        """Train, evaluate after each epoch, and report what was measured; `epoch` gives batches and items."""
+        """Train, evaluate after each epoch, and report what was measured; `epoch` gives the batches."""
         validate = self._validation.loader
-        wait = validate is not None or self.loop.device.type != "cuda" or self.schedule.watches_a_metric
+        wait = validate is not None or self.loop.device.type != "cuda" or self.core.schedule.watches_a_metric
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
         listening = self.stop.listening(terminate=self.saver is not None)
         with self.journal, listening, shown as self.display, EmptyCacheWatch() as self._cache:
-            self.tuner.display = self.display
+            self.core.tuner.display = self.display
             self._say_where_it_goes_on(epochs, length)
             if self.saver is not None and self._changes is not None:
-                if is_shaped(self.loop):
-                    self.saver.check({"loop": state_of(self.loop), "changes": self._changes.to_state()})
+                if is_shaped(self.core):
+                    self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
                 self._unsaved = Unsaved(self._changes, self._searched())
             if self._unevaluated is not None:
                 self._note(self._unevaluated, validate, metrics, whole=True)
@@ -189,7 +186,7 @@ class Fit:
                 if self.stop.asked:
                     break
                 whole = self._train(number, epoch())
-                if not self.watch.items_seen:
+                if not self.core.watch.items_seen:
                     break  # stopped before the first batch
                 self._finish(validate, metrics, wait=wait)
                 if whole:
@@ -197,7 +194,7 @@ class Fit:
                     self._save_epoch(validate, metrics, last=self.stop.asked or number == epochs)
             self._finish(validate, metrics, wait=True)
             self._save_end()
-        self.tuner.display = None
+        self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 
     def close(self) -> None:
@@ -220,22 +217,24 @@ class Fit:
         if why := self._resumption.reason:
             warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 
-    def _train(self, number: int, stretches: Iterable[tuple[int, int]]) -> bool:
+    def _train(self, number: int, work: Iterable[Work]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
         self._between = False
         clock = Clock(self.loop.device)
         start = self._epoch_clock = time.perf_counter()
         done, whole = 0, False
         try:
-            for batches, items in stretches:
+            for batch, batches, items in work:
+                if batch is not None:
+                    self.loop.step(batch)
                 self.stop.shield()
                 done += items
                 self.consumed += batches
                 self._items += items
                 self._cache.step()
                 rate = done / (time.perf_counter() - start)
-                self.display.stretch(batches, number, self.watch.latest, rate)
-                self.journal.stretch(self.watch.latest, rate)
+                self.display.stretch(batches, number, self.core.watch.latest, rate)
+                self.journal.stretch(self.core.watch.latest, rate)
                 if self._must_end():
                     break
             else:
@@ -246,8 +245,8 @@ class Fit:
                 raise
             if of_a_loader:  # the signal also reached its workers; nothing was left half done here
                 self._must_end()
-        if self.watch.items_seen:
-            means = self.watch.end_epoch()
+        if self.core.watch.items_seen:
+            means = self.core.watch.end_epoch()
             self._pending.append(Trained(number, means, clock, clock.lap(), self._epoch_earlier, whole))
         if whole:
             self._epoch_earlier = 0.0
@@ -296,7 +295,7 @@ class Fit:
         """Say once for each name that training changes something which no checkpoint holds."""
         if self._unsaved is None:
             return
-        in_workers = self.loop._stream.changed_in_workers if self.loop._stream else []
+        in_workers = self.core.stream.changed_in_workers if self.core.stream else []
         names = {*self._unsaved.names(surely=surely), *in_workers, *self._validation.changed_in_workers}
         if new := sorted(names - set(self._lost)):
             self._lost = sorted(names | set(self._lost))
@@ -329,18 +328,18 @@ class Fit:
         }
         changes = self._changes.to_state()
         return {
-            "loop": state_of(self.loop),
+            "loop": state_of(self.core),
             "changes": changes,
-            "position": position_of(self.loop, consumed),
+            "position": position_of(self.core, consumed),
             "run": run,
         }
 
     def _all_plans(self) -> list[PlanChange]:
         """Every plan of this run with the batch from which on it was carried out, those of earlier parts included."""
-        self.loop._journal("the step was changed while it ran")  # where many steps at once have not noted it yet
+        self.core.journal("the step was changed while it ran")  # where many steps at once have not noted it yet
         plans = list(self._plans)
         steps, _, batches, _ = self._before
-        for change in self.loop._plans[self._planned :]:
+        for change in self.core.plans[self._planned :]:
             if not plans or plans[-1].plan != change.plan:
                 step, batch = max(0, change.step - steps), max(0, change.batch - batches)
                 plans.append(replace(change, step=step, batch=batch))
@@ -354,7 +353,7 @@ class Fit:
         device, earlier = self.loop.device, self._earlier
         return {
             "seconds": earlier["seconds"] + self._seconds(),
-            "tuning": earlier["tuning"] + self.tuner.seconds - self._tuned_before,
+            "tuning": earlier["tuning"] + self.core.tuner.seconds - self._tuned_before,
             "saving": earlier["saving"] + (0.0 if self.saver is None else self.saver.stall),
             "peak_memory": max(earlier["peak_memory"], _peak_memory(device)),
         }
@@ -378,7 +377,7 @@ class Fit:
         if whole and validate is not None:
             epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
         if whole and not self._cut_short:
-            self.schedule.after_evaluation(epoch, metrics)
+            self.core.schedule.after_evaluation(epoch, metrics)
         self.epochs.append(epoch)
         self.display.epoch(epoch)
         self.journal.epoch(epoch)
@@ -414,7 +413,7 @@ class Fit:
             skipped=loop.skipped - skipped,
             interrupted=self.stop.asked and not done,
             epochs=tuple(self.epochs),
-            curve=tuple((batch - first, loss) for batch, loss in self.watch.curve if batch > first),
+            curve=tuple((batch - first, loss) for batch, loss in self.core.watch.curve if batch > first),
             peak_memory=so_far["peak_memory"] if loop.device.type == "cuda" else None,
             versions={"python": platform.python_version(), "torch": str(torch.__version__)},
             levers=(*levers_of(loop.plan), *(["expandable segments"] if loop.fragmented else [])),

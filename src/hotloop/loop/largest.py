@@ -17,7 +17,7 @@ from hotloop.errors import BadArgument
 from hotloop.loop.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
 from hotloop.loop.tuning import Subject
 from hotloop.memory.oom import clear, is_out_of_memory, room
-from hotloop.memory.pieces import holds_rows
+from hotloop.memory.micro_batches import holds_rows
 from hotloop.memory.usage import usage
 from hotloop.objective import items_in
 from hotloop.placement import move
@@ -78,7 +78,7 @@ def largest_batch(
 
     `data` is a loader or a batch; its rows, repeated, make batches of any size, and `transform` changes them on the
     device. Each size runs whole steps (forward, backward, clipping, update) from the same state, in an empty allocator.
-    Neither compiled nor recorded: a compiler would begin anew for every size. Model, optimizers, gradients, random
+    Neither compiled nor captured: a compiler would begin anew for every size. Model, optimizers, gradients, random
     states and the order of the data are left as they were, to the bit. After `seconds` the search says what it knows.
     """
     for name, value in (("limit", limit), ("seconds", seconds)):

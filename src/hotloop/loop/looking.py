@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hotloop.data.samplers import generators_of
-from hotloop.loop.step import Step
 from hotloop.loop.tuning import Subject
 from hotloop.memory.tracking import Track, track
 from hotloop.memory.usage import Holdings, Usage, holdings, usage
@@ -17,7 +16,8 @@ from hotloop.profiling.profiler import Profiler
 from hotloop.profiling.record import Profile
 from hotloop.records import Record
 from hotloop.rng import RngStates
-from hotloop.state import State
+from hotloop.snapshot import Snapshot
+from hotloop.step.training import TrainingStep
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
 def _tracked(subject: Subject, plan: Plan, batch: Any) -> Track:
     """A step that is looked at operation by operation."""
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
-    step = Step(subject.model, subject.turns, plain, averages=subject.averages)
+    step = TrainingStep(subject.model, subject.objectives, plain, averages=subject.averages)
     with _on_copies(subject, step):
         step(batch)  # in which the optimizers allocate what they keep
         with track(subject.model, subject.device) as seen:
@@ -51,7 +51,12 @@ def _tracked(subject: Subject, plan: Plan, batch: Any) -> Track:
 
 
 def profile_of(
-    subject: Subject, step: Step, batches: Iterable[Any], steps: int, loader: object, tell: Callable[[str], None]
+    subject: Subject,
+    step: TrainingStep,
+    batches: Iterable[Any],
+    steps: int,
+    loader: object,
+    tell: Callable[[str], None],
 ) -> Profile:
     """Where the time of steps goes on these batches of a loader, which are read again and again."""
     with (
@@ -68,17 +73,17 @@ def profile_of(
 
 
 @contextmanager
-def _on_copies(subject: Subject, step: Step, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
+def _on_copies(subject: Subject, step: TrainingStep, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     """Steps of training in here leave everything as it was."""
-    origin, random = State.of(subject.modules, subject.optimizers), RngStates(subject.device, generators)
-    copies = origin.copy()
-    (copies.laid_out(torch.channels_last) if step.plan.channels_last else copies).put()
+    origin, random = Snapshot.of(subject.modules, subject.optimizers), RngStates(subject.device, generators)
+    copies = origin.copied()
+    (copies.in_format(torch.channels_last) if step.plan.channels_last else copies).restore()
     if not subject.model.training:
         subject.model.train()
-    step.rig.engage()
+    step.levers.apply()
     try:
         yield
     finally:
-        step.rig.release()
-        origin.put()
+        step.levers.revert()
+        origin.restore()
         random.restore()

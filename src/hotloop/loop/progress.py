@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from hotloop._torch import LOADER, waits_for_workers
 from hotloop.records import Epoch
 from hotloop.terminal import (
     BarColumn,
@@ -26,7 +27,6 @@ from hotloop.text import count, duration, wrap
 REFRESH = 0.1  # seconds
 PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
 FAILURES = (RuntimeError, OSError, EOFError)  # of a loader, where a worker dies, or dies while it hands over a tensor
-_LOADER = "torch.utils.data.dataloader"
 MANY = 20  # lines of epochs, from which on they are shown only now and then
 
 
@@ -208,19 +208,11 @@ class Stop:
         raises = signal.getsignal(signal.SIGCHLD)
         if callable(raises):
             self._before[signal.SIGCHLD] = raises
-            signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if _waits_for_workers(frame) else None)
-
-
-def _waits_for_workers(frame: FrameType | None) -> bool:
-    # Where PyTorch has renamed this, the loader finds out by itself, some seconds later.
-    names = (
-        each.f_code.co_name for each, _ in traceback.walk_stack(frame) if each.f_globals.get("__name__") == _LOADER
-    )
-    return "_try_get_data" in names
+            signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if waits_for_workers(frame) else None)
 
 
 def is_of_a_loader(error: BaseException) -> bool:
     """Whether a DataLoader complains, of workers that a signal has killed, which it does between two steps."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    complains = any(frame.f_globals.get("__name__") == _LOADER for frame in frames)
+    complains = any(frame.f_globals.get("__name__") == LOADER for frame in frames)
     return complains and isinstance(error, FAILURES)

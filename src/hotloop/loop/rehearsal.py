@@ -2,7 +2,7 @@
 
 import copy
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -10,19 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
+from hotloop._torch import DispatchMode, buffers_of, leaves_of, storage_id
 from hotloop.clock import Clock, synchronize
 from hotloop.errors import BadArgument
-from hotloop.loop.step import Step
 from hotloop.loop.tuning import Subject
 from hotloop.memory.oom import clear
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan
 from hotloop.rng import RngStates
-from hotloop.state import State
+from hotloop.snapshot import Snapshot
+from hotloop.step.training import TrainingStep
 
 UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
 ATTEMPTS = 20  # at them, where the fp16 scaler skips some
@@ -31,11 +30,11 @@ MOST_TIMED = 10  # such steps
 MIB = 2**20
 
 
-def confirm(step: Step, batch: Any) -> None:
+def confirm(step: TrainingStep, batch: Any) -> None:
     """Train until the optimizer has all that it will ever hold, and once more."""
     for _ in range(ATTEMPTS):
         step(fresh(batch))
-        if step.update.steps >= UPDATES:
+        if step.counts.steps >= UPDATES:
             return
 
 
@@ -44,7 +43,7 @@ def fresh(batch: Any) -> Any:
     return copy.copy(batch) if isinstance(batch, MutableMapping | list) else batch
 
 
-def time_of(step: Step, batch: Any) -> float:
+def time_of(step: TrainingStep, batch: Any) -> float:
     """Seconds of a step on a batch: the median of a few."""
     times: list[float] = []
     while len(times) < MOST_TIMED and sum(times) < TIMED:
@@ -73,13 +72,11 @@ class Rehearsal:
             )
         self._peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
         self._random = RngStates(self._device, generators)
-        storages = {s._cdata: s for tensor in _tensors(subject) for s in storages_of(tensor)}.values()
-        self._bytes = [(s, s.clone() if s.device.type == "cpu" else s.cpu()) for s in storages]
         self._gradients = [(p, p.grad.cpu()) for p in parameters if p.grad is not None]
         for parameter, _ in self._gradients:
             parameter.grad = None
-        self._pointers = State.of(subject.modules, subject.optimizers)
-        self._lists = [(optimizer, _same_leaves(optimizer.state)) for optimizer in subject.optimizers]
+        values = {id(tensor): tensor.detach() for tensor in _tensors(subject)}.values()
+        self._before = Snapshot.of(subject.modules, subject.optimizers).values(values, on_host=True)
 
     def end(self) -> None:
         """Put everything back, to the bit."""
@@ -92,30 +89,26 @@ class Rehearsal:
 
     def rewind(self) -> None:
         """The state of the beginning, without gradients."""
-        self._pointers.put()
-        for optimizer, state in self._lists:  # an optimizer such as LBFGS appends to lists in its state
-            optimizer.state.update(_same_leaves(state))
-        for storage, values in self._bytes:
-            storage.copy_(values)
+        self._before.restore()
         self._random.restore()
 
     @contextmanager
-    def step(self, plan: Plan) -> Iterator[Step]:
-        """The step of a plan, neither compiled nor recorded, ready to be called; afterwards all is as it was."""
+    def step(self, plan: Plan) -> Iterator[TrainingStep]:
+        """The step of a plan, neither compiled nor captured, ready to be called; afterwards all is as it was."""
         # From the second batch of a window on, gradients are there in the forward pass: two show all there is to see.
         windows = min(plan.accumulate, 2)
         plan = replace(plan, compile="off", graph=0, micro_batch=None, memory_budget=None, accumulate=windows)
         self.rewind()
-        step = Step(self.subject.model, self.subject.turns, plan, averages=self.subject.averages)
+        step = TrainingStep(self.subject.model, self.subject.objectives, plan, averages=self.subject.averages)
         if not self.subject.model.training:
             self.subject.model.train()
         if plan.channels_last:
-            State.of(self.subject.modules, self.subject.optimizers).laid_out(torch.channels_last).put()
-        step.rig.engage()
+            Snapshot.of(self.subject.modules, self.subject.optimizers).in_format(torch.channels_last).restore()
+        step.levers.apply()
         try:
             yield step
         finally:
-            step.rig.release()
+            step.levers.revert()
             self.rewind()
 
     def peak_of(self, call: Callable[[], object]) -> int | None:
@@ -143,14 +136,14 @@ def rehearsing(subject: Subject, generators: Iterable[torch.Generator] = ()) -> 
         rehearsal.end()
 
 
-class _Peak(TorchDispatchMode):
+class _Peak(DispatchMode):
     """The most bytes in tensors on a CPU: as `track` counts them, without its hooks.
 
     PyTorch cannot free a graph whose backward pass never comes once a hook holds its tensors, and steps may fail here.
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._following = Following(device, lambda key, size: None)
         for tensor in live_tensors():
             self._following.see(tensor)
@@ -160,7 +153,7 @@ class _Peak(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_leaves((result, args, kwargs)):
+        for value in leaves_of((result, args, kwargs)):
             if isinstance(value, Tensor):
                 self._following.see(value)
         self.highest = max(self.highest, self._following.live)
@@ -171,7 +164,7 @@ def in_use(device: torch.device) -> int:
     """Bytes that tensors take on a device now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    found = {s._cdata: s.nbytes() for t in live_tensors() for s in storages_of(t) if s.device.type == device.type}
+    found = {storage_id(s): s.nbytes() for t in live_tensors() for s in storages_of(t) if s.device.type == device.type}
     return sum(found.values())
 
 
@@ -195,20 +188,16 @@ def _raise_peak(peak: int, device: torch.device) -> None:
 def _parameters(subject: Subject) -> Iterator[nn.Parameter]:
     for module in subject.modules:
         yield from module.parameters()
-    for turn in subject.turns:
-        yield from turn.parameters
+    for each in subject.objectives:
+        yield from each.parameters
 
 
 def _tensors(subject: Subject) -> Iterator[Tensor]:
     """Everything that a step may write to, but for gradients."""
     yield from _parameters(subject)
     for module in (inner for outer in subject.modules for inner in outer.modules()):
-        yield from (value for value in (*module._buffers.values(), *vars(module).values()) if isinstance(value, Tensor))
+        held = (*buffers_of(module).values(), *vars(module).values())
+        yield from (value for value in held if isinstance(value, Tensor))
     for optimizer in subject.optimizers:
         settings = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
         yield from (tensor for _, tensor in tensors_in([list(optimizer.state.values()), settings]))
-
-
-def _same_leaves(state: Mapping[Any, Any]) -> dict[Any, Any]:
-    """An optimizer's state with containers of its own and the same tensors."""
-    return {key: tree_map(lambda leaf: leaf, value) for key, value in state.items()}

@@ -5,20 +5,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
+from hotloop._torch import buffers_of, has_extra_state, mark_stepped, unsaved_buffers_of
 from hotloop.attributes import stored_by
 from hotloop.data import Position, Resumption
 from hotloop.data.rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.loop.claims import (
+    AS_IT_WAS,
     CHANGES,
     LOOP,
     RUN,
@@ -26,47 +27,47 @@ from hotloop.loop.claims import (
     check_optimizer,
     check_random,
     check_scheduler,
+    check_tensors,
     known_to,
     like,
     require,
     tells_plainly,
     unusable,
 )
+from hotloop.loop.core import Core
+from hotloop.loop.schedule import parts_of_scheduler
 from hotloop.loop.tuning import ASKED, possible
 from hotloop.plan import Plan, Tuning
 from hotloop.rng import RngStates
+from hotloop.snapshot import Snapshot
 from hotloop.text import an, printable, shorten
-
-if TYPE_CHECKING:
-    from hotloop.loop.loop import Loop
 
 FORMAT = 2
 _FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's
-_FIX = "build it as it was, or choose another folder for a new run"
 
 
-def state_of(loop: "Loop") -> dict[str, Any]:
+def state_of(core: Core) -> dict[str, Any]:
     """Everything that decides how training goes on, but the position of the loader. Nothing waits for the device."""
-    tuning = loop.tuning
-    modules = modules_of(loop)
+    tuning = core.tuner.tuning
+    modules = modules_of(core)
     return {
         "format": FORMAT,
         "model": modules[0].state_dict(),
         "others": [module.state_dict() for module in modules[1:]],
-        "loose": _loose(loop),
+        "loose": _loose(core),
         "buffers": [_unsaved(module) for module in modules],
-        "optimizers": [optimizer.state_dict() for optimizer in loop._optimizers],
-        "held": _held(loop),
-        "schedulers": [scheduler.state_dict() for scheduler in loop._schedule.schedulers],
-        "kinds": _kinds(loop._schedule.schedulers),
-        "update": loop._step.update.to_state(),
-        "portion": loop._survivor.portion.to_state(),
-        "watch": loop._watch.to_state(),
-        "random": RngStates(loop.device).state_dict(),
-        "epoch": loop.epoch,
-        "plan": loop._step.plan.to_json(),
+        "optimizers": [optimizer.state_dict() for optimizer in core.optimizers],
+        "held": _held(core),
+        "schedulers": [scheduler.state_dict() for scheduler in core.schedule.schedulers],
+        "kinds": _kinds(core.schedule.schedulers),
+        "update": core.step.state_dict(),
+        "portion": core.memory.portion.state_dict(),
+        "watch": core.watch.to_state(),
+        "random": RngStates(core.device).state_dict(),
+        "epoch": core.epoch,
+        "plan": core.step.plan.to_json(),
         "tuning": None if tuning is None else tuning.to_json(),
-        "considered": loop._tuner.decided_for,
+        "considered": core.tuner.decided_for,
     }
 
 
@@ -83,107 +84,93 @@ def all_or_nothing() -> Iterator[ExitStack]:
         undo.pop_all()
 
 
-def load_state(loop: "Loop", state: dict[str, Any], stateful: Mapping[str, Any]) -> None:
-    """Make a loop, and what was handed to it, what they were when their state was asked for."""
+def load_state(core: Core, state: dict[str, Any]) -> None:
+    """Make a core, and what was handed to it, what they were when their state was asked for."""
     with all_or_nothing() as undo:
-        check(loop, state)
-        others = state.get("stateful", {})
+        check(core, state)
+        stateful, others = core.stateful, state.get("stateful", {})
         if not isinstance(others, Mapping) or others.keys() != stateful.keys():
             names = ", ".join(map(printable, others)) if isinstance(others, Mapping) and others else "nothing"
             here = ", ".join(stateful) or "nothing"
-            raise BadArgument(f"the state has stateful={{{names}}}, and this loop {{{here}}}", fix=_FIX)
-        put_progress(loop, state, undo)
-        loop._watch.go_on(state["watch"])
+            raise BadArgument(f"the state has stateful={{{names}}}, and this loop {{{here}}}", fix=AS_IT_WAS)
+        put_progress(core, state, undo)
+        core.watch.go_on(state["watch"])
         for name, thing in stateful.items():
             undo.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
             thing.load_state_dict(others[name])
-        put_weights(loop, state, undo)
-    put_random(loop, state)
+        put_weights(core, state, undo)
+    put_random(core, state)
 
 
-def put_progress(loop: "Loop", state: dict[str, Any], undo: ExitStack) -> None:
+def put_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
     """Everything but the weights: optimizers, schedulers, counts, the plan."""
-    schedule, update, portion, watch = loop._schedule, loop._step.update, loop._survivor.portion, loop._watch
-    undo.callback(partial(setattr, loop, "epoch", loop.epoch))
+    schedule, portion, watch = core.schedule, core.memory.portion, core.watch
+    undo.callback(partial(setattr, core, "epoch", core.epoch))
     undo.callback(partial(vars(watch).update, dict(vars(watch))))
-    undo.callback(partial(portion.go_on, portion.to_state()))
-    counts = update.to_state()
-    undo.callback(lambda: loop._step.update.go_on(counts))
-    undo.callback(_plan_of_now(loop))
-    undo.callback(_optimizers_of_now(loop))
-    with loop._plain_for_a_while():
-        for optimizer, values in zip(loop._optimizers, state["optimizers"], strict=True):
+    undo.callback(partial(portion.load_state_dict, portion.state_dict()))
+    counts = core.step.state_dict()
+    undo.callback(lambda: core.step.load_state_dict(counts))
+    undo.callback(_plan_of_now(core))
+    undo.callback(_optimizers_of_now(core))
+    with core.unplanned():
+        for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True):
             with _own_flags(optimizer):
                 optimizer.load_state_dict(_with_own_settings(optimizer, values))
             if schedule.schedulers and state["update"]["steps"]:
-                optimizer._opt_called = True  # type: ignore[attr-defined]  # else PyTorch warns of a schedule ahead of it
+                mark_stepped(optimizer)
         for scheduler, values in zip(schedule.schedulers, state["schedulers"], strict=True):
             known = known_to(scheduler, scheduler.state_dict(), values)
             scheduler.load_state_dict({name: values[name] for name in known})
-    _put_plan(loop, state)
-    loop._step.update.go_on(state["update"])
-    portion.go_on(state["portion"])
-    loop.epoch = state["epoch"]
+    _put_plan(core, state)
+    core.step.load_state_dict(state["update"])
+    portion.load_state_dict(state["portion"])
+    core.epoch = state["epoch"]
 
 
-def put_weights(loop: "Loop", state: dict[str, Any], undo: ExitStack) -> list[str]:
+def put_weights(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]:
     """Values for tensors that are known to fit: nothing can go wrong but in a person's own `set_extra_state`.
 
     Names the buffers that have another form here.
     """
-    modules, missing = modules_of(loop), []
-    with loop._plain_for_a_while():
+    modules, missing = modules_of(core), []
+    with core.unplanned():
         for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
-            if any(name.endswith("_extra_state") for name in values):
+            if has_extra_state(values):
                 undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
             module.load_state_dict(values)
         with torch.no_grad():
-            for parameter, value in zip(_loose(loop), state["loose"], strict=True):
+            for parameter, value in zip(_loose(core), state["loose"], strict=True):
                 parameter.copy_(value)
         for module, values in zip(modules, state["buffers"], strict=True):
-            missing += _put_buffers(module, values, loop.device)
+            missing += _put_buffers(module, values, core.device)
     return missing
 
 
-def _plan_of_now(loop: "Loop") -> Callable[[], None]:
+def _plan_of_now(core: Core) -> Callable[[], None]:
     """What carries out the plan of this moment again."""
-    plan, plans, noted, tuner = loop._step.plan, list(loop._plans), loop._noted, dict(vars(loop._tuner))
+    plan, plans, noted, tuner = core.step.plan, list(core.plans), core.noted, dict(vars(core.tuner))
 
     def restore() -> None:
-        if loop._step.plan != plan:
-            loop._exchange(loop._step_for(plan), "that of before")
-        loop._plans[:], loop._noted = plans, noted
-        vars(loop._tuner).update(tuner)
+        if core.step.plan != plan:
+            core.exchange(core.step_for(plan), "that of before")
+        core.plans[:], core.noted = plans, noted
+        vars(core.tuner).update(tuner)
 
     return restore
 
 
-def _optimizers_of_now(loop: "Loop") -> Callable[[], None]:
+def _optimizers_of_now(core: Core) -> Callable[[], None]:
     """What gives optimizers and schedulers the state of this moment; a state that is loaded takes its place whole."""
-    with loop._plain_for_a_while():
-        optimizers = [(each, each.state, each.param_groups) for each in loop._optimizers]
-        groups = [[dict(group) for group in each.param_groups] for each in loop._optimizers]
-    holders = [(holder, dict(vars(holder))) for each in loop._schedule.schedulers for holder in _holders(each)]
+    with core.unplanned():
+        groups = [group for optimizer in core.optimizers for group in optimizer.param_groups]
+        parts = [part for scheduler in core.schedule.schedulers for part in parts_of_scheduler(scheduler)]
+        before = Snapshot().items([*map(vars, [*core.optimizers, *parts]), *groups])
 
     def restore() -> None:
-        with loop._plain_for_a_while():
-            for (optimizer, state, own), settings in zip(optimizers, groups, strict=True):
-                vars(optimizer).update(state=state, param_groups=own)
-                for group, values in zip(own, settings, strict=True):
-                    group.update(values)
-            for holder, values in holders:
-                vars(holder).clear()
-                vars(holder).update(values)
+        with core.unplanned():
+            before.restore()
 
     return restore
-
-
-def _holders(scheduler: Any) -> Iterator[Any]:
-    """A scheduler, and what its state is that of besides: other schedulers, functions with attributes."""
-    yield scheduler
-    for inner in getattr(scheduler, "_schedulers", ()):
-        yield from _holders(inner)
-    yield from (each for each in getattr(scheduler, "lr_lambdas", ()) if hasattr(each, "__dict__"))
 
 
 def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +182,7 @@ def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str
 
 
 def go_on_in(
-    loop: "Loop",
+    core: Core,
     loader: Iterable[Any],
     state: dict[str, Any],
     position: dict[str, Any],
@@ -203,16 +190,16 @@ def go_on_in(
     undo: ExitStack,
 ) -> Resumption:
     """Be where a checkpoint was: the loop and the loader, but not yet the weights and the random numbers."""
-    put_progress(loop, state, undo)
-    undo.callback(partial(vars(loop).update, _stream=loop._stream, _seen_before=loop._seen_before))
+    put_progress(core, state, undo)
+    undo.callback(partial(vars(core).update, stream=core.stream, seen_before=core.seen_before))
     undo.callback(draws_of(loader))
-    loop._stream = loop._stream_of(loader)
+    core.stream = core.stream_of(loader)
     where = Position.from_state(position)
-    resumption = loop._stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
-    loop._watch.go_on(state["watch"])
+    resumption = core.stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
+    core.watch.go_on(state["watch"])
     if where.consumed is not None:
-        loop.epoch -= 1  # it begins once more
-        loop._seen_before = state["watch"]
+        core.epoch -= 1  # it begins once more
+        core.seen_before = state["watch"]
     return resumption
 
 
@@ -224,13 +211,13 @@ def draws_of(loader: object) -> Callable[[], None]:
     return partial(rng.set_own_state, rng.get_state())
 
 
-def put_random(loop: "Loop", state: dict[str, Any]) -> None:
+def put_random(core: Core, state: dict[str, Any]) -> None:
     """Last of all: the random numbers, from which everything before may have drawn."""
-    RngStates.from_state_dict(state["random"], loop.device).restore()
+    RngStates.from_state_dict(state["random"], core.device).restore()
 
 
 def checked_stateful(stateful: object) -> dict[str, Any]:
-    """What a person wants to be saved besides the loop, by name; what has no state to save is refused."""
+    """What a person wants to be saved besides the core, by name; what has no state to save is refused."""
     if stateful is None:
         return {}
     if not isinstance(stateful, Mapping) or not all(isinstance(name, str) for name in stateful):
@@ -244,38 +231,24 @@ def checked_stateful(stateful: object) -> dict[str, Any]:
     return dict(stateful)
 
 
-def handed_to(loop: "Loop", transform: object, makers: Mapping[str, object]) -> dict[str, object]:
+def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> dict[str, object]:
     """What a run was given besides its modules and schedulers, and may keep something of its own, by name."""
     things: dict[str, object] = {}
-    if loop._criterion is not None:
-        things["loss"] = loop._criterion
+    if core.criterion is not None:
+        things["loss"] = core.criterion
     else:
-        several = len(loop._turns) > 1
-        things |= {f"objective {turn.name}" if several else "objective": turn.objective for turn in loop._turns}
-    several = len(loop._optimizers) > 1
-    things |= {f"optimizer {n}" if several else "optimizer": o for n, o in enumerate(loop._optimizers, 1)}
+        several = len(core.objectives) > 1
+        things |= {f"objective {each.name}" if several else "objective": each.objective for each in core.objectives}
+    several = len(core.optimizers) > 1
+    things |= {f"optimizer {n}" if several else "optimizer": o for n, o in enumerate(core.optimizers, 1)}
     things |= {"device_transform": transform, **makers}
     return {name: thing for name, thing in things.items() if thing is not None}
 
 
-def owner_of(thing: Any) -> Any:
-    """What keeps the state of a callable: the object of a method, what a partial calls."""
-    for _ in range(8):
-        if isinstance(thing, partial):
-            thing = thing.func
-        elif isinstance(thing, MethodType):
-            thing = thing.__self__
-        elif type(thing) is Subset:
-            thing = thing.dataset
-        else:
-            break
-    return thing
-
-
-def position_of(loop: "Loop", consumed: int | None) -> dict[str, Any]:
+def position_of(core: Core, consumed: int | None) -> dict[str, Any]:
     """Where the loader is; `consumed` batches of the epoch were trained on, None between two epochs."""
-    assert loop._stream is not None
-    return loop._stream.position(consumed).to_state()
+    assert core.stream is not None
+    return core.stream.position(consumed).to_state()
 
 
 def check_run(tree: Any) -> None:
@@ -288,15 +261,15 @@ def check_run(tree: Any) -> None:
     Position.from_state(tree["position"])
 
 
-def check(loop: "Loop", state: dict[str, Any]) -> None:
-    """Refuse the state of another loop, or one that cannot be, before anything has changed."""
+def check(core: Core, state: dict[str, Any]) -> None:
+    """Refuse the state of another core, or one that cannot be, before anything has changed."""
     if state.get("format") != FORMAT:
         raise BadArgument(
             f"the checkpoint has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
             fix="use the version of hotloop that wrote it",
         )
     require(LOOP, state, "loop")
-    modules, schedulers = modules_of(loop), loop._schedule.schedulers
+    modules, schedulers = modules_of(core), core.schedule.schedulers
     for name, values in (("model", state["model"]), *(("another module", each) for each in state["others"])):
         check_module(name, values)
     model, *others = modules
@@ -304,54 +277,54 @@ def check(loop: "Loop", state: dict[str, Any]) -> None:
     _check_count("modules with weights beside the model", len(others), len(state["others"]))
     for module, values in zip(others, state["others"], strict=True):
         check_tensors(type(module).__name__, module.state_dict(), values)
-    check_tensors("set of parameters without a module", _numbered(_loose(loop)), _numbered(state["loose"]))
+    check_tensors("set of parameters without a module", _numbered(_loose(core)), _numbered(state["loose"]))
     _check_count("sets of buffers", len(modules), len(state["buffers"]))
-    _check_optimizers(_held(loop), state["held"])
-    _check_count("states of optimizers", len(loop._optimizers), len(state["optimizers"]))
-    for optimizer, values in zip(loop._optimizers, state["optimizers"], strict=True):
+    _check_optimizers(_held(core), state["held"])
+    _check_count("states of optimizers", len(core.optimizers), len(state["optimizers"]))
+    for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True):
         check_optimizer(optimizer, values)
     mine, theirs = _kinds(schedulers), state["kinds"]
     _check_count("schedulers", len(mine), len(theirs))
     if mine != theirs:
-        raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=_FIX)
+        raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=AS_IT_WAS)
     _check_count("states of schedulers", len(mine), len(state["schedulers"]))
     for scheduler, values in zip(schedulers, state["schedulers"], strict=True):
         check_scheduler(scheduler, values)
-    scalers = loop._step.update.to_state()["scalers"]
+    scalers = core.step.state_dict()["scalers"]
     for name in scalers.keys() & state["update"]["scalers"].keys():
         require(like(scalers[name]), state["update"]["scalers"][name], f"the scaler of {name}")
-    check_random(RngStates(loop.device).state_dict(), state["random"], "random")
+    check_random(RngStates(core.device).state_dict(), state["random"], "random")
 
 
-def modules_of(loop: "Loop") -> list[nn.Module]:
+def modules_of(core: Core) -> list[nn.Module]:
     """The model, and what else has weights: a criterion, objectives that are modules themselves."""
-    objectives = [turn.objective for turn in loop._turns]
-    found = [*loop._subject.modules, *(each for each in objectives if isinstance(each, nn.Module))]
+    objectives = [each.objective for each in core.objectives]
+    found = [*core.subject.modules, *(each for each in objectives if isinstance(each, nn.Module))]
     return list(dict.fromkeys(found))
 
 
-def _put_plan(loop: "Loop", state: dict[str, Any]) -> None:
+def _put_plan(core: Core, state: dict[str, Any]) -> None:
     """Go on with the plan that was found, where that is left to the loop; what the person asks for now comes first."""
-    plan, now = Plan.from_json(state["plan"]), loop._subject.plan
-    if torch.device(plan.device).type != loop.device.type or not loop._plans_itself:
+    plan, now = Plan.from_json(state["plan"]), core.subject.plan
+    if torch.device(plan.device).type != core.device.type or not core.plans_itself:
         return
     tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
-    loop._tuner.go_on(tuning, state.get("considered"))
+    core.tuner.go_on(tuning, state.get("considered"))
     asked = {name: getattr(now, name) for name in ASKED}
-    if not loop._subject.pinned_precision:
+    if not core.subject.pinned_precision:
         del asked["precision"]
-    loop.go_on_with(possible(replace(plan, **asked), loop._subject))
+    core.go_on_with(possible(replace(plan, **asked), core.subject))
 
 
-def is_shaped(loop: "Loop") -> bool:
+def is_shaped(core: Core) -> bool:
     """Whether the shapes of all weights are known: those of lazy layers are not before the first batch."""
-    return not any(is_lazy(parameter) for module in modules_of(loop) for parameter in module.parameters())
+    return not any(is_lazy(parameter) for module in modules_of(core) for parameter in module.parameters())
 
 
-def _loose(loop: "Loop") -> list[Tensor]:
+def _loose(core: Core) -> list[Tensor]:
     """Parameters that an optimizer holds and no module does."""
-    owned = {id(parameter) for module in modules_of(loop) for parameter in module.parameters()}
-    held = [parameter for turn in loop._turns for parameter in turn.parameters]
+    owned = {id(parameter) for module in modules_of(core) for parameter in module.parameters()}
+    held = [parameter for each in core.objectives for parameter in each.parameters]
     return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
 
 
@@ -360,8 +333,8 @@ def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
     return {
         _joined(path, name): buffer
         for path, inner in module.named_modules()
-        for name, buffer in inner._buffers.items()
-        if name in inner._non_persistent_buffers_set
+        for name, buffer in buffers_of(inner).items()
+        if name in unsaved_buffers_of(inner)
     }
 
 
@@ -370,7 +343,7 @@ def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device:
     """Give buffers their values; names those that have another form, which no code here gives them."""
     missing = []
     for path, inner in module.named_modules():
-        for name, buffer in inner._buffers.items():
+        for name, buffer in buffers_of(inner).items():
             if _joined(path, name) not in values:
                 continue
             value = values[_joined(path, name)]
@@ -379,7 +352,7 @@ def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device:
             elif value is None and buffer is None:
                 continue
             elif name in stored_by(type(inner).__mro__):
-                inner._buffers[name] = None if value is None else value.to(device)  # it comes, goes or grows
+                buffers_of(inner)[name] = None if value is None else value.to(device)  # it comes, goes or grows
             else:
                 missing.append(_joined(path, name))
     return missing
@@ -394,15 +367,15 @@ def _own_flags(optimizer: Optimizer) -> Iterator[None]:
         group.update(flags)
 
 
-def _held(loop: "Loop") -> list[dict[str, Any]]:
+def _held(core: Core) -> list[dict[str, Any]]:
     """Of each optimizer its kind, and the names of what its groups hold: a state goes by their order alone."""
-    names = {id(p): name for module in modules_of(loop)[::-1] for name, p in module.named_parameters()}
+    names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
     return [
         {
             "kind": type(optimizer).__name__,
             "groups": [[names.get(id(p), "") for p in group["params"]] for group in optimizer.param_groups],
         }
-        for optimizer in loop._optimizers
+        for optimizer in core.optimizers
     ]
 
 
@@ -415,48 +388,25 @@ def _check_optimizers(mine: list[dict[str, Any]], theirs: list[dict[str, Any]]) 
     for number, (here, there) in enumerate(zip(mine, theirs, strict=True), 1):
         which = "the optimizer" if len(mine) == 1 else f"optimizer {number}"
         if here["kind"] != there["kind"]:
-            raise BadArgument(f"{which} is {here['kind']} here and {there['kind']} in the checkpoint", fix=_FIX)
+            raise BadArgument(f"{which} is {here['kind']} here and {there['kind']} in the checkpoint", fix=AS_IT_WAS)
         if [len(group) for group in here["groups"]] != [len(group) for group in there["groups"]]:
             sizes = [" + ".join(str(len(group)) for group in each["groups"]) for each in (here, there)]
             raise BadArgument(
-                f"{which} has groups of {sizes[0]} parameters here and of {sizes[1]} in the checkpoint", fix=_FIX
+                f"{which} has groups of {sizes[0]} parameters here and of {sizes[1]} in the checkpoint",
+                fix=AS_IT_WAS,
             )
         for group, other in zip(here["groups"], there["groups"], strict=True):
             differ = [f"{a or 'one without a name'} for {b}" for a, b in zip(group, other, strict=True) if a != b]
             if differ:
                 raise BadArgument(
                     f"{which} holds its parameters in another order than in the checkpoint: {shorten(differ, 3)}",
-                    fix=_FIX,
+                    fix=AS_IT_WAS,
                 )
 
 
 def _check_count(what: str, here: int, there: int) -> None:
     if here != there:
-        raise BadArgument(f"the checkpoint has {there} {what}, and this loop has {here}", fix=_FIX)
-
-
-def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Refuse a state dict with other names or shapes."""
-    unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
-    mine, theirs = _shapes(here), _shapes(there)
-    wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]
-    if wrong:
-        first = sorted(wrong)[0]
-        differ = "tensor differs" if len(wrong) == 1 else "tensors differ"
-        raise BadArgument(
-            f"the checkpoint is of another {what}: {len(wrong)} {differ} ({shorten(sorted(wrong), 3)});"
-            f" {first} is {mine.get(first, 'not there')} here and {theirs.get(first, 'not there')} in the checkpoint",
-            fix=_FIX,
-        )
-
-
-def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        if isinstance(value, Tensor) and not is_lazy(value)
-        else type(value).__name__
-        for name, value in state.items()
-    }
+        raise BadArgument(f"the checkpoint has {there} {what}, and this loop has {here}", fix=AS_IT_WAS)
 
 
 def _numbered(tensors: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -16,14 +16,14 @@ from hotloop.data import Stream
 from hotloop.data.resident import Resident
 from hotloop.effects import ReachableState
 from hotloop.levers import Lever
-from hotloop.loop.burst import Burst, why_not_recorded
-from hotloop.loop.graph import WARM, CannotCapture
-from hotloop.loop.step import Step
-from hotloop.loop.turns import Turn
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 from hotloop.rng import Generator, RngStates
-from hotloop.state import CannotCopy, State
+from hotloop.snapshot import CannotCopy, Snapshot
+from hotloop.step.cuda_graph import WARM_UP, CannotCapture
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.several import Stretch, why_not_captured
+from hotloop.step.training import TrainingStep
 from hotloop.text import shorten
 from hotloop.tune import Drift, PlanComparison, Refused
 
@@ -69,7 +69,7 @@ class Trials:
         self,
         model: nn.Module,
         modules: Sequence[nn.Module],
-        turns: tuple[Turn, ...],
+        objectives: tuple[TrainedObjective, ...],
         averages: bool,
         material: Material,
     ) -> None:
@@ -77,9 +77,9 @@ class Trials:
             None  # looks at what a step may change, where none was watched before
         )
         self.effects: list[str] = []  # names of what the first step changed and cannot be restored
-        self._model, self._modules, self._turns, self._averages = model, modules, turns, averages
+        self._model, self._modules, self._objectives, self._averages = model, modules, objectives, averages
         self._material = material
-        self._optimizers = [optimizer for turn in turns for optimizer in turn.optimizers]
+        self._optimizers = [optimizer for each in objectives for optimizer in each.optimizers]
         self._entered: dict[Plan, _Contestant] = {}
         self._reference: _Contestant | None = None
         self._noise = (0.0, 0.0)
@@ -91,16 +91,16 @@ class Trials:
     def running(self, device: torch.device, generators: Sequence[Generator]) -> Iterator[None]:
         """Copy everything aside; put it back at the end, whatever happens."""
         self._device = device
-        self._origin = State.of(self._modules, self._optimizers)
+        self._origin = Snapshot.of(self._modules, self._optimizers)
         self._random = RngStates(device, generators)
         try:
-            self._start = self._origin.copy()
+            self._start = self._origin.copied()
         except CannotCopy as error:
             raise Refused(f"the model holds what cannot be copied aside: {error}") from error
         try:
             yield
         finally:
-            self._origin.put()
+            self._origin.restore()
             self._random.restore()
             self._entered.clear()
             self._reference = None
@@ -122,8 +122,8 @@ class Trials:
         """The plain plan; its first step is the only one where it changes what cannot be restored."""
         if self.seen is not None:
             before, watch = self.seen(), self.seen
-            step = Step(self._model, self._turns, plan, averages=self._averages)
-            first = _Contestant(step, self._start.copy(), self._random, self._material, self._stage)
+            step = TrainingStep(self._model, self._objectives, plan, averages=self._averages)
+            first = _Contestant(step, self._start.copied(), self._random, self._material, self._stage)
             first.block(1)
             self.effects = before.changes(watch())
             if self.effects:
@@ -172,8 +172,8 @@ class Trials:
         guess = self.compiled.get("default") or guess_of_compilation(self._model)
         return guess if lever.cost == "a compilation" else 8 * guess
 
-    def step_of(self, plan: Plan) -> Step | None:
-        """The step that was tried for a plan, with what it compiled; what it recorded is thrown away."""
+    def step_of(self, plan: Plan) -> TrainingStep | None:
+        """The step that was tried for a plan, with what it compiled; what it captured is dropped."""
         return self._entered[plan].step if plan in self._entered else None
 
     def pace(self, plan: Plan) -> float:
@@ -183,16 +183,16 @@ class Trials:
     def _enter(self, plan: Plan) -> "_Contestant":
         if plan not in self._entered:
             try:
-                state = self._start.copy()
+                state = self._start.copied()
                 if plan.channels_last:
-                    state = state.laid_out(torch.channels_last)
-                step = Step(self._model, self._turns, plan, averages=self._averages)
+                    state = state.in_format(torch.channels_last)
+                step = TrainingStep(self._model, self._objectives, plan, averages=self._averages)
                 contestant = _Contestant(step, state, self._random, self._material, self._stage)
                 contestant.warm_up()
             except torch.OutOfMemoryError as error:
                 raise Refused("out of memory while it was tried beside the plan so far") from error
             except CannotCapture as error:
-                raise Refused(f"it cannot be recorded: {error}") from error
+                raise Refused(f"it cannot be captured: {error}") from error
             except Exception as error:
                 if self._reference is None:  # the plain loop itself fails
                     raise
@@ -204,13 +204,13 @@ class Trials:
             self._entered[plan] = contestant
         return self._entered[plan]
 
-    def _stage(self) -> State:
-        return State.of(self._modules, self._optimizers)
+    def _stage(self) -> Snapshot:
+        return Snapshot.of(self._modules, self._optimizers)
 
     def _noise_of(self, plan: Plan, steps: int) -> tuple[float, float]:
         """How far two plain runs go from each other when only their random numbers differ."""
-        step = Step(self._model, self._turns, plan, averages=self._averages)
-        other = _Contestant(step, self._start.copy(), self._random, self._material, self._stage, seed=1)
+        step = TrainingStep(self._model, self._objectives, plan, averages=self._averages)
+        other = _Contestant(step, self._start.copied(), self._random, self._material, self._stage, seed=1)
         other.block(steps)
         assert self._reference is not None
         drift = other.drift(self._reference, (0.0, 0.0))
@@ -257,11 +257,11 @@ class _Contestant:
 
     def __init__(
         self,
-        step: Step,
-        state: State,
+        step: TrainingStep,
+        state: Snapshot,
         random: RngStates,
         material: Material,
-        now: Callable[[], State],
+        now: Callable[[], Snapshot],
         seed: int | None = None,
     ) -> None:
         self.step = step
@@ -273,7 +273,7 @@ class _Contestant:
         self._now = now
         self._seed = seed
         self._at = 0
-        self._burst: Burst | None = None
+        self._stretch: Stretch | None = None
         self.pace = 0.0  # seconds of a step, roughly
         self._device = step.device
         self._began = random
@@ -285,9 +285,9 @@ class _Contestant:
 
     @contextmanager
     def on_stage(self) -> Iterator[None]:
-        self._state.put()
+        self._state.restore()
         self._random.restore()
-        self.step.rig.engage()
+        self.step.levers.apply()
         if self._seed is not None:
             torch.manual_seed(self._seed)
             self._seed = None
@@ -296,12 +296,12 @@ class _Contestant:
         finally:
             self._state = self._now()
             self._random = RngStates(self._device)
-            self.step.rig.release()
+            self.step.levers.revert()
 
     def warm_up(self) -> None:
-        """Run until it is as fast as it will be: compiled, recorded, its algorithms chosen."""
+        """Run until it is as fast as it will be: compiled, captured, its algorithms chosen."""
         plan = self.step.plan
-        for _ in range(WARM + 2 if plan.graph else 1):
+        for _ in range(WARM_UP + 2 if plan.graph else 1):
             self.pace = self.block(1)
             if self.step.obstacle:
                 return
@@ -310,12 +310,13 @@ class _Contestant:
         if plan.graph > 1 and self._material.resident is not None:
             drawn = self._material.drawn
             with self.on_stage():
-                steps = min(plan.graph, len(drawn))
+                captured, steps = self.step.captured, min(plan.graph, len(drawn))
+                assert captured is not None
                 items, transform = self._material.resident.items(), self._material.transform
                 batch = self._material.resident.gather(items, drawn[0])
-                if transform is not None and (why := why_not_recorded(transform, batch, self._device)):
+                if transform is not None and (why := why_not_captured(transform, batch, self._device)):
                     raise CannotCapture(why)
-                self._burst = Burst(self.step, items, len(drawn[0]), steps, transform)
+                self._stretch = Stretch(captured, items, len(drawn[0]), steps, transform)
             self.pace = self.block(1)
 
     def block(self, steps: int) -> float:
@@ -327,18 +328,22 @@ class _Contestant:
             return clock.seconds() / done
 
     def _train(self, steps: int) -> int:
-        if self._burst is not None:
-            length = self._burst.steps
-            bursts = max(1, steps // length)
-            for _ in range(bursts):
+        if self._stretch is not None:
+            length = self._stretch.steps
+            stretches = max(1, steps // length)
+            for _ in range(stretches):
                 chunk = [self._material.draw(self._at + i) for i in range(1, length + 1)]
                 self._at += length
-                self.losses += self._burst.run(chunk, lambda: None).float().sum(1).unbind()
-            return bursts * length
+                losses = self._stretch.run(chunk)
+                assert losses is not None  # there is no schedule
+                self.losses += losses.float().sum(1).unbind()
+            return stretches * length
         for _ in range(steps):
             self.losses.append(_total(self.step(self._next())))
             if len(self.losses) == 1:
-                self.gradient = [p.grad.clone() for t in self.step.turns for p in t.parameters if p.grad is not None]
+                self.gradient = [
+                    p.grad.clone() for each in self.step.objectives for p in each.parameters if p.grad is not None
+                ]
         return steps
 
     def _next(self) -> Any:

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 from hotloop.effects import look
 from hotloop.levers import COMPILE, LEVERS, Lever, levers_of
 from hotloop.loop.progress import Display
-from hotloop.loop.step import Step
 from hotloop.loop.trial import Material
 from hotloop.loop.tuning import (
     MOST,
@@ -24,6 +23,7 @@ from hotloop.loop.tuning import (
     tune,
 )
 from hotloop.plan import Plan, Trial, Tuning
+from hotloop.step.training import TrainingStep
 from hotloop.text import duration, shorten
 from hotloop.tune import WORTH
 
@@ -47,7 +47,7 @@ class Tuner:
     def __init__(
         self,
         subject: Subject,
-        adopt: Callable[[Tuning, Step | None], None],
+        adopt: Callable[[Tuning, TrainingStep | None], None],
         plain: Callable[[], AbstractContextManager[None]],  # in which the loop is as before any plan
         *,
         asked: bool,
@@ -158,7 +158,7 @@ class Tuner:
         if self._open:
             self._pace.tick()
 
-    def _keep(self, tuning: Tuning, tried: Step | None) -> None:
+    def _keep(self, tuning: Tuning, tried: TrainingStep | None) -> None:
         self._open = False
         self.tuning = tuning
         self._adopt(tuning, tried)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import hotloop
+from hotloop._torch import gradient_hooks
 from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.clock import synchronize
 from hotloop.data.origin import is_in_order
@@ -26,24 +27,15 @@ from hotloop.data.rng import LoaderRng
 from hotloop.effects import ReachableState, Skip, code_of_modules, look, restored_by_state
 from hotloop.errors import BadArgument, OutputError, PlanWarning
 from hotloop.files import write_json
-from hotloop.levers import (
-    COMPILE,
-    LEVERS,
-    MOST_STEPS,
-    Lever,
-    LeverTarget,
-    products_in_fp32,
-    repeated_blocks,
-    without_fused_kernel,
-)
-from hotloop.loop.inspection import signature
-from hotloop.loop.step import Step
+from hotloop.levers import COMPILE, LEVERS, MOST_STEPS, Lever, LeverTarget, products_in_fp32, pulled_levers
 from hotloop.loop.trial import Material, Trials
-from hotloop.loop.turns import Turn
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.rng import Generator, RngStates, generators_in
-from hotloop.state import State
+from hotloop.snapshot import Snapshot
+from hotloop.step.inspection import signature
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.training import TrainingStep
 from hotloop.text import an
 from hotloop.tune import Refused, Search
 
@@ -64,7 +56,7 @@ class Subject:
 
     model: nn.Module
     modules: Sequence[nn.Module]  # the model, and what else a step may change
-    turns: tuple[Turn, ...]
+    objectives: tuple[TrainedObjective, ...]
     averages: bool
     plan: Plan  # to begin with
     pinned_precision: bool
@@ -76,7 +68,7 @@ class Subject:
 
     @property
     def optimizers(self) -> list[Any]:
-        return [optimizer for turn in self.turns for optimizer in turn.optimizers]
+        return [optimizer for each in self.objectives for optimizer in each.optimizers]
 
     def scene(self, loader: object) -> LeverTarget:
         return LeverTarget(
@@ -91,10 +83,12 @@ class Subject:
 
     def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
         """From where the Python state is reached that a step may change, by the names that a person knows."""
-        several = len(self.turns) > 1
-        objectives = {turn.name if several else "objective": turn.objective for turn in self.turns}
+        several = len(self.objectives) > 1
+        objectives = {each.name if several else "objective": each.objective for each in self.objectives}
         optimizers = {"optimizer" if i == 0 else f"optimizer {i + 1}": o for i, o in enumerate(self.optimizers)}
-        hooks = {f"the hooks of {name}": _hooks_of(p) for name, p in self.model.named_parameters() if _hooks_of(p)}
+        hooks = {
+            f"the hooks of {name}": gradient_hooks(p) for name, p in self.model.named_parameters() if gradient_hooks(p)
+        }
         return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks}
 
     def restorable(self) -> Skip:
@@ -114,12 +108,6 @@ class Subject:
             [code_of_modules(self.model.modules()), look(self.roots({"device_transform": transform})).code()],
         ]
         return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]
-
-
-def _hooks_of(parameter: nn.Parameter) -> list[Any]:
-    """What the person has registered on a parameter's gradient."""
-    tables = (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None))
-    return [hook for table in tables if table for hook in table.values()]
 
 
 @dataclass
@@ -203,7 +191,7 @@ class Found:
     """A plan, how it was found, and the step that was tried for it."""
 
     tuning: Tuning
-    step: Step | None
+    step: TrainingStep | None
     is_random: bool = False  # whether a plain step draws random numbers
     compile_estimate: float = 0.0  # seconds
 
@@ -262,11 +250,13 @@ def tune(
     return Found(tuning, step, is_random, trials.compile_estimate(COMPILE))
 
 
-def gated(subject: Subject, loader: Any, material: Material, plan: Plan) -> tuple[float, str | None, Step | None]:
+def gated(
+    subject: Subject, loader: Any, material: Material, plan: Plan
+) -> tuple[float, str | None, TrainingStep | None]:
     """A plan from elsewhere, held to a few steps of the plain loop: the seconds of it, why not, and its step."""
     start = time.perf_counter()
     why: str | None = None
-    step: Step | None = None
+    step: TrainingStep | None = None
     if subject.device.type == "cuda" and not _has_room(subject, subject.device):
         why = "there is no memory to compare it with the plain loop"
     else:
@@ -284,7 +274,7 @@ def _trials_of(subject: Subject, material: Material, *, watched: bool) -> Trials
     def seen() -> ReachableState:
         return look(subject.roots({"device_transform": material.transform}), subject.restorable())
 
-    trials = Trials(subject.model, subject.modules, subject.turns, subject.averages, material)
+    trials = Trials(subject.model, subject.modules, subject.objectives, subject.averages, material)
     trials.seen = None if watched else seen
     return trials
 
@@ -301,7 +291,7 @@ def _not_tried(why: str) -> list[Trial]:
 
 def _has_room(subject: Subject, device: torch.device) -> bool:
     """Whether copies of the weights and their optimizer's state fit several times into the free memory."""
-    needed = 8 * State.of(subject.modules, subject.optimizers).nbytes
+    needed = 8 * Snapshot.of(subject.modules, subject.optimizers).nbytes
     free, _ = torch.cuda.mem_get_info(device)
     return needed < free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -386,9 +376,9 @@ class Cache:
         plan, own = tuning.plan, ("device", "accumulate", "clip_norm", "micro_batch", "workers", "recompute")
         if any(getattr(plan, name) != getattr(begin, name) for name in (*own, "memory_budget")):
             return False
-        on_cuda = plan.device.startswith("cuda")
-        pulled = {lever.name for lever in LEVERS if lever.pull(plan) == plan}
-        return 0 <= plan.graph <= MOST_STEPS and (on_cuda or not pulled & {*_CUDA_ONLY})
+        on_cuda, levers = plan.device.startswith("cuda"), pulled_levers(plan)
+        known = all(lever in LEVERS and (on_cuda or not lever.needs_cuda) for lever in levers)
+        return known and 0 <= plan.graph <= MOST_STEPS
 
 
 def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:
@@ -418,61 +408,21 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
         if not from_file:
             raise BadArgument(f"the plan has {lever.name}: {why}", fix="leave it out of the plan")
         warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
-        chosen = replace(chosen, **_OFF[lever.name])
+        chosen = lever.off(chosen)
     return chosen
 
 
 def possible(plan: Plan, subject: Subject) -> Plan:
     """A plan from elsewhere without what cannot work here."""
     for lever, _ in _obstacles(plan, subject):
-        plan = replace(plan, **_OFF[lever.name])
+        plan = lever.off(plan)
     return replace(plan, graph=min(plan.graph, MOST_STEPS))
 
 
 def _obstacles(plan: Plan, subject: Subject) -> list[tuple[Lever, str]]:
     """The levers that a plan has pulled and that cannot work here, each with the reason."""
     scene = replace(subject.scene(None), why_not_resident=None)
-    pulled = (lever for lever in LEVERS if lever.pull(plan) == plan)
-    return [(lever, why) for lever in pulled if (why := _impossible(lever, scene, plan))]
-
-
-_CUDA_ONLY = (
-    "graph",
-    "several steps",
-    "tf32",
-    "prefetch",
-    "pinned memory",
-    "cudnn benchmark",
-    "max-autotune",
-)
-_OFF: dict[str, dict[str, Any]] = {
-    "prefetch": {"stream": "auto"},
-    "pinned memory": {"pinned": False},
-    "cudnn benchmark": {"cudnn_benchmark": False},
-    "channels last": {"channels_last": False},
-    "flipped": {"flipped": False},
-    "fused": {"fused": False},
-    "tf32": {"tf32": False},
-    "graph": {"graph": 0},
-    "several steps": {"graph": 0},
-    "compile": {"compile": "off"},
-    "max-autotune": {"compile": "off"},
-    "checkpointing": {"checkpointing": False},
-}
-
-
-def _impossible(lever: Lever, scene: LeverTarget, plan: Plan) -> str | None:
-    """Why a lever that a plan has pulled cannot work here at all; that it brings nothing is the person's affair."""
-    needs_cuda = lever.name in _CUDA_ONLY
-    if needs_cuda and scene.device.type != "cuda":
-        return f"it needs a CUDA device, and this is {scene.device.type}"
-    if lever.name in ("graph", "flipped"):
-        return lever.obstacle(scene, plan)
-    if lever.name == "fused":
-        return next(filter(None, map(without_fused_kernel, scene.optimizers)), None)
-    if lever.name == "checkpointing" and not repeated_blocks(scene.model):
-        return "the model repeats no block whose activations could be computed again"
-    return None
+    return [(lever, why) for lever in pulled_levers(plan) if (why := lever.impossible(scene, plan))]
 
 
 def read_plan(path: str | Path) -> Plan:

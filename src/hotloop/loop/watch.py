@@ -27,7 +27,7 @@ _ONE = ("loss",)  # the name of a loss that is alone
 
 
 class Seen(NamedTuple):
-    """Batches as they went by: one, or those of a burst."""
+    """Batches as they went by: one, or those of a stretch."""
 
     batch: int  # the last of them since the start of the run, from 1
     epoch: int
@@ -90,8 +90,8 @@ class Watch:
         self._fresh, self._recent = [], deque()
         self._flight = None
 
-    def see_one(self, loss: Tensor, count: int) -> None:
-        """`see` for a batch with one loss: most steps. Of what can wait, nothing is done in each of them."""
+    def _see_one(self, loss: Tensor, count: int) -> None:
+        """A batch with one loss, as most steps have. Of what can wait, nothing is done in each of them."""
         if self._host:
             self.names = _ONE
             self._batches += 1
@@ -128,6 +128,9 @@ class Watch:
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
+        if type(count) is int and len(parts) == 1 and "loss" in parts and parts["loss"].ndim == 0:
+            self._see_one(parts["loss"], count)
+            return
         if self._single:
             self._note_single()
         self.names = parts.keys()
@@ -141,7 +144,7 @@ class Watch:
         fresh.append(Seen(self._batches, self._epoch, origins, parts.values(), count))
         self._look(time.monotonic())
 
-    def see_burst(
+    def see_stretch(
         self,
         names: Collection[str],
         losses: Collection[Tensor],

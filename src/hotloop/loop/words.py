@@ -2,18 +2,17 @@
 
 from torch import nn
 
+from hotloop._torch import BatchNorm
 from hotloop.errors import BadArgument
-from hotloop.loop.turns import Turn
 from hotloop.plan import Plan
+from hotloop.step.objectives import TrainedObjective
 from hotloop.text import plural, shorten
 
-_NORMS = (nn.modules.batchnorm._BatchNorm,)
 
-
-def check_that_it_can_learn(model: nn.Module, turns: tuple[Turn, ...]) -> None:
+def check_that_it_can_learn(model: nn.Module, objectives: tuple[TrainedObjective, ...]) -> None:
     """Refuse a run that would change nothing: an optimizer of another model, or weights that are all frozen."""
     own = {id(parameter) for parameter in model.parameters()}
-    held = [parameter for turn in turns for parameter in turn.parameters if id(parameter) in own]
+    held = [parameter for each in objectives for parameter in each.parameters if id(parameter) in own]
     if not held:
         raise BadArgument("the optimizer holds none of the model's parameters", fix="build it from model.parameters()")
     if not any(parameter.requires_grad for parameter in held):
@@ -34,13 +33,13 @@ def advice_on_loss(plan: Plan) -> list[str]:
 
 def memory_words(model: nn.Module, failed: int, follows: int, *, exact: bool = True) -> str:
     """That memory ran out, and how training goes on; `exact`: the gradient is that of the whole batch, or an error."""
-    words = f"out of memory with {plural(failed, 'item')} at once: batches are computed in pieces of {follows}"
+    words = f"out of memory with {plural(failed, 'item')} at once: batches are computed in micro-batches of {follows}"
     if not exact:
         return words + ', which weigh as many items as they hold, as Plan(split="items") says'
-    norms = [name for name, module in model.named_modules() if isinstance(module, _NORMS) and module.training]
+    norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training]
     if not norms:
         return words + ", with the gradient of the whole batch"
     return words + (
-        f"; batch normalisation ({shorten(norms, 2)}) sees each piece by itself, so that what it learns depends"
+        f"; batch normalisation ({shorten(norms, 2)}) sees each micro-batch by itself, so that what it learns depends"
         " on their size: put those layers in eval mode, or keep to one size with Plan(micro_batch=…)"
     )

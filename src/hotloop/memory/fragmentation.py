@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from hotloop._torch import allocator_settings, set_allocator_settings
 from hotloop.memory.budget import bytes_of
 from hotloop.records import Record
 from hotloop.text import size
 
 SETTING = "expandable_segments"
 _ASKED_FOR = re.compile(r"Tried to allocate (\d+(?:\.\d+)? [KMGT]iB)")
-_WRITERS = ("_accelerator_setAllocatorSettings", "_cuda_cudaCachingAllocator_set_allocator_settings")  # the newer first
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ def mend(found: Fragmented, device: torch.device) -> bool:
     stay keep the segments that they are in, and the holes between them. To be called when what the failed attempt
     held has been released; where it does not help, everything is as before.
     """
-    before = settings()
+    before = allocator_settings()
     if before is None or not may_be_set(before) or not can_expand(device):
         return False
     first = f"{before.strip(' ,')}," if before.strip(" ,") else ""  # whatever is not repeated goes back to its default
     try:
-        change(f"{first}{SETTING}:True")
+        set_allocator_settings(f"{first}{SETTING}:True")
         torch.empty(found.requested, dtype=torch.uint8, device=device)  # too large for any hole, so it takes pages
     except (RuntimeError, ValueError, NotImplementedError):  # a driver without them, or no room even so
         with suppress(RuntimeError, ValueError, NotImplementedError):
-            change(f"{first}{SETTING}:False")
+            set_allocator_settings(f"{first}{SETTING}:False")
         return False
     return True
 
@@ -85,28 +85,10 @@ def may_be_set(settings: str) -> bool:
 
 def are_on() -> bool:
     """Whether the allocator was told to use expandable segments."""
-    return f"{SETTING}:true" in (settings() or "").replace(" ", "").lower()
+    return f"{SETTING}:true" in (allocator_settings() or "").replace(" ", "").lower()
 
 
 def can_expand(device: torch.device) -> bool:
     """Whether PyTorch has expandable segments for the device: with CUDA, on Linux, in its own allocator."""
     on_linux = sys.platform == "linux" and torch.version.cuda is not None
     return device.type == "cuda" and on_linux and torch.cuda.get_allocator_backend() == "native"
-
-
-def settings() -> str | None:
-    """What the allocator was told, by the environment or since; None where PyTorch does not say."""
-    with suppress(AttributeError):
-        return str(torch._C._accelerator_getAllocatorSettings())
-    with suppress(AttributeError, KeyError, RuntimeError):  # a version that tells it only among everything else
-        return str(torch.cuda.memory._snapshot()["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"])
-    return None
-
-
-def change(settings: str) -> None:
-    """Tell the allocator its settings."""
-    for name in _WRITERS:
-        if (write := getattr(torch._C, name, None)) is not None:
-            write(settings)
-            return
-    raise NotImplementedError("this PyTorch does not let a running process change the settings of its allocator")

@@ -15,6 +15,7 @@ from torch import nn
 from torch.autograd.function import BackwardCFunction
 from torch.optim import Optimizer
 
+from hotloop._torch import REGISTERED, module_hooks
 from hotloop.placement.sites import Site, frames, user_frames, variables
 
 DEPTH = 8  # of containers in containers
@@ -128,7 +129,7 @@ def _in_closure(cell: CellType, link: _Link) -> Holder | None:
 
 
 def _attribute(owner: Any, name: str, link: _Link) -> Holder:
-    if name in ("_parameters", "_buffers", "_modules") and link.keeps is not None:  # where nn.Module puts attributes
+    if name in REGISTERED and link.keeps is not None:  # where nn.Module puts attributes
         name = _key(link.thing, link.keeps.thing) or name
     holder = _held(link, name, f"an attribute of `{type(owner).__name__}`", type(owner), attribute=True)
     return replace(holder, optimizer=isinstance(owner, Optimizer))
@@ -146,10 +147,9 @@ def _held(link: _Link, name: str, where: str, source: Any, *, attribute: bool = 
 def _hook_that_fills(container: object, name: str) -> Callable[..., Any] | None:
     """The hook of a module that can reach the container by a variable or an attribute."""
     for module in [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]:
-        for kind in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
-            for hook in list(vars(module).get(kind, {}).values()):
-                if any(value is container for value in _reachable(hook, name)):
-                    return hook  # type: ignore[no-any-return]
+        for hook in module_hooks(module):
+            if any(value is container for value in _reachable(hook, name)):
+                return hook
     return None
 
 

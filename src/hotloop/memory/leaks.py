@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from hotloop._torch import DispatchMode, leaves_of, next_node_number, node_number, storage_id, without_dispatch
 from hotloop.memory.findings import STREAK, Birth, Group, Leak, Leftover, matters, tell
 from hotloop.memory.holders import Holder, holder_of
 from hotloop.memory.storages import Following, live_tensors, storages_of
@@ -42,17 +41,17 @@ def watch_growth(device: str | torch.device = "cpu") -> Iterator["Growth"]:
         yield growth
 
 
-class Growth(TorchDispatchMode):
+class Growth(DispatchMode):
     """A watch that is under way: a loop enters it, calls `step()` after each step, and asks for `leaks()`."""
 
     def __init__(self, device: str | torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._following = Following(resolve(device), self._end)
         self._births: dict[int, Birth] = {}
         self._totals: dict[Site | None, Total] = {}
         self._history: list[dict[Site | None, Total]] = []
         self._live: list[int] = []
-        self._first = torch._C._autograd._get_sequence_nr()  # number of the first autograd node that is ours
+        self._first = next_node_number()  # number of the first autograd node that is ours
         self._numbers: list[int] = []  # of the next one, at the end of each step
         for tensor in live_tensors():
             self._following.see(tensor)
@@ -66,13 +65,13 @@ class Growth(TorchDispatchMode):
         """Note that a step has ended."""
         self._history.append(dict(self._totals))
         self._live.append(self._following.live)
-        self._numbers.append(torch._C._autograd._get_sequence_nr())
+        self._numbers.append(next_node_number())
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_leaves((args, kwargs, result)):
+        for value in leaves_of((args, kwargs, result)):
             if isinstance(value, Tensor):
                 for key, bytes_ in self._following.see(value):
                     self._born(key, bytes_, value)
@@ -97,7 +96,7 @@ class Growth(TorchDispatchMode):
         before = {site: self._left(site) for site in growing}
         tensors = live_tensors()  # after collecting garbage
         groups: dict[str, Group] = {}
-        with torch._C._DisableTorchDispatch():
+        with without_dispatch():
             scene = _Scene(self, tensors)
             for site, streak in growing.items():
                 left = self._left(site)
@@ -155,7 +154,7 @@ class _Scene:
         self._tensors: dict[int, list[Tensor]] = {}
         for tensor in tensors:
             for storage in storages_of(tensor):
-                self._tensors.setdefault(storage._cdata, []).append(tensor)
+                self._tensors.setdefault(storage_id(storage), []).append(tensor)
         self.ours |= {id(same) for same in self._tensors.values()}
         budget = NODES
         self._graphs: list[tuple[Tensor, set[int]]] = []
@@ -192,7 +191,8 @@ def _steps_in_graph(root: Any, growth: Growth, budget: int) -> tuple[set[int], i
     seen, ahead = {root}, [root]
     while ahead and len(seen) < budget:
         node = ahead.pop()
-        step = growth.step_of(node._sequence_nr())
+        number = node_number(node)
+        step = None if number is None else growth.step_of(number)
         if step is not None:
             steps.add(step)
         new = {each for each, _ in node.next_functions if each is not None} - seen

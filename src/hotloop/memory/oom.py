@@ -43,7 +43,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def began_with(error: BaseException) -> BaseException:
-    """The error that others came of, as a failed recording comes of what failed in it."""
+    """The error that others came of, as a failed capture comes of what failed in it."""
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return error
@@ -78,14 +78,14 @@ def surely(call: Callable[[], T], device: torch.device) -> T:
         try:
             return call()
         except Exception as error:
-            if not is_out_of_memory(error) or is_recording():
+            if not is_out_of_memory(error) or is_capturing():
                 raise
         clear(device)
     return call()
 
 
-def is_recording() -> bool:
-    """Whether what happens now is recorded into a CUDA graph: it does not run yet, so there is nothing to repeat."""
+def is_capturing() -> bool:
+    """Whether what happens now is captured into a CUDA graph: it does not run yet, so there is nothing to repeat."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 

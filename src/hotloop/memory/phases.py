@@ -13,9 +13,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from hotloop._torch import backward_pass, next_node_number, node_number, running_node
+
 PHASES = ("between", "forward", "backward", "optimizer")
 OUTSIDE = ""  # in place of a module's name: the operation stood in none
-LEAF = 2**64 - 1  # the number of every autograd node that adds to a gradient
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Phases:
     _names: dict[int, str] = field(init=False)
     _here: _Here = field(default_factory=_Here)
     _main: int = field(default_factory=threading.get_ident)
-    _updates: list[tuple[int, int, int]] = field(default_factory=list)  # (optimizer, backward pass, depth) it is in
+    _updates: list[tuple[int, int | None, int]] = field(default_factory=list)  # optimizer, backward pass, depth
     _tail: bool = False  # after a forward that learns, before its backward: there the loss is computed
     _starts: list[int] = field(default_factory=lambda: [0])  # from this number of an autograd node on …
     _makers: list[str] = field(default_factory=lambda: [OUTSIDE])  # … nodes were made by this module
@@ -71,11 +72,11 @@ class Phases:
 
     def phase(self) -> str:
         """The phase that runs; the innermost where one is inside another."""
-        backward, depth = torch._C._current_graph_task_id(), len(self.visits)
+        backward, depth = backward_pass(), len(self.visits)
         if self._updates:  # an update inside a backward pass, or an optimizer that calls for forward and backward
             _, outer, outer_depth = self._updates[-1]
-            return "backward" if backward not in (-1, outer) else "forward" if depth > outer_depth else "optimizer"
-        if backward != -1:
+            return "backward" if backward not in (None, outer) else "forward" if depth > outer_depth else "optimizer"
+        if backward is not None:
             self._tail = False
             return "backward"
         return "forward" if depth or self._tail else "between"
@@ -84,11 +85,11 @@ class Phases:
         """The module that runs; in a backward pass the one whose forward it undoes."""
         if self.visits:  # in a backward pass too: checkpointing runs a forward there
             return self.visits[-1].name
-        node = torch._C._current_autograd_node() if torch._C._current_graph_task_id() != -1 else None
+        node = running_node()
         if node is None:
             return OUTSIDE
-        number = node._sequence_nr()
-        if number == LEAF:
+        number = node_number(node)
+        if number is None:  # it adds to a gradient
             return self._owner(getattr(node, "variable", None))
         return self._makers[bisect_right(self._starts, number) - 1]
 
@@ -117,12 +118,12 @@ class Phases:
     def _mark(self) -> None:
         """From here on, autograd nodes belong to the module that runs now; other threads number theirs apart."""
         if threading.get_ident() == self._main:
-            self._starts.append(torch._C._autograd._get_sequence_nr())
+            self._starts.append(next_node_number())
             self._makers.append(self.visits[-1].name if self.visits else OUTSIDE)
 
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._updates = [update for update in self._updates if update[0] != id(optimizer)]  # one that failed
-        self._updates.append((id(optimizer), torch._C._current_graph_task_id(), len(self.visits)))
+        self._updates.append((id(optimizer), backward_pass(), len(self.visits)))
 
     def _end_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._updates = [update for update in self._updates if update[0] != id(optimizer)]

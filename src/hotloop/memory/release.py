@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop._torch import storage_id
 from hotloop.errors import MemoryWarning
 from hotloop.memory.holders import holder_of
 from hotloop.memory.oom import clear
@@ -66,7 +67,7 @@ def release(*holders: Any, device: str | torch.device | None = None) -> Released
         torch.mps.empty_cache()
     after = usage(target)
     on_device = [tensor for tensor in tensors if tensor.device.type == target.type]
-    storages = {s._cdata: s.nbytes() for tensor in on_device for s in storages_of(tensor)}
+    storages = {storage_id(s): s.nbytes() for tensor in on_device for s in storages_of(tensor)}
     return Released(before, after, _given_back(before, after), sum(storages.values()), _names(holders))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from hotloop._torch import inner_tensors, sparse_parts, storage_id
 
 
 def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
@@ -17,11 +18,10 @@ def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     >>> [storage.nbytes() for storage in storages_of(torch.zeros(2, 3))]
     [24]
     """
-    if is_traceable_wrapper_subclass(tensor):
-        inner, _ = tensor.__tensor_flatten__()
-        parts = [getattr(tensor, name) for name in inner]
+    if (inner := inner_tensors(tensor)) is not None:
+        parts = inner
     elif tensor.layout == torch.sparse_coo:
-        parts = [tensor._indices(), tensor._values()]
+        parts = sparse_parts(tensor)
     elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
         parts = [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
@@ -62,7 +62,7 @@ class Following:
         for storage in storages_of(tensor):
             if storage.device != self._device:
                 continue
-            key, now = storage._cdata, storage.nbytes()
+            key, now = storage_id(storage), storage.nbytes()
             before, watch = self._known.get(key, (0, None))
             if watch is None:
                 watch = weakref.ref(storage, partial(self._end, key))

@@ -10,9 +10,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from hotloop._torch import DispatchMode, leaves_of, storage_id
 from hotloop.errors import BadArgument
 from hotloop.memory.phases import OUTSIDE, PHASES, Phases, Visit
 from hotloop.memory.storages import Following, live_tensors, storages_of
@@ -132,15 +131,15 @@ class _SavedTensor:
         self._let_go()
 
 
-class Tracking(TorchDispatchMode):
+class Tracking(DispatchMode):
     """A `track` that is under way; `record()` says what was seen so far."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._device = device
         self._following = Following(device, self._end)
         self.places = Phases(model, live=lambda: self._following.live, done=self._leave)
-        self._parameters = {s._cdata for t in (*model.parameters(), *model.buffers()) for s in storages_of(t)}
+        self._parameters = {storage_id(s) for t in (*model.parameters(), *model.buffers()) for s in storages_of(t)}
         self._inputs: set[int] = set()  # memory that no forward pass made
         self._modules: dict[str, _Figures] = {}
         self._keeps: dict[int, _Keep] = {}
@@ -189,12 +188,12 @@ class Tracking(TorchDispatchMode):
     ) -> Any:
         if func.namespace != "profiler":  # the label around an update stands outside of it
             self._turn()
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        given = [value for value in leaves_of((args, kwargs)) if isinstance(value, Tensor)]
         for tensor in given:  # what nobody saw being made came from outside, such as a batch of a worker
             self._inputs.update(key for key, _ in self._following.see(tensor))
         result = func(*args, **(kwargs or {}))
         before = self._following.live
-        for value in (*tree_leaves(result), *given):  # an operation may also enlarge what it was given
+        for value in (*leaves_of(result), *given):  # an operation may also enlarge what it was given
             if isinstance(value, Tensor):
                 self._count(self._following.see(value))
         if self._following.live != before:
@@ -206,9 +205,10 @@ class Tracking(TorchDispatchMode):
         keeps = []
         for storage in storages_of(tensor):
             if storage.device == self._device:
-                keep = self._keeps.setdefault(storage._cdata, self._new_keep(storage))
+                key = storage_id(storage)
+                keep = self._keeps.setdefault(key, self._new_keep(storage))
                 keep.times += 1
-                keeps.append((storage._cdata, keep))
+                keeps.append((key, keep))
                 if keep.times == 1:
                     self._keep(keep, keep.bytes)
         kept = _SavedTensor(tensor, lambda: self._let_go(keeps))
@@ -221,7 +221,7 @@ class Tracking(TorchDispatchMode):
             kept.tensor = None
 
     def _new_keep(self, storage: torch.UntypedStorage) -> _Keep:
-        key = storage._cdata
+        key = storage_id(storage)
         what = "parameters" if key in self._parameters else "inputs" if key in self._inputs else "activations"
         return _Keep(storage.nbytes(), what, self._figures())
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop._torch import storage_id
 from hotloop.device import as_device
 from hotloop.device.machine import text_of
 from hotloop.memory.storages import storages_of
@@ -137,8 +138,8 @@ def holdings(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] = ())
     found: dict[str, dict[str, int]] = {}
     for kind, tensors in kinds.items():
         for storage in (s for tensor in tensors for s in storages_of(tensor)):
-            if storage._cdata not in seen:
-                seen.add(storage._cdata)
+            if (key := storage_id(storage)) not in seen:
+                seen.add(key)
                 on = found.setdefault(str(storage.device), {})
                 on[kind] = on.get(kind, 0) + storage.nbytes()
     return Holdings(tuple(DeviceHoldings(device, **parts) for device, parts in found.items()))

@@ -14,13 +14,14 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode, get_testing_overrides, resolve_name
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hotloop._torch import SHALLOW_COPY_CHECK
 from hotloop.errors import BadArgument, DeviceMismatch
 from hotloop.placement.moving import tensors_in
 from hotloop.placement.sites import Site, as_buffer, frames, site_of, user_frames, user_site, variables
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
 # What crosses devices on purpose; the last is a question that `Module.to` asks on the way.
-_CROSSINGS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", "_has_compatible_shallow_copy_type"}
+_CROSSINGS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", SHALLOW_COPY_CHECK}
 _INDEXING = {"__getitem__", "__setitem__"}  # may take its indices from the host
 
 

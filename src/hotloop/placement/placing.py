@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop._torch import REGISTERED
 from hotloop.device import as_device, refusal
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
 from hotloop.placement.moving import move, tensors_in
@@ -85,7 +86,7 @@ def _left_behind(model: nn.Module, target: torch.device) -> Iterator[tuple[str, 
     """Tensors on another device that modules hold as plain attributes: (module path, attribute, tensor)."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules") or isinstance(value, nn.Module):
+            if name in REGISTERED or isinstance(value, nn.Module):
                 continue
             for where, tensor in tensors_in(value, name):
                 if tensor.device != target:

@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from hotloop._torch import CPU_ATTENTION, CPU_ATTENTION_BACKWARD, leaves_of
 
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64"}
 _UNCOUNTABLE = (TypeError, ValueError, AssertionError, AttributeError, IndexError, RuntimeError)
@@ -19,11 +20,10 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
     return int(sdpa_backward_flop_count(gradient, query, key, value))
 
 
-_aten = torch.ops.aten
 # On a CPU, where torch's own table does not know of it; these take shapes, the others tensors.
 ATTENTION: dict[Any, Any] = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: _attention,
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    **dict.fromkeys(CPU_ATTENTION, _attention),
+    **dict.fromkeys(CPU_ATTENTION_BACKWARD, _attention_backward),
 }
 
 
@@ -51,7 +51,7 @@ def precision_of(args: Any) -> str:
     >>> precision_of([torch.ones(2, dtype=torch.bfloat16)])
     'bf16'
     """
-    floating = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor) and leaf.is_floating_point())
+    floating = (leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.is_floating_point())
     first = next(floating, None)
     if first is None:
         return "fp32"

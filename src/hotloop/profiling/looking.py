@@ -12,11 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from hotloop.memory.phases import LEAF
+from hotloop._torch import (
+    DispatchMode,
+    LoaderIterator,
+    backward_pass,
+    leaves_of,
+    next_node_number,
+    node_number,
+    running_node,
+    schema_of,
+)
 from hotloop.placement.sites import Site, is_hotloops, is_users, site_of, user_site
 from hotloop.profiling.flops import flops_of, precision_of
 from hotloop.profiling.residents import Residents
@@ -35,7 +41,7 @@ class LoggedOperation:
     by_hotloop: bool = False  # which reads values where that costs nothing; the line is the person's all the same
 
 
-class OperationLog(TorchDispatchMode):
+class OperationLog(DispatchMode):
     """Notes every operation of a step. It is slow, so the steps that are timed are others.
 
     A backward operation is noted with the line of its forward: autograd numbers its nodes in the order in which the
@@ -43,7 +49,7 @@ class OperationLog(TorchDispatchMode):
     """
 
     def __init__(self, device: torch.device, optimizers: Callable[[], Iterable[Optimizer]]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen: list[LoggedOperation] = []
         self._residents = Residents(device, optimizers)
         self._main = threading.get_ident()
@@ -55,7 +61,7 @@ class OperationLog(TorchDispatchMode):
     def looking(self) -> Iterator["OperationLog"]:
         """Look at what runs inside the block, in this thread and in the backward passes that it asks for."""
         with ExitStack() as undo:
-            undo.enter_context(around(_BaseDataLoaderIter, "__next__", self._load))
+            undo.enter_context(around(LoaderIterator, "__next__", self._load))
             if torch.cuda.is_available():
                 for owner, call in _WAITING:
                     undo.enter_context(around(owner, "synchronize", partial(self._ask, call)))
@@ -79,7 +85,7 @@ class OperationLog(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         result = func(*args, **given)
-        schema = getattr(func, "_schema", None)
+        schema = schema_of(func)
         if schema is None or getattr(func, "namespace", "") == "profiler":
             return result
         phase = self._phase()
@@ -102,22 +108,22 @@ class OperationLog(TorchDispatchMode):
             return "data"
         if self._updating:
             return "update"
-        return "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        return "forward" if backward_pass() is None else "backward"
 
     def _site(self, phase: str) -> Site | None:
         if phase == "backward" and not torch.is_grad_enabled():  # else it computes a part of the forward once more
-            return self._made_by(torch._C._current_autograd_node())
+            return self._made_by(running_node())
         site = user_site()
         if threading.get_ident() == self._main:
-            self._numbers.append(torch._C._autograd._get_sequence_nr())
+            self._numbers.append(next_node_number())
             self._sites.append(site)
         return site
 
     def _made_by(self, node: Any) -> Site | None:
         """The line that made a node of autograd; of a gradient that is put into place, that of the backward pass."""
-        number = LEAF if node is None else node._sequence_nr()
-        at = bisect_right(self._numbers, number)
-        return self._sites[at] if number != LEAF and at < len(self._sites) else self._main_site()
+        number = node_number(node)
+        at = len(self._sites) if number is None else bisect_right(self._numbers, number)
+        return self._sites[at] if at < len(self._sites) else self._main_site()
 
     def _main_site(self) -> Site | None:
         """Where the main thread stands: a backward pass on a GPU has a thread of its own, and the main one waits."""
@@ -173,6 +179,6 @@ def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[
 
 def _shapes(args: Any) -> str:
     """The shapes of the tensors in a call, as people write them; of a long list, the first few."""
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor)]
     said = ["×".join(map(str, tensor.shape)) or "scalar" for tensor in tensors[:3]]
     return ", ".join(said) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")

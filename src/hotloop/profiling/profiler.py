@@ -1,7 +1,6 @@
 """`Profiler`: warms up, looks at a step, records some, and makes a `Profile` of them."""
 
 import platform
-import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from hotloop._torch import has_compiled
 from hotloop.clock import synchronize
 from hotloop.data.resident import is_constant
 from hotloop.device import pick
@@ -145,7 +145,8 @@ class Profiler:
         self._tell("warming up")
         yield  # the first step is like no other: memory is allocated, kernels are chosen
         if self._warmup is None or self._warmup >= EARLY:  # for loops that end before the recording proper
-            yield from self._looked() if not _compiles() else ()
+            # While a step is looked at PyTorch compiles nothing, and would remember that.
+            yield from self._looked() if not has_compiled() else ()
             yield from self._recorded(2, settle=0)
         yield from self._warm_up()
         self._proper = True
@@ -233,13 +234,6 @@ def _is_list_of_tensors(dataset: Any) -> bool:
         return False
     first = dataset[0]
     return all(isinstance(each, torch.Tensor) for each in (first if isinstance(first, list | tuple) else (first,)))
-
-
-def _compiles() -> bool:
-    """Whether anything was compiled: while a step is looked at PyTorch compiles nothing, and would remember that."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    counters = getattr(dynamo, "counters", {})
-    return bool(counters and counters["frames"]["total"])
 
 
 def settled(times: Sequence[float]) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from hotloop._torch import profiler_runs
 from hotloop.clock import synchronize
 from hotloop.errors import BadArgument
 from hotloop.profiling.events import MARK, TraceEvent, events_in
@@ -32,7 +33,7 @@ class ProfilerTrace:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Record what runs inside the block."""
-        if torch._C._autograd._profiler_enabled():
+        if profiler_runs():
             raise BadArgument(
                 "the loop runs under a profiler of its own, and PyTorch has only one",
                 fix="take the other profiler out of the loop",

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
+from hotloop._torch import leaves_of, storage_id
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.memory.tracking import thinned
 from hotloop.placement import tensors_in
@@ -57,10 +57,10 @@ class Residents:
         self._phase = phase
         made_for = "activations" if phase == "forward" and torch.is_grad_enabled() else "other"
         *given, result = tensors
-        for leaf in tree_leaves(given):
+        for leaf in leaves_of(given):
             if isinstance(leaf, Tensor):  # what nobody saw being made came from outside, such as a batch of a worker
                 self._see(leaf, "other")
-        for leaf in tree_leaves(result):
+        for leaf in leaves_of(result):
             if isinstance(leaf, Tensor):
                 self._see(leaf, made_for)
 
@@ -107,6 +107,6 @@ class Residents:
     def _are(self, category: str, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             for storage in storages_of(tensor):
-                number = self._numbers.get(storage._cdata)
+                number = self._numbers.get(storage_id(storage))
                 if number is not None:
                     self._categories[number] = category

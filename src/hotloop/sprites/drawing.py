@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hotloop.errors import BadArgument
 from hotloop.memory.oom import surely
-from hotloop.memory.survive import Survivor
 from hotloop.sprites.dataset import SIDE
 from hotloop.sprites.models import MASK, TOKENS, Drawer
+from hotloop.step.retry import OutOfMemory, in_rows
 
 PIXELS = SIDE * SIDE
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures, between which the scores stay finite and mean something
@@ -79,7 +79,7 @@ def draw(
     else:
         generator.manual_seed(seed)
     manner = Manner(steps, guidance, temperature, wander)
-    survivor = Survivor([model], device)
+    memory = OutOfMemory([model], device)
     pixels = torch.full((count, PIXELS), MASK, device=device, dtype=torch.long)
     for step in range(1, steps + 1):
         # For all sprites at once, since the numbers of a GPU depend on how many are drawn together.
@@ -89,7 +89,7 @@ def draw(
         def advance(rows: slice, step: int = step, noise: Tensor = noise, chance: Tensor = chance) -> None:
             pixels[rows] = _advanced(model, pixels[rows], labels[rows], noise[rows], chance[rows], step, manner)
 
-        survivor.each(count, advance)
+        in_rows(advance, count, memory)
         if progress is not None:
             progress(step, steps)
     return pixels.view(-1, SIDE, SIDE).to(torch.uint8)

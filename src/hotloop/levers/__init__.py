@@ -1,0 +1,77 @@
+"""Levers: named changes from plan to plan, one class and one file each.
+
+To add one, put a file with a subclass of `Lever` into this folder. It is found there, tried by the tuner in its
+`order`, applied where a plan has pulled it, and documented by its docstring.
+"""
+
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+
+from hotloop.levers.base import Cost, Lever, LeverTarget, UnknownLever
+from hotloop.levers.checkpointing import repeated_blocks
+from hotloop.levers.cuda_graph import MOST_STEPS
+from hotloop.levers.flipped import can_be_flipped
+from hotloop.levers.fused import without_fused_kernel
+from hotloop.levers.tf32 import products_in_fp32
+from hotloop.plan import Plan
+
+__all__ = [
+    "COMPILE",
+    "LEVERS",
+    "MOST_STEPS",
+    "Cost",
+    "Lever",
+    "LeverTarget",
+    "acting_levers",
+    "can_be_flipped",
+    "levers_of",
+    "products_in_fp32",
+    "pulled_levers",
+    "repeated_blocks",
+    "without_fused_kernel",
+]
+
+_OTHERS = ("__main__", "applied", "base")  # files of this folder that hold no lever, and may need all of them
+
+
+def _found() -> Iterator[Lever]:
+    """The levers in the files of this folder."""
+    for file in pkgutil.iter_modules(__path__):
+        if file.name not in _OTHERS:
+            module = import_module(f"{__name__}.{file.name}")
+            for each in vars(module).values():
+                if isinstance(each, type) and issubclass(each, Lever) and each.__module__ == module.__name__:
+                    yield each()
+
+
+LEVERS: tuple[Lever, ...] = tuple(sorted(_found(), key=lambda lever: lever.order))
+COMPILE = next(lever for lever in LEVERS if lever.name == "compile")
+
+
+def levers_of(plan: Plan) -> list[str]:
+    """The names of the levers that a plan has pulled.
+
+    >>> levers_of(Plan(device="cuda", precision="bf16", graph=1))
+    ['graph', 'bf16']
+    """
+    return [lever.name for lever in LEVERS if lever.is_pulled(plan)]
+
+
+def pulled_levers(plan: Plan) -> list[Lever]:
+    """The levers that a plan has pulled, and one of class `UnknownLever` for each name that none goes by."""
+    return [*(lever for lever in LEVERS if lever.is_pulled(plan)), *_unknown(plan)]
+
+
+def acting_levers(plan: Plan) -> list[Lever]:
+    """The levers that are applied for a plan: those that it has pulled, and those that it has pulled in part."""
+    return [*(lever for lever in LEVERS if lever.acts(plan)), *_unknown(plan)]
+
+
+def _unknown(plan: Plan) -> Iterator[Lever]:
+    known = {lever.name: lever for lever in LEVERS}
+    for name in plan.levers:
+        if name not in known:
+            yield UnknownLever(name, "hotloop has no lever of that name")
+        elif not known[name].is_pulled(plan):
+            yield UnknownLever(name, "it has a setting of its own in `Plan`")

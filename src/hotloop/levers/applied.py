@@ -1,0 +1,66 @@
+"""`AppliedPlan`: the levers of a plan, applied to a model and its optimizers, and reverted."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hotloop.levers import acting_levers
+from hotloop.levers.base import Lever, Undo
+from hotloop.levers.fused import settle_step_counts
+from hotloop.plan import Plan
+
+_NOTHING = nullcontext()
+
+
+class AppliedPlan:
+    """What the levers of a plan change: `apply` does it, `revert` undoes it, `around` holds PyTorch's own switches."""
+
+    def __init__(self, plan: Plan, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self.plan = plan
+        self._model = model
+        self._optimizers = optimizers
+        self._levers = acting_levers(plan)
+        # Steps ask only those that have something to say: a step may take less than asking all of them.
+        self._switching = [lever for lever in self._levers if lever.around(plan) is not None]
+        self._feeding = [lever for lever in self._levers if type(lever).inputs is not Lever.inputs]
+        self.acts_on_steps = bool(self._switching or self._feeding)  # and not only on the model and its optimizers
+        self._undo: list[Undo] = []
+
+    def apply(self) -> None:
+        """Change the model and its optimizers as the plan says."""
+        for lever in self._levers:
+            for undo in lever.apply(self._model, self._optimizers, self.plan):
+                self._undo.append(undo)  # one by one: what was done before an error can be undone
+        for optimizer in self._optimizers:
+            settle_step_counts(optimizer)
+
+    def revert(self) -> None:
+        """Undo what `apply` did."""
+        while self._undo:
+            self._undo.pop()()
+        for optimizer in self._optimizers:
+            settle_step_counts(optimizer)
+
+    def around(self) -> AbstractContextManager[Any]:
+        """The context in which a step runs; nothing is left switched when it ends."""
+        if not self._switching:
+            return _NOTHING
+        contexts = [context for lever in self._switching if (context := lever.around(self.plan)) is not None]
+        return contexts[0] if len(contexts) == 1 else _nested(contexts)
+
+    def inputs(self, batch: Any) -> Any:
+        """A batch as the plan wants it, such as in another memory format."""
+        for lever in self._feeding:
+            batch = lever.inputs(batch, self.plan)
+        return batch
+
+
+@contextmanager
+def _nested(contexts: Sequence[AbstractContextManager[Any]]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield

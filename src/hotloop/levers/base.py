@@ -1,0 +1,162 @@
+"""`Lever`: a named change of a plan, with what it needs, how it is applied and reverted, and its documentation."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hotloop._torch import gradient_hooks, module_hooks
+from hotloop.errors import BadArgument
+from hotloop.plan import Plan, Tier
+from hotloop.text import shorten
+
+Cost = Literal["nothing", "a moment", "a compilation", "a long compilation"]
+Undo = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class LeverTarget:
+    """What levers are pulled on."""
+
+    device: torch.device
+    model: nn.Module
+    optimizers: Sequence[Optimizer]
+    pinned_precision: bool = False  # the person asked for this precision
+    why_not_resident: str | None = None
+    loader_pins: bool = False  # batches come in pinned memory already
+    only: str | None = None  # why nothing but tier A may be pulled
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def without_cuda(self) -> str | None:
+        """Why what needs CUDA cannot work here; None where it can."""
+        return None if self.on_cuda else f"it needs a CUDA device, and this is {self.device.type}"
+
+    def why_hooks_are_lost(self, what: str) -> str | None:
+        """Which modules and parameters have hooks that would not run; None where none has."""
+        hooked = [name or type(each).__name__ for name, each in self.model.named_modules() if module_hooks(each)]
+        hooked += [name for name, parameter in self.model.named_parameters() if gradient_hooks(parameter)]
+        return f"{shorten(hooked, 3)} has hooks, which {what} would leave out" if hooked else None
+
+
+class Lever:
+    """One change of a plan. `tier` A leaves the numbers as they are, B changes their rounding, C the training.
+
+    A lever is a subclass in a file of this folder, and its docstring is its page of the documentation. Most change a
+    field of `Plan`; one without a field of its own is listed by name in `Plan.levers`, and has nothing to override for
+    that.
+    """
+
+    name: str
+    order: int  # of trying: first what makes the others measurable, last what costs most to pull
+    tier: Tier
+    what: str
+    cost: Cost
+    undo: str
+    needs_cuda = False
+    late_above = math.inf  # seconds of a step above which it is tried after all others
+    harmless_above = math.inf  # a gain above which it is kept although it is not faster
+
+    def pull(self, plan: Plan) -> Plan:
+        """The plan with it; pulled twice is pulled once."""
+        return replace(plan, levers=(*plan.levers, self.name))
+
+    def off(self, plan: Plan) -> Plan:
+        """The plan without it."""
+        return replace(plan, levers=tuple(name for name in plan.levers if name != self.name))
+
+    def is_pulled(self, plan: Plan) -> bool:
+        return self.pull(plan) == plan
+
+    def acts(self, plan: Plan) -> bool:
+        """Whether it is to be applied for a plan; also where that asks for a part of what it does."""
+        return self.is_pulled(plan)
+
+    def why_not(self, target: LeverTarget, plan: Plan) -> str | None:
+        """Why the tuner does not try it; None where it does."""
+        if self.is_pulled(plan):
+            return "it is pulled already"
+        if self.tier == "C":
+            return "it changes the training, so it is pulled only where the plan asks for it"
+        if self.tier == "B" and target.only:
+            return target.only
+        return self.obstacle(target, plan)
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        """Why it cannot or should not be pulled here; None where nothing speaks against trying."""
+        return self.impossible(target, plan)
+
+    def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        """Why a plan that asks for it cannot have it here; that it brings nothing is the person's affair."""
+        return target.without_cuda if self.needs_cuda else None
+
+    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterable[Undo]:
+        """Change a model and its optimizers; the calls that undo it, to be made from the last to the first."""
+        return ()
+
+    def around(self, plan: Plan) -> AbstractContextManager[Any] | None:
+        """The context in which a step runs, new for each step; None where it needs none."""
+        return None
+
+    def inputs(self, batch: Any, plan: Plan) -> Any:
+        """A batch as the step takes it."""
+        return batch
+
+    @property
+    def page(self) -> str:
+        """Where its page is in the documentation."""
+        return f"levers/{self.name.replace(' ', '-')}.md"
+
+    @property
+    def documentation(self) -> str:
+        """Its page as Markdown: the facts, then the docstring of its class."""
+        heads, facts = "| tier | cost to pull | how it is undone |", f"| {self.tier} | {self.cost} | {self.undo} |"
+        text = inspect.cleandoc(type(self).__doc__ or "")
+        return f"# {self.name}\n\n{heads}\n|---|---|---|\n{facts}\n\n{text}\n"
+
+
+class UnknownLever(Lever):
+    """A name in `Plan.levers` that no lever goes by."""
+
+    tier = "C"
+    what = "nothing that is known here"
+    cost = "nothing"
+    undo = "there is nothing to undo"
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        self._why = why
+
+    def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        return self._why
+
+    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterable[Undo]:
+        raise BadArgument(f"the plan has {self.name}: {self._why}", fix="leave it out of the plan")
+
+
+def set_attribute(target: object, name: str, value: object) -> Undo:
+    """Set an attribute; the call that undoes it."""
+    if name not in vars(target):
+        setattr(target, name, value)
+        return partial(vars(target).pop, name, None)
+    before = getattr(target, name)
+    setattr(target, name, value)
+    return partial(setattr, target, name, before)
+
+
+def set_flags(group: dict[str, Any], **flags: Any) -> Undo:
+    """Set those flags of an optimizer's parameter group that it has; the call that undoes it."""
+    wanted = {name: value for name, value in flags.items() if name in group}
+    before = {name: group[name] for name in wanted}
+    group.update(wanted)
+    return partial(group.update, before)

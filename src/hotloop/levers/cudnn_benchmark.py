@@ -1,0 +1,99 @@
+"""cuDNN tries the algorithms of each convolution and keeps the fastest."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from hotloop.levers.base import Lever, LeverTarget
+from hotloop.levers.channels_last import convolutions_of
+from hotloop.plan import Plan
+
+
+class CudnnBenchmarkLever(Lever):
+    """**What it does.** cuDNN has several algorithms for a convolution. With `torch.backends.cudnn.benchmark` it tries
+    them the first time it meets a shape and keeps the fastest, where else it goes by a heuristic.
+
+    PyTorch caches cuDNN's algorithm per shape for as long as the process lives, however it was found: a shape that has
+    run once without the switch is not searched for when the switch is turned on later. The cache tells algorithms apart
+    by whether TF32 is allowed for convolutions, which changes nothing in bf16 and fp16. There the lever turns TF32 off
+    for convolutions as well, inside the step, so that every shape is searched for; what little such a model convolves
+    in fp32 is then computed without it. In fp32, or where you have turned TF32 off yourself, it only helps shapes that
+    are new.
+
+    **The numbers.** Tier B: another algorithm adds in another order. Which one wins may differ from run to run, and so
+    may the last bits.
+
+    **What it needs.** A CUDA device and a two-dimensional convolution in the model. The tuner leaves it alone where you
+    have set the switch yourself.
+
+    **What it costs.** A moment for each new shape, and the memory of the largest algorithm that is tried.
+
+    **By hand.**
+
+    ```python
+    loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", cudnn_benchmark=True))
+    ```
+
+    **How it is undone.** The switch is on only inside a step and is set back after each one: the rest of your program
+    does not see it.
+
+    **When it does not help.** Where the heuristic was right. Where shapes change from batch to batch: each new one is
+    tried again.
+    """
+
+    name = "cudnn benchmark"
+    order = 110
+    tier = "B"
+    what = "the fastest algorithm of each convolution is found by trying"
+    cost = "a moment"
+    undo = "the switch is set back after each step"
+    needs_cuda = True
+
+    def pull(self, plan: Plan) -> Plan:
+        return replace(plan, cudnn_benchmark=True)
+
+    def off(self, plan: Plan) -> Plan:
+        return replace(plan, cudnn_benchmark=False)
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        if target.without_cuda:
+            return target.without_cuda
+        if torch.backends.cudnn.benchmark:
+            return "it is on already"
+        return None if convolutions_of(target.model) else "the model has no two-dimensional convolution"
+
+    def around(self, plan: Plan) -> AbstractContextManager[Any]:
+        return _benchmark() if plan.precision == "fp32" else _benchmark_anew()
+
+
+@contextmanager
+def _benchmark() -> Iterator[None]:
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _benchmark_anew() -> Iterator[None]:
+    """The same for convolutions in half precision, also for those that have run before.
+
+    PyTorch caches algorithms by shapes and by whether TF32 is allowed, which says nothing of half precision: without
+    TF32, nothing is cached yet. It is never allowed where it was not, since parts of the model may be in fp32.
+    """
+    library, allowed = torch.backends.cudnn, False
+    with suppress(RuntimeError):  # the person has set precisions by the newer names: then the older cannot be read
+        allowed = library.allow_tf32
+    with _benchmark():
+        if allowed:
+            library.allow_tf32 = False
+        try:
+            yield
+        finally:
+            if allowed:
+                library.allow_tf32 = True

@@ -1,0 +1,59 @@
+"""The forward and backward pass compute in float16, with a `GradScaler`."""
+
+from dataclasses import replace
+
+import torch
+
+from hotloop.levers.base import Lever, LeverTarget
+from hotloop.plan import Plan
+
+
+class Fp16Lever(Lever):
+    """**What it does.** The same as [bf16](bf16.md) in float16, for GPUs that have no bf16 arithmetic. Small gradients
+    would vanish in float16, so a `GradScaler` scales the loss up before the backward pass and the gradient down after
+    it.
+
+    **The numbers.** Tier B: 10 bits of mantissa, but nothing above 65,504. A gradient that overflows is not used: that
+    update is skipped, the scale backs off, and `loop.skipped` counts it. A skipped update does not advance the
+    scheduler.
+
+    **What it needs.** A CUDA GPU. The tuner tries it only with `precision="auto"`, the default, and on those of compute
+    capability 7.x: older ones are not fast at it, newer ones have bf16.
+
+    **What it costs.** Nothing to pull. The scaler reads a number from the device in each update, so the host
+    synchronizes there, and the step cannot be captured as a [graph](graph.md). The graph is tried first; where it was
+    kept, fp16 is dropped.
+
+    **By hand.**
+
+    ```python
+    loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", precision="fp16"))
+    ```
+
+    **How it is undone.** Autocast is left off, and there is no scaler.
+
+    **When it does not help.** On GPUs with bf16, which is as fast and needs no scaler. On small models, where the
+    synchronization costs more than the arithmetic gives.
+    """
+
+    name = "fp16"
+    order = 80
+    tier = "B"
+    what = "the same in float16, with a scaler"
+    cost = "nothing"
+    undo = "autocast is left off"
+
+    def pull(self, plan: Plan) -> Plan:
+        return replace(plan, precision="fp16")
+
+    def off(self, plan: Plan) -> Plan:
+        return replace(plan, precision="fp32") if plan.precision == "fp16" else plan
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        if target.pinned_precision:
+            return f"precision={plan.precision!r} was asked for"
+        if target.without_cuda:
+            return target.without_cuda
+        if (capability := torch.cuda.get_device_capability(target.device)) >= (8, 0):
+            return "the GPU has bf16, which is as fast and needs no scaler"
+        return None if capability >= (7, 0) else "the GPU has no fast fp16 arithmetic"

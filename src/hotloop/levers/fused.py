@@ -1,0 +1,106 @@
+"""The optimizer updates all weights in one kernel."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotloop._torch import UNSCALES
+from hotloop.levers.base import Lever, LeverTarget, Undo, set_attribute, set_flags
+from hotloop.plan import Plan
+
+
+class FusedLever(Lever):
+    """**What it does.** An optimizer in its plain form launches several kernels for each group of weights. The fused
+    one reads and writes each weight once, in one kernel for many tensors.
+
+    **The numbers.** Tier B: the same formula in another order of operations, so that the last bits may differ.
+
+    **What it needs.** Adam, AdamW, Adagrad or SGD of PyTorch, or any optimizer with a `fused` flag, over plain
+    floating-point weights. On a CPU too.
+
+    **What it costs.** Nothing to pull.
+
+    **By hand.**
+
+    ```python
+    loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", fused=True))
+    ```
+
+    An optimizer that was built with `fused=True` is fused already; leave it out of the plan then. One that has no such
+    kernel is refused, with the reason.
+
+    **How it is undone.** The optimizer's flag is set back, and its step counts go back to the host. Its state stays
+    valid: it is the same in both forms.
+
+    **When it does not help.** Where the update is a small part of the step. In a captured step the launches that it
+    saves are saved already.
+
+    Measured by hand on an H200, it took a GPT of 124M parameters in bf16 from 348,000 to 361,000 tokens per second.
+    """
+
+    name = "fused"
+    order = 130
+    tier = "B"
+    what = "one kernel updates all weights"
+    cost = "nothing"
+    undo = "the optimizer's flag is set back"
+
+    def pull(self, plan: Plan) -> Plan:
+        return replace(plan, fused=True)
+
+    def off(self, plan: Plan) -> Plan:
+        return replace(plan, fused=False)
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        for optimizer in target.optimizers:
+            if all(group.get("fused") for group in optimizer.param_groups):
+                return f"{type(optimizer).__name__} is fused already"
+            if why := without_fused_kernel(optimizer):
+                return why
+        if target.device.type not in ("cuda", "cpu", "mps", "xpu"):
+            return f"there is no fused kernel for {target.device.type}"
+        return None
+
+    def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        return next(filter(None, map(without_fused_kernel, target.optimizers)), None)
+
+    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                if "fused" in group:
+                    yield from fuse(optimizer, group)
+
+
+def without_fused_kernel(optimizer: Optimizer) -> str | None:
+    """Why an optimizer cannot update all its weights in one kernel; None where it can."""
+    name = type(optimizer).__name__
+    for group in optimizer.param_groups:
+        if "fused" not in group:
+            return f"{name} has no fused kernel"
+        if group.get("differentiable"):
+            return f"{name} is differentiable"
+        if any(not p.is_floating_point() or p.is_sparse for p in group["params"]):
+            return f"{name} holds weights that are not plain floating-point numbers"
+    return None
+
+
+def fuse(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Undo]:
+    """Let an optimizer update a parameter group by its fused kernel; the calls that undo it."""
+    yield set_flags(group, fused=True, foreach=False)
+    yield set_attribute(optimizer, UNSCALES, True)  # as the optimizer itself does where it is built with `fused=True`
+
+
+def settle_step_counts(optimizer: Optimizer) -> None:
+    """Put step counts where the update reads them: Adam and its kin count on the host, their kernels on the device."""
+    for group in optimizer.param_groups:
+        there = bool(group.get("fused") or group.get("capturable"))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            count = state.get("step") if isinstance(state, dict) else None
+            if isinstance(count, Tensor):
+                # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
+                state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()

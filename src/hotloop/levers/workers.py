@@ -1,0 +1,48 @@
+"""Worker processes load batches ahead."""
+
+from dataclasses import replace
+
+from hotloop.levers.base import Lever
+from hotloop.plan import Plan
+
+
+class WorkersLever(Lever):
+    """**What it does.** The loader is read through a twin with that many worker processes. They fetch and collate
+    batches while the loop trains, which pays where an item takes time to make: decoding, resizing, augmenting.
+
+    **The numbers.** Tier C: the sampler draws the same order, but what a dataset draws at random comes from the rng
+    states of the workers. Augmentation differs from that of a run without them, so the tuner never pulls this lever.
+    Items that are not random are the same.
+
+    **What it needs.** A plain `DataLoader` whose dataset can go to another process. With resident data nobody reads the
+    loader, and workers are not started.
+
+    **What it costs.** Starting the processes. Workers persist between epochs only where the loader has workers of its
+    own with `persistent_workers=True`; else they start anew in every epoch.
+
+    **By hand.**
+
+    ```python
+    loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", workers=4))
+    ```
+
+    `workers=None`, the default, leaves it to the loader; `workers=0` takes the loader's workers away.
+
+    **How it is undone.** The loader is read as it is.
+
+    **When it does not help.** Where items are cheap. Measured by hand on an H200, an epoch of a small MLP over 1,024
+    rows took the tutorial's loop 0.134 s with two workers and 0.036 s without.
+    """
+
+    name = "workers"
+    order = 40
+    tier = "C"
+    what = "processes load batches ahead; random augmentation then draws other numbers"
+    cost = "a moment"
+    undo = "the loader is read as it is"
+
+    def pull(self, plan: Plan) -> Plan:
+        return replace(plan, workers=plan.workers or 4)
+
+    def off(self, plan: Plan) -> Plan:
+        return replace(plan, workers=None) if plan.workers else plan

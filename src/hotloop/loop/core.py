@@ -1,0 +1,346 @@
+"""`Core`: what a loop holds (model, step, schedule, data, tuner), and how it goes from one plan to another."""
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hotloop.data import Stream, length_of
+from hotloop.data.origin import nothing_came
+from hotloop.device import Choice
+from hotloop.effects import counted_per_call, look
+from hotloop.errors import MemoryWarning, PlanWarning
+from hotloop.evaluation import Evaluation
+from hotloop.loop.budgeting import Budgeting, budgeted
+from hotloop.loop.changes import Changes
+from hotloop.loop.schedule import Schedule
+from hotloop.loop.tuner import Tuner
+from hotloop.loop.tuning import Subject
+from hotloop.loop.watch import Watch
+from hotloop.loop.words import advice_on_loss, memory_words
+from hotloop.memory.budget import bytes_of
+from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
+from hotloop.memory.usage import usage
+from hotloop.objective import Criterion, Objective
+from hotloop.plan import Plan, Tuning
+from hotloop.records import PlanChange
+from hotloop.snapshot import PassSnapshot, Snapshot
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.several import Stretches, stretches
+from hotloop.step.training import TrainingStep
+
+Transform = Callable[[Any], Any]
+Work = tuple[Any, int, int]  # a batch to train on, None where that is done; batches and items that it stands for
+
+
+class Core:
+    """The parts of a loop. `Loop` is its face, `Fit` runs it for some epochs, a checkpoint holds its state."""
+
+    def __init__(
+        self,
+        choice: Choice,
+        subject: Subject,
+        begin: Plan,
+        *,
+        criterion: Criterion | None,
+        objective: Objective | Mapping[str, Objective],
+        schedule: Schedule,
+        stateful: dict[str, Any],
+        plans_itself: bool,
+        by_hand: bool,
+    ) -> None:
+        self.choice, self.device = choice, choice.device
+        self.model, self.objectives, self.subject = subject.model, subject.objectives, subject
+        self.criterion, self.objective = criterion, objective  # as the person gave them
+        self.schedule, self.stateful = schedule, stateful
+        self.plans_itself = plans_itself  # the person leaves the plan to the loop
+        self.by_hand = by_hand  # the plan that is carried out is the person's
+        self.tuner = Tuner(subject, self._adopt, self.unplanned, asked=plans_itself)
+        self.watch = Watch(self.device, single=len(self.objectives) == 1, advice=advice_on_loss(begin))
+        self.stretches = Stretches()
+        self.budgeting: Budgeting | None = None  # how the blocks were chosen whose activations are checkpointed
+        self.budget_is_open = begin.memory_budget is not None and not begin.recompute
+        if begin.memory_budget is not None:
+            bytes_of(begin.memory_budget, usage(self.device).total)  # refused now, not in the first step
+        self.memory = OutOfMemory(
+            subject.modules,
+            self.device,
+            most=begin.micro_batch,
+            relieve=lambda: self.step.relieve(),  # noqa: PLW0108  # whichever step that is then
+            told=self._tell_of_memory,
+            witness=self._witness,
+        )
+        self.evaluation = Evaluation(self.model, self.device, begin.split)
+        self.stream: Stream[Any] | None = None
+        self.given: Any = None  # the batch that `batches` gave out last
+        self.expected: int | None = None  # batches of the run, where `fit` knows them
+        self.seen_before: dict[str, Any] | None = None  # of an epoch that is resumed, until it has begun
+        self.changes: Changes | None = None  # since the first run that was saved
+        self.epoch = 0  # of the data, from 1 once it has begun
+        self._modes: list[bool] = []  # of the layers, in the last epoch
+        self._transforming: tuple[Transform, PassSnapshot] | None = None  # the latest transform, and what it changes
+        self.step = self._carried_out(self.step_for(begin))
+        self.plans: list[PlanChange] = []  # that were carried out, in their order
+        self.noted: tuple[Plan, int | None] = (begin, None)  # the last of them: of the step, and the micro-batches
+        self.journal("to begin with")
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        return [optimizer for each in self.objectives for optimizer in each.optimizers]
+
+    @property
+    def plan(self) -> Plan:
+        """What is carried out now; `micro_batch` is the size of micro-batches where batches do not fit whole."""
+        plan, limit = self.step.plan, self.memory.portion.limit
+        return plan if limit == plan.micro_batch else replace(plan, micro_batch=limit)
+
+    # Epochs
+
+    def batches(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Any]:
+        """One epoch of `loader`, each batch already on the device."""
+        self._begin_epoch(loader)
+        assert self.stream is not None
+        for given in self.stream:
+            batch = given if transform is None else self._transformed(transform, given)
+            if self.tuner.is_busy:
+                self._before_step(loader, transform, batch)
+            self.given = batch
+            yield batch
+        self._end_epoch()
+
+    def work(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Work]:
+        """The same for `fit`, which may train on several batches in one CUDA graph: that is done in here."""
+        stream = self.stream = self.stream_of(loader)
+        if (resident := stream.resident) is None:
+            for batch in self.batches(loader, transform):
+                yield batch, 1, self.step.weighing.items_in(batch)
+            return
+        self._begin_epoch(loader)
+        draws = stretches(resident.draws(), lambda: self.stretches.size(self.step.captured, resident))
+        for number, drawn in ((stream.first + number, drawn) for number, drawn in draws):
+            if self.tuner.is_busy and len(drawn) > 1:
+                self._before_step(loader, transform, None)
+            origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
+            stretch = self.stretches.of(self.step.captured, resident, drawn, transform)
+            if stretch is not None:
+                losses = stretch.run(drawn, self.schedule if self.schedule.schedulers else None)
+                if losses is not None:
+                    self.watch.see_stretch(stretch.names, (losses,), stretch.batch, origins)
+                    yield None, len(drawn), len(drawn) * stretch.batch
+                    continue
+            for stream.origin, each in zip(origins, drawn, strict=True):
+                batch = resident.gather(resident.items(), each)
+                if transform is not None:
+                    batch = self._transformed(transform, batch)
+                if self.tuner.is_busy:
+                    self._before_step(loader, transform, batch)
+                self.given = batch
+                yield batch, 1, self.step.weighing.items_in(batch)
+        if not self.watch.items_seen:
+            raise nothing_came(loader)
+        self._end_epoch()
+
+    def _begin_epoch(self, loader: Iterable[Any]) -> None:
+        self.stream = self.stream_of(loader)
+        self.epoch += 1
+        self.watch.begin_epoch(self.epoch, self.stream)
+        if self.seen_before is not None:
+            self.watch.go_on(self.seen_before)
+            self.seen_before = None
+        if self.expected is None:  # else `fit` knows the whole
+            self.tuner.begin()
+        if not self.model.training:
+            self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
+        modes = [module.training for module in self.model.modules()]
+        if modes != self._modes:
+            self._modes = modes
+            self.memory.snapshot.look_again()  # layers that were frozen may write to their buffers now
+        if self.step.captured is not None:
+            self.step.captured.check()
+
+    def _end_epoch(self) -> None:
+        self.given = None
+        self.step.end_epoch()
+        if self.step.captured is not None:
+            self.step.captured.audit()
+        self.schedule.after_epoch()
+
+    def _transformed(self, transform: Transform, batch: Any) -> Any:
+        """A batch as the person's transform makes it; where memory runs out, again after room was made."""
+        if self.tuner.watches:
+            return self.tuner.watch({"device_transform": transform}, partial(transform, batch))
+        if self._transforming is None or self._transforming[0] is not transform:
+            held = look({"device_transform": transform}).generators
+            self._transforming = (transform, PassSnapshot([], self.device, held))
+        snapshot = self._transforming[1]
+        for attempt in range(1, ATTEMPTS + 1):
+            snapshot.take(batch)
+            try:
+                changed = self.stretches.transformed(transform, batch, self.step.captured)
+            except Exception as error:
+                if not is_out_of_memory(error) or attempt == ATTEMPTS:
+                    raise
+            else:
+                if snapshot.is_looking:
+                    snapshot.learn()
+                return changed
+            snapshot.restore()
+            self.step.forget_captures()  # they hold memory
+            clear(self.device)
+        raise AssertionError  # the last attempt returns or raises
+
+    def stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
+        """The same stream for the same loader, so that workers which persist between epochs do."""
+        plan, now = self.plan, self.stream
+        # The tuner found, now or in the run whose file this is, that data may live on the device; another's may not.
+        kind = "auto" if plan.stream == "resident" and not self.by_hand else plan.stream
+        if now is None or now.loader is not loader or now.asked != (kind, plan.pinned, plan.workers):
+            return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
+        return now
+
+    def _before_step(self, loader: Iterable[Any], transform: Transform | None, batch: Any) -> None:
+        self.tuner.tick()
+        if self.step.is_between_windows:
+            self.tuner.look(loader, transform, batch, self._left(loader))
+
+    def _left(self, loader: Iterable[Any]) -> int | None:
+        """Batches still to run: of this fit, or an epoch for each one so far."""
+        if self.expected is not None:
+            return self.expected - self.watch.batches
+        length = length_of(loader)
+        return None if length is None else length * self.epoch
+
+    # Plans
+
+    def step_for(self, plan: Plan, tried: TrainingStep | None = None) -> TrainingStep:
+        """The step of a plan; with what was compiled for one that was tried."""
+        step = TrainingStep(
+            self.model,
+            self.objectives,
+            plan,
+            averages=self.subject.averages,
+            see=self.watch.see,
+            after_update=self.schedule.after_update if self.schedule.schedulers else None,
+            compiled=None if tried is None else tried.compiled,
+            memory=self.memory,
+        )
+        step.weighing.roots = self.subject.roots
+        return step
+
+    def _adopt(self, tuning: Tuning, tried: TrainingStep | None) -> None:
+        """Carry out a plan that was found."""
+        self.by_hand = False
+        self.exchange(self.step_for(tuning.plan, tried), "it was found to be faster")
+
+    def go_on_with(self, plan: Plan) -> None:
+        """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""
+        if self.plans_itself and torch.device(plan.device).type == self.device.type and plan != self.step.plan:
+            self.exchange(self.step_for(replace(plan, device=str(self.device))), "that of the checkpoint")
+
+    def exchange(self, new: TrainingStep, why: str) -> None:
+        """Carry out another step from now on."""
+        old = self.step
+        old.levers.revert()
+        if old.plan.channels_last and not new.plan.channels_last:
+            self._convert(torch.contiguous_format)
+        new.take_over(old)
+        self.step = self._carried_out(new)
+        self.journal(why)
+
+    def _carried_out(self, step: TrainingStep) -> TrainingStep:
+        """Give the model and the optimizers the form of a step's plan."""
+        if step.plan.channels_last:
+            self._convert(torch.channels_last)
+        step.levers.apply()
+        return step
+
+    @contextmanager
+    def unplanned(self) -> Iterator[None]:
+        """The model and the optimizers without what the plan has changed in them, for trials."""
+        step = self.step
+        step.levers.revert()
+        if step.plan.channels_last:
+            self._convert(torch.contiguous_format)
+        try:
+            yield
+        finally:
+            step.forget_captures()
+            self._carried_out(step)
+
+    def _convert(self, form: torch.memory_format) -> None:
+        Snapshot.of(self.subject.modules, self.optimizers).in_format(form).restore()
+
+    def keep_to_budget(self, batch: Any) -> None:
+        """Before the first step: choose the blocks that are checkpointed, so that memory stays within the budget."""
+        self.budget_is_open = False
+        with self.unplanned():
+            plan, self.budgeting = budgeted(self.subject, self.step.plan, batch)
+        self.subject = replace(self.subject, plan=replace(self.subject.plan, recompute=plan.recompute))
+        self.tuner.subject = self.subject
+        self.exchange(self.step_for(plan), "the budget of memory")
+        if self.budgeting.missing:
+            warnings.warn(str(self.budgeting), MemoryWarning, stacklevel=3)
+
+    # What is noted and told
+
+    def journal(self, why: str, *, batch: int | None = None) -> None:
+        """Note the plan that is carried out from the next batch on, or from one that has the number `batch`."""
+        noted = (self.step.plan, self.memory.portion.limit)
+        if not self.plans or noted != self.noted:
+            at = self.watch.batches if batch is None else batch
+            done = at < self.watch.batches and self.step.is_between_windows  # the batch, and an update with it
+            step = max(0, self.step.counts.steps - len(self.objectives) * done)
+            plan = {k: list(v) if isinstance(v, tuple) else v for k, v in self.plan.to_json().items()}  # as JSON has it
+            self.plans.append(PlanChange(step, at, plan, why))
+        self.noted = noted
+
+    def after_step(self) -> None:
+        """Note and say what the step has changed of its plan: no captures, other micro-batches."""
+        (plan, limit), now = self.noted, self.memory.portion.limit
+        if self.step.plan != plan:
+            self.journal(
+                self.step.obstacle or "the step was changed while it ran", batch=max(0, self.watch.batches - 1)
+            )
+        elif now != limit and (now is None or (limit is not None and now > limit)):
+            self.journal("larger micro-batches are tried")  # with the next batch
+        elif now != limit:
+            self.journal("memory ran out", batch=max(0, self.watch.batches - 1))
+        if (why := self.step.obstacle) is not None:
+            self.step.obstacle = None
+            warnings.warn(f"the step is not captured as a CUDA graph: {why}", PlanWarning, stacklevel=3)
+
+    def where(self) -> str:
+        """Which batch it is that is trained on, in words."""
+        origin = self.stream.origin if self.stream else None
+        if origin is None:
+            return f"the batch of step {self.watch.batches + 1}"
+        return f"batch {origin.number} of epoch {self.epoch}"
+
+    def forward(self, batch: Any) -> None:
+        """The forward passes alone, to find out what went wrong in one."""
+        for each in self.objectives:
+            each.objective(self.model, batch)
+
+    def _witness(self) -> Callable[[], list[str]]:
+        """Called before a step is repeated; what it returns, after it: what the person's code changed, by name."""
+        roots = self.subject.roots()
+        before = look(roots, counted_per_call)
+        return lambda: before.changes(look(roots, counted_per_call))
+
+    def _tell_of_memory(self, failed: int, follows: int) -> None:
+        """Say once that batches do not fit, and how training goes on."""
+        split = self.step.plan.split
+        if self.memory.portion.cuts == 1 and split != "off":
+            words = memory_words(self.model, failed, follows, exact=split != "items")
+            warnings.warn(words, MemoryWarning, stacklevel=2)
+
+
+def modules_of(model: nn.Module, criterion: object) -> list[nn.Module]:
+    """The model, and a criterion that is a module."""
+    return [model, *([criterion] if isinstance(criterion, nn.Module) else [])]

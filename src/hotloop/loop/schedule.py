@@ -1,0 +1,138 @@
+"""`Schedule`: when learning rates change."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from hotloop._torch import inner_schedulers
+from hotloop.errors import BadArgument, PlanWarning
+from hotloop.evaluation import Metrics
+from hotloop.records import Epoch
+from hotloop.snapshot import Snapshot
+from hotloop.step.objectives import TrainedObjective
+from hotloop.text import plural
+
+Schedulers = LRScheduler | Sequence[LRScheduler] | None
+Every = Literal["step", "epoch"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Advances learning-rate schedulers: never for a step that was skipped."""
+
+    schedulers: tuple[LRScheduler, ...]
+    every: Every
+    _waiting: dict[int, int] = field(default_factory=dict)  # schedulers that watch a metric: how far each was
+
+    @classmethod
+    def of(cls, scheduler: Schedulers, every: Every, optimizers: Sequence[Optimizer] = ()) -> "Schedule":
+        """`optimizers` are those of the loop: a scheduler of another one would change nothing here."""
+        if every not in ("step", "epoch"):
+            raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
+        schedulers = (
+            () if scheduler is None else (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
+        )
+        for each in schedulers:
+            if optimizers and all(each.optimizer is not optimizer for optimizer in optimizers):
+                raise BadArgument(
+                    f"the {type(each).__name__} is of another optimizer than the loop's",
+                    fix="build it with the optimizer that you give to the Loop",
+                )
+        return cls(schedulers, every)
+
+    @property
+    def watches_a_metric(self) -> bool:
+        return bool(self._watching)
+
+    @property
+    def _watching(self) -> list[ReduceLROnPlateau]:
+        return [scheduler for scheduler in self.schedulers if isinstance(scheduler, ReduceLROnPlateau)]
+
+    def check(self, metrics: Metrics | None) -> None:
+        """Before a run: refuse a scheduler for which it is not clear what it watches."""
+        if any(each.mode == "max" for each in self._watching) and len(metrics or {}) != 1:
+            several = f"there are {len(metrics)} metrics: {', '.join(metrics)}" if metrics else "there is no metric"
+            raise BadArgument(
+                f'ReduceLROnPlateau(mode="max") waits for something that should grow, and {several}',
+                fix='give the one that it shall watch: fit(…, validate=val_loader, metrics={"accuracy": accuracy});'
+                ' mode="min" watches the loss',
+            )
+
+    def check_length(self, updates: int, epochs: int) -> None:
+        """Refuse a scheduler that ends before the `updates` and `epochs` that are left of a run."""
+        steps, unit = (updates, "update") if self.every == "step" else (epochs, "epoch")
+        for each in self.schedulers:
+            if isinstance(each, OneCycleLR) and each.last_epoch + steps > each.total_steps:
+                raise BadArgument(
+                    f"the OneCycleLR ends after {plural(each.total_steps, 'step')}, has made {each.last_epoch}, and the"
+                    f" run has {plural(steps, unit)} left",
+                    fix=f"build it for the whole run: OneCycleLR(…, total_steps={each.last_epoch + steps})",
+                )
+
+    def advance(self) -> None:
+        """After an update of every objective."""
+        for scheduler in self._counting("step"):
+            scheduler.step()
+
+    def snapshot(self) -> Snapshot:
+        """What the schedulers, and the settings of the optimizers that they change, are now."""
+        held = [vars(holder) for each in self.schedulers for holder in parts_of_scheduler(each)]
+        return Snapshot().items([*held, *(group for each in self.schedulers for group in each.optimizer.param_groups)])
+
+    def after_update(self, trained: TrainedObjective) -> None:
+        if not self.schedulers:
+            return
+        for scheduler in self._counting("step"):
+            if scheduler.optimizer in trained.optimizers:
+                scheduler.step()
+
+    def after_epoch(self) -> None:
+        for scheduler in self._counting("epoch"):
+            scheduler.step()
+        for number, watching in enumerate(self._watching):
+            if self._waiting.get(number) == watching.last_epoch:
+                warnings.warn(
+                    "ReduceLROnPlateau was not stepped between two epochs, so the learning rate stays as it is: outside"
+                    " fit nobody tells it what to watch\n  fix: after each epoch,"
+                    ' scheduler.step(loop.evaluate(val_loader)["loss"])',
+                    PlanWarning,
+                    stacklevel=4,
+                )
+            self._waiting[number] = watching.last_epoch
+
+    def after_evaluation(self, epoch: Epoch, metrics: Metrics | None) -> None:
+        """For schedulers that watch a metric: the validation loss, the training loss without one, or with
+        `mode="max"` the one metric that there is."""
+        for scheduler in self._watching:
+            if scheduler.mode == "max":
+                scheduler.step(_only(epoch, metrics))
+            else:
+                scheduler.step(epoch.metrics.get("loss", epoch.loss))
+
+    def _counting(self, every: Every) -> list[LRScheduler]:
+        """The schedulers that count these; one that watches a metric counts nothing."""
+        return [s for s in self.schedulers if every == self.every and not isinstance(s, ReduceLROnPlateau)]
+
+
+def parts_of_scheduler(scheduler: Any) -> Iterator[Any]:
+    """A scheduler, and what its state is that of besides: other schedulers, functions with attributes."""
+    yield scheduler
+    for inner in inner_schedulers(scheduler):
+        yield from parts_of_scheduler(inner)
+    yield from (each for each in getattr(scheduler, "lr_lambdas", ()) if hasattr(each, "__dict__"))
+
+
+def _only(epoch: Epoch, metrics: Metrics | None) -> float:
+    """The value of the only metric of a run."""
+    (name,) = metrics or ("",)
+    if name not in epoch.metrics:
+        found = ", ".join(key for key in epoch.metrics if key != "loss")
+        raise BadArgument(
+            f"ReduceLROnPlateau cannot watch the metric {name!r}, which gives several numbers: {found}",
+            fix="give it a metric of one number",
+        )
+    return epoch.metrics[name]

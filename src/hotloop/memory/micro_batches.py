@@ -1,0 +1,209 @@
+"""A batch in micro-batches: what has a row for each item is cut, everything else goes with every micro-batch."""
+
+import copy
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from hotloop.errors import BadArgument
+from hotloop.placement import tensors_in
+from hotloop.text import an
+
+
+def micro_batches_of(batch: Any, items: int, size: int) -> Iterator[Any]:
+    """A batch of so many items in even micro-batches of at most `size`.
+
+    >>> import torch
+    >>> [len(each["x"]) for each in micro_batches_of({"x": torch.zeros(10, 2), "scale": 3.0}, items=10, size=4)]
+    [4, 3, 3]
+    """
+    if size >= items:
+        yield batch
+        return
+    for start, stop in bounds(items, size):
+        yield rows_of(batch, items, slice(start, stop))
+
+
+def part_of(batch: Any, items: int, rows: slice, split: Any = "auto") -> tuple[Any, int | float | Tensor | None]:
+    """Some of the items of a batch, cut as a plan says, and what they weigh; None where the plan does not say that.
+
+    >>> import torch
+    >>> part, _ = part_of((torch.zeros(7, 4, 2), torch.zeros(4)), 4, slice(0, 3), split=1)  # time first
+    >>> [tuple(tensor.shape) for tensor in part]
+    [(7, 3, 2), (3,)]
+    """
+    if rows.start == 0 and rows.stop == items:
+        return batch, None
+    if callable(split):
+        part = split(batch, rows.start, rows.stop)
+        weighed = isinstance(part, tuple) and len(part) == 2 and type(part[0]) is type(batch)
+        if weighed and (isinstance(part[1], int | float) or (isinstance(part[1], Tensor) and not part[1].dim())):
+            return part[0], part[1]
+        return part, None
+    if isinstance(split, int):
+        return _cut_along(batch, items, rows, split), None
+    return rows_of(batch, items, rows), None
+
+
+def items_along(batch: Any, split: Any) -> int:
+    """How many items a batch holds, where a plan says in which dimension they are, or how they are cut."""
+    if callable(split):
+        count: Callable[[Any], int] = getattr(split, "items", count_items)
+        return count(batch)
+    if not isinstance(split, int):
+        return count_items(batch)
+    sizes = Counter(tensor.size(split) for _, tensor in tensors_in(batch) if tensor.dim() > split)
+    if not sizes:
+        raise BadArgument(
+            f"split={split}, and no tensor of the batch has so many dimensions",
+            fix="give the dimension that holds the items, from 0, or a function (batch, start, stop) → part",
+        )
+    return sizes.most_common(1)[0][0]
+
+
+def _cut_along(value: Any, items: int, rows: slice, dim: int) -> Any:
+    """A part of a batch whose items lie along another dimension; what has one value for each item is cut too."""
+    if isinstance(value, Tensor):
+        for each in (dim, 0):
+            if value.dim() > each and value.size(each) == items:
+                return value.narrow(each, rows.start, rows.stop - rows.start)
+        return value
+    if _is_list(value) and len(value) == items and not any(True for _ in tensors_in(value)):
+        return value[rows]
+    if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
+        return _with_parts(value, partial(_cut_along, items=items, rows=rows, dim=dim))
+    return value
+
+
+def rows_of(batch: Any, items: int, rows: slice) -> Any:
+    """Some of the items of a batch; the batch itself where those are all."""
+    if rows.start == 0 and rows.stop == items:
+        return batch
+    if _lists_items(batch):
+        return _with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
+    return _cut(batch, items, rows)
+
+
+def bounds(items: int, size: int) -> Iterator[tuple[int, int]]:
+    """Where even micro-batches begin and end: their sizes differ by at most one."""
+    count = -(-items // size)
+    least, more = divmod(items, count)
+    start = 0
+    for number in range(count):
+        stop = start + least + (number < more)
+        yield start, stop
+        start = stop
+
+
+def count_items(batch: Any) -> int:
+    """How many items a batch of any nesting holds: the first size that most of its tensors have in common.
+
+    Where the tensors of each item lie in a list, as pictures of different sizes do, it is the length of the list.
+
+    >>> import torch
+    >>> count_items({"mask": torch.ones(5, 5), "x": torch.zeros(8, 5), "y": torch.zeros(8)})
+    8
+    >>> count_items(([torch.zeros(3, 20, 30), torch.zeros(3, 25, 25)], [{"boxes": torch.zeros(4, 4)}, {}]))
+    2
+    """
+    if _lists_items(batch):
+        return next(count for count in map(_rows, _fields(batch)) if count is not None)
+    sizes = Counter(tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim())
+    if sizes:
+        return sizes.most_common(1)[0][0]  # of equals the first
+    words = batch if _is_words(batch) else next(filter(_is_words, _fields(batch)), None)
+    return 1 if words is None else len(words)
+
+
+def holds_rows(value: Any, items: int) -> bool:
+    """Whether there is a tensor in it that has a row for each item."""
+    return any(tensor.dim() and tensor.size(0) == items for _, tensor in tensors_in(value))
+
+
+def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
+    """A part of a batch, cut; `is_list`: where it is a list, each place in it is an item."""
+    if isinstance(value, Tensor):
+        return _cut_tensor(value, rows) if value.dim() and value.size(0) == items else value
+    if isinstance(value, np.ndarray):
+        return value[rows] if value.ndim and len(value) == items else value
+    if _is_list(value) and len(value) == items and (is_list or not any(holds_rows(item, items) for item in value)):
+        return value[rows]  # a name, a path or a number for each item
+    if isinstance(value, Mapping) or _is_list(value) or _is_dataclass(value):
+        return _with_parts(value, partial(_cut, items=items, rows=rows))
+    if callable(getattr(value, "to", None)) and not isinstance(value, type):  # it holds tensors, in a way of its own
+        raise BadArgument(
+            f"memory ran out, and a batch that holds {an(type(value).__name__)} cannot be cut into micro-batches",
+            fix="build it inside the model or the objective, or use a smaller batch; or say how it is cut:"
+            " Plan(split=function), a function (batch, start, stop) → part",
+        )
+    return value
+
+
+def _with_parts(value: Any, cut: Callable[[Any], Any]) -> Any:
+    """The same container with its parts cut."""
+    if isinstance(value, list | tuple):
+        parts = [cut(item) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return type(value)({key: cut(item) for key, item in value.items()})  # type: ignore[call-arg]
+    changed = copy.copy(value)
+    if isinstance(value, Mapping):  # such as an encoding of Hugging Face, which a model takes with **
+        for key, item in value.items():
+            changed[key] = cut(item)
+        return changed
+    for field in dataclasses.fields(value):
+        if hasattr(value, field.name):
+            object.__setattr__(changed, field.name, cut(getattr(value, field.name)))
+    return changed
+
+
+def _cut_tensor(tensor: Tensor, rows: slice) -> Tensor:
+    if tensor.layout == torch.strided:
+        return tensor[rows]
+    return tensor.index_select(0, torch.arange(rows.start, rows.stop, device=tensor.device))  # it has no views
+
+
+def _lists_items(batch: Any) -> bool:
+    """Whether lists in a batch hold an item in each place, and not a field: pictures of several sizes, their boxes."""
+    fields = [field for field in _fields(batch) if _rows(field) is not None]
+    lists = [field for field in fields if _is_list(field) and any(True for _ in tensors_in(field))]
+    if not lists or len({_rows(field) for field in fields}) > 1:
+        return False
+    if any(isinstance(item, Mapping) for field in lists for item in field):
+        return True
+    return len({tensor.size(0) for _, tensor in tensors_in(batch) if tensor.dim()}) > 1
+
+
+def _fields(batch: Any) -> list[Any]:
+    """The parts of a batch."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if _is_list(batch):
+        return list(batch)
+    return [getattr(batch, field.name, None) for field in dataclasses.fields(batch)] if _is_dataclass(batch) else []
+
+
+def _rows(field: Any) -> int | None:
+    """How many items a part of a batch seems to hold; None where it says nothing about that."""
+    if isinstance(field, Tensor):
+        return field.size(0) if field.dim() else None
+    return len(field) if _is_list(field) else None
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple) and not isinstance(value, PackedSequence)
+
+
+def _is_dataclass(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(word, str) for word in value)

@@ -1,0 +1,459 @@
+"""`CapturedStep`: steps of batches of one form as CUDA graphs, and what makes sure that a replay is the step."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from hotloop._torch import foreach_copy_
+from hotloop.effects import ReachableState, kept_by_capture, look
+from hotloop.errors import PlanWarning
+from hotloop.levers.applied import AppliedPlan
+from hotloop.memory.oom import Failure, began_with, is_out_of_memory
+from hotloop.objective import Objective
+from hotloop.placement import map_tensors, tensors_in
+from hotloop.snapshot import PassSnapshot
+from hotloop.step.cuda_graph import WARM_UP, CannotCapture, CapturedGraph, Rates, capture_stream
+from hotloop.step.eager import EagerStep, Parts, See
+from hotloop.step.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.retry import OutOfMemory
+from hotloop.waits import waits
+
+COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
+STALE = 2  # times that it differed, after which nothing is captured any more
+CAN_CHANGE = "changes while it runs, which a capture would freeze"
+
+Call = Callable[[Any, int | None], Parts]  # an eager step: (batch, size of micro-batches)
+Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
+
+
+class Dependent(Protocol):
+    """What holds other graphs of the same step."""
+
+    def drop(self) -> None: ...
+
+
+class CapturedStep:
+    """Replays a step that was captured; batches of another form than the first, such as a tail, run eagerly.
+
+    A step is captured after a few real ones, which are its warm-up, so that nothing has to be restored. It is not
+    captured where a capture would change what the step does: then `abandon` is told why, and the step stays eager.
+
+    `calls` are the eager steps with the levers of the plan, `run` is all of them with OOM retry.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        eagers: Sequence[EagerStep],
+        calls: Sequence[Call],
+        run: Callable[[Any], Parts],
+        levers: AppliedPlan,
+        *,
+        memory: OutOfMemory | None,
+        see: See | None,
+        after_update: Callable[[TrainedObjective], None] | None,
+        abandon: Callable[[str], None],
+    ) -> None:
+        self.model, self.eagers, self.levers, self.memory = model, eagers, levers, memory
+        self.plan = levers.plan
+        self.device = torch.device(self.plan.device)
+        self.transform: Callable[[Any], Any] | None = None  # of batches, where it is captured together with steps
+        self.optimizers = [optimizer for eager in eagers for optimizer in eager.trained.optimizers]
+        self.dependents: WeakSet[Dependent] = WeakSet()  # other graphs of this step, which go when it forgets
+        self._calls, self._run, self._see, self._after_update, self.abandon = calls, run, see, after_update, abandon
+        self._is_compiled = self.plan.compile != "off"
+        self._side = capture_stream(self.device)
+        self._form: Any = None  # of the batches that are captured
+        self._compared_at = 0  # the step up to which captures are known to be what Python asks for
+        self._stale = 0  # times that they were not
+        self._departed = False  # whether the captured operations are others than the eager ones
+        self.generation = 0  # of captures
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the graphs: the tensors that they were made for are no longer those of the model."""
+        self.generation += 1
+        self.replays = 0  # since the last forward pass that was compared with the captured one
+        self.has_captures = False
+        self._has_room = True  # for an eager forward pass beside the captures
+        self._frozen = ReachableState()  # numbers that Python had when the step was captured
+        self._limit = None if self.memory is None else self.memory.portion.limit
+        self._stood: list[Any] = []
+        self._warmed = 0
+        self._inspections: list[Inspection] = []
+        self._graphs: dict[tuple[bool, bool], CapturedGraph] = {}  # by phase: first of its window, last of it
+        self._static: Any = None  # the batch that they read
+        self._gradients: Gradients = []  # that they write
+        self._shown: Gradients | None = None  # that the parameters have
+        self._window_is_captured = False  # whether all batches of the window so far were replayed
+        for dependent in self.dependents:
+            dependent.drop()
+
+    def __call__(self, batch: Any) -> Parts:  # noqa: PLR0912  # one block, read at once
+        """Train on one batch by a graph, which is captured where it is missing; eagerly where that cannot be."""
+        form = signature(batch)
+        if self._form is None:
+            self._form = form
+        if form is None or form != self._form:
+            return self.run_eagerly(batch)
+        self.check_size()
+        if self.comparison_is_due:
+            self.compare(batch)
+        if not self.is_ready:
+            return self._warm_up(batch)
+        phase = self.eagers[0].phase
+        if not phase[0] and not self._window_is_captured:
+            return self.run_eagerly(batch)
+        graph, failure, why = self._graphs.get(phase), None, ""
+        if graph is None:
+            self._hold(batch)
+            try:
+                with self._rates.of_step(0), self.capturing(afresh=phase[0]) as graph:
+                    for call in self._calls:
+                        call(self._static, self._size_of(batch))
+                    graph.result = self._seen_parts, self._seen_count
+                self._keep(phase, graph)
+            except Departed:
+                return self._warm_up(batch)
+            except Exception as error:
+                failure, why = self.want_of_memory(error), str(error)
+                if failure is None and not isinstance(error, CannotCapture):
+                    raise
+                graph = None
+        if graph is None:
+            if not self.shrink(failure, self.eagers[0].weighing.items_in(batch)):
+                self.abandon(why)
+            return self.run_eagerly(batch)
+        if name := self._rates.changed():
+            self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
+            return self.run_eagerly(batch)
+        foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])
+        self._rates.send([self._rates.now()])
+        self.replay(graph)
+        self._window_is_captured = True
+        static, count = graph.result
+        parts = {name: value.clone() for name, value in static.items()}  # the next replay writes over these
+        if self._see is not None:
+            self._see(parts, count.clone() if isinstance(count, Tensor) else count)
+        self._replayed(updated=phase[1])
+        return parts
+
+    # Eager steps
+
+    def run_eagerly(self, batch: Any) -> Parts:
+        """A batch that is not captured; it may go on with a window that graphs have begun."""
+        if not self.eagers[0].phase[0] and self._window_is_captured:
+            self._show(self._gradients)
+        self._window_is_captured, self._shown = False, None
+        return self._run(batch)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the step can be captured: it has run a few times and was seen to do the same work."""
+        return self._warmed > WARM_UP
+
+    def _warm_up(self, batch: Any) -> Parts:
+        """A real step on the stream of captures; two of them are looked at."""
+        self._warmed += 1
+        with self._side.running():
+            if self._warmed in (WARM_UP - 1, WARM_UP):
+                parts = self._inspected(batch)
+            else:  # with rates on the device only where the person's code was seen to leave them alone
+                parts = self._rehearsed(batch) if self._warmed > WARM_UP else self._run(batch)
+        if self._is_sized and self._warmed == WARM_UP and (why := objection(*self._inspections)):
+            self.abandon(why)
+        return parts
+
+    def _rehearsed(self, batch: Any) -> Parts:
+        """The whole step as it will be captured, with rates on the device; to block in it would end the capture."""
+        rates, updates = Rates(self.optimizers, 1, self.device), self.eagers[0].phase[1]
+        for eager in self.eagers:
+            eager.after_update = None  # a schedule must not write to what is restored below
+        try:
+            with waits(self.device) as seen, rates.of_step(0):
+                parts = self._run(batch)
+        finally:
+            for eager in self.eagers:
+                eager.after_update = self._after_update
+        if updates:
+            self._schedule()
+        if self._is_sized and len(seen):
+            self.abandon(f"the host waits for the device: {seen}")
+        return parts
+
+    def _inspected(self, batch: Any) -> Parts:
+        seen = Inspection()
+        self._inspections.append(seen)
+
+        def inspect(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with inspected(self.device, seen):
+                return objective(model, batch)
+
+        before = look(self._roots(), kept_by_capture, hold=True)
+        with self._watching(inspect):
+            parts = self._run(batch)
+        seen.compare(before, look(self._roots(), kept_by_capture, hold=True))
+        return parts
+
+    @contextmanager
+    def _watching(self, watch: Callable[[Objective, nn.Module, Any], Any]) -> Iterator[None]:
+        """The objectives are called by `watch(objective, model, batch)`."""
+        before = [eager.objective for eager in self.eagers]
+        for eager in self.eagers:
+            eager.objective = partial(watch, eager.trained.objective)
+        try:
+            yield
+        finally:
+            for eager, objective in zip(self.eagers, before, strict=True):
+                eager.objective = objective
+
+    # Captures
+
+    @contextmanager
+    def capturing(self, *, afresh: bool) -> Iterator[CapturedGraph]:
+        """Calls of the eager steps in here are captured; nothing is counted, since nothing runs.
+
+        `afresh`: it begins with new gradients; else it goes on with those that are there.
+        """
+        graph, seen = CapturedGraph(), Inspection()
+        self._seen_parts: Parts = {}  # losses of the batch that is captured
+        self._seen_count: int | Tensor = 0
+
+        def collect(parts: Parts, count: int | Tensor) -> None:
+            self._seen_parts |= parts
+            self._seen_count = count
+
+        def noted(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with operations_of(seen):
+                return objective(model, batch)
+
+        if not afresh:
+            self._show(self._gradients)
+        compares = bool(self._inspections) and not self._is_compiled
+        with ExitStack() as around:
+            for eager in self.eagers:
+                around.enter_context(eager.capturing(collect))
+            if compares:
+                around.enter_context(self._watching(noted))
+            with graph.capturing(self._side.stream):
+                yield graph
+        if compares and (where := self._departure(seen)):
+            self._departs(where)
+        parameters = [p for eager in self.eagers for p in eager.trained.parameters]
+        graph.gradients = [(p, p.grad) for p in parameters] if afresh else self._gradients
+        self._shown = graph.gradients
+        if not self.has_captures:
+            self._frozen = look(self._roots(), kept_by_capture)
+            self._compared_at = self.eagers[0].counts.steps
+        self.has_captures, self._stood = True, self._stance()
+
+    def _departure(self, seen: Inspection) -> str | None:
+        """Where the captured operations begin to differ from those of an eager step; of several steps, of each."""
+        eager = self._inspections[-1].work
+        for start in range(0, max(len(seen.work), 1), max(len(eager), 1)):
+            step = Inspection(work=seen.work[start : start + len(eager)])
+            if where := departure(self._inspections[-1], step):
+                return where
+        return None
+
+    def _departs(self, where: str) -> None:
+        """The person's code does something else while it is captured, as some libraries do on purpose."""
+        if self.has_captures:  # it was no other when it was captured before
+            self._tell_of_stale(
+                self._compared_at, f"the operations of an earlier step; it does other work now: {where}"
+            )
+            self.forget()
+            raise Departed
+        if torch.are_deterministic_algorithms_enabled():
+            raise CannotCapture(f"it does other work while it is captured: {where}")
+        if not self._departed and self.memory is not None:
+            warnings.warn(
+                f"while it is captured as a CUDA graph the step does other work than eagerly, which may round otherwise"
+                f" and draw other random numbers: {where}. Plan(graph=0) leaves it eager",
+                PlanWarning,
+                stacklevel=6,
+            )
+        self._departed = True
+
+    def call(self, batch: Any) -> tuple[Parts, int | Tensor]:
+        """While several steps are captured: one of them; its losses, and what they are means over."""
+        self._seen_parts = {}
+        for call in self._calls:
+            call(batch, self._size_of(batch))
+        return self._seen_parts, self._seen_count
+
+    def _hold(self, batch: Any) -> None:
+        """Make the batch that the graphs read."""
+        if self._static is None:
+            self._static = map_tensors(batch, torch.clone)
+            self._buffers = [tensor for _, tensor in tensors_in(self._static)]
+            self._rates = Rates(self.optimizers, 1, self.device)
+
+    def _keep(self, phase: tuple[bool, bool], graph: CapturedGraph) -> None:
+        if phase[0]:
+            self._gradients = graph.gradients
+        self._graphs[phase] = graph
+
+    def replay(self, graph: CapturedGraph, steps: int = 1) -> None:
+        """Let the device do what was captured."""
+        self.replays += steps
+        graph.replay()
+        self._show(graph.gradients)
+
+    def _replayed(self, *, updated: bool) -> None:
+        """What the host does beside a replay of one batch: count it, advance schedules."""
+        if self.memory is not None and self.memory.portion.failures:
+            self.memory.portion.went_well()
+        for eager in self.eagers:
+            eager.replayed()
+        if updated:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if self._after_update is not None:
+            for eager in self.eagers:
+                self._after_update(eager.trained)
+
+    def _show(self, gradients: Gradients) -> None:
+        """Let the parameters have the gradients that a graph writes."""
+        if self._shown is not gradients:
+            self._shown = gradients
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+
+    def _size_of(self, batch: Any) -> int | None:
+        """How many of the items of a batch are computed at once; None for all."""
+        portion = None if self.memory is None else self.memory.portion
+        return None if portion is None else portion.size_for(self.eagers[0].weighing.items_in(batch))
+
+    # Out of memory
+
+    def want_of_memory(self, error: Exception) -> Failure | None:
+        """How memory ran out in a capture; None where that is not what went wrong."""
+        first = began_with(error)
+        ran_out = self.memory is not None and is_out_of_memory(first)
+        return Failure.of(first, self.device) if ran_out else None
+
+    def shrink(self, failure: Failure | None, items: int) -> bool:
+        """Smaller micro-batches in the next capture, where there was no memory for this one; whether there can be."""
+        if self.memory is None or failure is None or (size := self.memory.portion.of(items)) <= 1:
+            return False
+        self.forget()
+        self.memory.shrink(size, failure)
+        return True
+
+    @property
+    def _is_sized(self) -> bool:
+        """Whether micro-batches have the size that they had before: else what was seen is not what is captured."""
+        return self.memory is None or self.memory.portion.limit == self._limit
+
+    def check_size(self) -> None:
+        """Drop graphs of micro-batches of another size than what fits now."""
+        if not self._is_sized:
+            self.forget()
+
+    # What a capture froze
+
+    def check(self) -> None:
+        """Drop the graphs where the person has changed what they froze: modes, numbers, whole tensors."""
+        if not self.has_captures:
+            return
+        stood = self._stance() == self._stood
+        if not stood or self._frozen.moved():
+            self.forget()
+        if not stood:
+            self.levers.revert()
+            self.levers.apply()  # a state that was loaded brings settings of its own
+
+    def audit(self) -> None:
+        """While captures are in use: find numbers of the person's code that have changed since, and say which steps
+        were replayed with the old ones."""
+        if not self.has_captures or self.memory is None:
+            return
+        if moved := self._frozen.moved():
+            name, then, now = moved[0]
+            self._tell_of_stale(self._compared_at, f"{name}={then}, which is {now} now")
+            self.forget()
+        self._compared_at = self.eagers[0].counts.steps
+
+    @property
+    def comparison_is_due(self) -> bool:
+        """Whether a forward pass has to be compared with the captured one before the next replay."""
+        due = self.replays >= COMPARE_EVERY and self.has_captures and self.memory is not None
+        return due and self.eagers[0].phase[0]
+
+    def compare(
+        self, batch: Any, transform: Callable[[Any], Any] | None = None, seen: Sequence[Inspection] = ()
+    ) -> None:
+        """Run a forward pass as Python asks for it now; where it is not the captured one, drop the captures.
+
+        Nothing that the pass changes stays. `transform` is captured with the step, and `seen` are inspections of it.
+        """
+        since = self._compared_at
+        self.replays = 0
+        self.audit()
+        if not self.has_captures or not self._has_room:
+            return
+        assert self.memory is not None
+        comparison = Comparison(*seen[-1:], self._inspections[-1])
+
+        def compared(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with comparison:
+                return objective(model, batch)
+
+        before = PassSnapshot(self.memory.modules, self.device)
+        with self._side.running(), self.levers.around(), self._watching(compared):
+            before.take(batch)
+            try:
+                if transform is not None:
+                    with comparison:
+                        batch = transform(batch)
+                batch = self.levers.inputs(batch)
+                for eager in self.eagers:
+                    eager.forward(batch, self._size_of(batch))
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                self._has_room = False
+            finally:
+                before.restore()
+        if self._has_room and (where := comparison.departure()):
+            self._tell_of_stale(since, f"the operations of an earlier step; it does other work now: {where}")
+            self.forget()
+
+    def _tell_of_stale(self, since: int, what: str) -> None:
+        first, last = since + 1, self.eagers[0].counts.steps
+        self._stale += 1
+        again = "it is captured again" if self._stale < STALE else "it is not captured any more"
+        warnings.warn(
+            f"steps {first} to {last} may have been replayed with {what}: a CUDA graph keeps what Python had when it"
+            f" was captured; {again}. To change a number while captures are used, hold it in a tensor on the device and"
+            " write into that",
+            PlanWarning,
+            stacklevel=5,
+        )
+        if self._stale >= STALE:
+            self.abandon("")
+
+    def _stance(self) -> list[Any]:
+        modules = [module.training for module in self.model.modules()]
+        weights = [(p.data_ptr(), p.requires_grad) for p in self.model.parameters()]
+        states = [id(value) for o in self.optimizers for state in o.state.values() for value in state.values()]
+        groups = [(id(g), g.get("fused"), g.get("capturable")) for o in self.optimizers for g in o.param_groups]
+        return [modules, weights, states, groups]
+
+    def _roots(self) -> dict[str, object]:
+        several = len(self.eagers) > 1
+        objectives = {e.trained.name if several else "objective": e.trained.objective for e in self.eagers}
+        return {"model": self.model, **objectives, "device_transform": self.transform}
+
+
+class Departed(CannotCapture):
+    """The step does other work than when it was captured before: it is looked at again, and captured then."""

@@ -1,0 +1,150 @@
+"""CUDA graphs: work that is captured once and replayed with one call, and learning rates that a replay can read."""
+
+import gc
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hotloop._torch import end_capture_pool
+from hotloop.placement.sites import is_users, site_of
+
+WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in them
+
+
+class CannotCapture(Exception):
+    """Why a step cannot be captured."""
+
+
+class CapturedGraph:
+    """Work on a CUDA device, captured once; `result` is what the work gave, renewed by every replay."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.gradients: Sequence[Any] = []  # (parameter, gradient) pairs that it writes
+        self._graph = torch.cuda.CUDAGraph()
+
+    @contextmanager
+    def capturing(self, stream: torch.cuda.Stream) -> Iterator[None]:
+        """What is called in here is captured and does not run."""
+        rng_state = torch.cuda.get_rng_state(stream.device)
+        current = torch.cuda.current_stream(stream.device)
+        pool = torch.cuda.graph_pool_handle()
+        collects = gc.isenabled()
+        gc.disable()  # garbage may hold a graph or an event, and to destroy one ends a capture
+        try:
+            # Other threads, such as a loader's pinning thread, may go on allocating meanwhile.
+            with torch.cuda.graph(self._graph, pool, stream=stream, capture_error_mode="thread_local"):
+                yield
+        except Exception as error:
+            torch.cuda.set_stream(current)  # PyTorch does not come back by itself from a capture that fails
+            torch.cuda.synchronize(stream.device)
+            _revive(stream.device, rng_state)
+            end_capture_pool(stream.device, pool)
+            if isinstance(error, CannotCapture):
+                raise
+            raise CannotCapture(_reason(error)) from error
+        finally:
+            if collects:
+                gc.enable()
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def _revive(device: torch.device, rng_state: Tensor) -> None:
+    """Give the generator a state of its own again: the one of a capture that failed stays locked to it."""
+    generator = torch.cuda.default_generators[device.index or 0]
+    generator.graphsafe_set_state(generator.clone_state())
+    torch.cuda.set_rng_state(rng_state, device)
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong in a capture, by the innermost line of the person's own code."""
+    chain: list[BaseException] = [error]
+    while (before := chain[-1].__context__) is not None:  # the first is the cause, the others are its consequences
+        chain.append(before)
+    for each in reversed(chain):
+        frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__) if is_users(frame)]
+        said = str(each).strip().splitlines()
+        if frames:
+            return f"{site_of(frames[-1])} ({said[0] if said else type(each).__name__})"
+    return (str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__])[0]
+
+
+class Rates:
+    """Learning rates where a CUDA graph can read them, one for each of its steps.
+
+    The optimizers keep the numbers that schedulers know. Only while a step is captured do they hold tensors, and
+    before each replay the numbers of the moment are copied there.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], steps: int, device: torch.device) -> None:
+        self._groups = [g for o in optimizers for g in o.param_groups if not isinstance(g["lr"], Tensor)]
+        self._tensor = torch.zeros(steps, max(len(self._groups), 1), device=device)
+        self._there: list[list[float]] | None = None
+        self._others = self._settings()
+        self.send([self.now()] * steps)
+
+    @contextmanager
+    def of_step(self, step: int) -> Iterator[None]:
+        """While a step is captured, the optimizers read their rates from the device."""
+        before = [group["lr"] for group in self._groups]
+        for i, group in enumerate(self._groups):
+            group["lr"] = self._tensor[step, i]
+        try:
+            yield
+        finally:
+            for group, rate in zip(self._groups, before, strict=True):
+                group["lr"] = rate
+
+    def now(self) -> list[float]:
+        return [float(group["lr"]) for group in self._groups]
+
+    def send(self, rates: list[list[float]]) -> None:
+        """Copy the rates of the steps to come, where they changed, without blocking."""
+        if rates != self._there:
+            self._there = rates
+            if self._groups:
+                self._tensor.copy_(torch.tensor(rates, pin_memory=True), non_blocking=True)
+
+    def changed(self) -> str | None:
+        """The name of another setting that changed since the capture, which froze it."""
+        for now, then in zip(self._settings(), self._others, strict=True):
+            for name, value in now.items():
+                if not isinstance(value, Tensor) and value != then[name]:
+                    return name
+        return None
+
+    def _settings(self) -> list[dict[str, Any]]:
+        return [{k: v for k, v in g.items() if k not in ("params", "lr", "initial_lr")} for g in self._groups]
+
+
+@lru_cache
+def capture_stream(device: torch.device) -> "CaptureStream":
+    """The stream beside the current one on which everything is captured.
+
+    One for all captures: cuBLAS keeps a workspace, on some GPUs of 32 MiB, for each stream that it was ever used on.
+    """
+    return CaptureStream(torch.cuda.Stream(device))
+
+
+@dataclass
+class CaptureStream:
+    """A stream beside the current one, with the order between the two kept."""
+
+    stream: torch.cuda.Stream
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        current = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            yield
+        current.wait_stream(self.stream)

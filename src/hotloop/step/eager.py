@@ -1,0 +1,304 @@
+"""The training step, once: forward, backward, accumulation, clipping and update for one objective.
+
+Everything else in this package calls `EagerStep` and changes nothing in it: `OomRetry` calls it again in micro-batches,
+`CapturedStep` captures its calls as a CUDA graph, a compiled objective takes the place of its objective.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotloop._torch import BatchNorm
+from hotloop.errors import DoesNotFit
+from hotloop.memory.oom import half_updated, is_out_of_memory, surely
+from hotloop.objective import Losses, autocast, uniform
+from hotloop.plan import Plan
+from hotloop.snapshot import Gradients
+from hotloop.step.guard import guarded
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.window import Window
+from hotloop.weighing import Probe, Verdict, Weighing, check_cut
+
+FIRST_UPDATES = 2  # in which an optimizer allocates what it will go on using
+
+Parts = dict[str, Tensor]  # losses by name
+See = Callable[[Parts, int | Tensor], None]  # (losses, items that they are means over)
+
+
+@dataclass
+class Counts:
+    """Updates so far, of all objectives."""
+
+    steps: int = 0
+    skipped: int = 0  # by the fp16 scaler, because the gradient overflowed
+
+
+class EagerStep:
+    """Trains one objective on a batch; its losses, detached.
+
+    `see` is told the losses before they reach the weights, `after_update` that an update was made. `memory` is that of
+    the OOM retry around it; None: running out of memory is the caller's affair. Where it never `updates`, a call adds
+    the gradient of its batch to those that are there.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained: TrainedObjective,
+        plan: Plan,
+        weighing: Weighing,
+        counts: Counts,
+        *,
+        is_alone: bool = True,
+        see: See | None = None,
+        after_update: Callable[[TrainedObjective], None] | None = None,
+        memory: OutOfMemory | None = None,
+        updates: bool = True,
+    ) -> None:
+        self.model, self.trained, self.weighing, self.counts = model, trained, weighing, counts
+        self.objective = trained.objective  # the callable in use, which may be compiled or watched
+        self.see, self.after_update = see, after_update
+        self._begin = 0 if updates else 1  # batches in a new window: gradients of others that are there count as one
+        self.window = Window(self._begin)
+        self.is_capturing = False
+        self._plan, self._accumulate = plan, plan.accumulate
+        self._device = torch.device(plan.device)
+        self._is_alone, self._memory = is_alone, memory
+        self._counts_items = not isinstance(plan.split, str)
+        self._autocast = autocast(self._device, plan.precision)
+        self._scales = plan.precision == "fp16"
+        self.scaler = _scaler(self._device, enabled=self._scales)
+        self._updates = 0
+        self._earlier: Gradients | None = None  # of the window, out of reach of a pass that may fail
+        self._captured_weight: Tensor | None = None  # of a captured window, so far
+        self._captured_window: Window | None = None  # after one captured batch
+
+    def __call__(self, batch: Any, size: int | None = None) -> Parts:  # noqa: PLR0912  # one block, read at once
+        """Forward, backward and, when the window is full, update; `size`: at most so many items at once."""
+        window, name = self.window, self.trained.name
+        if window.batches == 0:
+            self.trained.zero_grad()
+        elif self._memory is not None and not self.is_capturing:
+            self._earlier = Gradients(self.trained.parameters)
+            self.trained.zero_grad()
+        inputs = None if self._is_alone else self.trained.parameters  # no gradients on the weights of other objectives
+        if size is None and self._accumulate == 1:
+            with self._autocast:
+                losses = uniform(self.objective(self.model, batch), batch, name)
+            if self._counts_items and not losses.is_counted:
+                losses.count = self.weighing.items_in(batch)
+            loss = losses.total
+            (self.scaler.scale(loss) if self._scales else loss).backward(inputs=inputs)
+            del loss
+            losses.detach_parts()
+        else:  # each batch or micro-batch weighs as much as its loss is the mean over
+            window, joint = replace(window), None
+            items = self.weighing.items_in(batch)
+            verdict = self._verdict(batch, items, size)
+            for part, count, weight in self.weighing.parts_of(batch, items, size or items or 1):
+                with self._autocast, _alone(self.model, count) if count < items else nullcontext():
+                    losses = self.weighing.losses(
+                        verdict, name, self.objective, self.trained.objective, self.model, part, count, weight
+                    )
+                weighed = window.weighed(losses, self._sum_of_weights(losses))
+                if weighed is not None:
+                    self.scaler.scale(weighed).backward(inputs=inputs)
+                del weighed
+                losses.detach_parts()
+                joint = losses if joint is None else joint.joined_with(losses)
+            assert joint is not None
+            losses, self.window = joint, window
+        if self._earlier is not None:
+            if self._begin:
+                window.average(self.trained.parameters, self._device)
+            self._earlier.add()
+            self._earlier = None
+        if self._begin:
+            self.window = Window(self._begin)
+            return losses.parts
+        if self._memory is not None and self._memory.snapshot.is_looking:  # at the passes, not at the update
+            self._memory.snapshot.learn()
+        window.batches += 1
+        if self.is_capturing and window.batches == 1:
+            self._captured_window = replace(window)
+        if self.see is not None:  # before the update: a loss that is not finite never reaches the weights of a CPU
+            self.see(losses.parts, losses.count)
+        if window.batches >= self._accumulate:
+            self.update()
+        return losses.parts
+
+    def update(self) -> bool:
+        """Average, unscale, clip and step. Whether the scaler let the optimizers step."""
+        window, self.window = self.window, Window()
+        optimizers, scaler, most = self.trained.optimizers, self.scaler, self._plan.clip_norm
+        may_run_out = self._memory is not None and not self.is_capturing
+        before = scaler.get_scale() if self._scales else 0.0
+        try:  # what fails for want of memory has done nothing, so that it can be repeated
+            if window.is_weighed:
+                window.average(self.trained.parameters, self._device)
+            if most is not None:
+                for optimizer in optimizers if self._scales else ():
+                    surely(partial(scaler.unscale_, optimizer), self._device)
+                _clip(self.trained.parameters, most, self._device)
+            if self._memory and may_run_out and (self._updates < FIRST_UPDATES or self._memory.portion.is_tight):
+                with guarded(optimizers):
+                    for optimizer in optimizers:
+                        surely(partial(scaler.step, optimizer), self._device)
+            else:
+                for optimizer in optimizers:
+                    scaler.step(optimizer) if self._scales else optimizer.step()
+            if self._scales:
+                surely(scaler.update, self._device)
+        except Exception as error:
+            if not may_run_out or not is_out_of_memory(error):
+                raise
+            raise half_updated(error) from error
+        # The public sign of a skipped step: the scale backs off. (It reads one number; the step has just read another.)
+        stepped = not self._scales or scaler.get_scale() >= before
+        self._updates += 1
+        self.counts.steps += stepped
+        self.counts.skipped += not stepped
+        if stepped and self.after_update is not None:
+            self.after_update(self.trained)
+        return stepped
+
+    @property
+    def phase(self) -> tuple[bool, bool]:
+        """Whether the next batch is the first of its window, and whether it is the last."""
+        batches = self.window.batches
+        return batches == 0, batches + 1 >= self._accumulate
+
+    def begin(self) -> None:
+        """Begin a new window, and where losses are scaled, with a new scale."""
+        self.window = Window(self._begin)
+        if self._scales:
+            self.scaler = _scaler(self._device, enabled=True)
+
+    def undo(self) -> None:
+        """After a call that failed before its update: the window and its gradients are as before the call."""
+        if self._earlier is not None:
+            self._earlier.restore()
+            self._earlier = None
+        elif self.window.batches == 0:
+            self.trained.zero_grad()
+
+    def forward(self, batch: Any, size: int | None = None) -> None:
+        """The forward passes alone that a call would make, without gradients."""
+        items, name = self.weighing.items_in(batch), self.trained.name
+        verdict = self.weighing.known(name, batch)
+        with self._autocast:
+            for part, count, weight in self.weighing.parts_of(batch, items, size or items or 1):
+                if size is None and self._accumulate == 1:
+                    self.objective(self.model, part)
+                else:
+                    self.weighing.losses(
+                        verdict, name, self.objective, self.trained.objective, self.model, part, count, weight
+                    )
+
+    # While several batches or a whole window are captured
+
+    @contextmanager
+    def capturing(self, see: See) -> Iterator[None]:
+        """For calls that are captured and not run: the host counts nothing, and the losses go to `see`."""
+        before = self.see, self.after_update, self.window, replace(self.counts), self._updates
+        self.see, self.after_update = see, None
+        self.window, self.is_capturing = replace(self.window), True
+        try:
+            yield
+        finally:
+            self.see, self.after_update, self.window, counts, self._updates = before
+            self.counts.steps, self.counts.skipped = counts.steps, counts.skipped
+            self.is_capturing = False
+
+    def replayed(self, batches: int = 1) -> None:
+        """Count batches that a CUDA graph has trained on."""
+        if self._accumulate == 1:
+            self.counts.steps += batches
+            return
+        one = self._captured_window or self.window
+        for _ in range(batches):
+            window = self.window
+            window.unit, window.is_weighed = one.unit, one.is_weighed
+            window.weight = one.weight if isinstance(one.weight, Tensor) else window.weight + one.weight
+            window.batches += 1
+            if window.batches >= self._accumulate:
+                self.window = Window()
+                self.counts.steps += 1
+
+    def _sum_of_weights(self, losses: Losses) -> Tensor | None:
+        """Where the weights of a captured window are added up on the device.
+
+        The graphs of a window's first, middle and last batch share it, so it is made before any of them.
+        """
+        if not self._plan.graph or not isinstance(losses.mass, Tensor):
+            return None
+        if self._captured_weight is None:
+            self._captured_weight = torch.zeros((), device=losses.mass.device)
+        return self._captured_weight if self.is_capturing else None
+
+    def _verdict(self, batch: Any, items: int, size: int | None) -> Verdict:
+        """How micro-batches, or batches of a window, are weighed; another loss than the whole is refused or told."""
+        name, weighing, split = self.trained.name, self.weighing, self._plan.split
+        if self._memory is None or self.is_capturing:  # a trial, or a capture: what was found before holds
+            return weighing.known(name, batch)
+        is_cut = size is not None and size < items
+        asked = None if self._memory.portion.failures else self._plan.micro_batch  # by the person
+        if is_cut:
+            check_cut(self.trained.parameters, split, None, asked=asked)
+        criterion = getattr(self.trained.objective, "criterion", None)
+        modules = [self.model, *([criterion] if isinstance(criterion, nn.Module) else [])]
+        given = None if isinstance(self._autocast, nullcontext) else self._autocast
+        probe = Probe(self.trained.objective, self.model, modules, self._device, given)
+        verdict = weighing.verdict(name, probe, batch, items, size if is_cut else None)
+        if is_cut:
+            check_cut((), split, verdict.differs, asked=asked)
+            if asked is not None or self._begin:  # else it was said when memory ran out
+                weighing.tell_of_norms(self.model, "micro-batch")
+        elif self._accumulate > 1:
+            if verdict.differs is not None:
+                weighing.tell_of_difference(verdict.differs)
+            weighing.tell_of_norms(self.model, "batch")
+        return verdict
+
+
+def total(parts: Parts) -> Tensor:
+    """The loss of a batch from its parts."""
+    return next(iter(parts.values())) if len(parts) == 1 else Losses(parts, 1).total
+
+
+@contextmanager
+def _alone(model: nn.Module, items: int) -> Iterator[None]:
+    """Say it where a single item, to which micro-batches came down, is not enough for batch normalisation."""
+    try:
+        yield
+    except ValueError as error:
+        norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.training]
+        if items > 1 or not norms or "more than 1 value per channel" not in str(error):
+            raise
+        raise DoesNotFit(
+            "two items do not fit into the memory at once, and batch normalisation cannot learn from one alone",
+            fix="put those layers in eval mode or use GroupNorm; or make the items smaller",
+        ) from error
+
+
+def _scaler(device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
+    """A scaler that has its tensors already: it could not be used again if memory ran out while it makes them."""
+    scaler = torch.amp.GradScaler(device.type, enabled=enabled)
+    if enabled:
+        scaler.scale(torch.zeros((), device=device))
+    return scaler
+
+
+def _clip(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> None:
+    """`clip_grad_norm_` in parts, each of which is done at once or not at all."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    norm = surely(partial(nn.utils.get_total_norm, gradients), device)
+    for dtype in {gradient.dtype for gradient in gradients}:
+        alike = [p for p in parameters if p.grad is not None and p.grad.dtype == dtype]
+        surely(partial(nn.utils.clip_grads_with_norm_, alike, most, norm), device)

@@ -1,0 +1,143 @@
+"""An optimizer's step that can be restored: in parts, each with a snapshot before it is changed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hotloop._torch import global_step_hooks, step_hooks
+from hotloop.memory.oom import ATTEMPTS, clear, half_updated, is_out_of_memory
+from hotloop.placement import tensors_in
+from hotloop.snapshot import Snapshot, is_container
+
+PART = 64 * 2**20  # bytes of weights that are updated together
+_TOGETHER = ("LBFGS",)  # optimizers of PyTorch whose weights depend on one another
+
+
+@contextmanager
+def guarded(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Steps of these optimizers are done at once or not at all."""
+    before = [(optimizer, vars(optimizer).get("step")) for optimizer in optimizers]  # a scheduler may have wrapped it
+    for optimizer in optimizers:
+        vars(optimizer)["step"] = partial(guarded_step, optimizer, optimizer.step)
+    try:
+        yield
+    finally:
+        for optimizer, own in before:
+            if own is None:
+                del vars(optimizer)["step"]
+            else:
+                vars(optimizer)["step"] = own
+
+
+def guarded_step(optimizer: Optimizer, step: Callable[[], Any]) -> None:
+    """`step()`, such that running out of memory in the middle of it leaves no weight changed twice.
+
+    Most optimizers update each weight by itself, so that they can do it in parts, to the same bits. Of each part a
+    snapshot is kept until it is done; a part that fails is restored and done again in halves.
+    """
+    if not _is_separable(optimizer):
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        _insist(partial(_transact, optimizer, weights, step), weights[0].device)
+        return
+    groups = optimizer.param_groups
+    try:
+        for group in groups:
+            everything = group["params"]
+            optimizer.param_groups = [group]
+            try:
+                for part in _parts(everything):
+                    _update(optimizer, group, part, step)
+            finally:
+                group["params"] = everything
+    finally:
+        optimizer.param_groups = groups
+
+
+def _update(optimizer: Optimizer, group: dict[str, Any], part: list[nn.Parameter], step: Callable[[], Any]) -> None:
+    """Update some of the weights of a group."""
+    group["params"] = part
+    transact = partial(_transact, optimizer, [weight for weight in part if weight.grad is not None], step)
+    if len(part) == 1:
+        _insist(transact, part[0].device)
+        return
+    if transact():
+        return
+    clear(part[0].device)
+    half = len(part) // 2
+    _update(optimizer, group, part[:half], step)
+    _update(optimizer, group, part[half:], step)
+
+
+def _insist(transact: Callable[..., bool], device: torch.device) -> None:
+    """Several attempts, the last of which may fail."""
+    for _ in range(ATTEMPTS - 1):
+        if transact():
+            return
+        clear(device)
+    try:
+        transact(last=True)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise half_updated(error) from error  # parts before this one are done, and must not be done again
+
+
+def _transact(
+    optimizer: Optimizer, weights: Sequence[nn.Parameter], step: Callable[[], Any], *, last: bool = False
+) -> bool:
+    """All of a step or nothing of it: whether memory sufficed."""
+    before: Snapshot | None = None
+    try:
+        before = _snapshot(optimizer, weights)
+        step()
+    except Exception as error:
+        if before is not None:
+            before.restore()
+        if last or not is_out_of_memory(error):
+            raise
+        return False
+    return True
+
+
+def _snapshot(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Snapshot:
+    """Weights, their gradients, which some optimizers change too, and what the optimizer keeps for them."""
+    states = [optimizer.state[weight] for weight in weights if weight in optimizer.state]
+    gradients = [weight.grad.detach() for weight in weights if weight.grad is not None]
+    kept = [tensor for _, tensor in tensors_in(states)]
+    containers = [each for state in states for each in _containers(state)]
+    before = Snapshot().gradients(weights).items([optimizer.state, *containers, *optimizer.param_groups])
+    return before.values([*(weight.detach() for weight in weights), *kept, *gradients])
+
+
+def _containers(value: Any) -> Iterator[Any]:
+    """A container and those inside it: a step may add to each."""
+    if not is_container(value):
+        return
+    yield value
+    for inner in value.values() if isinstance(value, dict) else value:
+        yield from _containers(inner)
+
+
+def _parts(weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Weights in parts of some size; those that have no gradient go along, since the optimizer leaves them alone."""
+    part: list[nn.Parameter] = []
+    size = 0
+    for weight in weights:
+        if part and size + weight.nbytes > PART:
+            yield part
+            part, size = [], 0
+        part.append(weight)
+        size += weight.nbytes
+    if part:
+        yield part
+
+
+def _is_separable(optimizer: Optimizer) -> bool:
+    """Whether an optimizer updates each weight by itself and nobody listens to its steps."""
+    kind, hooks = type(optimizer), [*step_hooks(optimizer), *global_step_hooks()]
+    return kind.__module__.startswith("torch.optim.") and kind.__name__ not in _TOGETHER and not hooks

@@ -1,0 +1,181 @@
+"""Whether a step does the same work each time: what a capture of it would freeze, and by which line."""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from hotloop._torch import DispatchMode, leaves_of, storage_id
+from hotloop.effects import ReachableState, shown
+from hotloop.placement import tensors_in
+from hotloop.placement.sites import Site, user_site
+from hotloop.rng import RngStates
+from hotloop.text import shorten
+from hotloop.waits import Waits, waits
+
+FEW = 16  # values of a host tensor that are looked at
+
+
+@dataclass
+class Inspection:
+    """What was seen of one forward pass."""
+
+    work: list[tuple[Hashable, Site | None]] = field(default_factory=list)
+    waits: Waits = field(default_factory=Waits)
+    drew: bool = False  # random numbers on the host
+    effects: list[str] = field(default_factory=list)  # names of Python values that it changed
+    carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
+    read: set[int] = field(default_factory=set)  # storages that its operations read
+
+    def compare(self, before: ReachableState, after: ReachableState) -> None:
+        """See what the pass has changed in Python between two looks that hold tensors."""
+        self.effects = before.changes(after, tensors=False)
+        replaced = (name for name, tensor in before.tensors.items() if after.tensors.get(name) is not tensor)
+        read = (name for name in replaced if _storage(before.tensors[name]) in self.read)
+        self.carried = sorted({shown(name) for name in read})
+        self.read = set()
+
+
+@contextmanager
+def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
+    """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
+    before = RngStates(device)
+    with waits(device) as waited, _Noting(seen):
+        yield
+    seen.waits.sites.update(waited.sites)
+    seen.drew = seen.drew or not before.same_on_host(RngStates(device))
+
+
+def objection(first: Inspection, second: Inspection) -> str | None:
+    """Why a step cannot be captured once and replayed, from two forward passes; None where it can."""
+    for seen in (first, second):
+        if len(seen.waits):
+            return f"the host waits for the device: {seen.waits}"
+        if seen.drew:
+            return "it draws random numbers on the host, which a capture would freeze"
+    if where := departure(first, second):
+        return f"it does other work in each step, which a capture would freeze: {where}"
+    for seen in (first, second):
+        if seen.effects:
+            return f"it changes {shorten(seen.effects, 3)} in Python, which a replay of a CUDA graph leaves out"
+        if seen.carried:
+            names = shorten(seen.carried, 3)
+            return f"it reads {names} and puts a new tensor there; a replay reads the old one: write into it (copy_)"
+    return None
+
+
+def departure(first: Inspection, second: Inspection) -> str | None:
+    """Where the operations of two passes begin to differ; None where they are the same."""
+    for (a, site), (b, _) in zip(first.work, second.work, strict=False):
+        if a != b:
+            return str(site or "outside your own code")
+    if len(first.work) != len(second.work):
+        longer = max(first.work, second.work, key=len)
+        return str(longer[min(len(first.work), len(second.work))][1] or "outside your own code")
+    return None
+
+
+@contextmanager
+def operations_of(seen: Inspection) -> Iterator[None]:
+    """Note the operations of a pass and nothing else, as while it is captured."""
+    with _Noting(seen):
+        yield
+    seen.read = set()
+
+
+class Comparison(DispatchMode):
+    """Compares the operations inside it with those of inspected passes, as they come, at a fraction of the cost."""
+
+    def __init__(self, *captured: Inspection) -> None:
+        super().__init__()
+        self._expected = iter([each for seen in captured for each in seen.work])
+        self._where: str | None = None
+
+    def departure(self) -> str | None:
+        """After the last operation: where they began to differ; None where they are the same."""
+        if self._where is None and (missing := next(self._expected, None)) is not None:
+            self._where = str(missing[1] or "outside your own code")
+        return self._where
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._where is None:
+            expected, _ = next(self._expected, (None, None))
+            if expected != _call(func, args, kwargs):
+                self._where = str(user_site() or "outside your own code")
+        return func(*args, **(kwargs or {}))
+
+
+class _Noting(DispatchMode):
+    """Notes each operation with its shapes, its numbers and the line that asked for it."""
+
+    def __init__(self, seen: Inspection) -> None:
+        super().__init__()
+        self._work, self._read = seen.work, seen.read
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self._work.append((_call(func, args, kwargs), user_site()))
+        self._read.update(_storage(value) for value in leaves_of((args, kwargs)) if isinstance(value, Tensor))
+        return func(*args, **(kwargs or {}))
+
+
+def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Hashable:
+    """What a capture would keep of an operation."""
+    return str(func), tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in (kwargs or {}).items())
+
+
+def _storage(tensor: Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return storage_id(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)
+
+
+def _trait(value: Any) -> Hashable:
+    """What a capture would keep of an argument: the shape of a tensor, the value of a number."""
+    if isinstance(value, Tensor):
+        plain = value.device.type == "cpu" and value.layout == torch.strided and value.numel() <= FEW
+        known = str(value.flatten().tolist()) if plain else None  # as words, in which NaN equals itself
+        return tuple(value.shape), value.dtype, str(value.device), known
+    if isinstance(value, list | tuple):
+        return tuple(map(_trait, value))
+    if isinstance(value, float | complex):
+        return str(value)
+    return value if isinstance(value, int | str | bool | torch.dtype | None) else str(type(value))
+
+
+def signature(batch: Any) -> Hashable | None:
+    """What a capture needs to be the same in every batch: the shapes of tensors, the values of everything else.
+
+    None where the batch holds something that cannot be compared.
+
+    >>> signature((torch.zeros(2, 3), 1)) == signature((torch.ones(2, 3), 1))
+    True
+    >>> signature((torch.zeros(2, 3), 1)) == signature((torch.zeros(2, 3), 2))
+    False
+    """
+    try:
+        traits = _form(batch)
+        hash(traits)
+    except (TypeError, RuntimeError):  # a nested tensor has no strides to tell
+        return None
+    return traits
+
+
+def _form(value: Any) -> Hashable:
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.stride()
+    if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
+        return (type(value), *map(_form, value))
+    if isinstance(value, Mapping) and not hasattr(value, "to"):
+        return (type(value), *((key, _form(item)) for key, item in value.items()))
+    inner = tuple((name, _form(tensor)) for name, tensor in tensors_in(value))
+    if inner or hasattr(value, "__dict__"):
+        raise TypeError(type(value).__name__)
+    hash(value)
+    return value  # type: ignore[no-any-return]

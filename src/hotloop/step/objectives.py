@@ -1,0 +1,86 @@
+"""`TrainedObjective`: one objective and the optimizers that follow it."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+from hotloop.errors import BadArgument
+from hotloop.objective import Objective
+from hotloop.text import an
+
+Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
+_ZERO_GRAD = Optimizer.zero_grad
+
+
+@dataclass(frozen=True)
+class TrainedObjective:
+    """One objective and the optimizers that follow it; most loops have one, a GAN has two that alternate."""
+
+    name: str
+    objective: Objective
+    optimizers: tuple[Optimizer, ...]
+    modules: tuple[nn.Module, ...] = ()  # whose parameters get gradients though no optimizer is known
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        every = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+        every += [p for module in self.modules for p in module.parameters()]
+        return list(dict.fromkeys(every))  # two optimizers may share one
+
+    def zero_grad(self) -> None:
+        """Set `.grad = None` directly: `Optimizer.zero_grad` takes the host longer than several kernels would."""
+        for optimizer in self.optimizers:
+            if type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer):  # it has its own
+                optimizer.zero_grad()
+                continue
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        for module in self.modules:
+            for parameter in module.parameters():
+                parameter.grad = None
+
+
+def objectives_of(
+    optimizer: Optimizers, objective: Objective | Mapping[str, Objective]
+) -> tuple[TrainedObjective, ...]:
+    """Pair objectives with optimizers: by name where there are several objectives, else all follow the one."""
+    every = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
+    optimizers = tuple(every) if isinstance(every, Iterable) else (every,)
+    _check(optimizers)
+    if not isinstance(objective, Mapping):
+        return (TrainedObjective("loss", objective, optimizers),)
+    if not isinstance(optimizer, Mapping) or set(optimizer) != set(objective):
+        named = sorted(optimizer) if isinstance(optimizer, Mapping) else type(optimizer).__name__
+        raise BadArgument(
+            f"objectives {sorted(objective)} do not pair with optimizers {named}",
+            fix="give both as dicts with the same names; they alternate in the order of the objectives",
+        )
+    return tuple(TrainedObjective(name, objective[name], (optimizer[name],)) for name in objective)
+
+
+def _check(optimizers: tuple[Optimizer, ...]) -> None:
+    """Refuse what is no optimizer, and one that computes the loss itself, several times in a step."""
+    wrong = [o for o in optimizers if not isinstance(o, Optimizer)]
+    if wrong or not optimizers:
+        raise BadArgument(
+            f"the optimizer is {an(type(wrong[0]).__name__)}" if wrong else "no optimizer was given",
+            fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
+        )
+    for each in optimizers:
+        if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _arguments_of_step(each)):
+            raise BadArgument(
+                f"{type(each).__name__}.step needs a closure that computes the loss again, and the Loop gives none",
+                fix="use an optimizer whose step() takes no closure, such as torch.optim.AdamW;"
+                f" {type(each).__name__} works in a loop of your own",
+            )
+
+
+def _arguments_of_step(optimizer: Optimizer) -> list[inspect.Parameter]:
+    try:  # of the class: a scheduler wraps the step of the object
+        return list(inspect.signature(type(optimizer).step).parameters.values())[1:]
+    except (TypeError, ValueError):  # one that is not written in Python
+        return []

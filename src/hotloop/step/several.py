@@ -1,0 +1,213 @@
+"""Several steps in one CUDA graph, over data that lives on the device."""
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hotloop.data.resident import Resident
+from hotloop.effects import kept_by_capture, look
+from hotloop.memory.oom import Failure
+from hotloop.placement import map_tensors, tensors_in
+from hotloop.rng import RngStates
+from hotloop.snapshot import Snapshot
+from hotloop.step.captured import CAN_CHANGE, CapturedStep, Departed
+from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates
+from hotloop.step.inspection import Inspection, inspected, objection
+
+Transform = Callable[[Any], Any]
+AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together
+
+
+class Schedules(Protocol):
+    """What advances learning rates after each update, on the host."""
+
+    def advance(self) -> None: ...
+
+    def snapshot(self) -> Snapshot:
+        """What `advance` changes."""
+
+
+class Stretch:
+    """A number of steps in one graph, each on a batch that is gathered on the device by the indices of a sampler."""
+
+    def __init__(self, step: CapturedStep, items: Any, batch: int, steps: int, transform: Transform | None) -> None:
+        self.step = step
+        self.steps = steps
+        self.items = items
+        self.batch = batch  # items in each
+        self.names: tuple[str, ...] = ()
+        self._transform = transform
+        self._generation = step.generation
+        self._index = torch.zeros(self.steps, batch, dtype=torch.int64, device=step.device)
+        self._rates = Rates(step.optimizers, self.steps, step.device)
+        self._graph: CapturedGraph | None = self._captured()
+        step.dependents.add(self)
+
+    def drop(self) -> None:
+        """Let go of the graph and its memory: the step has changed."""
+        self._graph = None
+
+    def run(self, drawn: Sequence[Any], schedules: Schedules | None = None) -> Tensor | None:
+        """Train on these batches; the losses of each, one row per batch.
+
+        None where a schedule would change what the graph froze, such as momentum: nothing is captured any more then.
+        """
+        before = None if schedules is None else schedules.snapshot()
+        rates = []
+        for number in range(1, self.steps + 1):
+            rates.append(self._rates.now())
+            if schedules is not None and number % self.step.plan.accumulate == 0:
+                schedules.advance()
+        if before is not None and (name := self._rates.changed()):
+            before.restore()
+            self.step.abandon(f"the optimizer's {name} {CAN_CHANGE}")
+            return None
+        self._rates.send(rates)
+        self._index.copy_(_indices(drawn), non_blocking=True)
+        assert self._graph is not None
+        self.step.replay(self._graph, self.steps)
+        for eager in self.step.eagers:
+            eager.replayed(self.steps)
+        if self.step.memory is not None:
+            self.step.memory.portion.went_well(self.steps)
+        losses: Tensor = self._graph.result
+        return losses.clone()  # the next replay writes over them
+
+    def fits(self, step: CapturedStep, items: Any, transform: Transform | None, steps: int, batches: set[int]) -> bool:
+        """Whether it was captured for these."""
+        mine = (self.step, self._generation, self.steps, self._transform, {self.batch})
+        return self.items is items and mine == (step, step.generation, steps, transform, batches)
+
+    def changed(self) -> str | None:
+        """The name of a setting of the optimizer that the graph froze and that has changed."""
+        return self._rates.changed()
+
+    def _captured(self) -> CapturedGraph:
+        rows: list[Tensor] = []
+        with self.step.capturing(afresh=True) as graph:
+            for number, batch in enumerate(self._batches()):
+                changed = batch if self._transform is None else self._transform(batch)
+                with self._rates.of_step(number):
+                    parts, count = self.step.call(changed)
+                if isinstance(count, Tensor):
+                    raise CannotCapture("the objective counts its items on the device")
+                self.names = tuple(parts)
+                rows += [value.reshape(()) for value in parts.values()]
+            graph.result = torch.stack(rows).view(self.steps, -1)
+        return graph
+
+    def _batches(self) -> Iterator[Any]:
+        """The batches, gathered by their indices: all at once where that takes little memory, so in fewer kernels."""
+        needed = sum(t[:1].nbytes for _, t in tensors_in(self.items)) * self._index.numel()
+        if needed > AT_ONCE:
+            yield from (map_tensors(self.items, partial(torch.index_select, dim=0, index=row)) for row in self._index)
+            return
+        gathered = map_tensors(self.items, partial(torch.index_select, dim=0, index=self._index.flatten()))
+        for number in range(self.steps):
+            yield map_tensors(gathered, partial(torch.narrow, dim=0, start=number * self.batch, length=self.batch))
+
+
+class Stretches:
+    """The graph of several steps that is in use, and whether there can be one."""
+
+    def __init__(self) -> None:
+        self.latest: Stretch | None = None
+        self._refused: CapturedStep | None = None  # the step of which several cannot be captured together
+        self._looked_at: Transform | None = None  # the transform of which calls were looked at
+        self._looks: list[Inspection] = []
+
+    def transformed(self, transform: Transform, batch: Any, step: CapturedStep | None) -> Any:
+        """A batch as a transform makes it; where steps may be captured together with it, two calls are looked at."""
+        if self._looked_at is not transform:
+            self._looked_at, self._looks = transform, []
+        if step is None or step.plan.graph < 2 or len(self._looks) > 1:
+            return transform(batch)
+        seen = Inspection()
+        roots = {"device_transform": transform}
+        before = look(roots, kept_by_capture, hold=True)
+        with inspected(step.device, seen):
+            changed = transform(batch)
+        seen.compare(before, look(roots, kept_by_capture, hold=True))
+        self._looks.append(seen)
+        return changed
+
+    def size(self, step: CapturedStep | None, resident: Resident) -> int:
+        """Batches to train on in one CUDA graph."""
+        if step is None:
+            return 1
+        step.check_size()
+        if step.plan.graph < 2 or self._refused is step or not step.is_ready or not step.eagers[0].phase[0]:
+            return 1
+        size = min(step.plan.graph, resident.full_batches)
+        return max(1, size - size % step.plan.accumulate)
+
+    def of(
+        self, step: CapturedStep | None, resident: Resident, drawn: Sequence[Any], transform: Transform | None
+    ) -> Stretch | None:
+        """The graph for these batches; None where they are to be run one by one."""
+        lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
+        if step is None or len(drawn) < max(2, self.size(step, resident)) or len(lengths) > 1 or self._refused is step:
+            return None
+        if transform is not None and (self._looked_at is not transform or len(self._looks) < 2):
+            return None  # its next calls are looked at
+        items = resident.items()
+        step.transform = transform
+        if step.comparison_is_due:
+            step.compare(resident.gather(items, drawn[0]), transform, self._looks)
+            if not step.is_ready:
+                return None
+        if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
+            self.latest = None  # it holds memory that the next one may need
+            failure: Failure | None = None
+            try:
+                if transform is not None and (why := objection(*self._looks)):
+                    raise CannotCapture(why)
+                self.latest = Stretch(step, items, max(lengths), len(drawn), transform)
+            except Departed:
+                return None
+            except Exception as error:
+                failure = step.want_of_memory(error)
+                if failure is None and not isinstance(error, CannotCapture):
+                    raise
+            if self.latest is None:
+                if not step.shrink(failure, max(lengths)):
+                    self._refused = step  # batch by batch it can be captured
+                return None
+        if name := self.latest.changed():
+            step.abandon(f"the optimizer's {name} {CAN_CHANGE}")
+            return None
+        return self.latest
+
+
+def _indices(drawn: Sequence[Any]) -> Tensor:
+    """What the sampler drew for several batches, in pinned memory, from where it is copied without blocking."""
+    if all(isinstance(each, list) for each in drawn):
+        return torch.tensor(drawn, dtype=torch.int64, pin_memory=True)
+    return torch.stack([torch.as_tensor(each) for each in drawn]).to(torch.int64).pin_memory()
+
+
+def why_not_captured(transform: Transform, batch: Any, device: torch.device) -> str | None:
+    """Why a transform of batches would not be itself in a CUDA graph; None where it would. The look leaves no trace."""
+    before = RngStates(device)
+    looks = [Inspection(), Inspection()]
+    for seen in looks:
+        with inspected(device, seen):
+            transform(batch)
+    before.restore()
+    return objection(*looks)
+
+
+def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:
+    """What a sampler draws, in stretches of a size that is asked for each time, and the number of the first of each.
+
+    >>> list(stretches(iter("abcde"), lambda: 2))
+    [(0, ['a', 'b']), (2, ['c', 'd']), (4, ['e'])]
+    """
+    number = 0
+    while stretch := list(islice(draws, size())):
+        yield number, stretch
+        number += len(stretch)

@@ -1,0 +1,225 @@
+"""`TrainingStep`: the step of a plan, composed here and nowhere else: the eager step and its wrappers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotloop.levers import repeated_blocks
+from hotloop.levers.applied import AppliedPlan
+from hotloop.plan import Plan
+from hotloop.step.captured import Call, CapturedStep
+from hotloop.step.compilation import CompiledObjective
+from hotloop.step.eager import Counts, EagerStep, Parts, See
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.retry import OomRetry, OutOfMemory
+from hotloop.weighing import LATER, Weighing
+
+
+class TrainingStep:
+    """Trains on batches as a plan says: `run(batch)` is one step, and gives the losses of the batch by name.
+
+    `memory`: where it runs out, a batch is repeated in micro-batches; None: that is an error, as in a trial.
+    `averages`: losses are means over items, not sums. `obstacle` says why a CUDA graph that the plan has is not there.
+    """
+
+    run: Callable[[Any], Parts]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objectives: tuple[TrainedObjective, ...],
+        plan: Plan,
+        *,
+        averages: bool = True,
+        see: See | None = None,
+        after_update: Callable[[TrainedObjective], None] | None = None,
+        compiled: dict[str, CompiledObjective] | None = None,
+        memory: OutOfMemory | None = None,
+    ) -> None:
+        self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
+        self.device = torch.device(plan.device)
+        self.obstacle: str | None = None
+        self.captured: CapturedStep | None = None
+        self.counts = Counts()
+        # A comparison blocks, which ends a capture: there, only first cuts are compared.
+        self.weighing = Weighing(plan.split, sums=not averages, later=() if plan.graph else LATER)
+        self.compiled = compiled or {}
+        if plan.compile != "off" and not compiled:
+            self.compiled = {each.name: CompiledObjective(each.objective, plan.compile) for each in objectives}
+        self._see, self._after_update = see, after_update
+        self.eagers = [self._eager(each) for each in objectives]
+        self._retries: list[OomRetry[Parts]] = []
+        if memory is not None:
+            memory.optimizers = self.optimizers
+            memory.snapshot.groups = lambda: [group for o in self.optimizers for group in o.param_groups]
+            memory.has_captures = lambda: self.captured is not None and self.captured.has_captures
+            memory.give_way = self._give_way
+            self._retries = [OomRetry(eager, memory, self.weighing.items_in, eager.undo) for eager in self.eagers]
+        self.levers = AppliedPlan(plan, model, self.optimizers)
+        self._compose()
+
+    def __call__(self, batch: Any) -> Parts:
+        """`run`, whichever that is now."""
+        return self.run(batch)
+
+    @property
+    def optimizers(self) -> Sequence[Optimizer]:
+        return [optimizer for each in self.objectives for optimizer in each.optimizers]
+
+    def _compose(self) -> None:
+        """From the inside: eager steps, the switches of levers, OOM retry, objectives that alternate, CUDA graphs."""
+        calls: list[Call] = [*self.eagers]
+        if self.levers.acts_on_steps:
+            calls = [Switched(eager, self.levers) for eager in self.eagers]
+        for retry, call in zip(self._retries, calls, strict=False):
+            retry.call = call
+        steps: list[Callable[[Any], Parts]] = [*self._retries] or [Whole(call) for call in calls]
+        self.run = steps[0] if len(steps) == 1 else Alternating(steps, self.eagers, self._see)
+        if self.captured is not None:
+            self.captured.forget()
+            self.captured = None
+        if self.plan.graph:
+            self.run = self.captured = CapturedStep(
+                self.model,
+                self.eagers,
+                calls,
+                self.run,
+                self.levers,
+                memory=self.memory,
+                see=self._see,
+                after_update=self._after_update,
+                abandon=self._abandon_captures,
+            )
+
+    def _eager(self, each: TrainedObjective) -> EagerStep:
+        eager = EagerStep(
+            self.model,
+            each,
+            self.plan,
+            self.weighing,
+            self.counts,
+            is_alone=len(self.objectives) == 1,
+            see=self._see,
+            after_update=self._after_update,
+            memory=self.memory,
+        )
+        eager.objective = self.compiled.get(each.name, each.objective)
+        return eager
+
+    def _give_way(self) -> None:
+        """Before a batch is repeated: drop captures, which hold memory for batches of their own."""
+        if self.captured is not None and self.captured.has_captures:
+            self.captured.forget()
+        for compiled in self.compiled.values():
+            compiled.begin_anew()  # with micro-batches of another size
+
+    def change(self, **settings: Any) -> None:
+        """Go on with a plan that differs in what levers change or in CUDA graphs."""
+        self.levers.revert()
+        self.plan = replace(self.plan, **settings)
+        self.levers = AppliedPlan(self.plan, self.model, self.optimizers)
+        self.levers.apply()
+        self._compose()
+
+    def _abandon_captures(self, why: str) -> None:
+        """Go on without CUDA graphs."""
+        self.obstacle = why or None
+        self.change(graph=0)
+
+    def relieve(self) -> bool:
+        """Save memory where a single item does not fit, by activation checkpointing. Whether that changes anything."""
+        if self.plan.checkpointing or not repeated_blocks(self.model):
+            return False
+        self.change(checkpointing=True)
+        return True
+
+    def forget_captures(self) -> None:
+        """Drop CUDA graphs and their memory; they are captured again."""
+        if self.captured is not None:
+            self.captured.forget()
+
+    # Windows and counts
+
+    @property
+    def is_between_windows(self) -> bool:
+        """Whether no gradient waits for its update."""
+        return self.eagers[0].phase[0]
+
+    def end_epoch(self) -> None:
+        """Update with windows that the end of the epoch cut short."""
+        for eager in self.eagers:
+            if eager.window.batches:
+                eager.update()
+
+    def take_over(self, other: "TrainingStep") -> None:
+        """Go on where another has stopped, between two windows: its counts, and where both scale losses its scales."""
+        self.counts.steps, self.counts.skipped = other.counts.steps, other.counts.skipped
+        if self.plan.split == other.plan.split:
+            self.weighing.take_over(other.weighing)
+        theirs = {eager.trained.name: eager.scaler for eager in other.eagers}
+        for eager in self.eagers:
+            if eager.scaler.is_enabled() and theirs[eager.trained.name].is_enabled():
+                eager.scaler = theirs[eager.trained.name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts and loss scales, between two windows."""
+        scalers = {e.trained.name: e.scaler.state_dict() for e in self.eagers if e.scaler.is_enabled()}
+        return {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what `state_dict` gave; half a window that a step has left behind is dropped."""
+        self.counts.steps, self.counts.skipped = state["steps"], state["skipped"]
+        for eager in self.eagers:
+            eager.begin()
+            if eager.scaler.is_enabled() and eager.trained.name in state["scalers"]:
+                eager.scaler.load_state_dict(state["scalers"][eager.trained.name])
+
+
+class Switched:
+    """An eager step with the levers that act on steps: switches of PyTorch around it, the memory format of batches."""
+
+    def __init__(self, step: Call, levers: AppliedPlan) -> None:
+        self._step, self._levers = step, levers
+
+    def __call__(self, batch: Any, size: int | None = None) -> Parts:
+        with self._levers.around():
+            return self._step(self._levers.inputs(batch), size)
+
+
+class Whole:
+    """An eager step on whole batches, for which running out of memory is an error."""
+
+    def __init__(self, step: Call) -> None:
+        self._step = step
+
+    def __call__(self, batch: Any) -> Parts:
+        return self._step(batch, None)
+
+
+class Alternating:
+    """Several objectives on one batch, one after the other, as in a GAN; `see` is told all losses with the last."""
+
+    def __init__(self, steps: Sequence[Callable[[Any], Parts]], eagers: Sequence[EagerStep], see: See | None) -> None:
+        self._steps, self._see = steps, see
+        self._parts: Parts = {}
+        for eager in eagers:
+            eager.see = self._collect
+        eagers[-1].see = self._tell
+
+    def __call__(self, batch: Any) -> Parts:
+        self._parts = {}
+        for step in self._steps:
+            step(batch)
+        return self._parts
+
+    def _collect(self, parts: Parts, count: int | Tensor) -> None:
+        self._parts = {**self._parts, **parts}
+
+    def _tell(self, parts: Parts, count: int | Tensor) -> None:
+        self._parts = {**self._parts, **parts}
+        if self._see is not None:
+            self._see(self._parts, count)

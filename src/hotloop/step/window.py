@@ -1,0 +1,61 @@
+"""`Window`: the batches since the last update, and what each of them weighs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from hotloop._torch import foreach_div_
+from hotloop.memory.oom import surely
+from hotloop.objective import Losses
+
+
+@dataclass(slots=True)
+class Window:
+    """The batches of one objective since its last update.
+
+    Accumulation equals the full batch: each batch weighs as much as its loss is the mean over, and the gradient is
+    divided by the sum of weights, so that an uneven last batch or a short last window counts as much as it should.
+    """
+
+    batches: int = 0
+    unit: int | float = 1  # in which weights are counted: about what the first batch or micro-batch weighs
+    weight: float | Tensor = 0.0  # of all of them, in that unit
+    is_weighed: bool = False  # whether it holds the gradients of several batches or micro-batches, by their weights
+
+    def weighed(self, losses: Losses, captured: Tensor | None = None) -> Tensor | None:
+        """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is.
+
+        `captured`: while a CUDA graph is captured, the tensor that holds the sum of weights from one graph to the next.
+        """
+        if losses.is_sum:
+            return losses.total
+        is_first = not self.is_weighed
+        if is_first:
+            self.unit, self.is_weighed = losses.unit, True
+        weight = losses.mass / self.unit
+        if not isinstance(weight, Tensor):
+            self.weight = self.weight + weight
+            return losses.total * weight if weight else None
+        weight = weight.detach()
+        if captured is None:
+            self.weight = self.weight + weight
+        else:
+            self.weight = (captured.zero_() if is_first else captured).add_(weight)
+        return losses.total * weight
+
+    def average(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
+        """Make the sum of the weighed gradients their mean."""
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        weight = self.weight
+        if not self.is_weighed or not gradients or (isinstance(weight, float) and weight == 0):
+            return
+        if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
+            weight = surely(partial(_not_zero, weight), device)
+        surely(partial(foreach_div_, gradients, weight), device)
+
+
+def _not_zero(weight: Tensor) -> Tensor:
+    return torch.where(weight == 0, 1.0, weight)

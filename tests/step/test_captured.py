@@ -1,0 +1,250 @@
+"""What a CUDA graph froze may change in Python: it is noticed, captured again, and the steps are named."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+from hotloop.errors import PlanWarning
+from hotloop.step.captured import CapturedStep
+
+gpu = pytest.mark.gpu
+
+
+class Scaled(nn.Module):
+    """A network with a number in Python that scales its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+def data(batches: int) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(16 * batches, 8, generator=generator)
+    return DataLoader(TensorDataset(x, x[:, :4]), 16)
+
+
+def loop_of(model: nn.Module, graph: int, **options: Any) -> hotloop.Loop:
+    plan = hotloop.Plan("cuda", graph=graph, stream="resident", fused=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    options = {"loss": nn.MSELoss(), **options}
+    return hotloop.Loop(model, optimizer, device="cuda", plan=plan, **options)
+
+
+@gpu
+@pytest.mark.parametrize("graph", [0, 1, 8])
+def test_a_number_that_changes_between_epochs_is_captured_again(graph: int) -> None:
+    def run(graph: int) -> Tensor:
+        model = Scaled()
+        loop, loader = loop_of(model, graph), data(24)
+        for epoch in range(4):
+            model.scale = 1.0 + epoch
+            loop.fit(loader, epochs=1, progress=False, monitor=False)
+        return model.layer.weight.detach().clone()
+
+    assert torch.equal(run(graph), run(0))
+
+
+@gpu
+def test_a_number_of_a_closure_is_seen_as_well() -> None:
+    def run(graph: int) -> Tensor:
+        model = Scaled()
+        weight = 0.1
+
+        def objective(model: nn.Module, batch: Any) -> Tensor:
+            return nn.functional.mse_loss(model(batch[0]), batch[1]) * weight
+
+        loop, loader = loop_of(model, graph, loss=None, objective=objective), data(16)
+        for epoch in range(3):
+            weight = 0.1 * (epoch + 1)
+            loop.fit(loader, epochs=1, progress=False, monitor=False)
+        return model.layer.weight.detach().clone()
+
+    assert torch.equal(run(1), run(0))
+
+
+@gpu
+@pytest.mark.parametrize("graph", [1, 8])
+def test_a_number_that_changes_inside_an_epoch_is_told_with_its_steps(graph: int) -> None:
+    model = Scaled()
+    changed = False
+
+    class Changing(torch.utils.data.Sampler[int]):
+        def __len__(self) -> int:
+            return 16 * 1600
+
+        def __iter__(self) -> Any:
+            nonlocal changed
+            for i in range(len(self)):
+                if i == 16 * 700 and not changed:
+                    model.scale, changed = 2.0, True
+                yield i % 256
+
+    x = torch.randn(256, 8)
+    loader = DataLoader(TensorDataset(x, x[:, :4]), 16, sampler=Changing())
+    loop = loop_of(model, graph)
+    with pytest.warns(PlanWarning, match=r"steps \d+ to \d+ may have been replayed with model.scale=1.0, which is 2.0"):
+        loop.fit(loader, epochs=1, progress=False, monitor=False)
+    assert loop.plan.graph == graph  # it was captured again
+
+
+@gpu
+@pytest.mark.parametrize(
+    "effect",
+    [
+        lambda model: setattr(model, "calls", model.calls + 1),
+        lambda model: model.log.append(1),
+        lambda model: model.table.update(last=model.table.get("last", 0) + 1),
+    ],
+    ids=["counter", "list", "dict"],
+)
+def test_a_forward_with_side_effects_is_not_captured(effect: Callable[[Any], object]) -> None:
+    class Counting(Scaled):
+        calls = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.log: list[int] = []
+            self.table: dict[str, int] = {}
+
+        def forward(self, x: Tensor) -> Tensor:
+            effect(self)
+            return super().forward(x)
+
+    model = Counting()
+    with pytest.warns(PlanWarning, match="in Python, which a replay"):
+        loop_of(model, 1).fit(data(20), epochs=2, progress=False, monitor=False)
+    assert 40 in (model.calls, len(model.log), model.table.get("last"))
+
+
+@gpu
+def test_a_transform_that_is_captured_follows_its_number() -> None:
+    def run(graph: int) -> Tensor:
+        model = Scaled()
+        shift = 0.0
+
+        def transform(batch: Any) -> Any:
+            return [batch[0] + shift, batch[1]]
+
+        loop, loader = loop_of(model, graph), data(24)
+        for epoch in range(3):
+            shift = float(epoch)
+            loop.fit(loader, epochs=1, device_transform=transform, progress=False, monitor=False)
+        return model.layer.weight.detach().clone()
+
+    assert torch.equal(run(8), run(0))
+
+
+class Restless(nn.Module):
+    """A network whose forward pass draws random numbers, writes to buffers and may take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        # On a CPU the values of tensors with up to 16 numbers count as numbers, so these have more.
+        self.first, self.last, self.dropout = nn.Linear(8, 32), nn.Linear(32, 4, bias=False), nn.Dropout(0.5)
+        self.mean: Tensor
+        self.register_buffer("mean", torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        self.mean.lerp_(hidden.detach().float().mean(0), 0.1)
+        out: Tensor = self.last(self.dropout(hidden))
+        return out.tanh() if WAY else out
+
+
+WAY: list[int] = []
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)
+def test_a_comparison_leaves_no_trace(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What compares a forward pass with the captured one, without a capture: that part needs no GPU."""
+    monkeypatch.setattr(
+        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
+    )
+    model = Restless()
+    loop = hotloop.Loop(
+        model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain", **options
+    )
+    batch = [torch.randn(16, 8), torch.randn(16, 4)]
+    for _ in range(4):
+        loop.step(batch)
+    step = loop._core.step
+    captured = CapturedStep(
+        model,
+        step.eagers,
+        step.eagers,
+        step.run,
+        step.levers,
+        memory=step.memory,
+        see=None,
+        after_update=None,
+        abandon=pytest.fail,
+    )
+    captured._inspected(batch)  # as a warm-up does
+    captured.has_captures = True
+    loop.step(batch)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    state, steps = torch.get_rng_state(), loop.steps
+    captured.compare(batch)
+    assert captured.has_captures, "it is as it was captured"
+    assert torch.equal(torch.get_rng_state(), state)
+    assert loop.steps == steps
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert parameter.grad is gradient is None or torch.equal(parameter.grad, gradient)
+    loop.step(batch)
+    loop.step(batch)
+    WAY.append(1)
+    try:
+        with pytest.warns(
+            PlanWarning, match=f"steps {steps + 1} to {loop.steps} may have been replayed with the operations"
+        ):
+            captured.compare(batch)
+    finally:
+        WAY.clear()
+    assert not captured.has_captures, "it is captured again"
+
+
+@gpu
+@pytest.mark.parametrize("graph", [1, 8])
+def test_comparisons_do_not_change_the_training(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(every: int) -> list[Tensor]:
+        monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", every)
+        model = Restless()
+        loop = loop_of(model, graph)
+        torch.manual_seed(3)
+        loop.fit(data(40), epochs=4, device_transform=jitter, progress=False, monitor=False)
+        assert loop.plan.graph == graph
+        return [value.detach().clone() for value in model.state_dict().values()]
+
+    for compared, alone in zip(run(8), run(10**9), strict=True):
+        assert torch.equal(compared, alone)
+
+
+def jitter(batch: Any) -> Any:
+    return [batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]]
+
+
+@gpu
+@pytest.mark.parametrize("graph", [1, 8])
+def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", 16)
+    loop = loop_of(Restless(), graph)
+    loop.fit(data(40), epochs=1, progress=False, monitor=False)
+    monkeypatch.setitem(globals(), "WAY", [1])
+    with pytest.warns(PlanWarning, match="may have been replayed with the operations of an earlier step"):
+        loop.fit(data(80), epochs=1, progress=False, monitor=False)

@@ -1,0 +1,161 @@
+"""`Portion`: it settles, it grows back, and it never goes to and fro."""
+
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hotloop.step.portion import LOOK_EVERY, MOST_PATIENCE, PATIENCE, Portion
+
+
+class Device:
+    """Memory for so many items at once, which changes."""
+
+    def __init__(self, capacity: int, *, tells: bool = True, leftover: float = 0.0) -> None:
+        self.capacity, self.tells, self.leftover = capacity, tells, leftover
+        self.failing = False
+
+    def room(self) -> int | None:
+        """What it says is free: less right after a failure than later, where a failure leaves something behind."""
+        return int(self.capacity * (1 - self.leftover if self.failing else 1)) if self.tells else None
+
+    def step(self, portion: Portion, items: int) -> int:
+        """One step; the failures in it."""
+        failures = 0
+        while (size := portion.of(items)) > self.capacity:
+            assert size > 1, "a single item"
+            self.failing = True
+            portion.failed(size)
+            self.failing = False
+            failures += 1
+        portion.went_well()
+        return failures
+
+
+def test_halves_until_it_fits_and_remembers() -> None:
+    device = Device(10)
+    portion = Portion(room=device.room)
+    assert device.step(portion, 64) == 3
+    assert portion.limit == 8
+    assert portion.failures == 3
+    assert [device.step(portion, 64) for _ in range(PATIENCE - 1)] == [0] * (PATIENCE - 1)
+    assert portion.limit == 16, "a try"
+    assert device.step(portion, 64) == 1
+    assert portion.limit == 8, "back to what was good, not to less"
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 64), st.integers(1, 200), st.booleans(), st.floats(0, 0.9))
+@example(2, 3, True, 0.75)  # a failure that leaves no room at all
+def test_tries_become_rare(capacity: int, items: int, tells: bool, leftover: float) -> None:
+    device = Device(capacity, tells=tells, leftover=leftover)
+    portion = Portion(room=device.room)
+    steps = 20_000
+    failures = sum(device.step(portion, items) for _ in range(steps))
+    settling, doublings = items.bit_length(), (MOST_PATIENCE // PATIENCE).bit_length()
+    by_room = 1 + 25  # a room that grows tenfold by tenths
+    assert failures <= settling + doublings + steps // MOST_PATIENCE + by_room
+    late = sum(device.step(portion, items) for _ in range(steps))
+    assert late <= 1 + steps // MOST_PATIENCE, "and rarer still"
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32))
+def test_changing_memory_costs_failures_only_where_it_changes(seed: int) -> None:
+    dice = random.Random(seed)  # noqa: S311
+    device = Device(dice.randint(1, 64))
+    portion = Portion(room=device.room)
+    changes = 20
+    failures = 0
+    for _ in range(changes):
+        device.capacity = dice.randint(1, 64)
+        failures += sum(device.step(portion, 64) for _ in range(400))
+    per_change = 6 + 3  # settling, and tries
+    assert failures <= changes * per_change
+    device.capacity = 100
+    for _ in range(20 * MOST_PATIENCE):
+        device.step(portion, 64)
+        if portion.limit is None:
+            return
+    pytest.fail(f"seed {seed}: it did not grow back")
+
+
+def test_more_room_is_used_soon() -> None:
+    device = Device(8)
+    portion = Portion(room=device.room)
+    device.step(portion, 64)
+    portion._patience = MOST_PATIENCE
+    device.capacity = 64
+    for _ in range(LOOK_EVERY):
+        device.step(portion, 64)
+    assert portion.limit == 16
+
+
+def test_a_failure_that_leaves_little_room_is_no_reason_to_try_again_and_again() -> None:
+    """Right after a failure there is less room than in the steps that follow; that is not new room."""
+    device = Device(10, leftover=0.5)
+    portion = Portion(room=device.room)
+    failures = sum(device.step(portion, 64) for _ in range(1000))
+    assert failures <= 3 + 1 + 5
+
+
+def test_the_most_is_never_exceeded() -> None:
+    device = Device(5)
+    portion = Portion(most=12, room=device.room)
+    assert portion.of(64) == 12
+    device.step(portion, 64)
+    assert portion.limit == 3
+    device.capacity = 100
+    for _ in range(500):
+        device.step(portion, 64)
+        assert portion.of(64) <= 12
+    assert portion.limit == 12
+
+
+def test_whole_batches_again_and_not_tight_for_ever() -> None:
+    device = Device(10)
+    portion = Portion(room=device.room)
+    assert not portion.is_tight
+    device.step(portion, 16)
+    assert portion.is_tight
+    device.capacity = 16
+    for _ in range(2 * PATIENCE):
+        device.step(portion, 16)
+    assert portion.limit is None
+    assert portion.is_tight, "it may still be that it was luck"
+    for _ in range(MOST_PATIENCE):
+        device.step(portion, 16)
+    assert not portion.is_tight
+
+
+def test_it_goes_on_from_what_it_has_learnt() -> None:
+    device = Device(10)
+    portion = Portion(room=device.room)
+    for _ in range(70):
+        device.step(portion, 64)
+    again = Portion(room=device.room)
+    again.load_state_dict(portion.state_dict())
+    for _ in range(300):
+        assert device.step(portion, 64) == device.step(again, 64)
+        assert portion.limit == again.limit
+
+
+def test_memory_that_was_only_in_pieces_is_tight_but_the_size_stays() -> None:
+    portion = Portion()
+    assert portion.of(64) == 64
+    portion.same_again()
+    assert (portion.of(64), portion.failures, portion.cuts) == (64, 1, 0)
+    assert portion.is_tight
+    portion.failed(64)
+    assert (portion.of(64), portion.failures, portion.cuts) == (32, 2, 1)
+
+
+def test_what_an_earlier_version_had_not_learnt_is_as_at_first() -> None:
+    portion = Portion()
+    portion.failed(64)
+    state = portion.state_dict()
+    del state["cuts"]
+    again = Portion()
+    again.load_state_dict(state)
+    assert (again.limit, again.failures, again.cuts) == (32, 1, 0)

@@ -1,0 +1,541 @@
+"""PyTorch's private parts have one door; what a version of PyTorch lacks is done without."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, TypeGuard
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import ConstantLR, SequentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, dataloader
+
+from hotloop import _torch
+from hotloop.data.forking import forking
+
+PACKAGE = Path(__file__).parents[1] / "src" / "hotloop"
+DOORS = ("_torch.py", "simulate/_torch.py")
+# Files that still reach past the door. The list only becomes shorter.
+ALLOWED: tuple[str, ...] = ()
+OTHERS = {  # private parts of Python and of other packages
+    *("_fields", "_asdict", "_replace", "_getframe", "_current_frames", "_exit", "_bootstrap_inner", "_actions"),
+    "_reset_state",  # of Accelerate
+}
+UNMISTAKABLE = {"_cdata", "_version", "_parameters", "_buffers", "_modules"}  # whatever a class of hotloop has
+PRIVATE = re.compile(r"_[A-Za-z]\w*")
+PRIVATE_PATH = re.compile(r"torch(\.\w+)*\._[A-Za-z][\w.]*")
+
+
+@cache
+def attributes_in_pytorch() -> frozenset[str]:
+    """Private attributes of what a training has to do with."""
+    module = nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1))
+    optimizer = torch.optim.AdamW(module.parameters(), fused=True)
+    scheduler = SequentialLR(optimizer, [ConstantLR(optimizer), ConstantLR(optimizer)], [1])
+    loader = DataLoader([1])
+    workers = dataloader._MultiProcessingDataLoaderIter
+    weight = module[0].weight
+    things = [
+        module,
+        module[0],
+        module[1],
+        module.state_dict(),
+        optimizer,
+        scheduler,
+        loader,
+        iter(loader),
+        workers,
+        weight,
+    ]
+    things += [weight.untyped_storage(), weight.sum().grad_fn, torch.ops.aten.add.Tensor, torch.amp.GradScaler("cpu")]
+    found = {name for thing in things for name in dir(thing) if PRIVATE.fullmatch(name)}
+    return frozenset(found | {"_opt_called", "_extra_state"})
+
+
+@cache
+def words_of_pytorch() -> frozenset[str]:
+    """Those that mean an attribute wherever they stand: some others are also names of operators."""
+    return frozenset(n for n in attributes_in_pytorch() if n in UNMISTAKABLE or not hasattr(torch.ops.aten, n))
+
+
+def owns(tree: ast.AST) -> Iterator[str]:
+    """Names that the classes of a file give to their attributes and methods."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef))
+            yield from (
+                each.target.id for each in node.body if isinstance(each, ast.AnnAssign) and is_name(each.target)
+            )
+            yield from (
+                name.id for each in node.body if isinstance(each, ast.Assign) for name in each.targets if is_name(name)
+            )
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self(node.value):
+            yield node.attr
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """All names that a file gives."""
+    yield from owns(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def is_name(node: ast.AST) -> TypeGuard[ast.Name]:
+    return isinstance(node, ast.Name)
+
+
+def is_self(node: ast.AST) -> bool:
+    return is_name(node) and node.id in ("self", "cls", "other")
+
+
+def private_parts(tree: ast.AST, ours: frozenset[str]) -> Iterator[str]:
+    """Uses of PyTorch's private parts in a file; `ours` are the names that hotloop gives anywhere."""
+    theirs, own = attributes_in_pytorch(), frozenset(owns(tree)) - UNMISTAKABLE
+    for node in ast.walk(tree):
+        found: list[str] = []
+        if isinstance(node, ast.Import):
+            found = [each.name for each in node.names if PRIVATE_PATH.match(each.name)]
+        elif isinstance(node, ast.ImportFrom):
+            found = [f"{node.module}.{each.name}" for each in node.names]
+            found = [path for path in found if PRIVATE_PATH.match(path)]
+        elif isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
+            found = [node.attr] if is_private(node, theirs, ours, own) else []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found = [node.value] if node.value in words_of_pytorch() or PRIVATE_PATH.fullmatch(node.value) else []
+        yield from (f"line {node.lineno}: {each}" for each in found)
+
+
+def is_private(node: ast.Attribute, theirs: frozenset[str], ours: frozenset[str], own: frozenset[str]) -> bool:
+    """Whether an attribute with a leading underscore is PyTorch's rather than hotloop's or somebody else's."""
+    if (
+        node.attr in OTHERS or node.attr.startswith("_hotloop") or ast.unparse(node.value) in ("aten", "torch.ops.aten")
+    ):  # operators
+        return False
+    if is_self(node.value) or node.attr in own:
+        return node.attr not in ours
+    return node.attr in theirs or node.attr not in ours
+
+
+@cache
+def found_in_package() -> dict[str, list[str]]:
+    trees = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    ours = frozenset(name for tree in trees.values() for name in names_in(tree))
+    found = {name: sorted(private_parts(tree, ours)) for name, tree in trees.items() if name not in DOORS}
+    return {name: parts for name, parts in found.items() if parts}
+
+
+def test_private_parts_of_pytorch_are_used_through_the_door() -> None:
+    found = {name: parts for name, parts in found_in_package().items() if name not in ALLOWED}
+
+    assert not found, "use or add a function of src/hotloop/_torch.py"
+
+
+def test_files_that_use_the_door_leave_the_list() -> None:
+    assert sorted(set(ALLOWED) - found_in_package().keys()) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import torch._dynamo",
+        "from torch import _C",
+        "from torch.utils._pytree import tree_leaves",
+        "from torch.utils.data.dataloader import _BaseDataLoaderIter",
+        "torch._foreach_add_(a, b)",
+        "torch.cuda.memory._snapshot()",
+        "tensor._version",
+        "module._buffers['a']",
+        "getattr(parameter, '_post_accumulate_grad_hooks', None)",
+        "sys.modules.get('torch._dynamo.utils')",
+        "vars(loader)['_iterator'] = None",
+        "class A(nn.Module):\n    def a(self):\n        return self._parameters",
+    ],
+)
+def test_the_search_finds(code: str) -> None:
+    assert list(private_parts(ast.parse(code), frozenset()))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from torch.utils.data import DataLoader",
+        "sys._getframe(1)",
+        "class A:\n    def same(self, other):\n        self._a = 1\n        return self._a == other._a",
+        "'the word _version in a sentence, and torch._C'",
+        "torch.ops.aten._softmax",
+    ],
+)
+def test_the_search_leaves_alone(code: str) -> None:
+    tree = ast.parse(code)
+
+    assert not list(private_parts(tree, frozenset(names_in(tree))))
+
+
+def test_storage_id_is_that_of_the_memory() -> None:
+    whole = torch.zeros(4)
+
+    ids = [_torch.storage_id(each.untyped_storage()) for each in (whole, whole[2:], whole.clone(), whole.to("meta"))]
+
+    assert ids[0] == ids[1]
+    assert len(set(ids)) == 3
+
+
+def test_version_of_counts_writes() -> None:
+    tensor = torch.zeros(2)
+    before = _torch.version_of(tensor)
+    tensor.add_(1)
+
+    assert before is not None
+    assert _torch.version_of(tensor) == before + 1
+    with torch.inference_mode():
+        assert _torch.version_of(torch.zeros(2)) is None
+
+
+def test_inner_tensors_are_those_of_a_wrapper() -> None:
+    inner = [torch.ones(2), torch.zeros(3)]
+    nested = torch.nested.nested_tensor(inner, layout=torch.jagged)
+
+    assert _torch.inner_tensors(torch.ones(2)) is None
+    parts = _torch.inner_tensors(nested)
+    assert parts is not None
+    assert any(part.numel() == 5 for part in parts)
+
+
+def test_sparse_parts_of_a_tensor_that_is_not_coalesced() -> None:
+    tensor = torch.sparse_coo_tensor(torch.tensor([[0, 0]]), torch.tensor([1.0, 2.0]), (2,), check_invariants=True)
+
+    indices, values = _torch.sparse_parts(tensor)
+
+    assert indices.tolist() == [[0, 0]]
+    assert values.tolist() == [1.0, 2.0]
+
+
+def test_leaves_are_found_and_mapped() -> None:
+    tree = {"a": [1, (2, 3)], "b": 4}
+
+    assert _torch.leaves_of(tree) == [1, 2, 3, 4]
+    assert _torch.map_leaves(lambda leaf: leaf + 1, tree) == {"a": [2, (3, 4)], "b": 5}
+
+
+@pytest.mark.parametrize("lacking", [False, True])
+def test_operations_on_lists(lacking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if lacking:
+        for method in ("add_", "copy_", "div_"):
+            monkeypatch.delattr(torch, f"_foreach_{method}")
+    add, copy, divide = (_torch._foreach(method) for method in ("add_", "copy_", "div_"))
+    tensors = [torch.ones(2), torch.ones(3)]
+
+    add(tensors, [torch.full((2,), 1.0), torch.full((3,), 3.0)])
+    divide(tensors, 2)
+    assert [tensor.tolist() for tensor in tensors] == [[1.0, 1.0], [2.0, 2.0, 2.0]]
+    divide(tensors, torch.tensor(0.5))
+    assert [tensor[0].item() for tensor in tensors] == [2.0, 4.0]
+    copy(tensors, [torch.zeros(2), torch.ones(3)])
+    assert [tensor[0].item() for tensor in tensors] == [0.0, 1.0]
+
+
+def test_the_tables_of_a_module_are_its_own() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    norm = module[0]
+    norm.register_buffer("more", torch.zeros(1), persistent=False)
+
+    assert not _torch.parameters_of(module)
+    assert not _torch.buffers_of(module)
+    assert _torch.parameters_of(norm).keys() == {"weight", "bias"}
+    assert _torch.unsaved_buffers_of(norm) == {"more"}
+    _torch.buffers_of(norm)["more"] = torch.ones(1)
+    assert norm.more.item() == 1
+    assert vars(norm).keys() >= set(_torch.REGISTERED)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2), nn.LazyBatchNorm2d()])
+def test_batch_norms_are_known(norm: nn.Module) -> None:
+    assert isinstance(norm, _torch.BatchNorm)
+    assert not isinstance(nn.InstanceNorm1d(2), _torch.BatchNorm)
+
+
+def test_metadata_of_a_state_dict() -> None:
+    values = nn.BatchNorm1d(2).state_dict()
+    versions = _torch.metadata_of(values)
+    made = type(values)(values)
+
+    assert versions[""]["version"] == 2
+    assert _torch.metadata_of({}) is None
+    _torch.set_metadata(made, versions)
+    assert _torch.metadata_of(made) == versions
+
+
+def test_extra_state_is_known_by_its_name() -> None:
+    class Extra(nn.Module):
+        def get_extra_state(self) -> int:
+            return 1
+
+        def set_extra_state(self, state: Any) -> None: ...
+
+    assert _torch.has_extra_state(nn.Sequential(Extra()).state_dict())
+    assert not _torch.has_extra_state(nn.Linear(1, 1).state_dict())
+
+
+def test_hooks_of_modules() -> None:
+    module = nn.Linear(1, 1)
+    assert _torch.module_hooks(module) == []
+    assert _torch.module_hooks(nn.Module.__new__(nn.Module)) == []
+
+    hooks = [lambda *_: None for _ in range(4)]
+    module.register_forward_hook(hooks[0])
+    module.register_forward_pre_hook(hooks[1])
+    module.register_full_backward_hook(hooks[2])
+    module.register_full_backward_pre_hook(hooks[3])
+
+    assert _torch.module_hooks(module) == hooks
+
+
+def test_hooks_of_parameters() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    assert _torch.gradient_hooks(parameter) == []
+
+    hooks = [lambda _: None for _ in range(2)]
+    parameter.register_hook(hooks[0])
+    parameter.register_post_accumulate_grad_hook(hooks[1])
+
+    assert _torch.gradient_hooks(parameter) == hooks
+    assert _torch.accumulated_hooks(parameter) == hooks[1:]
+
+
+def test_hooks_of_optimizers() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+    hooks = [lambda *_: None for _ in range(4)]
+    optimizer.register_step_pre_hook(hooks[0])
+    optimizer.register_step_post_hook(hooks[1])
+    anyones = [register_optimizer_step_pre_hook(hooks[2]), register_optimizer_step_post_hook(hooks[3])]
+
+    assert _torch.step_hooks(optimizer) == hooks[:2]
+    assert _torch.global_step_hooks() == hooks[2:]
+    for handle in anyones:
+        handle.remove()
+    assert _torch.global_step_hooks() == []
+
+
+def test_notes_on_an_optimizer() -> None:
+    weights = [torch.ones(1, requires_grad=True)]
+    optimizer, plain = torch.optim.Adam(weights, fused=True), torch.optim.Adam(weights)
+    assert _torch.FUSED_NOTES & vars(optimizer).keys()
+    assert _torch.UNSCALES in vars(optimizer)
+    assert _torch.WARNED_UNCAPTURED in vars(plain)
+
+    scheduler = SequentialLR(plain, [ConstantLR(plain), ConstantLR(plain)], [1])
+
+    assert len(_torch.inner_schedulers(scheduler)) == 2
+    assert _torch.SCHEDULERS in scheduler.state_dict()
+    assert _torch.inner_schedulers(ConstantLR(optimizer)) == ()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_scheduler_believes_that_the_optimizer_has_stepped() -> None:
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+    scheduler = ConstantLR(optimizer)
+
+    with pytest.warns(UserWarning, match="lr_scheduler.step"):
+        scheduler.step()
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1)
+    scheduler = ConstantLR(optimizer)
+    _torch.mark_stepped(optimizer)
+    scheduler.step()
+
+    assert _torch.SCHEDULER_NOTES & vars(optimizer).keys()
+
+
+def test_workers_of_a_loader() -> None:
+    loader = DataLoader([1, 2], num_workers=1, persistent_workers=True)
+    assert not _torch.keeps_workers(loader)
+
+    with forking():
+        list(loader)
+
+    assert _torch.keeps_workers(loader)
+    _torch.dismiss_workers(loader)
+    assert not _torch.keeps_workers(loader)
+
+
+def test_without_word_of_workers_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = DataLoader([1])
+    monkeypatch.delitem(vars(loader), "_iterator", raising=False)
+    monkeypatch.delattr(DataLoader, "_iterator", raising=False)
+
+    assert not _torch.keeps_workers(loader)
+
+
+def test_a_loader_that_waits_is_known_by_its_frames() -> None:
+    def _try_get_data() -> bool:
+        return _torch.waits_for_workers(sys._getframe())
+
+    def other() -> bool:
+        return _torch.waits_for_workers(sys._getframe())
+
+    of_loader = {"__name__": _torch.LOADER, "sys": sys, "_torch": _torch}
+
+    assert FunctionType(_try_get_data.__code__, of_loader)()
+    assert not FunctionType(other.__code__, of_loader)()
+    assert not _try_get_data()
+    assert hasattr(dataloader._MultiProcessingDataLoaderIter, "_try_get_data"), "PyTorch has renamed it"
+
+
+def seen_in_backward() -> tuple[int | None, int | None, int | None, Any]:
+    """What is told in the backward pass of a product, and before it."""
+    weight = torch.ones(2, requires_grad=True)
+    first = _torch.next_node_number()
+    seen: list[tuple[int | None, Any]] = []
+    made = weight * 2
+    made.register_hook(lambda gradient: None)
+    assert made.grad_fn is not None
+    made.grad_fn.register_prehook(lambda gradients: seen.append((_torch.backward_pass(), _torch.running_node())))
+    assert _torch.backward_pass() is None
+    assert _torch.running_node() is None
+    made.sum().backward()
+    ((number, node),) = seen
+    return first, _torch.node_number(made.grad_fn), number, node
+
+
+def test_nodes_of_autograd_have_numbers() -> None:
+    first, number, backward, node = seen_in_backward()
+
+    assert first == number
+    assert _torch.next_node_number() == first + 2
+    assert backward is not None
+    assert _torch.node_number(node) == number
+    leaf = torch.ones(1, requires_grad=True).expand(2).grad_fn.next_functions[0][0]
+    assert _torch.node_number(leaf) is None
+    assert _torch.node_number(None) is None
+
+
+def test_without_numbers_nothing_is_said_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_current_graph_task_id")
+    monkeypatch.delattr(torch._C, "_current_autograd_node")
+    monkeypatch.delattr(torch._C._autograd, "_get_sequence_nr")
+
+    assert seen_in_backward() == (0, None, None, None)
+
+
+class Names(_torch.DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(_torch.schema_of(func).name)
+        return func(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_see_operations_unless_they_are_hidden() -> None:
+    with Names() as names:
+        torch.ones(2) + 1
+        with _torch.without_dispatch():
+            torch.ones(2) * 2
+
+    assert names.seen == ["aten::ones", "aten::add"]
+    assert _torch.schema_of(len) is None
+
+
+def test_where_operations_cannot_be_hidden_they_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C, "_DisableTorchDispatch")
+
+    with Names() as names, _torch.without_dispatch():
+        torch.ones(2)
+
+    assert names.seen == ["aten::ones"]
+
+
+def test_operators_that_a_version_lacks_are_left_out() -> None:
+    assert _torch._operators("_unsafe_view", "_never_was") == (torch.ops.aten._unsafe_view,)
+    assert _torch.CPU_ATTENTION
+    assert _torch.CPU_ATTENTION_BACKWARD
+    assert hasattr(torch, _torch.SHALLOW_COPY_CHECK)
+
+
+def test_compilation_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith("torch._dynamo")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert not _torch.compiler_is_loaded()
+    assert not _torch.has_compiled()
+
+    utils = ModuleType("torch._dynamo.utils")
+    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    assert _torch.compiler_is_loaded()
+    assert not _torch.has_compiled()  # it does not count any more
+
+    utils.counters = {"frames": {"total": 1}}  # type: ignore[attr-defined]
+    assert _torch.has_compiled()
+
+
+def test_dynamo_counts_frames() -> None:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    assert not _torch.has_compiled()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    assert _torch.has_compiled()
+    counters.clear()
+
+
+def test_a_profiler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not _torch.profiler_runs()
+    with torch.autograd.profiler.profile():
+        assert _torch.profiler_runs()
+        monkeypatch.delattr(torch._C._autograd, "_profiler_enabled")
+        assert not _torch.profiler_runs()
+
+
+def test_without_word_of_amx_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(_torch.has_amx(), bool)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert _torch.has_amx()
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    assert not _torch.has_amx()
+
+
+def test_the_allocator_is_asked_and_told_in_any_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_getAllocatorSettings", lambda: "max_split_size_mb:32", raising=False)
+    assert _torch.allocator_settings() == "max_split_size_mb:32"
+    monkeypatch.delattr(torch._C, "_accelerator_getAllocatorSettings")
+    told = {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}}
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: told)
+    assert _torch.allocator_settings() == "max_split_size_mb:64"
+    told.clear()
+    assert _torch.allocator_settings() is None
+
+    for name in _torch._ALLOCATOR_WRITERS:
+        monkeypatch.delattr(torch._C, name, raising=False)
+    with pytest.raises(NotImplementedError):
+        _torch.set_allocator_settings("")
+    monkeypatch.setattr(torch._C, _torch._ALLOCATOR_WRITERS[-1], written.append, raising=False)
+    _torch.set_allocator_settings("max_split_size_mb:8")
+    assert written == ["max_split_size_mb:8"]
+
+
+def test_a_pool_that_cannot_be_ended_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[tuple[str, int, object]] = []
+    cuda = torch.device("cuda", 1)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        told = partial(lambda name, index, pool: ended.append((name, index, pool)), name)
+        monkeypatch.setattr(torch._C, name, told, raising=False)
+
+    for version, calls in (("2.11.0", 2), ("2.13.0", 1)):
+        monkeypatch.setattr(torch, "__version__", version)
+        _torch.end_capture_pool(cuda, "pool")
+        assert len(ended) == calls
+        ended.clear()
+
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")
+    _torch.end_capture_pool(cuda, "pool")
+    assert ended == []
