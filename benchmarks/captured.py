@@ -1,8 +1,10 @@
 """Items per second of small networks in steady state: 16 steps in one CUDA graph, one, and eager. Needs a CUDA GPU.
 
-python benchmarks/captured.py
+python benchmarks/captured.py          # both
+python benchmarks/captured.py mlp      # one of them
 """
 
+import sys
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -59,7 +61,7 @@ def rates(make: Callable[[], Work], graph: int, repeats: int = 3) -> list[float]
 
 
 def main() -> None:
-    for make in (mlp, cnn):
+    for make in [make for make in (mlp, cnn) if make.__name__ in (sys.argv[1:] or ("mlp", "cnn"))]:
         for graph in (16, 1, 0):
             print(f"{make.__name__}, graph {graph}:", *(f"{rate:,.0f}" for rate in rates(make, graph)), flush=True)
 

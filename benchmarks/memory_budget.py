@@ -28,9 +28,9 @@ from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.models import GPT, GPTSize
 from hotloop.clock import synchronize
 from hotloop.files import write_json
-from hotloop.loop.budgeting import Budgeting, budgeted
-from hotloop.loop.rehearsal import Rehearsal, confirm, rehearsing
-from hotloop.loop.tuning import Subject
+from hotloop.training.budgeting import Budgeting, budgeted
+from hotloop.training.rehearsal import Rehearsal, confirm, rehearsing
+from hotloop.tune.tuning import Subject
 from hotloop.memory.oom import clear
 from hotloop.plan import Plan
 from hotloop.step.objectives import objectives_of

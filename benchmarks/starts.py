@@ -24,7 +24,7 @@ import torch
 import hotloop
 from hotloop.bench.workloads import workload
 from hotloop.levers import levers_of
-from hotloop.loop.tuner import Tuner
+from hotloop.tune.tuner import Tuner
 
 
 def train(name: str, seconds: float, quick: bool) -> dict[str, Any]:

@@ -74,15 +74,22 @@ def warm() -> Iterator[Warm]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def light_heap() -> Iterator[None]:
-    """What was there before these tests is not looked through for garbage and for tensors again and again."""
-    import torch._dynamo  # noqa: F401  # which the first optimizer would import, and which is most of the heap
-
+@pytest.fixture(scope="session", autouse=True)
+def _frozen_heap() -> Iterator[None]:
+    """Modules and collected tests are not looked through for garbage and for tensors again and again."""
     gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def light_heap() -> None:
+    """The same with what tests before these have left, and with what the first optimizer would import."""
+    import torch._dynamo  # noqa: F401  # most of the heap
+
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager

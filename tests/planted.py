@@ -110,7 +110,7 @@ BUGS = [
         "pass",
         ("tests/loop/test_rewinding.py", STARVED),
     ),
-    Bug("rng: a resumed run draws anew", "loop/saved.py", "core.device).restore()", "core.device)", (KILLED,)),
+    Bug("rng: a resumed run draws anew", "training/state.py", "core.device).restore()", "core.device)", (KILLED,)),
     Bug(
         "rng: generators of a loader are not restored",
         "data/rng.py",
@@ -128,14 +128,14 @@ BUGS = [
     # Checkpoints
     Bug(
         "checkpoint: optimizers begin anew",
-        "loop/saved.py",
+        "training/state.py",
         "optimizer.load_state_dict(_with_own_settings(optimizer, values))",
         "pass",
         (KILLED,),
     ),
     Bug(
         "checkpoint: schedulers begin anew",
-        "loop/saved.py",
+        "training/state.py",
         "scheduler.load_state_dict({name: values[name] for name in known})",
         "pass",
         (KILLED,),
@@ -149,7 +149,7 @@ BUGS = [
     ),
     Bug(
         "checkpoint: buffers that no state_dict has are lost",
-        "loop/saved.py",
+        "training/state.py",
         "missing += _put_buffers(module, values, core.device)",
         "pass",
         ("tests/loop/test_saved.py", KILLED),

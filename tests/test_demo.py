@@ -14,6 +14,7 @@ from hotloop.demo import DemoSettings, run_demo
 from hotloop.errors import BadArgument, OutputError
 from hotloop.sprites.making import CLASSES
 from hotloop.sprites.store import TrainedNetwork
+from hotloop.sprites.training import Recipe
 
 FILES = {
     "report.html",
@@ -33,7 +34,9 @@ def first(tmp_path_factory: pytest.TempPathFactory):
     """A small run on the CPU, and what it told."""
     told: list[str] = []
     out = tmp_path_factory.mktemp("demo") / "first"
-    outcome = run_demo(out, device="cpu", seed=3, effort=0.05, progress=False, tell=told.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotloop.demo.recipe_for", lambda *_: Recipe(width=8, epochs=1, batch=64, rate=8e-3))
+        outcome = run_demo(out, device="cpu", seed=3, effort=0.05, progress=False, tell=told.append)
     return outcome, told
 
 

@@ -294,3 +294,14 @@ def test_evaluation_on_a_gpu_that_is_too_small() -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert evaluation.memory.portion.failures > 0
     assert result == pytest.approx(expected, rel=1e-5)
+
+
+def test_half_a_metric_is_named() -> None:
+    class Half:
+        def update(self, output: torch.Tensor, target: torch.Tensor) -> None: ...
+
+        def compute(self) -> float:
+            return 0.0
+
+    with pytest.raises(BadArgument, match="metric 'half' has compute and no to and no reset"):
+        evaluate(nn.Identity(), [(torch.ones(2), torch.ones(2))], {"half": Half()})

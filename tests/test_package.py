@@ -10,6 +10,8 @@ import pytest
 
 import hotloop
 
+from .warm import Warm
+
 
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
@@ -19,17 +21,23 @@ def test_import_is_lazy() -> None:
     assert run("import hotloop, sys; print('torch' in sys.modules)") == "False\n"
 
 
-def test_import_of_everything_starts_no_gpu_and_sets_nothing() -> None:
+def test_imports_start_no_gpu_set_nothing_and_draw_no_random_numbers() -> None:
     code = """
+import random
+random.seed(0)
+before = random.getstate()
 import os, torch
 def settings():
     return dict(os.environ), torch.get_default_dtype(), torch.backends.cudnn.benchmark, torch.get_num_threads()
-before = settings()
+set_before = settings()
 import hotloop
+import hotloop.memory
+from hotloop import Loop
 for name in hotloop.__all__: getattr(hotloop, name)
-print(before == settings(), torch.cuda.is_initialized())
+import hotloop.training.progress, hotloop.report.runs, hotloop.top.view, hotloop.simulate.shown
+print(set_before == settings(), torch.cuda.is_initialized(), random.getstate() == before)
 """
-    assert run(code) == "True False\n"
+    assert run(code) == "True False True\n"
 
 
 TRAINING = """
@@ -64,20 +72,20 @@ hotloop.pick(), hotloop.usage("cpu"), str(report), report.to_json()
 """
 
 
-def test_a_program_draws_the_same_random_numbers_with_and_without_hotloop(tmp_path: Path) -> None:
+def test_a_program_draws_the_same_random_numbers_with_and_without_hotloop(tmp_path: Path, warm: Warm) -> None:
+    def last_line(training: str) -> str:
+        script = tmp_path / "train.py"
+        script.write_text(TRAINING.replace("HERE", training))
+        ran = warm.run(script, cwd=tmp_path)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.splitlines()[-1]
+
     ours = [
-        BY_HOTLOOP.format(progress=progress, save=save) for progress, save in ((True, str(tmp_path)), (False, None))
+        BY_HOTLOOP.format(progress=progress, save=save)
+        for progress, save in ((True, str(tmp_path / "run")), (False, None))
     ]
-    by_hand, *hot = (run(TRAINING.replace("HERE", each)).splitlines()[-1] for each in (BY_HAND, *ours))
+    by_hand, *hot = map(last_line, (BY_HAND, *ours))
     assert hot == [by_hand, by_hand]
-
-
-def test_imports_draw_no_random_numbers() -> None:
-    everything = "for name in hotloop.__all__: getattr(hotloop, name)"
-    packages = "import hotloop.loop.progress, hotloop.report.runs, hotloop.top.view, hotloop.simulate.shown"
-    for code in (f"import hotloop\n{everything}", packages, "from hotloop.loop import Loop", "import hotloop.memory"):
-        before = "import random\nrandom.seed(0)\nbefore = random.getstate()\n"
-        assert run(f"{before}{code}\nprint(random.getstate() == before)") == "True\n"
 
 
 @pytest.mark.parametrize("name", hotloop.__all__)

@@ -16,7 +16,7 @@ from torch import nn
 
 from hotloop.levers import LEVERS, Lever, LeverTarget, levers_of
 from hotloop.plan import Plan, Trial
-from hotloop.tune import Drift, PlanComparison, Refused, Search
+from hotloop.tune.search import Drift, PlanComparison, Refused, Search
 
 PLAIN = Plan("cpu")
 ROUNDS = 5

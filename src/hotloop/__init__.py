@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from hotloop.errors import DeviceMismatch as DeviceMismatch
     from hotloop.errors import HotloopError as HotloopError
     from hotloop.evaluation import evaluate as evaluate
-    from hotloop.loop import Loop as Loop
     from hotloop.memory.leaks import watch_growth as watch_growth
     from hotloop.memory.release import release as release
     from hotloop.memory.usage import usage as usage
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from hotloop.records import Report as Report
     from hotloop.simulate import _Simulate
     from hotloop.step.survive import survive_oom as survive_oom
+    from hotloop.training import Loop as Loop
     from hotloop.waits import waits as waits
 
     simulate: _Simulate  # a package that is called
@@ -38,7 +38,7 @@ _HOMES = {
     "Choice": "device",
     "DeviceMismatch": "errors",
     "HotloopError": "errors",
-    "Loop": "loop",
+    "Loop": "training",
     "Plan": "plan",
     "Report": "records",
     "evaluate": "evaluation",

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from hotloop.data import Stream
 from hotloop.errors import BadArgument, MemoryWarning
-from hotloop.memory.oom import surely
 from hotloop.memory.micro_batches import part_of
+from hotloop.memory.oom import surely
 from hotloop.misfit import attempt
 from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, losses_of, uniform
 from hotloop.objective import predict as predict_by_convention
@@ -115,6 +115,12 @@ def check_metrics(metrics: Metrics | None) -> None:
     if not isinstance(metrics, Mapping):
         raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix='give names: metrics={"accuracy": accuracy}')
     for name, metric in metrics.items():
+        missing = [method for method in ("to", "reset", "update") if not hasattr(metric, method)]
+        if hasattr(metric, "compute") and missing:
+            raise BadArgument(
+                f"metric {name!r} has compute and no {' and no '.join(missing)}",
+                fix="give (output, target) → tensor, or a metric with to, reset, update and compute",
+            )
         if not hasattr(metric, "compute") and not callable(metric):
             raise BadArgument(
                 f"metric {name!r} cannot be called", fix="give (output, target) → tensor, or a torchmetric"

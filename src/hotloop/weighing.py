@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from hotloop._torch import BUFFERS, MODULES, PARAMETERS, BatchNorm, DispatchMode, accumulated_hooks, schema_of
 from hotloop.effects import Skip, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
-from hotloop.memory.oom import clear, is_out_of_memory, is_capturing
 from hotloop.memory.micro_batches import bounds, items_along, part_of
+from hotloop.memory.oom import clear, is_capturing, is_out_of_memory
 from hotloop.objective import Losses, Objective, items_in, losses_of, predict, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Split

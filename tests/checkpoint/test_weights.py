@@ -3,8 +3,6 @@
 import functools
 import os
 import pickle
-import subprocess
-import sys
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 from hotloop.checkpoint import Store, read_weights
 from hotloop.errors import BadArgument
 
+from ..warm import Warm
 from .trees import same
 
 
@@ -61,9 +60,10 @@ assert all(torch.equal(each[name], held[name]) for each in (read, again) for nam
 
 
 @pytest.mark.parametrize("name", ["e.pt", "e.safetensors"])
-def test_weights_that_were_read_can_be_saved_to_the_same_file(tmp_path: Path, name: str) -> None:
-    command = [sys.executable, "-c", WRITE_AGAIN, str(tmp_path / name)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_weights_that_were_read_can_be_saved_to_the_same_file(tmp_path: Path, name: str, warm: Warm) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WRITE_AGAIN)
+    done = warm.run(script, tmp_path / name, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 import errno
 import os
 import resource
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from hotloop.checkpoint import CheckpointWarning, Store, Writer, snapshot
 from hotloop.checkpoint.folders import Summing
 from hotloop.errors import BadArgument, OutputError
 
+from ..warm import Warm
 from .trees import same
 
 
@@ -246,12 +245,12 @@ if sys.argv[2] == "error":
 
 
 @pytest.mark.parametrize(("end", "code"), [("normal", 0), ("error", 1), ("atexit", 0)])
-def test_the_last_save_is_not_lost_when_the_program_ends(tmp_path: Path, end: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path), end], capture_output=True, text=True, timeout=60, check=False
-    )
+def test_the_last_save_is_not_lost_when_the_program_ends(tmp_path: Path, end: str, code: int, warm: Warm) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(PROGRAM)
+    done = warm.run(script, folder, end, cwd=tmp_path)
     assert done.returncode == code, done.stderr
-    assert latest(Store(tmp_path)).step == 3
+    assert latest(Store(folder)).step == 3
 
 
 def test_no_thread_is_left_when_nothing_is_written(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -15,20 +14,38 @@ import pytest
 from hotloop.cli import main
 from hotloop.sprites.training import Recipe
 
+from ..warm import HOTLOOP, Warm
+
 PLAIN = {"TERM": "dumb", "COLUMNS": "100", "PYTHONIOENCODING": "ascii", "PYTHONUNBUFFERED": "1"}  # the poorest terminal
 SMALL = ("--device", "cpu", "--effort", "0.05")
+TINY = """
+import hotloop.demo
+from hotloop.cli import main
+from hotloop.sprites.training import Recipe
+
+hotloop.demo.recipe_for = lambda *_: Recipe(width=4, epochs=1, batch=64)  # learns nothing
+{more}
+main()
+"""
+ENDLESS = """
+import torch._dynamo
+torch._dynamo.config.disable = True  # a long run is worth a compilation, which is not what is looked at here
+learn = hotloop.demo.learn_to_sort
+long = Recipe(width=4, epochs=10_000, batch=64)
+hotloop.demo.learn_to_sort = lambda sprites, held_out, _, **options: learn(sprites, held_out, long, **options)
+"""
 
 
 def environment() -> dict[str, str]:
     left_out = ("HOTLOOP_DEVICE", "HOTLOOP_DEBUG")
-    return (
-        {name: value for name, value in os.environ.items() if name not in left_out} | PLAIN | {"OMP_NUM_THREADS": "1"}
-    )
+    return {name: value for name, value in os.environ.items() if name not in left_out} | PLAIN
 
 
-def hotloop(*args: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hotloop", *args]
-    return subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True, timeout=120, check=False)
+def tiny(folder: Path, more: str = "") -> Path:
+    """`hotloop` as a script whose networks are tiny."""
+    script = folder / "hotloop"
+    script.write_text(TINY.format(more=more))
+    return script
 
 
 @dataclass(frozen=True)
@@ -51,8 +68,8 @@ def run_main(cwd: Path, capsys: pytest.CaptureFixture[str], *args: str) -> Done:
     return Done(ended.value.code, printed.out, printed.err)
 
 
-def test_it_says_the_device_and_why_then_the_result_then_where_the_files_are(tmp_path: Path) -> None:
-    done = hotloop("demo", *SMALL, cwd=tmp_path)
+def test_it_says_the_device_and_why_then_the_result_then_where_the_files_are(tmp_path: Path, warm: Warm) -> None:
+    done = warm.run(tiny(tmp_path), "demo", *SMALL, cwd=tmp_path, environment=environment())
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     order = ["cpu in fp32: You asked for cpu.", "Learning to sort", "Learning to draw", "sorted right", "report.html"]
@@ -101,8 +118,8 @@ def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]
 
 
-def test_an_argument_that_is_no_number_is_told_without_a_traceback(tmp_path: Path) -> None:
-    done = hotloop("demo", "--effort", "much", cwd=tmp_path)
+def test_an_argument_that_is_no_number_is_told_without_a_traceback(tmp_path: Path, warm: Warm) -> None:
+    done = warm.run(*HOTLOOP, "demo", "--effort", "much", cwd=tmp_path, environment=environment())
     assert done.returncode == 2
     assert "--effort" in done.stderr
     assert "Traceback" not in done.stderr
@@ -110,33 +127,23 @@ def test_an_argument_that_is_no_number_is_told_without_a_traceback(tmp_path: Pat
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-def test_ctrl_c_keeps_what_was_done(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hotloop", "demo", "--device", "cpu", "--effort", "20"]
-    with subprocess.Popen(
-        [*command, "--out", "first"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stderr is not None
-        assert process.stdout is not None
-        for line in process.stdout:
-            if "Learning to sort" in line:
-                break
-        begun = sum(psutil.Process(process.pid).cpu_times()[:2])
-        # Seconds of work, not of a busy machine.
-        while process.poll() is None and sum(psutil.Process(process.pid).cpu_times()[:2]) < begun + 8:
-            time.sleep(0.1)  # it is in the middle of the epoch, which takes minutes
-        process.send_signal(signal.SIGINT)
-        out, error = process.communicate(timeout=60)
-    assert process.returncode == 130, error
+def test_ctrl_c_keeps_what_was_done(tmp_path: Path, warm: Warm) -> None:
+    script = tiny(tmp_path, ENDLESS)
+    folder, out, err = tmp_path / "folder", tmp_path / "out", tmp_path / "err"
+    folder.mkdir()
+    command = (script, "demo", *SMALL, "--out", "first")
+    process = warm.start(*command, cwd=folder, environment=environment(), out=out, err=err)
+    while "epoch 2/10000" not in err.read_text():
+        assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    code, out, error = process.wait(), out.read_text(), err.read_text()
+    assert code == 130, error
     assert "Traceback" not in error
     assert "Stopped by Ctrl-C" in out
-    assert [path.name for path in tmp_path.iterdir()] == ["first"]
-    data = json.loads((tmp_path / "first/report.json").read_text())
+    assert [path.name for path in folder.iterdir()] == ["first"]
+    data = json.loads((folder / "first/report.json").read_text())
     assert data["interrupted"] is True
     assert data["classifier"]["epochs"]
     assert data["drawer"] is None
-    assert "Stopped by Ctrl-C" in (tmp_path / "first/report.html").read_text(encoding="utf-8")
+    assert "Stopped by Ctrl-C" in (folder / "first/report.html").read_text(encoding="utf-8")

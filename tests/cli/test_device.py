@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,8 @@ from hotloop.cli import main
 from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
 from hotloop.device.summary import DeviceSummary
 from hotloop.text import wrap
+
+from ..warm import HOTLOOP, Warm
 
 GIB = 2**30
 GPU = VisibleGpu(0, "NVIDIA H200", (9, 0), 130 * GIB, 139 * GIB)
@@ -188,8 +191,8 @@ def test_help_teaches_and_does_not_import_torch() -> None:
     assert "torch" not in imported(done)
 
 
-def test_the_real_machine() -> None:
-    done = hotloop("--device", "cpu", "--json")
+def test_the_real_machine(warm: Warm, tmp_path: Path) -> None:
+    done = warm.run(*HOTLOOP, "device", "--device", "cpu", "--json", cwd=tmp_path)
     assert done.returncode == 0
     assert json.loads(done.stdout)["device"] == "cpu"
 

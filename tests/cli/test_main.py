@@ -3,23 +3,29 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 import hotloop
 
+from ..warm import HOTLOOP, Warm
+
 HEAVY = ("torch", "matplotlib", "jinja2", "numpy", "torchmetrics", "psutil")
 
 
-def run(*args: str, python: tuple[str, ...] = ("-m", "hotloop")) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
-    return subprocess.run(
-        [sys.executable, *python, *args], capture_output=True, text=True, timeout=60, check=False, env=env
-    )
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_help_lists_the_verbs() -> None:
+@pytest.fixture
+def run(warm: Warm, tmp_path: Path) -> Run:
+    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
+    return lambda *args: warm.run(*HOTLOOP, *args, cwd=tmp_path, environment=environment)
+
+
+def test_help_lists_the_verbs(run: Run) -> None:
     done = run("--help")
     assert done.returncode == 0
     for verb in ("device", "demo"):
@@ -27,16 +33,17 @@ def test_help_lists_the_verbs() -> None:
     assert "HOTLOOP_DEVICE" in done.stdout
 
 
-def test_without_arguments_it_shows_the_help() -> None:
-    assert "Usage" in run().stdout + run().stderr
+def test_without_arguments_it_shows_the_help(run: Run) -> None:
+    done = run()
+    assert "Usage" in done.stdout + done.stderr
 
 
-def test_the_version_is_that_of_the_package() -> None:
+def test_the_version_is_that_of_the_package(run: Run) -> None:
     assert run("--version").stdout == f"hotloop {hotloop.__version__}\n"
 
 
 @pytest.mark.parametrize("verb", ["device", "demo"])
-def test_the_help_of_a_verb_teaches_by_examples(verb: str) -> None:
+def test_the_help_of_a_verb_teaches_by_examples(verb: str, run: Run) -> None:
     for flag in ("--help", "-h"):
         done = run(verb, flag)
         assert done.returncode == 0
@@ -53,11 +60,12 @@ def test_help_loads_nothing_heavy(args: tuple[str, ...]) -> None:
         "try: main()\n"
         f"finally: print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
     )
-    assert "loaded: []" in run(python=("-c", script)).stdout
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert "loaded: []" in done.stdout
 
 
 @pytest.mark.parametrize("args", [("fly",), ("--fast",), ("demo", "--fast"), ("demo", "extra")])
-def test_what_does_not_exist_is_told_without_a_traceback(args: tuple[str, ...]) -> None:
+def test_what_does_not_exist_is_told_without_a_traceback(args: tuple[str, ...], run: Run) -> None:
     done = run(*args)
     assert done.returncode == 2
     assert args[-1] in done.stderr
@@ -65,12 +73,14 @@ def test_what_does_not_exist_is_told_without_a_traceback(args: tuple[str, ...]) 
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals here")
-def test_a_terminal_gets_an_error_in_lines_of_its_width_and_a_pipe_gets_it_whole() -> None:
+def test_a_terminal_gets_an_error_in_lines_of_its_width_and_a_pipe_gets_it_whole(
+    run: Run, warm: Warm, tmp_path: Path
+) -> None:
     ours, theirs = os.openpty()
     try:
         env = {**os.environ, "TERM": "xterm", "COLUMNS": "60"}
-        command = [sys.executable, "-m", "hotloop", "tune", "banana"]
-        assert subprocess.run(command, stderr=theirs, timeout=60, check=False, env=env).returncode == 2
+        where = os.ttyname(theirs)
+        assert warm.start(*HOTLOOP, "tune", "banana", cwd=tmp_path, environment=env, terminal=where).wait() == 2
         told = os.read(ours, 10_000).decode().splitlines()
     finally:
         os.close(ours)

@@ -1,6 +1,5 @@
 """`hotloop profile` as a program: the script in its own process, the folder that is left, JSON, errors."""
 
-import fcntl
 import gzip
 import json
 import os
@@ -8,7 +7,6 @@ import pty
 import signal
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +16,8 @@ import pytest
 
 from hotloop.cli import main
 from hotloop.profiling.record import Profile
+
+from ..warm import HOTLOOP, Warm
 
 SCRIPT = """
 import argparse, sys, time
@@ -70,12 +70,12 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     return call
 
 
-def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path) -> None:
+def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     env = {**os.environ, "TERM": "dumb", "COLUMNS": "120"}
-    command = [sys.executable, "-m", "hotloop", "profile", "--steps", "4", "--warmup", "6", "--no-ceilings"]
-    command += ["--out", "out", "train.py", "--steps", "77"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=tmp_path)
+    options = ("--steps", "4", "--warmup", "6", "--no-ceilings", "--out", "out")
+    command = (*HOTLOOP, "profile", *options, "train.py", "--steps", "77")
+    done = warm.run(*command, cwd=tmp_path, environment=env)
     assert done.returncode == 0, done.stderr
     assert "clean 77" in done.stdout  # what stands after the script is the script's own
     assert "waiting for data" in done.stdout
@@ -139,45 +139,35 @@ time.sleep(600)
 """
 
 
-def in_a_terminal(end: int) -> Callable[[], None]:
-    """Makes a new process the first of a session whose terminal is `end`."""
-
-    def begin() -> None:
-        os.setsid()
-        fcntl.ioctl(end, termios.TIOCSCTTY, 0)
-
-    return begin
-
-
-def test_ended_from_outside_it_ends_the_script_and_leaves_nothing(tmp_path: Path) -> None:
+def test_ended_from_outside_it_ends_the_script_and_leaves_nothing(tmp_path: Path, warm: Warm) -> None:
     ours, theirs = pty.openpty()
-    endings: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
-        "SIGTERM": lambda process: process.send_signal(signal.SIGTERM),
-        "SIGINT": lambda process: process.send_signal(signal.SIGINT),
-        "a closed terminal": lambda process: os.close(ours),
+    endings: dict[str, Callable[[int], None]] = {
+        "SIGTERM": lambda pid: os.kill(pid, signal.SIGTERM),
+        "SIGINT": lambda pid: os.kill(pid, signal.SIGINT),
+        "a closed terminal": lambda pid: os.close(ours),
     }
     processes = {}
     for name in endings:
         folder = tmp_path / name
         (folder / "temporary").mkdir(parents=True)
         (folder / "train.py").write_text(FAMILY)
-        processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "hotloop", "profile", "train.py"],
+        processes[name] = warm.start(
+            *HOTLOOP,
+            "profile",
+            "train.py",
             cwd=folder,
-            env={**os.environ, "TMPDIR": str(folder / "temporary")},
-            stdout=theirs,
-            stderr=theirs,
-            preexec_fn=in_a_terminal(theirs) if name == "a closed terminal" else None,  # noqa: PLW1509
+            environment={**os.environ, "TMPDIR": str(folder / "temporary")},
+            terminal=os.ttyname(theirs) if name == "a closed terminal" else None,
         )
     os.close(theirs)
     for name, end in endings.items():
         while not (tmp_path / name / "pids").exists():
-            assert processes[name].poll() is None
+            assert psutil.Process(processes[name].pid).status() != psutil.STATUS_ZOMBIE
             time.sleep(0.05)
         assert list((tmp_path / name / "temporary").iterdir())
-        end(processes[name])
+        end(processes[name].pid)
     for name, process in processes.items():
-        assert process.wait(60) in {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP}
+        assert process.wait() in {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP}
         for pid in map(int, (tmp_path / name / "pids").read_text().split()):
             assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         assert not list((tmp_path / name / "temporary").iterdir())

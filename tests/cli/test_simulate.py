@@ -89,17 +89,51 @@ def test_a_script_with_a_bug_for_a_person(script: Path, simulate) -> None:
     assert "Traceback" not in done.stderr + done.complained
 
 
-def test_json_is_one_object_and_the_script_prints_elsewhere(script: Path) -> None:
-    command = [sys.executable, "-m", "hotloop", "simulate", "--json", "--steps", "2", "--gpu", "t4", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+def started(verb: str, folder: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`hotloop` as a person starts it, in a folder with files that are called like modules which it needs."""
+    for name in ("here", "project", "library"):
+        (folder / name).mkdir()
+    for name in ("resource", "torch", "beside"):
+        (folder / "here" / f"{name}.py").write_text("raise SystemExit('a file of the current folder was run')\n")
+    (folder / "project" / "beside.py").write_text("")
+    (folder / "library" / "shared.py").write_text("")
+    looks = "import sys, beside, shared, resource\nprint(*sys.path, sep='\\n')\n"
+    (folder / "project" / "train.py").write_text(looks + script)
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("hotloop")), verb, *options, str(folder / "project" / "train.py")],
+        cwd=folder / "here",
+        env={**os.environ, "PYTHONPATH": str(folder / "library")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def looked_for_as_python_does(folder: Path, shown: list[str]) -> bool:
+    """Whether modules are looked for beside the script first, and never in the current folder."""
+    ours = shown[: shown.index(next(each for each in shown if each.endswith(".zip")))]
+    first = [str(folder / "project"), str(folder / "library")]
+    return ours[:2] == first and "" not in ours and str(folder / "here") not in shown
+
+
+def test_json_is_one_object_and_the_script_prints_elsewhere(tmp_path: Path) -> None:
+    done = started("simulate", tmp_path, textwrap.dedent(BROKEN).lstrip(), "--json", "--steps", "2", "--gpu", "t4")
     data = json.loads(done.stdout)
     assert (data["gpu"], data["steps"], data["completed"]) == ("t4", 2, 2)
-    assert {(finding["level"], finding["line"]) for finding in data["findings"]} == {("error", 12)}
+    assert {(finding["level"], finding["line"]) for finding in data["findings"]} == {("error", 14)}
     assert data["peak"]["process"] > data["peak"]["reserved"] >= data["peak"]["allocated"] > 0
     assert data["fits"] is True
     assert data["step_ms"]["low"] <= data["step_ms"]["median"] <= data["step_ms"]["high"]
-    assert [(sync["line"], sync["kind"], sync["count"]) for sync in data["syncs"]] == [(15, "item", 1)]
-    assert "loss" in done.stderr
+    assert [(sync["line"], sync["kind"], sync["count"]) for sync in data["syncs"]] == [(17, "item", 1)]
+    *shown, loss = done.stderr.splitlines()
+    assert loss.startswith("loss ")
+    assert looked_for_as_python_does(tmp_path, shown), done.stderr
+
+
+def test_a_profile_looks_for_modules_as_python_does(tmp_path: Path) -> None:
+    done = started("profile", tmp_path, "")
+    assert looked_for_as_python_does(tmp_path, done.stdout.splitlines()), done.stderr
 
 
 def test_several_cards_are_compared(script: Path, simulate) -> None:
@@ -181,31 +215,6 @@ def test_it_ends_with_all_it_started(how: str, code: int, words: str, tmp_path: 
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []
     assert list(scratch.glob("hotloop*")) == []
-
-
-@pytest.mark.parametrize("verb", ["simulate", "profile"])
-def test_modules_are_looked_for_beside_the_script_and_not_in_the_current_folder(verb: str, tmp_path: Path) -> None:
-    for folder in ("here", "project", "library"):
-        (tmp_path / folder).mkdir()
-    for name in ("resource", "torch", "beside"):
-        (tmp_path / "here" / f"{name}.py").write_text("raise SystemExit('a file of the current folder was run')\n")
-    (tmp_path / "project" / "beside.py").write_text("")
-    (tmp_path / "library" / "shared.py").write_text("")
-    script = tmp_path / "project" / "look.py"
-    script.write_text("import sys, beside, shared, resource\nprint(*sys.path, sep='\\n')\nraise SystemExit(3)\n")
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("hotloop")), verb, str(script)],
-        cwd=tmp_path / "here",
-        env={**os.environ, "PYTHONPATH": str(tmp_path / "library")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    path = done.stdout.splitlines()
-    assert path[:2] == [str(tmp_path / "project"), str(tmp_path / "library")], done.stderr  # as Python has it
-    assert str(tmp_path / "here") not in path
-    assert "" not in path[: path.index(next(each for each in path if each.endswith(".zip")))]
 
 
 LOADER = """

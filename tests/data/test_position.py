@@ -399,7 +399,7 @@ class Ahead:
 
 @pytest.fixture
 def _prefetching(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("hotloop.data.stream")  # the package gives the function of that name
+    module = import_module("hotloop.data.streams")  # the package gives the function of that name
     monkeypatch.setattr(module, "_copied_ahead", Ahead())
     monkeypatch.setattr(module, "_choose", lambda loader, device, kind: ("prefetched", "a test"))
 

@@ -15,24 +15,10 @@ DECISIONS = sorted((DOCS / "decisions").glob("*.md"))
 PAGES = {page.name: page for page in (DOCS / "architecture.md", *DECISIONS, ROOT / "CONTRIBUTING.md")}
 EACH = pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
 
-# Until the packages have their new names: delete this table and `renamed` with them.
-RENAMED = {
-    "src/hotloop/training/state.py": "src/hotloop/loop/saved.py",
-    "src/hotloop/training": "src/hotloop/loop",
-    "src/hotloop/tune/search.py": "src/hotloop/tune.py",
-    "src/hotloop/tune/": "src/hotloop/loop/",
-}
-
-
-def renamed(path: Path) -> Path:
-    name = path.relative_to(ROOT).as_posix()
-    old = next((old + name.removeprefix(new) for new, old in RENAMED.items() if name.startswith(new)), name)
-    return path if path.exists() else ROOT / old
-
 
 def found(name: str) -> Path | None:
     """A file or folder by its path in the repository or in the package."""
-    every = (renamed(folder / name) for folder in (ROOT, SOURCE, SOURCE.parent))
+    every = (folder / name for folder in (ROOT, SOURCE, SOURCE.parent))
     return next((path for path in every if path.exists()), None)
 
 
@@ -92,9 +78,7 @@ def test_the_map_has_every_package_in_its_layer() -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     block = re.search(r"## The map.*?^```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert block is not None
-    rows = [
-        (int(line[:2]), renamed(SOURCE / name).stem) for line in block[1].splitlines() for name in line[3:29].split()
-    ]
+    rows = [(int(line[:2]), name) for line in block[1].splitlines() for name in line[3:29].split()]
     modules = [path for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert sorted(name for _, name in rows) == sorted({path.stem for path in modules} - {"__init__", "__main__"})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -2,9 +2,9 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from ..warm import Warm
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -15,14 +15,12 @@ def shape_of(output: str) -> list[str]:
     return [re.sub(r"[\d.,]+(e-\d+)?( µs| ms| s\b)?", "#", line) for line in lines]
 
 
-def test_the_first_example_prints_what_is_shown(tmp_path: Path) -> None:
+def test_the_first_example_prints_what_is_shown(tmp_path: Path, warm: Warm) -> None:
     text = README.read_text(encoding="utf-8")
     code, shown = re.findall(r"```(?:python|text)\n(.*?)```", text, re.DOTALL)[:2]
     script = tmp_path / "first.py"
     script.write_text(code, encoding="utf-8")
     environment = {**os.environ, "HOTLOOP_DEVICE": "cpu"}
-    run = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    run = warm.run(script, cwd=tmp_path, environment=environment)
     assert run.returncode == 0, run.stderr
     assert shape_of(run.stderr + run.stdout) == shape_of(shown)

@@ -123,11 +123,11 @@ def environment(*, hide_gpu: bool = True) -> dict[str, str]:
     return plain | ({"CUDA_VISIBLE_DEVICES": ""} if hide_gpu else {})
 
 
-def run(file: Path, cwd: Path, *arguments: str, hide_gpu: bool = True) -> subprocess.CompletedProcess[str]:
+def run_on_gpu(file: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, str(file), *arguments],
+        [sys.executable, str(file)],
         cwd=cwd,
-        env=environment(hide_gpu=hide_gpu),
+        env=environment(hide_gpu=False),
         capture_output=True,
         encoding="utf-8",
         timeout=TIMEOUT,
@@ -167,13 +167,13 @@ def test_runs_on_a_cpu_and_teaches(name: str, tmp_path: Path, warm: Warm) -> Non
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", sorted(LESSONS))
 def test_runs_on_a_gpu_and_uses_it(name: str, tmp_path: Path) -> None:
-    done = run(EXAMPLES / name, tmp_path, hide_gpu=False)
+    done = run_on_gpu(EXAMPLES / name, tmp_path)
     assert_teaches(done, LESSONS[name] + ON_CUDA[name])
 
 
-def test_record_writes_one_page(tmp_path: Path) -> None:
+def test_record_writes_one_page(tmp_path: Path, warm: Warm) -> None:
     out = tmp_path / "pages" / "record.md"
-    done = run(EXAMPLES / "record.py", tmp_path, "--only", "05", "--out", str(out))
+    done = warm.run(EXAMPLES / "record.py", "--only", "05", "--out", out, cwd=tmp_path, environment=environment())
     assert done.returncode == 0, done.stderr
     page = out.read_text(encoding="utf-8")
     assert re.match(

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import hotloop
 from hotloop.errors import BadArgument
-from hotloop.loop.budgeting import Budgeting, Look, budgeted, candidates
-from hotloop.loop.rehearsal import in_use
+from hotloop.training.budgeting import Budgeting, Look, budgeted, candidates
+from hotloop.training.rehearsal import in_use
 from hotloop.memory.budget import CheckpointCandidate
 from hotloop.memory.storages import live_tensors
 from hotloop.memory.tracking import track

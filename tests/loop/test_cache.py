@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from hotloop import Loop
 from hotloop.errors import PlanWarning
 from hotloop.levers import levers_of
-from hotloop.loop.tuning import Cache, for_a_run_of
+from hotloop.tune.tuning import Cache, for_a_run_of
 from hotloop.plan import Plan, Trial, Tuning
 
 TUNING = Tuning(

@@ -2,19 +2,23 @@
 
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 
 from hotloop import Loop, Report
 from hotloop.errors import BadArgument, EmptyLoader, MemoryWarning
+
+from ..warm import Warm
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -116,7 +120,7 @@ def test_fit_works_in_a_thread(task, loop) -> None:
     assert reports[0].steps == 7
 
 
-def test_ctrl_c_with_workers_in_a_real_process(tmp_path) -> None:
+def test_ctrl_c_with_workers_in_a_real_process(tmp_path: Path, warm: Warm) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         textwrap.dedent("""
@@ -135,17 +139,15 @@ def test_ctrl_c_with_workers_in_a_real_process(tmp_path) -> None:
             main()
         """)
     )
-    process: Any = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    for line in process.stderr:
-        if line.startswith("epoch 1/"):
-            break
+    out, err = tmp_path / "out", tmp_path / "err"
+    process = warm.start(script, cwd=tmp_path, out=out, err=err, own_session=True)
+    while not re.search("^epoch 1/", err.read_text(), re.MULTILINE):
+        assert psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE
+        time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert out.startswith("interrupted True steps ")
-    assert "Traceback" not in err
+    assert process.wait() == 0, err.read_text()
+    assert out.read_text().startswith("interrupted True steps ")
+    assert "Traceback" not in err.read_text()
 
 
 @pytest.mark.gpu

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
 from hotloop.errors import BadArgument, MemoryWarning
-from hotloop.loop import Loop
+from hotloop.training import Loop
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 

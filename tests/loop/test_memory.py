@@ -494,7 +494,9 @@ def test_what_failed_is_let_go_before_the_batch_is_repeated(before: int, backwar
     model.most = 4
     alive.clear()
     held.clear()
-    with pytest.warns(MemoryWarning, match="out of memory with 8 items at once: batches are computed in micro-batches of 4"):
+    with pytest.warns(
+        MemoryWarning, match="out of memory with 8 items at once: batches are computed in micro-batches of 4"
+    ):
         loop.step(batches(1)[0])
     assert len(alive) >= 2
     assert not any(alive)

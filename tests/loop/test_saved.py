@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from hotloop import Loop, Plan, Report
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.loop.progress import Display
+from hotloop.training.progress import Display
 
 pytestmark = pytest.mark.filterwarnings("ignore:batch normalisation")  # in batches that are accumulated
 ITEMS, BATCH = 45, 6  # eight batches, the last with three items

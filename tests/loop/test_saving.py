@@ -24,9 +24,9 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from hotloop import Loop, Report
 from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, folders, load
 from hotloop.errors import BadArgument, OutputError
-from hotloop.loop.fit import Fit
-from hotloop.loop.saved import state_of
-from hotloop.loop.saving import Interval, interval_in, seconds_in
+from hotloop.training.fit import Fit
+from hotloop.training.state import state_of
+from hotloop.training.saving import Interval, interval_in, seconds_in
 
 FILES = ("tensors.safetensors", "state.json", "sums.json")
 
@@ -145,7 +145,7 @@ def test_training_does_not_wait_for_a_save(task, tmp_path: Path, monkeypatch: py
         return plain(batch)
 
     loop.step = step  # type: ignore[method-assign]
-    monkeypatch.setattr("hotloop.loop.fit.state_of", lambda loop: asked.append(loop.steps) or state_of(loop))
+    monkeypatch.setattr("hotloop.training.fit.state_of", lambda core: asked.append(loop.steps) or state_of(core))
     report = fit(task, tmp_path, loop=loop, epochs=2, every="2 steps")
     assert report.steps == 14, "the save of step 2 was held up until step 12"
     assert asked[:2] == [0, 2]
@@ -225,7 +225,7 @@ def test_what_came_in_after_the_beginning_and_cannot_be_saved_is_told_once(
         return plain(batch)
 
     loop.step = step  # type: ignore[method-assign]
-    monkeypatch.setattr("hotloop.loop.fit.state_of", lambda loop: asked.append(loop.steps) or state_of(loop))
+    monkeypatch.setattr("hotloop.training.fit.state_of", lambda core: asked.append(loop.steps) or state_of(core))
     with pytest.warns(CheckpointWarning) as told:
         report = fit(task, tmp_path, loop=loop, epochs=2, every="4 steps")
     assert asked == [0, 4, 8, 12, 14], "it is tried again when it is time for the next, not at every step"
@@ -399,7 +399,7 @@ def test_no_room_at_all_is_told_at_once(task, tmp_path: Path, monkeypatch: pytes
     def full(*_: Any, **__: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("hotloop.loop.saving.tempfile.TemporaryFile", full)
+    monkeypatch.setattr("hotloop.training.saving.tempfile.TemporaryFile", full)
     with pytest.raises(OutputError, match="No space left"):
         fit(task, tmp_path)
     assert names(tmp_path) == []
@@ -468,9 +468,9 @@ def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path, monkeyp
 
     def interrupted(loop: Loop) -> dict[str, Any]:
         signal.raise_signal(signal.SIGTERM)
-        return state_of(loop)
+        return state_of(core)
 
-    monkeypatch.setattr("hotloop.loop.fit.state_of", interrupted)  # which is asked for once everything is set up
+    monkeypatch.setattr("hotloop.training.fit.state_of", interrupted)  # which is asked for once everything is set up
     report = fit(task, tmp_path, loop=loop, epochs=3)
     assert (report.interrupted, report.stopped, report.steps, report.saved) == (True, "SIGTERM", 0, None)
     assert names(tmp_path) == []
@@ -557,12 +557,12 @@ def test_after_everything_is_done_a_signal_is_no_interruption(
 ) -> None:
     loop = loop_of(task)
 
-    def late(loop: Loop) -> dict[str, Any]:
+    def late(core: Any) -> dict[str, Any]:
         if loop.steps == 7:
             signal.raise_signal(signal.SIGTERM)  # in the last save
-        return state_of(loop)
+        return state_of(core)
 
-    monkeypatch.setattr("hotloop.loop.fit.state_of", late)
+    monkeypatch.setattr("hotloop.training.fit.state_of", late)
     report = fit(task, tmp_path, loop=loop, every="1h")
     assert (report.interrupted, report.stopped, report.saved) == (False, None, 7)
 

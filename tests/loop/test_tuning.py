@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
-from hotloop.loop.progress import Display
-from hotloop.loop.trial import Trials
-from hotloop.loop.tuning import Cache, budget_for, material_of, tune
+from hotloop.training.progress import Display
+from hotloop.tune.trial import Trials
+from hotloop.tune.tuning import Cache, budget_for, material_of, tune
 from hotloop.plan import Plan, Tuning
 from hotloop.report.tuning import tuning_words
 

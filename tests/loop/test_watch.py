@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop import Loop
 from hotloop.errors import LossNotFinite
-from hotloop.loop.watch import MOST_POINTS, MOST_SINGLE, Watch
+from hotloop.training.watch import MOST_POINTS, MOST_SINGLE, Watch
 
 CPU = torch.device("cpu")
 
@@ -163,7 +163,7 @@ def test_a_loss_that_is_alone_and_lost_names_its_step(make: Callable[[], Watch],
 def test_slow_steps_are_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the progress bar would show what was long ago."""
     now = 1000.0
-    monkeypatch.setattr("hotloop.loop.watch.time.monotonic", lambda: now)
+    monkeypatch.setattr("hotloop.training.watch.time.monotonic", lambda: now)
     watch = accelerated()
     for step in range(100):
         now += 0.001

@@ -1,11 +1,12 @@
 """Growth: each classic leak is named with its line and its holder, and healthy loops are left alone."""
 
+import gc
 import inspect
 import json
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from hotloop.memory.leaks import Growth, Leak, watch_growth
 STEPS = 9
 ROWS = 32
 GLOBAL: list[Tensor] = []
+pytestmark = pytest.mark.usefixtures("light_heap")
 
 
 class Net(nn.Module):
@@ -166,6 +168,15 @@ def test_kept_exceptions_keep_the_variables_of_their_frames() -> None:
     assert leak.bytes_per_step == 2 * ROWS * 16 * 4
 
 
+@pytest.fixture
+def whole_heap() -> Iterator[None]:
+    """The globals of this module are found only where the garbage collector looks at them."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("whole_heap")
 def test_batches_that_are_kept_in_an_attribute_a_dict_and_a_global() -> None:
     trainer, by_step = Trainer(), {}
     GLOBAL.clear()
@@ -240,8 +251,6 @@ def test_a_script_without_functions_is_understood(tmp_path: Path) -> None:
 
 
 def test_reference_cycles_are_told_apart() -> None:
-    import gc
-
     gc.collect()
     gc.disable()
     try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_sequence
 
 from hotloop.errors import BadArgument
-from hotloop.memory.micro_batches import bounds, count_items, rows_of, micro_batches_of
+from hotloop.memory.micro_batches import bounds, count_items, micro_batches_of, rows_of
 from hotloop.objective import items_in
 
 Pair = namedtuple("Pair", "image, label")

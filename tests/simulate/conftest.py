@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
@@ -43,8 +44,14 @@ def built(tmp_path_factory: pytest.TempPathFactory, shims: Path) -> Path:
         return library()
 
 
+_running: list[Any] = []  # the one simulator, also for the tests of the command line, which import the fixture
+
+
 @pytest.fixture(scope="session")
 def simulator(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if _running:
+        yield _running[0]
+        return
     folder = tmp_path_factory.mktemp("output")
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -55,7 +62,9 @@ def simulator(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ENGINE), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("OMP_NUM_THREADS", "1")
         with Simulator(stdout=out, stderr=err) as running:
-            yield SimpleNamespace(run=running.run, out=out, err=err)
+            _running.append(SimpleNamespace(run=running.run, out=out, err=err))
+            yield _running[0]
+            _running.clear()
 
 
 @pytest.fixture
@@ -66,14 +75,22 @@ def run(simulator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         path = ENGINE / f"{script}.py" if "\n" not in script else tmp_path / "train.py"
         if "\n" in script:
             path.write_text(dedent(script))
-        before = [file.tell() for file in (simulator.out, simulator.err)]
-        result = simulator.run(path, arguments, card, **options)
+        with output_of(simulator) as printed:
+            result = simulator.run(path, arguments, card, **options)
         if not trains:  # nor is it meant to, in most tests
             result = replace(result, findings=tuple(each for each in result.findings if each.code != "no-steps"))
-        out, err = (_since(file, place) for file, place in zip((simulator.out, simulator.err), before, strict=True))
-        return Ran(result, out, err, path.read_text())
+        return Ran(result, *printed, path.read_text())
 
     return call
+
+
+@contextmanager
+def output_of(simulator: Any) -> Iterator[list[str]]:
+    """What scripts write to stdout and stderr from now on: there once it is left."""
+    files = (simulator.out, simulator.err)
+    before, printed = [file.tell() for file in files], list[str]()
+    yield printed
+    printed += (_since(file, place) for file, place in zip(files, before, strict=True))
 
 
 def _since(file: Any, place: int) -> str:

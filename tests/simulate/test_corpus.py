@@ -39,12 +39,14 @@ SAMPLE = {
 
 # Runs scripts after one another in one process that has imported torch, each in a child of its own.
 REHEARSE = """
-import json, os, runpy, sys, traceback
+import gc, json, os, runpy, sys, traceback
 import numpy, torch
 import torch._dynamo  # optimizers import it, slowly: once for all
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 torch.set_num_threads(1)
+gc.collect()
+gc.freeze()  # so that the children share it
 for script in sys.argv[1:]:
     child = os.fork()
     if child:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hotloop.simulate.kernels import Kernels
+from hotloop.simulate.families.attention import takes_flash
 
 from .conftest import CARD
 
@@ -110,7 +110,7 @@ def test_attention_is_computed_by_the_operation_that_a_real_card_takes(dtype: to
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         torch.nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
     names = {event.key for event in profile.key_averages()}
-    flash = not masked and Kernels(torch.cuda.get_device_capability())._flash(query)
+    flash = not masked and takes_flash(query, torch.cuda.get_device_capability())
     wanted = ("flash", "cudnn") if flash else ("efficient", "cudnn")
     assert any(f"_scaled_dot_product_{name}_attention" in key for key in names for name in wanted), names
 

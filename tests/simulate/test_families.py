@@ -1,10 +1,15 @@
 """Families of operations, by what PyTorch declares and by name, and how many kernels a list of tensors takes."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.families import FAMILIES, VIEW, kind_of, launches
+from hotloop.simulate import families
+from hotloop.simulate.families import ALL, FAMILIES, kind_of
+from hotloop.simulate.families.base import VIEW
+from hotloop.simulate.families.optimizers import launches
 
 
 @pytest.mark.parametrize(
@@ -40,6 +45,16 @@ def test_operations_have_a_family(name, family):
     kind = kind_of(name)
     assert kind.known
     assert kind.family == family
+
+
+def test_an_operation_stands_in_one_family():
+    members = [name for family in ALL for names in family.members.values() for name in names.split()]
+    assert len(members) == len({*members})
+    for what in ("work", "apart", "needs", "copied", "host", "shapes", "forwards", "backwards"):
+        names = [name for family in ALL for name in getattr(family, what)]
+        assert len(names) == len({*names}), what
+    files = {path.stem for path in Path(families.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    assert {name for name in files if getattr(families, name).FAMILY in ALL} == files
 
 
 def test_the_unknown_counts_as_pointwise_and_is_known_to_be_unknown():

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.families import disordered
 from hotloop.simulate.operations import shape_of
-from hotloop.simulate.ordering import disordered
 
 IMAGE = Shape((8, 64, 32, 32), "float32", 4)
 LAST = Shape((8, 64, 32, 32), "float32", 4, channels_last=True, strides=(65536, 1, 2048, 64))

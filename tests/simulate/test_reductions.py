@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hotloop.simulate.cards import card
 from hotloop.simulate.constants import constants_for
 from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.reductions import buffers
+from hotloop.simulate.families.reduction import buffers
 from hotloop.simulate.workspaces import needs
 
 H200 = card("h200")

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from hotloop.simulate.cards import card
+from hotloop.simulate.families import WHOLE, left_whole
 from hotloop.simulate.operations import facts
-from hotloop.simulate.rules import WHOLE, left_whole
 
 MIB = 2**20
 MEMORY = "hotloop.simulate.memory:MemoryListener"

@@ -3,12 +3,13 @@
 import json
 import math
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ..warm import Warm
 
 SCRIPT = """
 import json, signal, sys
@@ -80,22 +81,22 @@ def script(folder: Path, forward: str, objective: str = CLASSIFY, rows: str = PA
     return file
 
 
-def run(file: Path) -> tuple[str, dict[str, list[float]]]:
+Run = Callable[[Path], tuple[str, dict[str, list[float]]]]
+
+
+@pytest.fixture
+def run(warm: Warm) -> Run:
     """What the command printed, and the losses of its epochs by plan."""
-    result = file.with_name("losses.json")
-    environment = {**os.environ, "HOTLOOP_CACHE": str(file.parent / "cache"), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, str(file), str(result)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-        cwd=file.parent,
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    found: dict[str, Any] = json.loads(result.read_text())
-    return ran.stdout + ran.stderr, found
+
+    def call(file: Path) -> tuple[str, dict[str, list[float]]]:
+        result = file.with_name("losses.json")
+        environment = {**os.environ, "HOTLOOP_CACHE": str(file.parent / "cache")}
+        ran = warm.run(file, str(result), cwd=file.parent, environment=environment)
+        assert ran.returncode == 0, ran.stderr[-3000:]
+        found: dict[str, Any] = json.loads(result.read_text())
+        return ran.stdout + ran.stderr, found
+
+    return call
 
 
 def assert_same_losses(found: dict[str, list[float]]) -> None:
@@ -104,7 +105,7 @@ def assert_same_losses(found: dict[str, list[float]]) -> None:
     assert found["auto"] == pytest.approx(found["plain"], rel=0.02)  # levers round, within the gate
 
 
-def test_an_edited_forward_does_not_get_the_plan_of_the_one_before(tmp_path: Path) -> None:
+def test_an_edited_forward_does_not_get_the_plan_of_the_one_before(tmp_path: Path, run: Run) -> None:
     file = script(tmp_path, "return self.layers(x)")
     said, found = run(file)
     assert_same_losses(found)
@@ -115,11 +116,11 @@ def test_an_edited_forward_does_not_get_the_plan_of_the_one_before(tmp_path: Pat
     assert_same_losses(found)
 
 
-def test_a_forward_that_normalises_its_input_in_place(tmp_path: Path) -> None:
+def test_a_forward_that_normalises_its_input_in_place(tmp_path: Path, run: Run) -> None:
     _, found = run(script(tmp_path, "x.sub_(3.0).div_(0.1); return self.layers(x)", rows="Rows(x)"))
     assert_same_losses(found)
 
 
-def test_an_objective_that_pops_its_labels(tmp_path: Path) -> None:
+def test_an_objective_that_pops_its_labels(tmp_path: Path, run: Run) -> None:
     _, found = run(script(tmp_path, "return self.layers(x)", POP, DICTS))
     assert_same_losses(found)

@@ -4,6 +4,7 @@ import random
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -32,9 +33,12 @@ class Faults(TorchDispatchMode):
         self._left: int | None = None  # operations until the next fault
         self.fired = 0
 
-    def before(self, step: int) -> None:
+    def before(self, step: int) -> AbstractContextManager[Any]:
+        """For the step: this mode where memory will run out, and nothing, which is faster, where it will not."""
         if step in self._steps:
+            self._steps.remove(step)
             self._left = self._dice.choice(self._operations)
+        return nullcontext() if self._left is None else self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._left is not None and self._is_of_a_pass():
@@ -74,15 +78,18 @@ def survived(training: Training, first: int, **settings: Any) -> Survived:
     operations = TRANSFORM if parts.transform is not None and first < LATE else PASS if first < LATE else BACKWARD
     faults = Faults(dice, steps, operations, training.only_forward)
     sizes: list[int | None] = []
-    with warnings.catch_warnings(record=True) as caught, faults:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        faults.before(0)
         try:
             for _ in range(EPOCHS):
-                for batch in loop.batches(parts.loader, device_transform=parts.transform):
-                    loop.step(batch)
+                batches = iter(loop.batches(parts.loader, device_transform=parts.transform))
+                while True:
+                    with faults.before(len(sizes)):
+                        batch = next(batches, None)
+                        if batch is None:
+                            break
+                        loop.step(batch)
                     sizes.append(loop.plan.micro_batch)
-                    faults.before(len(sizes))
         except Exception as error:
             error.add_note("\n".join(str(warning.message) for warning in caught))
             raise

@@ -16,8 +16,8 @@ from hotloop.errors import BadArgument
 from hotloop.text import an, printable
 
 if TYPE_CHECKING:
-    from hotloop.loop import Loop
     from hotloop.plan import Tuning
+    from hotloop.training import Loop
 
 
 def tune(

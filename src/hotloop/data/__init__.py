@@ -2,6 +2,6 @@
 
 from hotloop.data.origin import BatchOrigin, length_of
 from hotloop.data.position import Position, Resumption
-from hotloop.data.stream import Stream, stream
+from hotloop.data.streams import Stream, stream
 
 __all__ = ["BatchOrigin", "Position", "Resumption", "Stream", "length_of", "stream"]

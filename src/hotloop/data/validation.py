@@ -10,7 +10,7 @@ from hotloop._torch import keeps_workers
 from hotloop.data.position import Position
 from hotloop.data.resident import is_constant
 from hotloop.data.rng import LoaderRng, LoaderRngState
-from hotloop.data.stream import Stream
+from hotloop.data.streams import Stream
 
 
 class Validation:

@@ -1,10 +1,11 @@
 """PyTorch's caching allocator of CUDA memory, to the byte: rounding, pools, best fit, splits, merges, running out."""
 
+import os
+import re
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable
 
-from hotloop.simulate.addresses import GRAIN, Addresses
 from hotloop.simulate.tallies import Tally, stats_of
 
 ROUNDING = 512  # every request is rounded up to this
@@ -12,6 +13,71 @@ SMALL = 2**20  # requests up to this share segments of 2 MiB
 SMALL_SEGMENT = 2 * 2**20
 LARGE_SEGMENT = 20 * 2**20  # for requests below 10 MiB; larger ones get a segment of their own
 OWN_SEGMENT = 10 * 2**20
+GRAIN = 2 * 2**20  # of a segment
+RANGE = 32 * 2**20  # of addresses that the driver takes at once
+FIRST_RANGE = 414 * 2**20  # of addresses that it holds at the top until the first kernel is loaded
+TOP = 0x7F00_0000_0000
+NAMES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts, as PyTorch has it
+_SETTING = re.compile(r"(\w+)\s*:\s*(\[[^\]]*\]|[^,\[\]]+)")
+
+
+class Settings:
+    """What `PYTORCH_CUDA_ALLOC_CONF` asks for.
+
+    >>> found = Settings("expandable_segments:True,max_split_size_mb:128")
+    >>> found.expandable, found.ignored
+    (True, ('max_split_size_mb:128',))
+    """
+
+    def __init__(self, words: str) -> None:
+        given = {name: value.strip() for name, value in _SETTING.findall(words)}
+        self.expandable = given.pop("expandable_segments", "False") == "True"
+        if given.get("backend") == "native":
+            del given["backend"]
+        self.ignored = tuple(f"{name}:{value}" for name, value in given.items() if not name.startswith("pinned_"))
+
+    @classmethod
+    def of_environment(cls) -> "Settings":
+        return cls(next((os.environ[name] for name in NAMES if os.environ.get(name)), ""))
+
+    def come_late(self, words: str) -> None:
+        """Others are asked for, and memory is in use."""
+        self.ignored += (words,)
+
+    def notes(self) -> list[str]:
+        """What is left out of the simulation, in sentences."""
+        if not self.ignored:
+            return []
+        return [f"these settings of the CUDA allocator are not simulated: {', '.join(self.ignored)}"]
+
+
+class Addresses:
+    """Where CUDA's driver puts segments, as it was seen to: between free blocks of one size, addresses decide.
+
+    They go down, range by range; what a range has left is filled first.
+    """
+
+    def __init__(self) -> None:
+        self._end = TOP - FIRST_RANGE
+        self._gaps: list[tuple[int, int]] = []  # addresses and sizes that ranges have left
+
+    def place(self, size: int) -> int:
+        """Where the next segment goes."""
+        need = -(-size // GRAIN) * GRAIN
+        gap = next((gap for gap in reversed(self._gaps) if gap[1] >= need), None)
+        if gap is None:
+            length = -(-need // RANGE) * RANGE
+            self._end -= length
+            gap = self._end, length
+        else:
+            self._gaps.remove(gap)
+        if gap[1] > need:
+            self._gaps.append((gap[0] + need, gap[1] - need))
+        return gap[0]
+
+    def kernels_loaded(self) -> None:
+        """The first kernel has run: what the driver held at the top until then can have segments."""
+        self._gaps.append((TOP - FIRST_RANGE, FIRST_RANGE))
 
 
 class Full(Exception):

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
-
+from hotloop.simulate._torch import current_node
 from hotloop.simulate.events import DATA, WORK
 from hotloop.simulate.telling import Circumstances, Teller
 
@@ -101,7 +100,7 @@ class Between:
         return self._aside + self._teller.freeing
 
     def _is_within(self) -> bool:
-        return self._circumstances.optimizing or torch._C._current_autograd_node() is not None
+        return self._circumstances.optimizing or current_node() is not None
 
     def _clock(self) -> tuple[float, float, int]:
         """Seconds on the wall, seconds of this thread, and how often the system gave its core to another."""

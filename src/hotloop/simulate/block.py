@@ -10,11 +10,11 @@ from typing import Self
 
 import torch
 from rich.console import Console, RenderableType
-from torch.utils import _device as _device_functions
 
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.scripts import Enough
 from hotloop.simulate import shim
+from hotloop.simulate._torch import default_device
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.events import Listener, Place
 from hotloop.simulate.memory import MemoryListener
@@ -121,7 +121,7 @@ class _device:  # noqa: N801  # used as a function is
         try:
             self._library = shim.load(shim.library())
             _settle()
-            self._default = _device_functions.CURRENT_DEVICE
+            self._default = default_device()
             shim.install(self._library)
         except BaseException:
             _one_at_a_time.release()
@@ -129,7 +129,7 @@ class _device:  # noqa: N801  # used as a function is
 
     def __exit__(self, *_: object) -> None:
         shim.remove(self._library)
-        if self._default != _device_functions.CURRENT_DEVICE:
+        if self._default != default_device():
             torch.set_default_device(self._default)
         _one_at_a_time.release()
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hotloop.simulate.operations import is_simulated
-from hotloop.simulate.patches import Patches
+from hotloop.simulate._torch import buffers_of, is_simulated, parameters_of, sole_owners
 
 
 class Borrowed:
@@ -29,10 +28,10 @@ class Borrowed:
 
     def moves(self, module: nn.Module) -> None:
         """A module is about to be moved."""
-        for name, buffer in module._buffers.items():
+        for name, buffer in buffers_of(module).items():
             if buffer is not None and not is_simulated(buffer):
                 self._buffers.append((module, name, buffer))
-        for parameter in module._parameters.values():
+        for parameter in parameters_of(module).values():
             if parameter is not None and parameter.grad is not None and not is_simulated(parameter):
                 self._gradients.append((parameter, parameter.grad))
 
@@ -49,20 +48,16 @@ class Borrowed:
 
     def restore(self) -> None:
         """Put everything back, the last first."""
-        patches = Patches()
-        patches.set(Tensor, "_use_count", lambda tensor: 1)  # graphs that still hold it are of the block, and done
-        try:
+        with sole_owners():  # graphs that still hold one are of the block, and done
             for tensor, before in reversed(self._swapped):
                 with suppress(RuntimeError):  # somebody watches it, so it stays, and says what it is when it is used
                     torch.utils.swap_tensors(tensor, before)
-        finally:
-            patches.restore()
         for parameter, gradient in self._gradients:
             if not is_simulated(parameter):
                 parameter.grad = gradient
         for module, name, buffer in reversed(self._buffers):
-            if is_simulated(module._buffers.get(name)):
-                module._buffers[name] = buffer
+            if is_simulated(buffers_of(module).get(name)):
+                buffers_of(module)[name] = buffer
         for optimizer, state in self._states.items():
             optimizer.state.clear()
             optimizer.state.update(state)

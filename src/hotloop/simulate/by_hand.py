@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from hotloop.simulate._torch import storage_id
+
 
 class ByHand:
     """Notices when the parameters that got a gradient were updated by the script's own code."""
@@ -33,11 +35,11 @@ class ByHand:
             self._end()  # a new backward pass, so that whatever was not updated will not be
         self._differentiated = True
         if parameter is not None:
-            self._awaiting.add(parameter.untyped_storage()._cdata)
+            self._awaiting.add(storage_id(parameter))
 
     def writes(self, tensor: Tensor, *, parameter: bool) -> None:
         """Something is written to the memory of a tensor; `parameter` where that is one's."""
-        memory = tensor.untyped_storage()._cdata
+        memory = storage_id(tensor)
         if memory in self._awaiting or (parameter and not self._awaiting):  # after `torch.autograd.grad` none awaits
             self._written.add(memory)
         if self._awaiting and self._written >= self._awaiting:

@@ -5,6 +5,7 @@ the first is a `Request`; each is answered by a line with how its process ended.
 the shim is loaded.
 """
 
+import gc
 import importlib
 import json
 import math
@@ -21,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from hotloop.children import end_group, unwound_by_signals
-from hotloop.simulate.request import Request
+from hotloop.simulate.record import Request
 from hotloop.simulate.shim import CannotSimulate, install, load
 
 GRACE = 15.0  # seconds beside the time limit in which a script may end itself
@@ -35,11 +36,12 @@ def main(arguments: Sequence[str]) -> int:
     with suppress(BrokenPipeError), open(replies, "w", encoding="utf-8", closefd=True) as answers:  # a pipe
         try:
             install(load(Path(built)))
-            from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+            from hotloop.simulate._torch import Shapes  # noqa: PLC0415
 
-            FakeTensorMode()  # and what this imports when it is first made
+            Shapes()  # and what this imports when it is first made
             for module in _AHEAD:
                 importlib.import_module(module)
+            _read_ahead()
         except CannotSimulate as error:
             _answer(answers, {"error": error.what, "fix": error.fix})
             return error.exit_code
@@ -48,6 +50,17 @@ def main(arguments: Sequence[str]) -> int:
             for line in _lines(requests):
                 _answer(answers, {"code": _serve(Request.from_json(json.loads(line)), requests, replies)})
     return 0
+
+
+def _read_ahead() -> None:
+    """Read the tables that every run asks, and let no garbage collection touch what forks can share."""
+    from hotloop.simulate.constants import measured_operations, tables  # noqa: PLC0415
+    from hotloop.simulate.table import default_host, default_table  # noqa: PLC0415
+
+    for read in (tables, measured_operations, default_host, default_table):
+        read()
+    gc.collect()
+    gc.freeze()
 
 
 def _serve(request: Request, requests: int, replies: int) -> int | None:

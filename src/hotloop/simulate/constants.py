@@ -22,8 +22,8 @@ class Constants(Record):
     calibrated: bool
     source: str  # how the figures came to be
     context: dict[str, int]  # bytes outside the allocator: base, and what blas, cudnn and attention add at first use
-    convolution: dict[str, tuple[str, ...]]  # part/precision/layout → what was measured: see `convolutions.Plan`
-    factors: dict[str, float] = field(default_factory=dict)  # see `workspaces`
+    convolution: dict[str, tuple[str, ...]]  # part/precision/layout → what was measured: see `ConvolutionTiming`
+    factors: dict[str, float] = field(default_factory=dict)  # see `families`
     margin: float = 0.04  # share of the memory within which a verdict is not to be trusted
 
 

@@ -1,28 +1,35 @@
 """What else of torch must know of tensors without data: modules that move, printing, NumPy, loaders, saved files."""
 
 import copy
-import importlib
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import UninitializedTensorMixin, is_lazy  # type: ignore[attr-defined]
 from torch.optim.optimizer import Optimizer
-from torch.utils import _foreach_utils
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from hotloop.simulate._torch import (
+    accept_fakes,
+    buffers_of,
+    is_simulated,
+    leaves_of,
+    loader_iterator,
+    map_leaves,
+    mark_as_parameter,
+    parameters_of,
+    storage_id,
+    teach_fakes,
+    wrap_moves,
+)
 from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.crossing import TO_HOST
 from hotloop.simulate.dispatch import SimulatedGpu
-from hotloop.simulate.lazy import Lazies
-from hotloop.simulate.operations import is_simulated
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
 
@@ -42,9 +49,7 @@ class Conversions:
         self.compiled = False  # whether torch.compile was asked for
 
     def install(self, patches: Patches) -> None:
-        patches.set(fake_tensor, "init_gpu_context", lambda device: None)  # there is none to initialise
-        for module in (_foreach_utils, importlib.import_module("torch.optim.optimizer")):
-            patches.set(module, "_foreach_supported_types", [*module._foreach_supported_types, FakeTensor])
+        accept_fakes(patches)
         patches.set(torch, "compile", self._compile)
         patches.set(nn.Module, "compile", lambda module, *_, **__: setattr(self, "compiled", True))
         patches.set(nn.RNNBase, "flatten_parameters", lambda module: None)
@@ -66,7 +71,7 @@ class Conversions:
                 storages.name(parameter, "parameter")
                 if parameter.grad is not None and is_simulated(parameter.grad):
                     storages.name(parameter.grad, "gradient")
-        for tensor in tree_leaves(list(optimizer.state.values())):
+        for tensor in leaves_of(list(optimizer.state.values())):
             if is_simulated(tensor):
                 storages.name(tensor, "optimizer")
 
@@ -76,30 +81,30 @@ class Conversions:
             registered.register_module_parameter_registration_hook(self._names("parameter")),
             registered.register_module_buffer_registration_hook(self._names("buffer")),
         ]
-        apply = nn.Module._apply
-
-        def moved(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
-            if self._borrowed is not None:
-                self._borrowed.moves(module)
-            with self._lazies.held_back(module, fn):
-                result: nn.Module = apply(module, fn, recurse)  # type: ignore[no-untyped-call]
-            for tensors, kind in ((module._parameters, "parameter"), (module._buffers, "buffer")):
-                for tensor in tensors.values():
-                    if is_simulated(tensor):
-                        self._gpu.storages.name(tensor, kind)  # type: ignore[arg-type]
-            return result
-
-        patches.set(nn.Module, "_apply", moved)
+        wrap_moves(patches, self._moving)
         patches.set(nn.DataParallel, "forward", _on_one)
         swap = torch.utils.swap_tensors
 
         def swapped(first: Tensor, second: Tensor) -> None:
-            self._gpu.fake.fake_tensor_converter.meta_converter.tensor_memo.clear()  # weak references forbid a swap
+            self._gpu.fake.forget()
             swap(first, second)  # type: ignore[no-untyped-call]
             if self._borrowed is not None:
                 self._borrowed.swapped(first, second)
 
         patches.set(torch.utils, "swap_tensors", swapped)
+
+    def _moving(self, apply: Callable[..., Any]) -> Callable[..., Any]:
+        def moved(module: nn.Module, fn: Any, recurse: bool = True) -> nn.Module:
+            if self._borrowed is not None:
+                self._borrowed.moves(module)
+            with self._lazies.held_back(module, fn):
+                result: nn.Module = apply(module, fn, recurse)
+            for tensors, kind in ((parameters_of(module), "parameter"), (buffers_of(module), "buffer")):
+                for tensor in filter(is_simulated, tensors.values()):
+                    self._gpu.storages.name(tensor, kind)
+            return result
+
+        return moved
 
     def _names(self, kind: str) -> Callable[[nn.Module, str, Any], None]:
         def name(_module: nn.Module, _name: str, tensor: Any) -> None:
@@ -152,7 +157,7 @@ class Conversions:
             gpu.updated(tensor)
             data.__set__(tensor, other)
 
-        methods = {
+        methods: dict[str, Any] = {
             "data": property(data.__get__, given),
             "item": item,
             "numpy": numpy,
@@ -160,17 +165,12 @@ class Conversions:
             "__repr__": words,
             "__format__": formatted,
             "tolist": listed,
+            "record_stream": lambda tensor, stream: None,
+            "__deepcopy__": _deep_copy,
+            "data_ptr": lambda tensor: storage_id(tensor) + tensor.storage_offset() * tensor.dtype.itemsize,
+            "is_shared": lambda tensor: False,
         }
-        for name, method in methods.items():
-            patches.set(FakeTensor, name, method)
-        patches.set(FakeTensor, "record_stream", lambda tensor, stream: None)
-        patches.set(FakeTensor, "__deepcopy__", _deep_copy)
-        patches.set(
-            FakeTensor,
-            "data_ptr",
-            lambda tensor: tensor.untyped_storage()._cdata + tensor.storage_offset() * tensor.dtype.itemsize,
-        )
-        patches.set(FakeTensor, "is_shared", lambda tensor: False)
+        teach_fakes(patches, methods)
 
     def _loaders(self, patches: Patches) -> None:
         original = DataLoader.__init__
@@ -186,7 +186,10 @@ class Conversions:
                 self._workers[loader] = min(workers, os.cpu_count() or 1)
 
         patches.set(DataLoader, "__init__", make)
-        begin, following = _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__
+        batches = loader_iterator()
+        if batches is None:
+            return
+        begin, following = batches.__init__, batches.__next__
 
         def begun(iterator: Any, loader: Any) -> None:
             begin(iterator, loader)
@@ -196,8 +199,8 @@ class Conversions:
             with self._gpu.between.loading(self._workers.get(iterator, 0)):
                 return following(iterator)
 
-        patches.set(_BaseDataLoaderIter, "__init__", begun)
-        patches.set(_BaseDataLoaderIter, "__next__", next_batch)
+        patches.set(batches, "__init__", begun)
+        patches.set(batches, "__next__", next_batch)
 
     def _compile(self, model: Any = None, **_: Any) -> Any:
         self.compiled = True
@@ -233,12 +236,12 @@ class Conversions:
 
             def stay(storage: Any, location: str) -> Any:
                 if to == "cuda" or (to is None and map_location is None and location.startswith("cuda")):
-                    moved.add(storage._cdata)
+                    moved.add(storage_id(storage))
                     return storage
                 return storage if to == "cpu" or not callable(map_location) else map_location(storage, location)
 
             found = load(f, stay if not isinstance(map_location, dict) else map_location, *args, **kwargs)
-            gone = [t for t in _tensors_in(found) if t.untyped_storage()._cdata in moved]
+            gone = [t for t in _tensors_in(found) if storage_id(t) in moved]
             return copy.deepcopy(found, {id(t): _like(t, t.to(cuda)) for t in gone}) if gone else found
 
         patches.set(torch, "save", keep)
@@ -251,18 +254,71 @@ class Conversions:
         return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
 
 
+class Lazies:
+    """Parameters and buffers of `nn.LazyLinear` and its like: without a shape they stay on the host."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+
+    def install(self, patches: Patches) -> None:
+        materialize, swap = UninitializedTensorMixin.materialize, torch.utils.swap_tensors
+
+        def made(tensor: Any, shape: Any, device: Any = None, dtype: Any = None) -> None:
+            goes = vars(tensor).pop("_hotloop_goes", None)  # as which type
+            materialize(tensor, shape, None if goes else device, dtype or goes)
+            if goes is not None:
+                with self._silently():
+                    there = tensor.detach().to("cuda")
+                if isinstance(tensor, nn.Parameter):
+                    there = nn.Parameter(there, tensor.requires_grad)
+                self._gpu.fake.forget()
+                swap(tensor, there)  # type: ignore[no-untyped-call]  # not put back later: only there it has values
+
+        patches.set(UninitializedTensorMixin, "materialize", made)
+
+    @contextmanager
+    def held_back(self, module: nn.Module, fn: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """While a module is moved, what has no shape yet is not; it is noted where it goes."""
+        held = [
+            (tensors, name, tensor)
+            for tensors in (parameters_of(module), buffers_of(module))
+            for name, tensor in tensors.items()
+            if tensor is not None and is_lazy(tensor)
+        ]
+        for tensors, name, _ in held:
+            tensors[name] = None
+        try:
+            yield
+        finally:
+            for tensors, name, tensor in held:
+                tensors[name] = tensor
+        for _, _, tensor in held:
+            with self._silently():
+                moved = fn(torch.empty(0, device="cpu"))
+            if is_simulated(moved):
+                tensor._hotloop_goes = moved.dtype  # type: ignore[union-attr]
+
+    @contextmanager
+    def _silently(self) -> Iterator[None]:
+        self._gpu.silent += 1
+        try:
+            yield
+        finally:
+            self._gpu.silent -= 1
+
+
 def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> Any:
     """The whole batch on the first GPU."""
 
     def moved(value: Any) -> Any:
         return value.to("cuda:0") if isinstance(value, Tensor) else value
 
-    return parallel.module(*tree_map(moved, inputs), **tree_map(moved, kwargs))
+    return parallel.module(*map_leaves(moved, inputs), **map_leaves(moved, kwargs))
 
 
 def _tensors_in(obj: Any) -> Iterator[Tensor]:
     """Every tensor that an object would be saved with."""
-    for leaf in tree_leaves(obj):
+    for leaf in leaves_of(obj):
         if isinstance(leaf, nn.Module):
             yield from (*leaf.parameters(), *leaf.buffers())
         elif isinstance(leaf, Tensor):
@@ -293,8 +349,7 @@ def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
     with torch.no_grad():
         made = tensor.detach().clone()
     made.requires_grad_(tensor.requires_grad)
-    if getattr(tensor, "_is_param", False):
-        made._is_param = True
+    mark_as_parameter(made, tensor)
     if tensor.grad is not None:
         made.grad = copy.deepcopy(tensor.grad, memo)
     memo[id(tensor)] = made

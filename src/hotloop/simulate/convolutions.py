@@ -24,6 +24,7 @@ _SLACK = 1024  # bytes: alignments and counters, which are no copy of anything
 _LARGE = 0.5  # of the operands: what is more grows with them, what is less is a buffer of one size
 _NEIGHBOURS = 8  # measurements that are asked how sure the nearest is
 _ALIKE = 50.0  # distance within which two convolutions are of one kind
+_ROW = " ".join(["%.10g"] * 14)  # numbers of a case and its shares
 FAR = 4.0  # distance from which on a measurement says little: one of two is then off by a copy of an operand
 
 
@@ -66,7 +67,7 @@ class ConvolutionTiming(NamedTuple):
     fixed: float  # and bytes
 
     def __str__(self) -> str:
-        return " ".join(f"{number:.10g}" for number in (*self.case, *(round(each, 3) for each in self[1:])))
+        return _ROW % (*self.case, *(round(each, 3) for each in self[1:]))
 
     @classmethod
     def read(cls, words: str) -> "ConvolutionTiming":
@@ -198,17 +199,25 @@ def plan_of(part: str, case: Case, x: int, weight: int, y: int, bytes_taken: int
     Of an input and an output of the same size, the one that is read is copied before the one that is written.
     """
     operands = x + weight + y
-    of_x, of_y = ((0.0, 1.0, *(to / few for to in _PADDED if few < FEW)) for few in (case.inputs, case.outputs))
-    of_images = (0.0, 1.0) if part == "weight" and case.kernel == 1 else (0.0,)
-    ways = [
-        (share, whole, result, each, bytes_taken - share * x - whole * weight - result * y - each * case.gradients)
-        for share, whole, result, each in product(of_x, (0.0, 1.0), of_y, of_images)
-    ]
-    ways = [way for way in ways if way[4] > -_SLACK]
-    written = 0 if part == "input" else 2
-    unlikely = lambda way: abs(way[4]) / operands + sum(way[:4]) / 1000 + way[written] / 10000  # noqa: E731
-    share, whole, result, each, rest = min(ways, key=unlikely)
+    best, least = (0.0, 0.0, 0.0, 0.0, 0.0), float("inf")
+    per_image = case.gradients
+    for share, whole, result, each, copies, late in _ways(
+        min(case.inputs, FEW), min(case.outputs, FEW), part == "weight" and case.kernel == 1, part == "input"
+    ):
+        rest = bytes_taken - share * x - whole * weight - result * y - each * per_image
+        unlikely = abs(rest) / operands + copies + late
+        if rest > -_SLACK and unlikely < least:
+            best, least = (share, whole, result, each, rest), unlikely
+    share, whole, result, each, rest = best
     if rest > _LARGE * operands:
         more = bytes_taken / operands
         return ConvolutionTiming(case, more, more, more, 0, 0)
     return ConvolutionTiming(case, share, whole, result, each, max(0, rest))
+
+
+@lru_cache(maxsize=256)
+def _ways(inputs: int, outputs: int, images: bool, reads_y: bool) -> tuple[tuple[float, ...], ...]:
+    """Shares of the operands and of gradients that may be copied, and how unlikely that is beside what it leaves."""
+    of_x, of_y = ((0.0, 1.0, *(to / few for to in _PADDED if few < FEW)) for few in (inputs, outputs))
+    ways = product(of_x, (0.0, 1.0), of_y, (0.0, 1.0) if images else (0.0,))
+    return tuple((*way, sum(way) / 1000, way[0 if reads_y else 2] / 10000) for way in ways)

@@ -4,9 +4,8 @@ import math
 from functools import lru_cache
 
 from hotloop.simulate.cards import Card
-from hotloop.simulate.products import Product
+from hotloop.simulate.products import Part, Product
 from hotloop.simulate.table import ArchitectureTable, Curve
-from hotloop.simulate.work import Part
 
 _INSTEAD = {"tf32": "fp32", "bf16": "fp32", "fp16": "fp32", "fp8": "bf16"}  # what computes where a card lacks one
 _FAST_DOUBLE = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # capabilities of cards made for fp64

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
-from hotloop.simulate.operands import replaced
-from hotloop.simulate.operations import facts, is_simulated, named
+from hotloop.simulate._torch import is_fake, is_simulated
+from hotloop.simulate.families import recurrent
+from hotloop.simulate.operations import facts, named, replaced
 from hotloop.simulate.places import here
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Crossings:
 
     def _bincount(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.waited("bincount")
-        values = [self._gpu.values.tensor(a) if isinstance(a, FakeTensor) else a for a in args]
+        values = [self._gpu.values.tensor(a) if is_fake(a) else a for a in args]
         return self._like_host(func, args, kwargs, func(*values, **kwargs))
 
     def _repeat_interleave(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -204,33 +204,18 @@ class Crossings:
         return self._made(func, args, kwargs, (packed.size(0), *source.size()[2:]), source.dtype), batch_sizes
 
     def _recurrent(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """PyTorch's own shapes, with a buffer of weights that takes no room: the weights lie in it already."""
         self._gpu.check(func, args, kwargs)
-        source, _, _, _, _, c, _, hidden, project, layers, first, _, _, both, sizes, _ = args
-        directions, last = 1 + both, project or hidden
-        batch = sizes[0] if sizes else source.size(0 if first else 1)
-        sequence = (source.size(0),) if sizes else tuple(source.size()[:2])
-        shapes: list[tuple[int, ...]] = [(layers * directions, batch, last)]
-        shapes += [(layers * directions, batch, hidden) if c is not None else (0,), (0,), (0,)]
         with self._gpu.fake:
-            output = _by_steps((*sequence, last * directions), source, transposed=first)
-            result = (output, *(torch.empty(shape, dtype=source.dtype, device=source.device) for shape in shapes))
+            result = recurrent.results(*args)
         told = [t for t in result[:4] if t.numel() or t is result[3]]  # the reserve is empty here, and yet it is there
         self._happened(func, args, kwargs, told)
         return result
 
     def _recurrent_backward(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The gradients of all weights are parts of one buffer."""
-        source, weights, _, _, h, c = args[:6]
         first = dict(named(func, args, kwargs))["batch_first"]
         with self._gpu.fake:
-            of_source = _by_steps(tuple(source.size()), source, transposed=first)
-            states = [None if t is None else torch.empty_like(t) for t in (h, c)]
-            buffer = weights[0].new_empty(sum(weight.numel() for weight in weights))
-            parts = buffer.split([weight.numel() for weight in weights])
-            learnt = [part.view(weight.size()) for part, weight in zip(parts, weights, strict=True)]
-        given = [t if t is not None else self._gpu.stand_in(source[:0]) for t in states]
-        result = (of_source, *given, learnt)
+            source, states, weights = recurrent.gradients(args, batch_first=first)
+        result = (source, *(t if t is not None else self._gpu.stand_in(args[0][:0]) for t in states), weights)
         self._happened(func, args, kwargs, result)
         return result
 
@@ -267,11 +252,3 @@ class Crossings:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.dtype.itemsize
-
-
-def _by_steps(sizes: tuple[int, ...], like: Tensor, *, transposed: bool) -> Tensor:
-    """What a recurrent network gives: cuDNN has the first step of all sequences first, whatever the script wants."""
-    if not transposed:
-        return like.new_empty(sizes)
-    batch, steps, *rest = sizes
-    return like.new_empty((steps, batch, *rest)).transpose(0, 1)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hotloop.simulate._torch import answer_below_cuda, answer_for_cudnn
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
@@ -74,9 +75,7 @@ class Cuda:
         patches.set(torch.backends.cuda, "is_built", lambda: True)
         patches.set(torch.backends.cudnn, "is_available", lambda: True)
         patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
-        if not hasattr(torch._C, "_cuda_get_cudnn_benchmark_limit"):
-            patches.set(torch._C, "_cuda_get_cudnn_benchmark_limit", lambda: 10)
-            patches.set(torch._C, "_cuda_set_cudnn_benchmark_limit", lambda limit: None)
+        answer_for_cudnn(patches)
         if torch.version.cuda is None:
             patches.set(torch.version, "cuda", _CUDA_VERSION)
         patches.set(SimulatedStream, "wait", staticmethod(self._waited))
@@ -122,15 +121,10 @@ class Cuda:
         return {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
-            "_initialized": True,
-            "_is_compiled": lambda: True,
-            "_lazy_init": lambda: None,
             "init": lambda: None,
             "device_count": lambda: self._gpu.count,
             "current_device": lambda: exchange_device(-1),
             "set_device": self._exchange,
-            "_exchange_device": self._exchange,
-            "_maybe_exchange_device": self._exchange,
             "get_device_name": lambda device=None: self._of(device, card.name),
             "get_device_capability": lambda device=None: self._of(device, (major, minor)),
             "get_device_properties": lambda device=None: self._of(device, properties),
@@ -185,9 +179,7 @@ class Cuda:
             "set_per_process_memory_fraction": lambda fraction, device=None: self._memory(
                 device
             ).set_per_process_memory_fraction(fraction),
-            "_set_allocator_settings": configure,
-            "_record_memory_history": lambda *_, **__: None,
-            "_dump_snapshot": lambda *_, **__: None,
+            **answer_below_cuda(self._exchange, configure),
         }
 
     def _summary(self, device: Any) -> str:

@@ -8,25 +8,36 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-    UnsupportedOperatorException,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from hotloop.simulate._torch import (
+    SHAPE_UNKNOWN,
+    OperationMode,
+    Shapes,
+    any_fake,
+    current_node,
+    device_of,
+    is_fake,
+    is_simulated,
+)
 from hotloop.simulate.between import Between
 from hotloop.simulate.by_hand import ByHand
 from hotloop.simulate.crossing import Crossings
 from hotloop.simulate.events import Operation
+from hotloop.simulate.families import LAST_FIRST, SHAPES
 from hotloop.simulate.findings import Findings
 from hotloop.simulate.known import Known
-from hotloop.simulate.operands import holds_tensor, is_host, on_device, tensors_in
-from hotloop.simulate.operations import OperationSchema, facts, is_simulated, named, plain, shape_of
+from hotloop.simulate.operations import (
+    OperationSchema,
+    facts,
+    holds_tensor,
+    is_host,
+    named,
+    on_device,
+    plain,
+    shape_of,
+    tensors_in,
+)
 from hotloop.simulate.places import here
-from hotloop.simulate.rules import RULES
 from hotloop.simulate.shim import CannotSimulate, exchange_device
 from hotloop.simulate.storages import Storages
 from hotloop.simulate.telling import Circumstances, Teller
@@ -34,18 +45,7 @@ from hotloop.simulate.values import Values, hint
 
 _DEVICE = torch.ops.prim.device.default
 _RANDOM, _LARGE = {"normal_", "uniform_"}, 1 << 18  # weights on the host are not drawn: a large model takes no memory
-_NOT_TOLD = (
-    UnsupportedOperatorException,
-    NotImplementedError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-)
 _KINDS = {"forward": "activation"}  # what memory that comes in a phase is, until it is named otherwise
-_LAST_FIRST = {  # operations that make their last result first
-    "native_dropout",
-    "_thnn_fused_lstm_cell",
-    "_thnn_fused_gru_cell",
-}
 
 
 class Mixed(Exception):
@@ -57,30 +57,13 @@ class Mixed(Exception):
         super().__init__("operands on different devices")
 
 
-class Shapes(FakeTensorMode):
-    """PyTorch's own tensors without data, refused once the device that they are on is gone."""
-
-    def __init__(self) -> None:
-        super().__init__(allow_fallback_kernels=False)
-        self.gone = False
-
-    def __enter__(self) -> "Shapes":
-        if self.gone:
-            raise CannotSimulate(
-                "a tensor of a simulated GPU was used after the simulation had ended; it has a shape and no values",
-                fix="use it within the block: with hotloop.simulate(…): …",
-            )
-        super().__enter__()
-        return self
-
-
-class SimulatedGpu(TorchDispatchMode):
+class SimulatedGpu(OperationMode):
     """Runs operations that have an operand on the simulated device without data, and tells them."""
 
     def __init__(
         self, teller: Teller, circumstances: Circumstances, storages: Storages, known: Known, findings: Findings
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.fake = Shapes()
         self.teller = teller
         self.circumstances = circumstances
@@ -100,22 +83,18 @@ class SimulatedGpu(TorchDispatchMode):
         self._one_at_a_time = RLock()  # a script may train in threads
         self._crossings = Crossings(self)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and the wrapper would cost every operation
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is _DEVICE:
-            return args[0].fake_device
+            return device_of(args[0])
         known = facts(func)
         if self.beside_a_real_one:
             _refuse_real(args, kwargs)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": self._there(kwargs["device"])}
-        if FakeTensor not in types and not on_device(kwargs.get("device")):
+        if not any_fake(types) and not on_device(kwargs.get("device")):
             if on_device(getattr(kwargs.get("generator"), "device", None)):
                 self.findings.generator(known.name, "cuda", "cpu")
                 kwargs = {**kwargs, "generator": None}
@@ -158,7 +137,7 @@ class SimulatedGpu(TorchDispatchMode):
         if known.composite:  # in inference mode they come whole
             with self:
                 return func.decompose(*args, **kwargs)
-        if FakeTensor in types:
+        if any_fake(types):
             self.check(func, args, kwargs)
         return self.compute(func, types, args, kwargs)
 
@@ -211,14 +190,14 @@ class SimulatedGpu(TorchDispatchMode):
             place=here(),
         )
         self.teller.before(operation, self.home.index)
-        for tensor in reversed(made) if known.name in _LAST_FIRST else made:
+        for tensor in reversed(made) if known.name in LAST_FIRST else made:
             self.storages.born(tensor, kind)
         self.teller.after(operation, self.home.index)
         hint(func, args, result)
 
     def _updates(self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Notice a parameter that the script writes to."""
-        if known.written and torch._C._current_autograd_node() is None:
+        if known.written and current_node() is None:
             for tensor in tensors_in(*(value for name, value in named(func, args, kwargs) if name in known.written)):
                 self.updated(tensor)
 
@@ -242,8 +221,8 @@ class SimulatedGpu(TorchDispatchMode):
             return None  # these write to what they are given, and give nothing
         try:
             return self.fake.dispatch(func, types, args, kwargs)
-        except _NOT_TOLD as error:
-            rule = RULES.get(name)
+        except SHAPE_UNKNOWN as error:
+            rule = SHAPES.get(name)
             with self.fake:
                 if rule is not None:
                     return rule(*args, **kwargs)
@@ -275,7 +254,7 @@ class SimulatedGpu(TorchDispatchMode):
                     written = written or name in known.written
         if not strangers:
             return
-        if self.guarded and torch._C._current_autograd_node() is None:
+        if self.guarded and current_node() is None:
             raise Mixed(self.home, written=written)
         operands = [(n, t) for n, v in named(func, args, kwargs) for t in tensors_in(v)]
         self.findings.mixed(known.name, operands, strangers)
@@ -284,7 +263,7 @@ class SimulatedGpu(TorchDispatchMode):
         """Whether a tensor is on the host, or on another GPU than the operation."""
         if is_host(tensor):
             return True
-        return self.count > 1 and is_simulated(tensor) and tensor.fake_device != self.home  # type: ignore[attr-defined]
+        return self.count > 1 and is_simulated(tensor) and device_of(tensor) != self.home
 
     def _stand(self, value: Any) -> Any:
         if is_host(value):
@@ -297,7 +276,7 @@ class SimulatedGpu(TorchDispatchMode):
 
     def _landed(self, result: Any) -> Any:
         """Results with real tensors in place of those that would be on the host."""
-        if isinstance(result, FakeTensor):
+        if is_fake(result):
             return result if is_simulated(result) else self.values.tensor(result)
         if isinstance(result, list | tuple) and not all(map(is_simulated, result)):
             return [self._landed(item) for item in result]
@@ -308,7 +287,7 @@ def home_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
     """The GPU on which an operation runs: that of its first operand there, or the one that it names."""
     for tensor in tensors_in(args, *kwargs.values()):
         if is_simulated(tensor):
-            return tensor.fake_device  # type: ignore[attr-defined, no-any-return]
+            return device_of(tensor)
     asked = kwargs.get("device")
     index = torch.device(asked).index if asked is not None else None
     return torch.device("cuda", exchange_device(-1) if index is None else index)
@@ -316,7 +295,7 @@ def home_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
 
 def _exemplary(value: Any) -> Any:
     """Arguments with tensors on the host in place of those without data."""
-    if isinstance(value, FakeTensor):
+    if is_fake(value):
         return torch.zeros(value.size(), dtype=value.dtype)
     if isinstance(value, dict):
         return {key: _exemplary(item) for key, item in value.items()}

@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from hotloop.placement.golden import Scene, modules_in_sight, shape_of
 from hotloop.placement.sites import Site, as_buffer, frames, user_frames
+from hotloop.simulate._torch import buffers_of, is_simulated, parameters_of, storage_id
 from hotloop.simulate.events import Place
-from hotloop.simulate.operations import is_simulated
 from hotloop.simulate.places import here
 from hotloop.simulate.record import Finding
 
@@ -44,7 +44,7 @@ class Origins:
 
     def get(self, tensor: Tensor) -> Origin | None:
         storage = tensor.untyped_storage()
-        held = self._seen.get(storage._cdata)
+        held = self._seen.get(storage_id(storage))
         return held[1] if held is not None and held[0]() is storage else None
 
     def _note(self, tensor: Tensor, verb: str) -> None:
@@ -52,7 +52,7 @@ class Origins:
         if place is None or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = storage_id(storage)
         ref = weakref.ref(storage, lambda gone: self._forget(address, gone))
         self._seen[address] = (ref, Origin(verb, place))
 
@@ -225,11 +225,11 @@ def _owner(tensor: Tensor, scene: Scene) -> tuple[str, str]:
     found = scene.owner(tensor)
     if found[1] or tensor.layout is not torch.strided:
         return found
-    memory = tensor.untyped_storage()._cdata
+    memory = storage_id(tensor)
     for module in scene.modules:
         for prefix, part in module.named_modules():
-            for name, value in [*vars(part).items(), *part._buffers.items(), *part._parameters.items()]:
-                if _is_on_host(value) and value.untyped_storage()._cdata == memory:
+            for name, value in [*vars(part).items(), *buffers_of(part).items(), *parameters_of(part).items()]:
+                if _is_on_host(value) and storage_id(value) == memory:
                     return f"{prefix}.{name}".lstrip("."), "attribute" if name in vars(part) else "buffer"
     return _named_in_line(scene.frames) or found
 

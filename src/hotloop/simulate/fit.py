@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import cached, fill, peak
 from hotloop.simulate.nearby import Nearby, interpolate
+from hotloop.simulate.products import Part
 from hotloop.simulate.table import Curve
-from hotloop.simulate.work import Part
 
 Array = NDArray[np.float64]
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from hotloop.placement.golden import operands_of
+from hotloop.simulate._torch import is_simulated
 from hotloop.simulate.dispatch import Mixed, SimulatedGpu
-from hotloop.simulate.operations import is_simulated
 
 
 class Repairs(TorchFunctionMode):

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.simulate.operands import tensors_in
-from hotloop.simulate.operations import facts, named
+from hotloop.simulate.operations import facts, named, tensors_in
 
 _LIMIT = 1 << 16  # bytes up to which values that came from the host are kept
 _FILLED = 64  # numbers up to which a filled tensor is remembered

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
-from torch.utils.data._utils import fetch
 
+from hotloop.simulate._torch import fetchers
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
 
@@ -49,7 +49,7 @@ class Loaders:
         patches.set(DataLoader, "__init__", made)
         patches.set(DataLoader, "__iter__", began)
         patches.set(BatchSampler, "__iter__", drawn)
-        for fetcher, count in ((fetch._MapDatasetFetcher, _length), (fetch._IterableDatasetFetcher, _leading)):
+        for fetcher, count in zip(fetchers(), (_length, _leading), strict=False):
             patches.set(fetcher, "fetch", self._counting(fetcher.fetch, count))
 
     def stepped(self) -> None:

@@ -5,18 +5,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from hotloop.simulate.allocator import Allocator, Block, Full
+from hotloop.simulate.allocator import Allocator, Block, Full, Settings
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants, constants_for
 from hotloop.simulate.events import Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
+from hotloop.simulate.families.indexing import adds_gradients
 from hotloop.simulate.ledger import Ledger, Timeline
 from hotloop.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
 from hotloop.simulate.record import Band, Peak, PeakInterval
-from hotloop.simulate.settings import Settings
 from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
 from hotloop.simulate.uncertainty import Spread, too_close, verdict
-from hotloop.simulate.workspaces import adds_gradients, library, needs, with_settings
+from hotloop.simulate.workspaces import library, needs, with_settings
 
 ENDLESS = 2**60  # bytes
 _SLACK = 2**20  # by which a block may be larger than what is in it

@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from hotloop.simulate._torch import OperationMode, leaves_of, schema_of
 from hotloop.simulate.events import Operation, Shape
 
 
@@ -24,9 +23,9 @@ def observe(call: Callable[[], Any]) -> list[Operation]:
     return observer.operations
 
 
-class _Observer(TorchDispatchMode):
+class _Observer(OperationMode):
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.operations: list[Operation] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -38,14 +37,14 @@ class _Observer(TorchDispatchMode):
 
 def operation_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Operation:
     """One call of an operation, without its values."""
-    names = [argument.name for argument in func._schema.arguments]
+    names = [argument.name for argument in schema_of(func).arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     plain = {name: value for name, value in given.items() if not _tensors(value)}
     return Operation(str(func), _shapes((args, kwargs)), _shapes(result), plain)
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
 
 
 def _shapes(value: Any) -> tuple[Shape, ...]:

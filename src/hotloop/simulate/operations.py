@@ -1,5 +1,6 @@
-"""What is known of an operation beforehand, from its schema: asked once for each."""
+"""An operation that is called: what its schema tells, asked once for each, and the tensors among its arguments."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -7,37 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotloop.simulate._torch import is_composite, is_fake, is_simulated, schema_of
 from hotloop.simulate.events import Shape
-from hotloop.simulate.rules import WHOLE
-
-# Arguments that may, or must, stay on the host while the others are on the device; crossing.py has `index`.
-_HOST_ARGUMENTS = {
-    "index_put": {"indices"},
-    "index_put_": {"indices"},
-    "_index_put_impl_": {"indices"},
-    "_unsafe_index": {"indices"},
-    "_unsafe_index_put": {"indices"},
-    "copy_": {"self", "src"},
-    "_foreach_copy_": {"self", "src"},
-    "set_": {"self", "source"},
-    "_pack_padded_sequence": {"lengths"},
-    "_pack_padded_sequence_backward": {"batch_sizes"},
-    "_pad_packed_sequence": {"batch_sizes"},
-    "_ctc_loss": {"targets", "input_lengths", "target_lengths"},
-    "_ctc_loss_backward": {"targets", "input_lengths", "target_lengths"},
-    "_cudnn_rnn": {"dropout_state"},
-    "_has_compatible_shallow_copy_type": {"self", "from"},
-    "is_same_size": {"self", "other"},
-    "resize_as_": {"the_template"},
-    "_resize_output_": {"self"},
-}
-# Operations that do not take a number from the host in place of a tensor.
-_STRICT = {"embedding", "index_select", "gather", "scatter", "scatter_", "scatter_add", "scatter_add_", "cat", "stack"}
-_WITHOUT_KERNEL = {
-    "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "detach_", "alias", "lift",
-    "lift_fresh", "_unsafe_view", "resize_", "resize_as_", "set_", "_reshape_alias", "is_same_size", "requires_grad_",
-    "record_stream", "rename", "as_strided_", "sym_size", "sym_stride", "sym_numel", "sym_storage_offset",
-}  # fmt: skip
+from hotloop.simulate.families import HOST, IDLE, STRICT, WHOLE
 
 
 @dataclass(frozen=True)
@@ -57,19 +30,18 @@ class OperationSchema:
 @cache
 def facts(func: Any) -> OperationSchema:
     """What the schema of an operation tells."""
-    schema = func._schema
+    schema = schema_of(func)
     name = schema.name.split("::")[-1]
     tensors = any("Tensor" in str(argument.type) for argument in schema.arguments)
     return OperationSchema(
         name=name,
         names=tuple(argument.name for argument in schema.arguments),
         written=frozenset(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write),
-        host=frozenset(_HOST_ARGUMENTS.get(name, ())),
-        strict=name in _STRICT,
-        kernel=not (func.is_view or name in _WITHOUT_KERNEL),
+        host=frozenset(HOST.get(name, ())),
+        strict=name in STRICT,
+        kernel=not (func.is_view or name in IDLE),
         makes=not tensors or name == "lift_fresh",
-        composite=name not in WHOLE
-        and func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd),
+        composite=name not in WHOLE and is_composite(func),
     )
 
 
@@ -90,12 +62,6 @@ def shape_of(tensor: Tensor) -> Shape:
     return Shape(sizes, _dtype_name(dtype), dtype.itemsize, device, last, strides)
 
 
-def is_simulated(tensor: Any) -> bool:
-    """Whether a tensor is on the simulated device."""
-    device = getattr(tensor, "fake_device", None)
-    return device is not None and device.type == "cuda"
-
-
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
@@ -108,3 +74,32 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return str(value).removeprefix("torch.")
+
+
+def tensors_in(*values: Any) -> Iterator[Tensor]:
+    """Every tensor, also in lists of them, in order."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+
+
+def replaced(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A value with others in place of its tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    return [replaced(item, change) for item in value] if isinstance(value, list | tuple) else value
+
+
+def holds_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(holds_tensor, value)))
+
+
+def is_host(value: Any) -> bool:
+    """Whether a value is a tensor with data."""
+    return isinstance(value, Tensor) and not is_fake(value)
+
+
+def on_device(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.events import DATA, Place
+from hotloop.simulate.products import Part
 from hotloop.simulate.table import ArchitectureTable, HostCost, default_host
-from hotloop.simulate.work import Part
 
 
 @dataclass(frozen=True, slots=True)

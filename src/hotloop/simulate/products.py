@@ -1,15 +1,12 @@
-"""Floating-point operations of products, convolutions, attention and recurrent nets, from shapes alone."""
+"""What operations ask of a card, as plain records: matrix products, and parts of work of one family each."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from math import prod
+from typing import NamedTuple
 
-from hotloop.simulate.events import Operation
+from hotloop.simulate.events import Operation, Shape
 
-_LAST_HEADS = (
-    "_flash_attention",
-    "_efficient_attention",
-    "_cudnn_attention",
-)  # these take (batch, length, heads, width)
+_PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float64": "fp64", "complex128": "fp64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,91 +27,54 @@ class Product:
         return 2 * self.count * self.rows * self.columns * self.inner
 
 
-def matrix_product(operation: Operation, base: str) -> Product:
-    """The product that a matrix operation is, whatever is added to it."""
-    shapes = [shape.sizes for shape in operation.inputs]
-    if base == "linear":
-        left, (columns, inner) = shapes[0], shapes[1]
-        return Product(1, prod(left[:-1]), columns, inner)
-    left, right = shapes[1:3] if base.lstrip("_").startswith(("add", "badd")) else shapes[:2]
-    inner = left[-1]
-    rows = left[-2] if len(left) > 1 else 1
-    columns = right[-1] if len(right) > 1 else 1
-    if base == "matmul" and len(right) <= 2:  # the batch makes more rows of one product
-        return Product(1, prod(left[:-1]), columns, inner)
-    return Product(max(prod(left[:-2]), prod(right[:-2])), rows, columns, inner)
+class Tf32(NamedTuple):
+    """Where fp32 products may be computed in TF32; PyTorch's defaults."""
+
+    products: bool = False
+    cudnn: bool = True
 
 
-def convolution(operation: Operation) -> Product:
-    """A convolution as the product that it is: places × output channels, over what one output sees."""
-    image, weight = operation.inputs[0].sizes, operation.inputs[1].sizes
-    return _convolution(image, weight, operation.outputs[0].sizes, operation)
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A piece of work of one family, such as the gradient of a convolution's weight."""
+
+    family: str
+    bytes: float = 0.0  # read and written
+    flops: float = 0.0  # of products; others are bound by memory
+    precision: str = "fp32"
+    kernels: int = 1
+    product: Product | None = None
+    layout: str = ""  # of images: channels_last, or contiguous
+    variant: str = ""  # finer than the family: what kernel it is, such as the normalisation over layers or batches
+    traits: tuple[int, ...] = ()  # sizes that tell how well it goes: operations with like ones go alike
 
 
-def convolution_backward(operation: Operation) -> tuple[Product | None, Product | None]:
-    """The same for the gradients of image and weight, or None where one is not asked for."""
-    out, image, weight = (shape.sizes for shape in operation.inputs[:3])
-    forward = _convolution(image, weight, out, operation)
-    mask = operation.arguments.get("output_mask", (True, True, True))
-    # Each swaps the roles of the three sides, so their number of operations is the same.
-    to_image = Product(forward.count, forward.rows, forward.inner, forward.columns)
-    to_weight = Product(forward.count, forward.columns, forward.inner, forward.rows)
-    return to_image if mask[0] else None, to_weight if mask[1] else None
+def precision_of(operation: Operation, *, tf32: bool = False) -> str:
+    """The precision in which an operation is computed; `tf32` says whether products in fp32 may be.
 
-
-def _convolution(
-    image: tuple[int, ...], weight: tuple[int, ...], out: tuple[int, ...], operation: Operation
-) -> Product:
-    transposed = bool(operation.arguments.get("transposed", False)) or "transpose" in operation.name
-    groups = int(operation.arguments.get("groups", 1) or 1)
-    spatial = len(weight) - 2
-    places = prod((image if transposed else out)[-spatial:]) if spatial else 1
-    batch = image[0] if len(image) == len(weight) else 1  # one image may come without a batch
-    seen = weight[1] * prod(weight[2:])
-    return Product(groups, batch * places, max(weight[0] // groups, 1), seen)
-
-
-def depthwise(operation: Operation, weight: int) -> bool:
-    """Whether each channel is convolved by itself; `weight` says which of the inputs holds the filters."""
-    groups = int(operation.arguments.get("groups", 1) or 1)
-    return groups > 1 and operation.inputs[weight].sizes[1] == 1
-
-
-def attention(operation: Operation, base: str, *, backward: bool) -> float:
-    """Operations of attention: two products forward, five backward, less what a causal mask leaves out."""
-    query, key, value = (shape.sizes for shape in operation.inputs[backward : 3 + backward])
-    if len(query) == 3:  # sequences of several lengths, laid end to end: all taken for as long as the longest
-        longest = int(operation.arguments.get("max_k") or operation.arguments.get("max_seqlen_k") or key[0])
-        pairs, queries, keys = query[1] * query[0] * longest, longest, longest
-    else:
-        heads, length = (2, 1) if base.startswith(_LAST_HEADS) else (1, 2)
-        queries, keys = query[length], key[length]
-        pairs = query[0] * query[heads] * queries * keys
-    wide, deep = query[-1], value[-1]
-    flops = 2.0 * pairs * ((3 * wide + 2 * deep) if backward else (wide + deep))
-    causal = operation.arguments.get("is_causal") or operation.arguments.get("custom_mask_type")
-    return flops * (_seen(queries, keys) if causal else 1.0)
-
-
-def _seen(queries: int, keys: int) -> float:
-    """The share of all pairs that a causal mask leaves.
-
-    >>> _seen(4, 4)
-    0.625
+    >>> precision_of(Operation("aten.mm.default", (Shape((2, 2), "float32", 4),), ()), tf32=True)
+    'tf32'
     """
-    short = min(queries, keys)
-    pairs = short * (short + 1) / 2 + max(queries - keys, 0) * keys
-    return pairs / (queries * keys) if queries and keys else 0.0
+    for shape in (*operation.inputs, *operation.outputs):
+        if shape.dtype == "float32":
+            return "tf32" if tf32 else "fp32"
+        if shape.dtype.startswith("float8"):
+            return "fp8"
+        if shape.dtype in _PRECISIONS:
+            return _PRECISIONS[shape.dtype]
+    return "fp32"
 
 
-def recurrent(operation: Operation, *, backward: bool) -> tuple[float, int]:
-    """Operations of a recurrent net, and how many steps it makes one after another, over all its layers."""
-    image = operation.inputs[0].sizes
-    arguments = operation.arguments
-    tokens = prod(image[:-1])
-    lengths = arguments.get("batch_sizes") or ()
-    steps = len(lengths) or image[1 if arguments.get("batch_first") else 0]
-    matrices = [s for s in operation.inputs[1:] if len(s.sizes) == 2 and not (lengths and s.sizes[0] == tokens)]
-    flops = 2.0 * tokens * sum(matrix.numel for matrix in matrices)
-    layers = int(arguments.get("num_layers", 1)) * (2 if arguments.get("bidirectional") else 1)
-    return flops * (2 if backward else 1), steps * layers
+def layout_of(shapes: Iterable[Shape]) -> str:
+    """The memory format of images."""
+    return "channels_last" if any(shape.channels_last for shape in shapes) else "contiguous"
+
+
+def bytes_of(shapes: Iterable[Shape]) -> int:
+    """Those on the device."""
+    return sum(shape.nbytes for shape in shapes if shape.device == "cuda")
+
+
+def bytes_moved(operation: Operation) -> int:
+    """Bytes of all operands and results."""
+    return bytes_of(operation.inputs) + bytes_of(operation.outputs)

@@ -13,8 +13,7 @@ from hotloop.children import Child
 from hotloop.errors import BadArgument
 from hotloop.scripts import interpreter
 from hotloop.simulate.events import DATA, WORK
-from hotloop.simulate.record import COMPLETED, FAILED, NO_STEPS, SETTLED, Simulation, StepPace
-from hotloop.simulate.request import Request
+from hotloop.simulate.record import COMPLETED, FAILED, NO_STEPS, SETTLED, Request, Simulation, StepPace
 from hotloop.simulate.shim import CannotSimulate, library
 from hotloop.simulate.ways import Way
 from hotloop.text import plural, printable

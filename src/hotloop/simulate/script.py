@@ -12,16 +12,16 @@ import torch
 
 from hotloop.files import write_json
 from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
+from hotloop.simulate._torch import fake_files
 from hotloop.simulate.batches import Batches
 from hotloop.simulate.events import Place
-from hotloop.simulate.record import COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch
-from hotloop.simulate.request import Request
+from hotloop.simulate.record import COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch, Request
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
 from hotloop.simulate.variants import change_of
 from hotloop.text import plural
 
-_OURS, _FAKE = str(Path(__file__).parent), str(Path(torch.__file__).parent / "_subclasses")
+_OURS, _FAKE = str(Path(__file__).parent), fake_files()
 _WITHOUT = "without a training step: no gradient was made and then used by an optimizer or by hand"
 _TRAINS = "give the arguments with which it trains; a script that trains in processes of its own cannot be seen"
 _AGAIN = 2.0  # seconds after which a script that went on is told again that its time is up

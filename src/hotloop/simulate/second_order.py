@@ -4,13 +4,13 @@ Autograd runs first what was made last, by numbers that every thread counts for 
 thread of its own: what is made in it, to be differentiated again, has low numbers and is run after all else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from hotloop.simulate._torch import next_sequence_number, sequence_number, set_sequence_number, wrap_backward
 from hotloop.simulate.patches import Patches
 
 _CREATE_GRAPH = 3  # the number of that argument, after outputs, their gradients, and whether to keep the graph
@@ -23,34 +23,29 @@ class SecondOrder:
         self._count = 0
 
     def install(self, patches: Patches) -> None:
-        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        wrap_backward(patches, self._around)
 
+    def _around(self, run: Callable[..., Any]) -> Callable[..., Any]:
         def backward(*args: Any, **options: Any) -> Any:
-            first = _next_number()
+            first = next_sequence_number()
             found = run(*args, **options)
             created = args[_CREATE_GRAPH] if len(args) > _CREATE_GRAPH else options.get("create_graph")
             if created and found:
                 self._renumber((t.grad_fn for t in found if isinstance(t, Tensor)), first)
             return found
 
-        patches.set(torch.autograd, "_engine_run_backward", backward)
+        return backward
 
     def _renumber(self, ends: Iterable[Node | None], first: int) -> None:
-        made = _next_number()
+        made = next_sequence_number()
         seen: set[Node] = set()
         waiting = [node for node in ends if node is not None]
         while waiting:
             node = waiting.pop()
-            if node in seen or not first <= node._sequence_nr() < made:
+            if node in seen or not first <= sequence_number(node) < made:
                 continue
             seen.add(node)
             waiting += [before for before, _ in node.next_functions if before is not None]
         for node in seen:
-            node._set_sequence_nr(self._count + node._sequence_nr() - first)  # type: ignore[attr-defined]
+            set_sequence_number(node, self._count + sequence_number(node) - first)
         self._count += made - first
-
-
-def _next_number() -> int:
-    """That of the next node of this thread."""
-    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return number

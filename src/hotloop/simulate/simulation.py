@@ -14,19 +14,19 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 
 from hotloop.rounds import Rounds
 from hotloop.scripts import Enough
+from hotloop.simulate._torch import lifting_on_host
 from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.by_hand import ByHand
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import CardLike, Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.events import Listener
+from hotloop.simulate.families import ALL, left_whole
 from hotloop.simulate.findings import Findings, relative
 from hotloop.simulate.functions import Repairs
-from hotloop.simulate.kernels import Kernels
 from hotloop.simulate.known import Known
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.record import COMPLETED, SHORT, Branch, Simulation
-from hotloop.simulate.rules import left_whole
 from hotloop.simulate.second_order import SecondOrder
 from hotloop.simulate.shim import set_gpus
 from hotloop.simulate.storages import Storages
@@ -91,10 +91,12 @@ class Engine:
         stack.callback(setattr, self.gpu.fake, "gone", True)
         stack.callback(self.borrowed.restore)
         stack.callback(patches.restore)
-        _set_for_a_while(stack, torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors(), True)
+        stack.enter_context(lifting_on_host())
         self._cuda.install(patches)
         stack.enter_context(left_whole())
-        Kernels(tuple(self.card.capability)).install(patches)  # type: ignore[arg-type]
+        for family in ALL:
+            if family.install is not None:
+                family.install(patches, self.card.capability)
         SecondOrder().install(patches)
         stack.callback(self.conversions.remove)
         self.conversions.install(patches)

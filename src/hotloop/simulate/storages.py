@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hotloop.simulate._torch import device_of, storage_id
 from hotloop.simulate.telling import Teller
 
 
@@ -19,20 +20,20 @@ class Storages:
     def born(self, tensor: Tensor, kind: str) -> None:
         """Notice the memory of a new tensor; a view has none of its own."""
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = storage_id(storage)
         held = self._alive.get(address)
         if held is not None and held[0]() is storage:
             return
         self._next += 1
         key = self._next
-        device = getattr(tensor, "fake_device", tensor.device).index or 0
+        device = device_of(tensor).index or 0
         self._teller.allocated(key, storage.nbytes(), kind, device)  # may find that there is no room
         self._alive[address] = (weakref.ref(storage, lambda _: self._gone(address, key)), key, kind)
 
     def resized(self, tensor: Tensor, kind: str) -> None:
         """A storage has another size now: as the allocator sees it, an old block went and a new one came."""
         storage = tensor.untyped_storage()
-        address = storage._cdata
+        address = storage_id(storage)
         held = self._alive.pop(address, None)
         if held is not None:
             self._teller.freed(held[1])
@@ -40,14 +41,14 @@ class Storages:
 
     def name(self, tensor: Tensor, kind: str) -> None:
         """A memory turned out to be something else."""
-        held = self._alive.get(tensor.untyped_storage()._cdata)
+        held = self._alive.get(storage_id(tensor))
         if held is not None and held[2] != kind:
-            self._alive[tensor.untyped_storage()._cdata] = (held[0], held[1], kind)
+            self._alive[storage_id(tensor)] = (held[0], held[1], kind)
             self._teller.named(held[1], kind)
 
     def kind(self, tensor: Tensor) -> str:
         """What a memory is; nothing where it is not known."""
-        held = self._alive.get(tensor.untyped_storage()._cdata)
+        held = self._alive.get(storage_id(tensor))
         return held[2] if held is not None else ""
 
     def _gone(self, address: int, key: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hotloop.errors import BadArgument
 from hotloop.records import Record
 from hotloop.simulate.nearby import Nearby
-from hotloop.simulate.work import Part
+from hotloop.simulate.products import Part
 
 HOST = "hopper"  # the architecture whose machine was measured
 _SAME = {"fp16": "bf16", "bf16": "fp16", "tf32": "bf16", "fp64": "fp32", "fp8": "bf16"}  # the next of kin
@@ -119,6 +119,7 @@ def _nearby(data: dict[str, Any]) -> Nearby:
     return Nearby.from_json(data)
 
 
+@lru_cache(maxsize=8)
 def load(architecture: str) -> ArchitectureTable:
     """The table of an architecture, or the default where no card of it was measured.
 

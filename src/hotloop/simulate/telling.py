@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hotloop.simulate._torch import current_node, next_sequence_number, sequence_number
 from hotloop.simulate.events import Listener, Operation, Place
 
 
@@ -94,13 +95,13 @@ class Circumstances:
 
     def now(self, *, learns: bool) -> tuple[str, str]:
         """Phase and module; `learns` tells whether an operand requires a gradient."""
-        node = torch._C._current_autograd_node()
+        node = current_node()
         if node is not None and not self._stack:
-            return "backward", self._of_node.get(node._sequence_nr(), "")
+            return "backward", self._of_node.get(sequence_number(node), "")
         if self._stack:
             module = self._stack[-1]
             if torch.is_grad_enabled():
-                self._of_node[torch.autograd._get_sequence_nr() - 1] = module  # type: ignore[attr-defined]
+                self._of_node[next_sequence_number() - 1] = module
             return ("forward" if node is None else "backward"), module
         if self.optimizing and not torch.is_grad_enabled():
             return "optimizer", ""
@@ -108,7 +109,7 @@ class Circumstances:
 
     def accumulates(self) -> Tensor | None:
         """The parameter into whose `.grad` a gradient is just being put."""
-        node: Any = torch._C._current_autograd_node()
+        node = current_node()
         return node.variable if node is not None and type(node).__name__ == "AccumulateGrad" else None
 
     def forget(self) -> None:

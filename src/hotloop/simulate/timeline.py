@@ -10,11 +10,10 @@ from hotloop.records import Record
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import seconds_of
 from hotloop.simulate.events import DATA, WORK, Operation, Place
-from hotloop.simulate.families import kind_of
 from hotloop.simulate.play import Event, Launch, Mark, Pause, PlayedStep, Price, Transfer, Wait, play
+from hotloop.simulate.products import Part, Tf32
 from hotloop.simulate.record import StepPace, StepTime
 from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_host, load
-from hotloop.simulate.work import Part, Tf32, parts_of, switches
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
 _AKIN = 1.5  # errors are larger by this on another card of the architecture that was measured
@@ -81,6 +80,9 @@ class Tape:
         """It counts once it is queued."""
 
     def after(self, operation: Operation) -> None:
+        from hotloop.simulate.families import kind_of  # noqa: PLC0415  # these need torch, whoever reads a tape does not
+        from hotloop.simulate.work import parts_of, switches  # noqa: PLC0415
+
         kind = kind_of(operation.name)
         if not kind.known:
             self.note(f"{operation.name} is not known: its time is that of reading and writing its tensors")

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.simulate.equivalents import BACKWARDS, FORWARDS, Unable, arguments_of
+from hotloop.simulate._torch import is_simulated, negated_view, storage_id, without_functions
+from hotloop.simulate.families import BACKWARDS, FORWARDS
+from hotloop.simulate.families.base import Unable
 from hotloop.simulate.known import Known
-from hotloop.simulate.operands import is_host, on_device, replaced, tensors_in
-from hotloop.simulate.operations import facts, is_simulated, named
+from hotloop.simulate.operations import facts, is_host, named, on_device, replaced, tensors_in
 from hotloop.text import printable
 
 _UNWRITTEN = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "resize_as_", "set_"}
@@ -30,23 +31,23 @@ class Twins(Known):
         self._unable: dict[str, str] = {}  # by operation: why its values are not known
 
     def arrived(self, tensor: Tensor, values: Tensor) -> None:
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             self.values(tensor).copy_(values.detach())
 
     def happened(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if func.is_view or facts(func).name in _UNWRITTEN:
             return
-        with torch._C.DisableTorchFunction():
+        with without_functions():
             given = [t.untyped_storage() for t in tensors_in(args, *kwargs.values()) if is_simulated(t)]
-            there = {storage._cdata for storage in given}
+            there = {storage_id(storage) for storage in given}
             try:
                 computed = self._computed(func, args, kwargs, result)
             except Unable as reason:
                 self._unable.setdefault(str(func), str(reason))
                 computed = [_placeholder(tensor) for tensor in tensors_in(result)]
-            taken = {storage._hotloop_twin._cdata for storage in given if hasattr(storage, "_hotloop_twin")}
+            taken = {storage_id(storage._hotloop_twin) for storage in given if hasattr(storage, "_hotloop_twin")}
             for tensor, value in zip(tensors_in(result), tensors_in(computed), strict=False):
-                if not is_host(tensor) and tensor.untyped_storage()._cdata not in there:
+                if not is_host(tensor) and storage_id(tensor) not in there:
                     self._keep(func, tensor, value, taken)
 
     def values(self, tensor: Tensor) -> Tensor:
@@ -62,7 +63,7 @@ class Twins(Known):
         window.set_(twin, tensor.storage_offset(), tensor.size(), tensor.stride())
         if tensor.is_conj():
             window = window.conj()
-        return torch._neg_view(window) if tensor.is_neg() else window
+        return negated_view(window) if tensor.is_neg() else window
 
     def notes(self) -> list[str]:
         return [
@@ -88,10 +89,10 @@ class Twins(Known):
             with _on_host(kwargs) as given:
                 operands, options = replaced(args, wide), {key: replaced(value, wide) for key, value in given.items()}
                 if name in BACKWARDS:
-                    arguments = arguments_of(func, operands, options)
+                    arguments = _arguments(func, operands, options)
                     return BACKWARDS[name].computed(_kept(func, args, kwargs), arguments)
                 if name in FORWARDS:
-                    computed, kept = FORWARDS[name](arguments_of(func, operands, options))
+                    computed, kept = FORWARDS[name](_arguments(func, operands, options))
                     for tensor in tensors_in(result):
                         tensor.untyped_storage()._hotloop_kept = kept  # type: ignore[attr-defined]
                     return computed
@@ -115,9 +116,9 @@ class Twins(Known):
             return
         storage, made = tensor.untyped_storage(), value.untyped_storage()
         alike = _layout(value) == _layout(tensor) and not (value.is_conj() or value.is_neg())
-        if alike and made._cdata not in taken:
+        if alike and storage_id(made) not in taken:
             storage._hotloop_twin = made  # type: ignore[attr-defined]
-            taken.add(made._cdata)
+            taken.add(storage_id(made))
         else:
             self.values(tensor).copy_(value)
 
@@ -140,9 +141,14 @@ def _on_host(kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     generator.set_state(given["generator"].get_state())
 
 
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name, with None for those that were left out."""
+    return dict.fromkeys(facts(func).names) | dict(named(func, args, kwargs))
+
+
 def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What the forward of an operation kept, with the memory of what it gave."""
-    held = arguments_of(func, args, kwargs)[BACKWARDS[facts(func).name].kept_with]
+    held = _arguments(func, args, kwargs)[BACKWARDS[facts(func).name].kept_with]
     return getattr(held.untyped_storage(), "_hotloop_kept", None)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotloop.simulate._torch import schema_of
 from hotloop.simulate.events import Place
 from hotloop.simulate.invented import Branches, asked_by_the_script, is_test
 from hotloop.simulate.known import Known
@@ -109,7 +110,7 @@ def hint(func: Any, args: tuple[Any, ...], result: Any) -> None:
     """Carry along what is known of truths: nothing is NaN or infinite here, so `isnan(loss).any()` is False."""
     if not isinstance(result, Tensor):
         return
-    name = func._schema.name.removeprefix("aten::")
+    name = schema_of(func).name.removeprefix("aten::")
     told = _told(name, args)
     if told is not None:
         result._hotloop_truth = told  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from hotloop.levers import repeated_blocks
+from hotloop.simulate._torch import wrap_calls
 from hotloop.simulate.patches import Patches
 
 BF16, FP16, CHECKPOINTING, ACCUMULATION = "bf16", "fp16", "checkpointing", "accumulation"
@@ -139,15 +140,18 @@ def change_of(name: str | None) -> Change:
 
 def _before_models(patches: Patches, then: Callable[[nn.Module], None]) -> None:
     """Call something before each outermost call of a module that learns; a loss has nothing to learn."""
-    call, depth = nn.Module._wrapped_call_impl, [0]
+    depth = [0]
 
-    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not depth[0] and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
-            then(module)
-        depth[0] += 1
-        try:
-            return call(module, *args, **kwargs)  # type: ignore[no-untyped-call]
-        finally:
-            depth[0] -= 1
+    def around(call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if not depth[0] and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+                then(module)
+            depth[0] += 1
+            try:
+                return call(module, *args, **kwargs)
+            finally:
+                depth[0] -= 1
 
-    patches.set(nn.Module, "__call__", called)
+        return called
+
+    wrap_calls(patches, around)

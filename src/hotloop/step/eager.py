@@ -113,22 +113,22 @@ class EagerStep:
                 losses.detach_parts()
                 joint = losses if joint is None else joint.joined_with(losses)
             assert joint is not None
-            losses, self.window = joint, window
+            losses = joint
+        if self._memory is not None and self._memory.snapshot.is_looking:  # at the passes, not at the update
+            self._memory.snapshot.learn()
+        if self.see is not None:  # a loss that is not finite is an error here: nothing of its batch stays
+            self.see(losses.parts, losses.count)
         if self._earlier is not None:
             if self._begin:
                 window.average(self.trained.parameters, self._device)
             self._earlier.add()
             self._earlier = None
         if self._begin:
-            self.window = Window(self._begin)
             return losses.parts
-        if self._memory is not None and self._memory.snapshot.is_looking:  # at the passes, not at the update
-            self._memory.snapshot.learn()
         window.batches += 1
+        self.window = window
         if self.is_capturing and window.batches == 1:
             self._captured_window = replace(window)
-        if self.see is not None:  # before the update: a loss that is not finite never reaches the weights of a CPU
-            self.see(losses.parts, losses.count)
         if window.batches >= self._accumulate:
             self.update()
         return losses.parts
@@ -253,7 +253,7 @@ class EagerStep:
             check_cut(self.trained.parameters, split, None, asked=asked)
         criterion = getattr(self.trained.objective, "criterion", None)
         modules = [self.model, *([criterion] if isinstance(criterion, nn.Module) else [])]
-        given = None if isinstance(self._autocast, nullcontext) else self._autocast
+        given = None if self._plan.precision == "fp32" else self._autocast
         probe = Probe(self.trained.objective, self.model, modules, self._device, given)
         verdict = weighing.verdict(name, probe, batch, items, size if is_cut else None)
         if is_cut:

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 from hotloop.errors import MemoryWarning
 from hotloop.memory.fragmentation import Fragmented, mend
-from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory, room
 from hotloop.memory.micro_batches import bounds
+from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory, room
 from hotloop.memory.usage import DeviceHoldings, holdings
 from hotloop.snapshot import PassSnapshot
 from hotloop.step.portion import Portion

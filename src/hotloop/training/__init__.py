@@ -1,5 +1,5 @@
 """`Loop` carries out a `Plan`: one step, an epoch, an evaluation."""
 
-from hotloop.loop.loop import Loop
+from hotloop.training.loop import Loop
 
 __all__ = ["Loop"]

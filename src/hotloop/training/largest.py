@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader
 
 from hotloop.data.resident import generators_of
 from hotloop.errors import BadArgument
-from hotloop.loop.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
-from hotloop.loop.tuning import Subject
-from hotloop.memory.oom import clear, is_out_of_memory, room
 from hotloop.memory.micro_batches import holds_rows
+from hotloop.memory.oom import clear, is_out_of_memory, room
 from hotloop.memory.usage import usage
 from hotloop.objective import items_in
 from hotloop.placement import move
 from hotloop.records import Record
 from hotloop.rng import RngStates
 from hotloop.text import an, count, duration, plural, size
+from hotloop.training.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
+from hotloop.tune.tuning import Subject
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
 SAFE = 0.8  # share of a machine's free memory that a search may fill: beyond its end, a CPU takes others down

@@ -90,20 +90,6 @@ class Watch:
         self._fresh, self._recent = [], deque()
         self._flight = None
 
-    def _see_one(self, loss: Tensor, count: int) -> None:
-        """A batch with one loss, as most steps have. Of what can wait, nothing is done in each of them."""
-        if self._host:
-            self.names = _ONE
-            self._batches += 1
-            self.items = self.items + count
-            self._see_one_now(loss.item(), count)
-            return
-        single = self._single
-        single.append((loss, count, None if self._stream is None else self._stream.origin))
-        if len(single) >= self._wait:
-            self._note_single()
-            self._look(self._noted)
-
     def _see_one_now(self, number: float, count: int) -> None:
         if number - number != 0.0:  # it is not finite
             self._stop(self._batches, self._epoch, self._stream.origin if self._stream else None, [number])
@@ -128,8 +114,17 @@ class Watch:
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
-        if type(count) is int and len(parts) == 1 and "loss" in parts and parts["loss"].ndim == 0:
-            self._see_one(parts["loss"], count)
+        if len(parts) == 1 and type(count) is int and (loss := parts.get("loss")) is not None and not loss.ndim:
+            if self._host:
+                self.names = _ONE
+                self._batches += 1
+                self.items = self.items + count
+                self._see_one_now(loss.item(), count)
+                return
+            self._single.append((loss, count, None if self._stream is None else self._stream.origin))
+            if len(self._single) >= self._wait:  # of what can wait, nothing is done in each step
+                self._note_single()
+                self._look(self._noted)
             return
         if self._single:
             self._note_single()

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-import hotloop
 from hotloop._torch import gradient_hooks
 from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.clock import synchronize
@@ -28,7 +27,6 @@ from hotloop.effects import ReachableState, Skip, code_of_modules, look, restore
 from hotloop.errors import BadArgument, OutputError, PlanWarning
 from hotloop.files import write_json
 from hotloop.levers import COMPILE, LEVERS, MOST_STEPS, Lever, LeverTarget, products_in_fp32, pulled_levers
-from hotloop.loop.trial import Material, Trials
 from hotloop.placement import move
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.rng import Generator, RngStates, generators_in
@@ -37,7 +35,9 @@ from hotloop.step.inspection import signature
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
 from hotloop.text import an
-from hotloop.tune import Refused, Search
+from hotloop.tune.search import Refused, Search
+from hotloop.tune.trial import Material, Trials
+from hotloop.version import __version__
 
 # What a person asks for and the tuner may not change.
 ASKED = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget", "split")
@@ -104,7 +104,7 @@ class Subject:
             repr(signature(batch)),
             [(type(o).__qualname__, _flags(o)) for o in self.optimizers],
             [self.plan.to_json(), self.pinned_precision, why_not_resident(loader, self.device) is None],
-            [self.device_name, torch.__version__, hotloop.__version__, products_in_fp32()],
+            [self.device_name, torch.__version__, __version__, products_in_fp32()],
             [code_of_modules(self.model.modules()), look(self.roots({"device_transform": transform})).code()],
         ]
         return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]
@@ -315,7 +315,7 @@ def _tuning(
         device_name=subject.device_name,
         model=type(subject.model).__name__,
         made=started.isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": hotloop.__version__},
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
     )
 
 

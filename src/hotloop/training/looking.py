@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from hotloop.data.samplers import generators_of
-from hotloop.loop.tuning import Subject
 from hotloop.memory.tracking import Track, track
 from hotloop.memory.usage import Holdings, Usage, holdings, usage
 from hotloop.plan import Plan
@@ -18,6 +17,7 @@ from hotloop.records import Record
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
 from hotloop.step.training import TrainingStep
+from hotloop.tune.tuning import Subject
 
 
 @dataclass(frozen=True)

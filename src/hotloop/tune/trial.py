@@ -25,7 +25,7 @@ from hotloop.step.objectives import TrainedObjective
 from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.text import shorten
-from hotloop.tune import Drift, PlanComparison, Refused
+from hotloop.tune.search import Drift, PlanComparison, Refused
 
 BLOCK = 0.03  # seconds that a block of steps should take at least
 ROUNDS = 5

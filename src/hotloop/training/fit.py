@@ -21,11 +21,16 @@ from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.data.validation import Validation
 from hotloop.evaluation import Metrics
 from hotloop.levers import levers_of
-from hotloop.loop.changes import Changes, Unsaved
-from hotloop.loop.core import Core, Work
-from hotloop.loop.journal import Journal
-from hotloop.loop.progress import FAILURES, Display, Stop, is_of_a_loader
-from hotloop.loop.saved import (
+from hotloop.memory.release import EmptyCacheWatch
+from hotloop.records import Epoch, PlanChange, Report
+from hotloop.rng import RngStates
+from hotloop.text import shorten
+from hotloop.training.changes import Changes, Unsaved
+from hotloop.training.core import Core, Work
+from hotloop.training.journal import Journal
+from hotloop.training.progress import FAILURES, Display, Stop, is_of_a_loader
+from hotloop.training.saving import Saver
+from hotloop.training.state import (
     all_or_nothing,
     check_run,
     draws_of,
@@ -38,16 +43,11 @@ from hotloop.loop.saved import (
     put_weights,
     state_of,
 )
-from hotloop.loop.saved import check as check_state
-from hotloop.loop.saving import Saver
-from hotloop.loop.watch import Ending
-from hotloop.memory.release import EmptyCacheWatch
-from hotloop.records import Epoch, PlanChange, Report
-from hotloop.rng import RngStates
-from hotloop.text import shorten
+from hotloop.training.state import check as check_state
+from hotloop.training.watch import Ending
 
 if TYPE_CHECKING:
-    from hotloop.loop.loop import Loop
+    from hotloop.training.loop import Loop
 
 
 class Trained(NamedTuple):

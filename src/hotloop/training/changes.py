@@ -47,9 +47,9 @@ from hotloop.checkpoint.tree import pack
 from hotloop.data.rng import is_stateful
 from hotloop.effects import ReachableState, look
 from hotloop.errors import BadArgument
-from hotloop.loop.claims import check_module, check_sharing, check_tensors, generator, require, unusable
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
+from hotloop.training.claims import check_module, check_sharing, check_tensors, generator, require, unusable
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are not its attributes

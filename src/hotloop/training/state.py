@@ -18,7 +18,11 @@ from hotloop.attributes import stored_by
 from hotloop.data import Position, Resumption
 from hotloop.data.rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.loop.claims import (
+from hotloop.plan import Plan, Tuning
+from hotloop.rng import RngStates
+from hotloop.snapshot import Snapshot
+from hotloop.text import an, printable, shorten
+from hotloop.training.claims import (
     AS_IT_WAS,
     CHANGES,
     LOOP,
@@ -34,13 +38,9 @@ from hotloop.loop.claims import (
     tells_plainly,
     unusable,
 )
-from hotloop.loop.core import Core
-from hotloop.loop.schedule import parts_of_scheduler
-from hotloop.loop.tuning import ASKED, possible
-from hotloop.plan import Plan, Tuning
-from hotloop.rng import RngStates
-from hotloop.snapshot import Snapshot
-from hotloop.text import an, printable, shorten
+from hotloop.training.core import Core
+from hotloop.training.schedule import parts_of_scheduler
+from hotloop.tune.tuning import ASKED, possible
 
 FORMAT = 2
 _FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's

@@ -14,7 +14,6 @@ from torch.nn.parameter import is_lazy
 from hotloop._torch import DispatchMode, buffers_of, leaves_of, storage_id
 from hotloop.clock import Clock, synchronize
 from hotloop.errors import BadArgument
-from hotloop.loop.tuning import Subject
 from hotloop.memory.oom import clear
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement import tensors_in
@@ -22,6 +21,7 @@ from hotloop.plan import Plan
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
 from hotloop.step.training import TrainingStep
+from hotloop.tune.tuning import Subject
 
 UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
 ATTEMPTS = 20  # at them, where the fp16 scaler skips some

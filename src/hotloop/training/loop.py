@@ -16,18 +16,6 @@ from hotloop.data.origin import check_loader, nothing_came
 from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument
 from hotloop.evaluation import Metrics, check_metrics
-from hotloop.loop.budgeting import Budgeting
-from hotloop.loop.core import Core, Transform, modules_of
-from hotloop.loop.fit import Fit
-from hotloop.loop.journal import Journal, Logged
-from hotloop.loop.largest import Largest, largest_batch
-from hotloop.loop.looking import Memory, memory_of, profile_of
-from hotloop.loop.progress import telling
-from hotloop.loop.saved import checked_stateful, load_state, state_of
-from hotloop.loop.saving import Saver, seconds_in
-from hotloop.loop.schedule import Every, Schedule, Schedulers
-from hotloop.loop.tuning import ASKED, Subject, plan_of
-from hotloop.loop.words import check_that_it_can_learn
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
 from hotloop.misfit import REFUSALS, explanation
@@ -41,6 +29,18 @@ from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.training import TrainingStep
 from hotloop.text import an
+from hotloop.training.budgeting import Budgeting
+from hotloop.training.core import Core, Transform, modules_of
+from hotloop.training.fit import Fit
+from hotloop.training.journal import Journal, Logged
+from hotloop.training.largest import Largest, largest_batch
+from hotloop.training.looking import Memory, memory_of, profile_of
+from hotloop.training.progress import telling
+from hotloop.training.saving import Saver, seconds_in
+from hotloop.training.schedule import Every, Schedule, Schedulers
+from hotloop.training.state import checked_stateful, load_state, state_of
+from hotloop.training.words import check_that_it_can_learn
+from hotloop.tune.tuning import ASKED, Subject, plan_of
 
 
 class Loop:
@@ -190,7 +190,7 @@ class Loop:
             raise better from error
         if step.plan is not core.noted[0] or core.memory.portion.limit != core.noted[1] or step.obstacle is not None:
             core.after_step()
-        return total(parts)
+        return next(iter(parts.values())) if len(parts) == 1 else total(parts)
 
     def _watched(self, batch: Any) -> Tensor:
         """A real step whose effects on the person's own objects the tuner notes."""

@@ -16,11 +16,9 @@ from hotloop._torch import storage_id
 from hotloop.clock import Clock
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
-from hotloop.loop.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing, time_of
-from hotloop.loop.tuning import Subject
 from hotloop.memory.budget import CheckpointCandidate, bytes_of, choose, most, saving
-from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.micro_batches import micro_batches_of
+from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.storages import storages_of
 from hotloop.memory.usage import usage
 from hotloop.objective import items_in
@@ -28,6 +26,8 @@ from hotloop.placement import tensors_in
 from hotloop.plan import Plan
 from hotloop.records import Record
 from hotloop.text import duration, plural, size
+from hotloop.training.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing, time_of
+from hotloop.tune.tuning import Subject
 
 ROUNDS = 8  # choices that are measured
 LOOKS = 3  # steps in which blocks are timed

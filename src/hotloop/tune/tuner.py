@@ -3,13 +3,16 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hotloop.effects import look
 from hotloop.levers import COMPILE, LEVERS, Lever, levers_of
-from hotloop.loop.progress import Display
-from hotloop.loop.trial import Material
-from hotloop.loop.tuning import (
+from hotloop.plan import Plan, Trial, Tuning
+from hotloop.step.training import TrainingStep
+from hotloop.text import duration, shorten
+from hotloop.tune.search import WORTH
+from hotloop.tune.trial import Material
+from hotloop.tune.tuning import (
     MOST,
     Cache,
     Found,
@@ -22,10 +25,6 @@ from hotloop.loop.tuning import (
     nothing_tried,
     tune,
 )
-from hotloop.plan import Plan, Trial, Tuning
-from hotloop.step.training import TrainingStep
-from hotloop.text import duration, shorten
-from hotloop.tune import WORTH
 
 T = TypeVar("T")
 WORTH_A_LOOK = 1.0  # seconds that a run must still take before a plan is thought of
@@ -33,6 +32,16 @@ WATCHED = 2  # real steps whose effects are looked at before anything is tried
 HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up unasked
 QUICK = [lever for lever in LEVERS if "compilation" not in lever.cost]
 WITH_COMPILE = [lever for lever in LEVERS if lever.name in ("compile", "channels last", "bf16")]
+
+
+class Told(Protocol):
+    """Who is told what the tuner does: the progress of a run."""
+
+    def say(self, words: str) -> None:
+        """A line that stays."""
+
+    def tell(self, words: str) -> None:
+        """What is going on right now."""
 
 
 class Tuner:
@@ -54,7 +63,7 @@ class Tuner:
     ) -> None:
         self.tuning: Tuning | None = None  # how the present plan was found
         self.seconds = 0.0  # spent on trials
-        self.display: Display | None = None  # of a fit that is running
+        self.display: Told | None = None  # of a fit that is running
         self.subject = subject
         self.watches = 0  # steps still to be watched
         self._adopt = adopt

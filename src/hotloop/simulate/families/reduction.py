@@ -1,16 +1,21 @@
-"""Memory that PyTorch takes to add up many numbers by many blocks of threads: as its reduction chooses its blocks.
+"""Reductions: sums, means, norms, sorting and searching.
 
-The sum of a gradient over its rows, which is that of a bias, can take more than a hundred MiB for a moment: each
-block writes what it has for each thread, and the last one adds that up.
+The sum of a gradient over its rows, which is that of a bias, can take more than a hundred MiB for a moment: each block
+of threads writes what it has for each thread, and the last one adds that up. So blocks are chosen here as PyTorch does.
 """
 
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from hotloop.simulate.cards import Card
+from hotloop.simulate.constants import Constants
 from hotloop.simulate.events import Operation, Shape
+from hotloop.simulate.families.base import Family, Kind, moving, rows_of
 from hotloop.simulate.need import Need, together
+from hotloop.simulate.products import Part, Tf32, bytes_moved, bytes_of
 
+_SORTING = ("sort", "topk", "_unique2", "unique_dim", "kthvalue", "median", "nonzero")
 _THREADS, _WARP = 512, 32  # of a block at most, and that run as one
 _PER_SM = 2048  # threads that a multiprocessor holds
 _LEAST, _MOST = 16, 256  # numbers that a thread should add up
@@ -19,19 +24,44 @@ _INDEXED = 2**31  # bytes that one kernel can point into
 _LARGE = 2**20  # numbers: what has fewer takes next to nothing
 
 
-class _Dimension(NamedTuple):
-    size: int
-    stride: int  # of the input, in numbers
-    result: int  # of the result; 0: it is added up
+def _work(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
+    variant = _variant(operation)
+    traits = rows_of(operation.inputs[0]) if variant != "all" else ()
+    if kind.base in _SORTING:
+        return moving(operation, kind, *sorting(operation), variant=variant, traits=traits)
+    twice = bytes_of(operation.inputs) > 1 << 22 and bytes_of(operation.outputs) <= 16
+    return moving(operation, kind, kernels=2 if twice else 1, variant=variant, traits=traits)
 
 
-def summed(operation: Operation, card: Card) -> tuple[Need, ...]:
+def _variant(operation: Operation) -> str:
+    """All, rows (the last dimension goes) or columns (it stays)."""
+    image, *_ = operation.inputs
+    if not operation.outputs or operation.outputs[0].numel <= 1:
+        return "all"
+    last = len(image.sizes) - 1
+    over = operation.arguments.get("dim")
+    over = [over] if isinstance(over, int) else over or range(last + 1)
+    return "rows" if last in [number % (last + 1) for number in over] else "columns"
+
+
+def sorting(operation: Operation) -> tuple[float, int]:
+    """Bytes and kernels of passes over digits."""
+    return 8.0 * bytes_moved(operation), 8
+
+
+def _summed(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
     """What a sum or a mean over some dimensions takes."""
     x = operation.inputs[0]
     over = operation.arguments.get("dim")
     if x.numel < _LARGE or over is None or not operation.outputs:
         return ()
     return buffers(x, [over] if isinstance(over, int) else over, card)
+
+
+class _Dimension(NamedTuple):
+    size: int
+    stride: int  # of the input, in numbers
+    result: int  # of the result; 0: it is added up
 
 
 def buffers(x: Shape, over: Sequence[int], card: Card) -> tuple[Need, ...]:
@@ -41,8 +71,8 @@ def buffers(x: Shape, over: Sequence[int], card: Card) -> tuple[Need, ...]:
     if not reduced:
         return ()
     accumulator = max(4, x.itemsize)
-    results = _product(dimensions[reduced:])
-    numbers = _product(dimensions[:reduced])
+    results = prod(each.size for each in dimensions[reduced:])
+    numbers = prod(each.size for each in dimensions[:reduced])
     inner = reduced == len(dimensions) or dimensions[0].stride < dimensions[reduced].stride  # it adds up neighbours
     vector = 1
     if not inner and dimensions[reduced].stride == 1:
@@ -116,8 +146,17 @@ def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def _product(dimensions: list[_Dimension]) -> int:
-    total = 1
-    for each in dimensions:
-        total *= each.size
-    return total
+def _sort(operation: Operation, card: Card, constants: Constants) -> tuple[Need, ...]:
+    return (Need(sum(shape.nbytes for shape in operation.outputs), "buffers of a sort"),)
+
+
+FAMILY = Family(
+    members={
+        "reduction": "sum mean prod amax amin aminmax max min argmax argmin any all var std var_mean std_mean norm"
+        " nansum linalg_vector_norm logsumexp cumsum cumprod cummax cummin count_nonzero median nanmedian mode sort"
+        " topk kthvalue unique_dim _unique2 unique_consecutive nonzero masked_select histc bincount equal bucketize"
+        " searchsorted _weight_norm_interface _weight_norm_interface_backward _cdist_forward _cdist_backward trace",
+    },
+    work={"reduction": _work},
+    needs={**dict.fromkeys(("sum", "mean", "nansum", "linalg_vector_norm", "norm"), _summed), "sort": _sort},
+)

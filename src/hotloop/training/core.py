@@ -17,13 +17,6 @@ from hotloop.device import Choice
 from hotloop.effects import counted_per_call, look
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
-from hotloop.loop.budgeting import Budgeting, budgeted
-from hotloop.loop.changes import Changes
-from hotloop.loop.schedule import Schedule
-from hotloop.loop.tuner import Tuner
-from hotloop.loop.tuning import Subject
-from hotloop.loop.watch import Watch
-from hotloop.loop.words import advice_on_loss, memory_words
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.memory.usage import usage
@@ -34,6 +27,13 @@ from hotloop.snapshot import PassSnapshot, Snapshot
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
 from hotloop.step.training import TrainingStep
+from hotloop.training.budgeting import Budgeting, budgeted
+from hotloop.training.changes import Changes
+from hotloop.training.schedule import Schedule
+from hotloop.training.watch import Watch
+from hotloop.training.words import advice_on_loss, memory_words
+from hotloop.tune.tuner import Tuner
+from hotloop.tune.tuning import Subject
 
 Transform = Callable[[Any], Any]
 Work = tuple[Any, int, int]  # a batch to train on, None where that is done; batches and items that it stands for
