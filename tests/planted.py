@@ -51,7 +51,7 @@ BUGS = [
         "step/window.py",
         "weight = losses.mass / self.unit",
         "weight = 1.0",
-        ("tests/loop/test_losses.py", "tests/step/test_eager.py"),
+        ("tests/training/test_losses.py", "tests/step/test_eager.py"),
     ),
     Bug(
         "step: accumulation is not divided",
@@ -65,7 +65,7 @@ BUGS = [
         "step/training.py",
         "if eager.window.batches:",
         "if eager.window.batches > 1:",
-        (ZOO, "tests/step/test_eager.py", "tests/loop/test_loop.py"),
+        (ZOO, "tests/step/test_eager.py", "tests/training/test_loop.py"),
     ),
     Bug(
         "step: clipping to twice the norm",
@@ -79,14 +79,14 @@ BUGS = [
         "step/eager.py",
         "self.counts.steps += stepped\n",
         "self.counts.steps += 1\n",
-        ("tests/step/test_eager.py", "tests/loop/test_loop.py"),
+        ("tests/step/test_eager.py", "tests/training/test_loop.py"),
     ),
     Bug(
         "step: a loss leaves gradients on the weights of another objective",
         "step/eager.py",
         "inputs = None if self._is_alone else self.trained.parameters",
         "inputs = None",
-        (ZOO, "tests/step/test_eager.py", "tests/loop/test_loop.py"),
+        (ZOO, "tests/step/test_eager.py", "tests/training/test_loop.py"),
     ),
     Bug(
         "step: a schedule by step stands still",
@@ -108,7 +108,7 @@ BUGS = [
         "snapshot.py",
         "self._quick.set_state(self._rng_state)",
         "pass",
-        ("tests/loop/test_rewinding.py", STARVED),
+        ("tests/training/test_rewinding.py", STARVED),
     ),
     Bug("rng: a resumed run draws anew", "training/state.py", "core.device).restore()", "core.device)", (KILLED,)),
     Bug(
@@ -145,14 +145,14 @@ BUGS = [
         "step/training.py",
         'eager.scaler.load_state_dict(state["scalers"][eager.trained.name])',
         "pass",
-        ("tests/loop/test_saved.py", "tests/step/test_eager.py"),
+        ("tests/training/test_state.py", "tests/step/test_eager.py"),
     ),
     Bug(
         "checkpoint: buffers that no state_dict has are lost",
         "training/state.py",
         "missing += _put_buffers(module, values, core.device)",
         "pass",
-        ("tests/loop/test_saved.py", KILLED),
+        ("tests/training/test_state.py", KILLED),
     ),
     Bug(
         "checkpoint: changed bytes are not noticed",
@@ -181,7 +181,7 @@ BUGS = [
         "data/feed.py",
         "enumerate(batches, first))",
         "enumerate(batches, first + 1))",
-        ("tests/data/test_stream.py", "tests/data/test_feed.py", "tests/loop/test_loop.py"),
+        ("tests/data/test_stream.py", "tests/data/test_feed.py", "tests/training/test_loop.py"),
     ),
     Bug(
         "stream: draws come later than a loader with workers makes them",
@@ -195,7 +195,7 @@ BUGS = [
         "evaluation.py",
         "added = value.reshape(()).to(total.dtype) * items",
         "items = 1\n        added = value.reshape(()).to(total.dtype) * items",
-        ("tests/test_evaluation.py", "tests/loop/test_losses.py"),
+        ("tests/test_evaluation.py", "tests/training/test_losses.py"),
     ),
     Bug("evaluation: dropout stays on", "evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)),
     # Out of memory

@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
+from hotloop.plan import Plan, Tuning
+from hotloop.report.tuning import tuning_words
 from hotloop.training.progress import Display
 from hotloop.tune.trial import Trials
 from hotloop.tune.tuning import Cache, budget_for, material_of, tune
-from hotloop.plan import Plan, Tuning
-from hotloop.report.tuning import tuning_words
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -1,6 +1,6 @@
 """Losses as people write them, and how far their gradient in parts is from that of the whole batch.
 
-python tests/loop/losses.py docs/losses.md  # measure them all and write the table
+python tests/training/losses.py docs/losses.md  # measure them all and write the table
 """
 
 import sys

@@ -22,9 +22,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import BadArgument
+from hotloop.memory.usage import Usage
 from hotloop.training import largest
 from hotloop.training.largest import Largest, Try, climb, largest_batch, sized
-from hotloop.memory.usage import Usage
 
 PLENTY = 600.0  # seconds: a busy machine must not end a search
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

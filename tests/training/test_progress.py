@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hotloop.training.progress import Display, Stop
 from hotloop.records import Epoch
+from hotloop.training.progress import Display, Stop
 
 DONE = Epoch(number=1, loss=0.51234, items=1000, seconds=2.0, losses={}, metrics={"accuracy": 0.975})
 

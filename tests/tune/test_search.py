@@ -282,7 +282,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that only the contest moves."""
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(
-        importlib.import_module("hotloop.tune"), "time", SimpleNamespace(perf_counter=lambda: clock.now)
+        importlib.import_module("hotloop.tune.search"), "time", SimpleNamespace(perf_counter=lambda: clock.now)
     )
     return clock
 

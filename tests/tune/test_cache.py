@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from hotloop import Loop
 from hotloop.errors import PlanWarning
 from hotloop.levers import levers_of
-from hotloop.tune.tuning import Cache, for_a_run_of
 from hotloop.plan import Plan, Trial, Tuning
+from hotloop.tune.tuning import Cache, for_a_run_of
 
 TUNING = Tuning(
     plan=Plan("cpu", channels_last=True, fused=True),

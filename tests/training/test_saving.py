@@ -25,8 +25,8 @@ from hotloop import Loop, Report
 from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, folders, load
 from hotloop.errors import BadArgument, OutputError
 from hotloop.training.fit import Fit
-from hotloop.training.state import state_of
 from hotloop.training.saving import Interval, interval_in, seconds_in
+from hotloop.training.state import state_of
 
 FILES = ("tensors.safetensors", "state.json", "sums.json")
 
@@ -466,7 +466,7 @@ def test_a_schedule_that_watches_the_loss_is_not_forgotten_there(task, tmp_path:
 def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = loop_of(task)
 
-    def interrupted(loop: Loop) -> dict[str, Any]:
+    def interrupted(core: Any) -> dict[str, Any]:
         signal.raise_signal(signal.SIGTERM)
         return state_of(core)
 

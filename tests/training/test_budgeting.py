@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import hotloop
 from hotloop.errors import BadArgument
-from hotloop.training.budgeting import Budgeting, Look, budgeted, candidates
-from hotloop.training.rehearsal import in_use
 from hotloop.memory.budget import CheckpointCandidate
 from hotloop.memory.storages import live_tensors
 from hotloop.memory.tracking import track
 from hotloop.plan import Plan
+from hotloop.training.budgeting import Budgeting, Look, budgeted, candidates
+from hotloop.training.rehearsal import in_use
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 

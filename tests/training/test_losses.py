@@ -71,7 +71,7 @@ def test_the_table_of_the_documentation_has_every_loss() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert len(CASES) >= 25
     for case in CASES:
-        assert f"| {case.name} |" in page, "run: python tests/loop/losses.py docs/losses.md"
+        assert f"| {case.name} |" in page, "run: python tests/training/losses.py docs/losses.md"
     assert f"| loss | {' | '.join(COLUMNS)} |" in page
 
 

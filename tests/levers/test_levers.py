@@ -22,7 +22,7 @@ from hotloop.levers.__main__ import write
 from hotloop.levers.applied import AppliedPlan
 from hotloop.plan import Plan, Tier
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 NAMED: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
 CPU, CUDA = Plan("cpu"), Plan("cuda")
 every_lever = pytest.mark.parametrize("lever", LEVERS, ids=NAMED)
