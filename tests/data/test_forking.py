@@ -34,11 +34,13 @@ class Collecting(Dataset[Any]):
 
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
-    """Garbage stays until it is asked for."""
+    """Garbage stays until it is asked for, and nothing is frozen."""
+    gc.unfreeze()
     gc.collect()
     gc.disable()
     yield
     gc.enable()
+    gc.freeze()
 
 
 @pytest.fixture

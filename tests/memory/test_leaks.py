@@ -417,3 +417,11 @@ def test_a_healthy_loop_on_a_gpu_has_no_leak() -> None:
             trainer.optimizer.step()
             growth.step()
         assert growth.leaks() == ()
+
+
+def test_a_lazy_layer_anywhere_in_the_process_is_no_obstacle() -> None:
+    """Its weights have no memory before the first batch decides their shape."""
+    lazy = nn.LazyLinear(3)
+    with watch_growth() as growth:
+        growth.step()
+    assert lazy.weight is not None

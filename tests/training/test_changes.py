@@ -21,7 +21,7 @@ from hotloop import Loop, stream
 from hotloop.checkpoint import CheckpointWarning
 from hotloop.errors import BadArgument
 
-from .test_saved import BATCH, ITEMS, Script, broken, held_out, interrupt_at, network, points, same, shuffled, unbroken
+from .test_state import BATCH, ITEMS, Script, broken, held_out, interrupt_at, network, points, same, shuffled, unbroken
 
 cross_entropy = nn.functional.cross_entropy
 

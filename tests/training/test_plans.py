@@ -14,7 +14,7 @@ from hotloop import Loop, Plan, Report
 from hotloop.errors import MemoryWarning
 from hotloop.records import PlanChange
 
-from .test_saved import interrupt_at
+from .test_state import interrupt_at
 
 BATCH, BATCHES = 16, 12
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from hotloop._torch import inner_tensors, sparse_parts, storage_id
 
@@ -18,6 +19,8 @@ def storages_of(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
     >>> [storage.nbytes() for storage in storages_of(torch.zeros(2, 3))]
     [24]
     """
+    if is_lazy(tensor):  # a weight whose shape the first batch decides: it has no memory yet
+        return
     if (inner := inner_tensors(tensor)) is not None:
         parts = inner
     elif tensor.layout == torch.sparse_coo:
