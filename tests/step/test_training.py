@@ -19,6 +19,7 @@ from hotloop.plan import Plan
 from hotloop.snapshot import Snapshot
 from hotloop.step.eager import total
 from hotloop.step.objectives import TrainedObjective
+from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 
 PLAIN = Plan("cpu")
@@ -360,3 +361,41 @@ def test_half_precision_with_a_plan(precision: Any) -> None:
         assert {p.dtype for p in model.parameters()} == {torch.float32}
         assert step.counts.skipped == 0
     torch.testing.assert_close(*results, rtol=0.05, atol=0.01)
+
+
+class Deep(nn.Module):
+    """Blocks that repeat; the second objective runs out of memory until their activations are checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), nn.ReLU()) for _ in range(2)])
+        self.heads = nn.ModuleDict({"first": nn.Linear(3, 1), "second": nn.Linear(3, 1)})
+
+    def forward(self, x: Tensor, head: str) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        if head == "second" and "forward" not in vars(self.blocks[0]):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        output: Tensor = self.heads[head](x)
+        return output
+
+
+@pytest.mark.filterwarnings("ignore::hotloop.errors.MemoryWarning")
+def test_a_plan_that_changes_between_two_objectives_loses_no_loss() -> None:
+    model = Deep()
+    seen: list[set[str]] = []
+
+    def goal(name: str, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch[0], name).square().mean()
+
+    objectives = tuple(
+        TrainedObjective(name, partial(goal, name), (torch.optim.SGD(model.heads[name].parameters(), 0.1),))
+        for name in ("first", "second")
+    )
+    memory = OutOfMemory([model], torch.device("cpu"), relieve=lambda: step.relieve())  # noqa: PLW0108  # made below
+    step = TrainingStep(model, objectives, PLAIN, see=lambda parts, count: seen.append(set(parts)), memory=memory)
+    parts = step((torch.ones(1, 3), torch.ones(1, 1)))
+    assert step.plan.checkpointing
+    assert set(parts) == {"first", "second"}
+    assert seen == [{"first", "second"}]
+    step.levers.revert()

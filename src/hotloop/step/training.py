@@ -59,6 +59,7 @@ class TrainingStep:
             memory.has_captures = lambda: self.captured is not None and self.captured.has_captures
             memory.give_way = self._give_way
             self._retries = [OomRetry(eager, memory, self.weighing.items_in, eager.undo) for eager in self.eagers]
+        self._alternating = Alternating(self.eagers, see)  # one for all: the plan may change while it runs
         self.levers = AppliedPlan(plan, model, self.optimizers)
         self._compose()
 
@@ -78,7 +79,8 @@ class TrainingStep:
         for retry, call in zip(self._retries, calls, strict=False):
             retry.call = call
         steps: list[Callable[[Any], Parts]] = [*self._retries] or [Whole(call) for call in calls]
-        self.run = steps[0] if len(steps) == 1 else Alternating(steps, self.eagers, self._see)
+        self._alternating.steps = steps
+        self.run = steps[0] if len(steps) == 1 else self._alternating
         if self.captured is not None:
             self.captured.forget()
             self.captured = None
@@ -203,16 +205,18 @@ class Whole:
 class Alternating:
     """Several objectives on one batch, one after the other, as in a GAN; `see` is told all losses with the last."""
 
-    def __init__(self, steps: Sequence[Callable[[Any], Parts]], eagers: Sequence[EagerStep], see: See | None) -> None:
-        self._steps, self._see = steps, see
+    def __init__(self, eagers: Sequence[EagerStep], see: See | None) -> None:
+        self.steps: Sequence[Callable[[Any], Parts]] = ()
+        self._see = see
         self._parts: Parts = {}
-        for eager in eagers:
-            eager.see = self._collect
-        eagers[-1].see = self._tell
+        if len(eagers) > 1:
+            for eager in eagers:
+                eager.see = self._collect
+            eagers[-1].see = self._tell
 
     def __call__(self, batch: Any) -> Parts:
         self._parts = {}
-        for step in self._steps:
+        for step in self.steps:
             step(batch)
         return self._parts
 
