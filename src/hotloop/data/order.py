@@ -10,6 +10,8 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from hotloop.data.origin import twin
 
+SPLIT = 1024  # batches at a time: the first of a long epoch do not wait for the last
+
 
 def can_draw_at_once(loader: DataLoader[Any]) -> bool:
     """Whether a loader shuffles as most do, each item once, and this PyTorch draws the order as it is drawn here."""
@@ -36,13 +38,14 @@ def _batches(sampler: RandomSampler, size: int, drop_last: bool) -> Iterator[Ten
     if generator is None:
         generator = torch.Generator()
         generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-    rows = torch.randperm(items, generator=generator).split(size)
-    full = items // size
-    yield from rows[:full]
+    order = torch.randperm(items, generator=generator)
+    full = items - items % size  # in whole batches
+    for some in order[:full].split(size * SPLIT) if full else ():
+        yield from some.split(size)
     if sampler.generator is not None:
         torch.randperm(items, generator=generator)  # the sampler begins another round, of which it needs nothing
-    if full < len(rows) and not drop_last:
-        yield rows[-1]
+    if full < items and not drop_last:
+        yield order[full:]
 
 
 @cache
