@@ -551,3 +551,16 @@ def test_a_new_lever_is_one_new_file(tmp_path: Path) -> None:
     assert told["inputs"] == "tuple"
     assert told["levers"] == ["toy"]
     assert (told["verdict"], told["tuned"]) == ("kept", ["toy"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [(["--help"], 0, "the folder of the documentation"), (["absent"], 2, "levers/index.md")],
+)
+def test_the_command_that_writes_the_pages_explains_itself(arguments: list[str], code: int, words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "hotloop.levers", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == code
+    assert words in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

@@ -136,6 +136,14 @@ def check_loader(loader: object, name: str = "the loader") -> None:
         )
 
 
+def check_readable_again(loader: object, fix: str) -> None:
+    """Refuse what can be read only once, before anything is read of it."""
+    if isinstance(loader, Iterator):
+        raise BadArgument(
+            f"{an(type(loader).__name__)} can be read only once, so that nothing would be left to train on", fix=fix
+        )
+
+
 def nothing_came(loader: object, name: str = "the loader") -> EmptyLoader:
     """The error for a loader that gave no batch."""
     if not isinstance(loader, DataLoader):

@@ -1,7 +1,7 @@
 """`python -m hotloop.levers docs` writes the pages of the levers, their table and their menu from their classes."""
 
+import argparse
 import re
-import sys
 from pathlib import Path
 
 from hotloop.levers import LEVERS
@@ -28,4 +28,9 @@ def write(docs: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m hotloop.levers", description=__doc__)
+    parser.add_argument("docs", type=Path, help="the folder of the documentation, with levers/index.md in it")
+    folder = parser.parse_args().docs
+    if not (folder / "levers" / "index.md").is_file():
+        parser.error(f"{folder} holds no levers/index.md; give the docs folder of a clone")
+    write(folder)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
+from hotloop.data.origin import check_readable_again
 from hotloop.data.resident import generators_of
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import holds_rows
@@ -21,7 +22,7 @@ from hotloop.objective import items_in
 from hotloop.placement import move
 from hotloop.records import Record
 from hotloop.rng import RngStates
-from hotloop.text import an, count, duration, plural, size
+from hotloop.text import count, duration, plural, size
 from hotloop.training.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
 from hotloop.tune.tuning import Subject
 
@@ -223,13 +224,8 @@ def _example(data: Any) -> tuple[Any, int | None]:
     in_a_row = isinstance(data, list | tuple) and any(isinstance(value, Tensor) for value in data)
     if in_a_row or isinstance(data, Tensor | Mapping) or dataclasses.is_dataclass(data):
         return data, None
-    batches = iter(data)
-    if batches is data:
-        raise BadArgument(
-            f"{an(type(data).__name__)} can be read only once, so that nothing would be left to train on",
-            fix="give a DataLoader, a list of batches, or one batch",
-        )
-    first = next(batches, None)
+    check_readable_again(data, fix="give a DataLoader, a list of batches, or one batch")
+    first = next(iter(data), None)
     if first is None:
         raise BadArgument("the loader gave no batch", fix="give a loader that is not empty")
     sample = getattr(data, "dataset", None)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.data import Stream, length_of
-from hotloop.data.origin import check_loader, nothing_came
+from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument
 from hotloop.evaluation import Metrics, check_metrics
@@ -28,7 +28,6 @@ from hotloop.records import Report
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.training import TrainingStep
-from hotloop.text import an
 from hotloop.training.budgeting import Budgeting
 from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.fit import Fit
@@ -346,11 +345,7 @@ class Loop:
         Real steps of the plan on batches of `loader`, after a warm-up, on copies of the weights; everything is put
         back afterwards. `hotloop profile script.py` does the same for a script that knows nothing of hotloop.
         """
-        if isinstance(loader, Iterator):
-            raise BadArgument(
-                f"{an(type(loader).__name__)} can be read only once, so that nothing would be left to train on",
-                fix="give what can be iterated again, such as a DataLoader",
-            )
+        check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
         core, plan = self._core, self._core.step.plan
         step = TrainingStep(
             self.model, core.objectives, plan, averages=core.subject.averages, compiled=core.step.compiled or None

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from hotloop._torch import gradient_hooks
 from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.clock import synchronize
-from hotloop.data.origin import is_in_order
+from hotloop.data.origin import check_readable_again, is_in_order
 from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
 from hotloop.data.rng import LoaderRng
 from hotloop.effects import ReachableState, Skip, code_of_modules, look, restored_by_state
@@ -34,7 +34,6 @@ from hotloop.snapshot import Snapshot
 from hotloop.step.inspection import signature
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
-from hotloop.text import an
 from hotloop.tune.search import Refused, Search
 from hotloop.tune.trial import Material, Trials
 from hotloop.version import __version__
@@ -160,13 +159,8 @@ def material_of(loader: Any, device: torch.device, transform: Any = None, given:
     again = loader if is_in_order(loader) and has_known_sampler(loader) else None
     before, rng = RngStates(device, generators_held(loader, transform)), LoaderRng(loader)
     began = rng.get_state()
-    batches = iter(loader)
-    if batches is loader:
-        raise BadArgument(
-            f"{an(type(loader).__name__)} can be read only once, so that nothing would be left to train on",
-            fix="tune with a DataLoader or a list",
-        )
-    first = next(batches, None)
+    check_readable_again(loader, fix="tune with a DataLoader or a list")
+    first = next(iter(loader), None)
     if first is None:
         raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
     batch = move(first, device)
