@@ -23,7 +23,6 @@ try:
     from torch._ops import OpOverload
     from torch._subclasses import fake_tensor as _fake
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-    from torch.utils import _pytree
     from torch.utils._python_dispatch import TorchDispatchMode
 except ImportError as error:
     raise CannotSimulate(
@@ -161,22 +160,7 @@ def sole_owners() -> Iterator[None]:
         patches.restore()
 
 
-def leaves_of(tree: Any) -> list[Any]:
-    """Everything in nested lists, tuples and dicts, in order."""
-    return _pytree.tree_leaves(tree)
-
-
-def map_leaves(change: Callable[[Any], Any], tree: Any) -> Any:
-    """The same tree with other leaves."""
-    return _pytree.tree_map(change, tree)
-
-
 # Operators
-
-
-def schema_of(operator: Any) -> Any:
-    """The schema of an operator: its name and its arguments."""
-    return operator._schema
 
 
 def overload(name: str) -> Any:
@@ -290,16 +274,6 @@ def lifting_on_host() -> Iterator[None]:
 
 
 # Modules and loaders
-
-
-def parameters_of(module: nn.Module) -> dict[str, Any]:
-    """The parameters that a module holds itself, by name; None among them. What is changed here changes the module."""
-    return module._parameters
-
-
-def buffers_of(module: nn.Module) -> dict[str, Any]:
-    """The same for its buffers."""
-    return module._buffers
 
 
 def wrap_moves(patches: Patches, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

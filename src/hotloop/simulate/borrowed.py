@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from hotloop.simulate._torch import buffers_of, is_simulated, parameters_of, sole_owners
+from hotloop._torch import buffers_of, parameters_of
+from hotloop.simulate._torch import is_simulated, sole_owners
 
 
 class Borrowed:

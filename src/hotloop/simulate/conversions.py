@@ -14,15 +14,12 @@ from torch.nn.parameter import UninitializedTensorMixin, is_lazy  # type: ignore
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 
+from hotloop._torch import buffers_of, leaves_of, map_leaves, parameters_of
 from hotloop.simulate._torch import (
     accept_fakes,
-    buffers_of,
     is_simulated,
-    leaves_of,
     loader_iterator,
-    map_leaves,
     mark_as_parameter,
-    parameters_of,
     storage_id,
     teach_fakes,
     wrap_moves,
@@ -100,8 +97,9 @@ class Conversions:
             with self._lazies.held_back(module, fn):
                 result: nn.Module = apply(module, fn, recurse)
             for tensors, kind in ((parameters_of(module), "parameter"), (buffers_of(module), "buffer")):
-                for tensor in filter(is_simulated, tensors.values()):
-                    self._gpu.storages.name(tensor, kind)
+                for tensor in tensors.values():
+                    if tensor is not None and is_simulated(tensor):
+                        self._gpu.storages.name(tensor, kind)
             return result
 
         return moved
@@ -279,9 +277,10 @@ class Lazies:
     @contextmanager
     def held_back(self, module: nn.Module, fn: Callable[[Tensor], Tensor]) -> Iterator[None]:
         """While a module is moved, what has no shape yet is not; it is noted where it goes."""
+        tables: tuple[dict[str, Any], ...] = (parameters_of(module), buffers_of(module))
         held = [
             (tensors, name, tensor)
-            for tensors in (parameters_of(module), buffers_of(module))
+            for tensors in tables
             for name, tensor in tensors.items()
             if tensor is not None and is_lazy(tensor)
         ]

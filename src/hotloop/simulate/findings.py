@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop._torch import buffers_of, parameters_of
 from hotloop.placement.golden import Scene, modules_in_sight, shape_of
 from hotloop.placement.sites import Site, as_buffer, frames, user_frames
-from hotloop.simulate._torch import buffers_of, is_simulated, parameters_of, storage_id
+from hotloop.simulate._torch import is_simulated, storage_id
 from hotloop.simulate.events import Place
 from hotloop.simulate.places import here
 from hotloop.simulate.record import Finding

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.simulate._torch import OperationMode, leaves_of, schema_of
+from hotloop._torch import leaves_of, schema_of
+from hotloop.simulate._torch import OperationMode
 from hotloop.simulate.events import Operation, Shape
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.simulate._torch import is_composite, is_fake, is_simulated, schema_of
+from hotloop._torch import schema_of
+from hotloop.simulate._torch import is_composite, is_fake, is_simulated
 from hotloop.simulate.events import Shape
 from hotloop.simulate.families import HOST, IDLE, STRICT, WHOLE
 

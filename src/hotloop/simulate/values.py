@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.simulate._torch import schema_of
+from hotloop._torch import schema_of
 from hotloop.simulate.events import Place
 from hotloop.simulate.invented import Branches, asked_by_the_script, is_test
 from hotloop.simulate.known import Known

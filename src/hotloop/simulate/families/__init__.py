@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from hotloop.simulate._torch import overload, schema_of, with_cuda_kernels
+from hotloop._torch import schema_of
+from hotloop.simulate._torch import overload, with_cuda_kernels
 from hotloop.simulate.events import Operation, Shape
 from hotloop.simulate.families import (
     attention,
