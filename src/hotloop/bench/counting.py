@@ -43,12 +43,13 @@ def count_of(workload: Workload, device: torch.device) -> Count:
     """Operations and bytes of one unit: a plain step, forward, backward and update, over what its batch holds."""
     parts = workload.parts()
     model = parts.model.to(device).train()
-    batch = to(next(iter(parts.loader)), device)
+    batch = parts.transformed(to(next(iter(parts.loader)), device))
 
     def step() -> None:
-        parts.optimizer.zero_grad()
-        parts.compute(model, batch).backward()
-        parts.optimizer.step()
+        for objective, optimizer in parts.updates:
+            optimizer.zero_grad()
+            objective(model, batch).backward()
+            optimizer.step()
 
     step()  # the first one also makes the optimizer's state
     count = counted(step)

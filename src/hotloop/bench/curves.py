@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import hotloop
-from hotloop.bench.contestants.by_hand import to
+from hotloop.bench.contestants.by_hand import tutorial_steps
 from hotloop.bench.contestants.hot import loop_of
 from hotloop.bench.workloads import TrainingParts, Workload
 from hotloop.plan import Plan
@@ -31,11 +31,11 @@ def curves(
     def hot(parts: TrainingParts) -> Iterator[Tensor]:
         loop = loop_of(parts, device, plan or "auto")
         if plan is None:
-            loop.tune(parts.loader, seconds=plan_for, progress=False)
+            loop.tune(parts.loader, seconds=plan_for, device_transform=parts.device_transform, progress=False)
         return _hot(loop, parts)
 
     def tutorial(parts: TrainingParts) -> Iterator[Tensor]:
-        return _tutorial(parts, device)
+        return (torch.stack(losses).sum() for losses in tutorial_steps(parts, device))
 
     return Curves(
         workload=workload.name,
@@ -60,18 +60,7 @@ def _losses(
     return tuple(torch.stack(taken).float().tolist())
 
 
-def _tutorial(parts: TrainingParts, device: torch.device) -> Iterator[Tensor]:
-    model = parts.model.to(device).train()
-    while True:
-        for batch in parts.loader:
-            parts.optimizer.zero_grad()
-            loss = parts.compute(model, to(batch, device))
-            loss.backward()
-            parts.optimizer.step()
-            yield loss
-
-
 def _hot(loop: hotloop.Loop, parts: TrainingParts) -> Iterator[Tensor]:
     while True:
-        for batch in loop.batches(parts.loader):
+        for batch in loop.batches(parts.loader, device_transform=parts.device_transform):
             yield loop.step(batch)

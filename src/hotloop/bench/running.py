@@ -15,7 +15,7 @@ import torch
 from hotloop._torch import compiler_is_loaded
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.ceilings import ceilings
-from hotloop.bench.contestants import Start, Started
+from hotloop.bench.contestants import DoesNotApply, Start, Started
 from hotloop.bench.counting import Count, count_of
 from hotloop.bench.curves import curves
 from hotloop.bench.switches import OwnSwitches
@@ -138,6 +138,9 @@ def race(
                 done.failures.append(_failure(racer.label, error, tell))
             else:
                 alone.append(racer.name)
+        except DoesNotApply as error:  # who was asked for by name alone gets the reason
+            if len(contestants) == 1:
+                done.failures.append(_failure(racer.label, error, tell))
         except Exception as error:  # noqa: BLE001  # a contestant may fail in any way, and the others go on
             done.failures.append(_failure(racer.label, error, tell))
         else:

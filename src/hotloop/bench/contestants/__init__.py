@@ -4,16 +4,18 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 
-from hotloop.bench.contestants.by_hand import expert, tutorial
+from hotloop.bench.contestants.by_hand import careful, expert, tutorial
 from hotloop.bench.contestants.frameworks import accelerate, fabric, lightning, warm_up
 from hotloop.bench.contestants.hot import hot
+from hotloop.bench.contestants.hugging_face import trainer
+from hotloop.bench.contestants.protocol import DoesNotApply as DoesNotApply
 from hotloop.bench.contestants.protocol import Run as Run
 from hotloop.bench.contestants.protocol import Start as Start
 from hotloop.bench.contestants.protocol import Started as Started
 from hotloop.bench.contestants.protocol import timed as timed
 from hotloop.errors import BadArgument
 
-NAMES = ("tutorial", "accelerate", "fabric", "lightning", "hotloop", "expert")
+NAMES = ("tutorial", "careful", "accelerate", "fabric", "lightning", "trainer", "hotloop", "expert")
 
 
 def contestants(
@@ -28,9 +30,11 @@ def contestants(
         raise BadArgument(f"plan for {plan_for} seconds", fix="give the length of a training, above 0")
     known: dict[str, Start] = {
         "tutorial": tutorial,
+        "careful": careful,
         "accelerate": accelerate,
         "fabric": fabric,
         "lightning": lightning,
+        "trainer": trainer,
         "hotloop": partial(hot, plan_for=plan_for),
     }
     if experts is not None:

@@ -11,13 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.bench.contestants.protocol import Started, timed
+from hotloop.bench.contestants.protocol import Started, has_bf16, timed
 from hotloop.bench.packages import require
 from hotloop.bench.workloads import TrainingParts
 from hotloop.clock import synchronize
-from hotloop.device import pick
 
-PACKAGES = {"accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning"}
+PACKAGES = {"accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning", "trainer": "transformers"}
 
 
 def warm_up(names: Iterable[str]) -> None:
@@ -33,15 +32,15 @@ def accelerate(parts: TrainingParts, device: torch.device) -> Started:
     package = require("accelerate")
     # Its settings are shared by the whole process; another device or precision is refused until they are forgotten.
     package.state.AcceleratorState._reset_state(reset_partial_state=True)
-    half = _has_bf16(device)
+    half = has_bf16(device)
     accelerator = package.Accelerator(cpu=device.type == "cpu", mixed_precision="bf16" if half else "no")
-    model, optimizer, loader = accelerator.prepare(parts.model, parts.optimizer, parts.loader)
+    model, optimizer, loader = accelerator.prepare(parts.model, parts.only_optimizer, parts.loader)
 
     def epochs(count: int) -> None:
         for _ in range(count):
             for batch in loader:
                 optimizer.zero_grad()
-                loss = parts.compute(model, batch)
+                loss = parts.compute(model, parts.transformed(batch))
                 accelerator.backward(loss)
                 optimizer.step()
 
@@ -53,18 +52,18 @@ def fabric(parts: TrainingParts, device: torch.device) -> Started:
     with _quiet():
         package = require("lightning")
         made = package.Fabric(**_where(device))
-        model, optimizer = made.setup(parts.model, parts.optimizer)
+        model, optimizer = made.setup(parts.model, parts.only_optimizer)
         loader = made.setup_dataloaders(parts.loader)
 
     def epochs(count: int) -> None:
         for _ in range(count):
             for batch in loader:
                 optimizer.zero_grad()
-                loss = parts.compute(model, batch)
+                loss = parts.compute(model, parts.transformed(batch))
                 made.backward(loss)
                 optimizer.step()
 
-    return Started(timed(epochs, device), "bf16" if _has_bf16(device) else "fp32")
+    return Started(timed(epochs, device), "bf16" if has_bf16(device) else "fp32")
 
 
 def lightning(parts: TrainingParts, device: torch.device) -> Started:
@@ -88,20 +87,22 @@ def lightning(parts: TrainingParts, device: torch.device) -> Started:
         seconds: float = clock.end - clock.start
         return seconds
 
-    return Started(run, "bf16" if _has_bf16(device) else "fp32")
+    return Started(run, "bf16" if has_bf16(device) else "fp32")
 
 
 def _module(package: Any, parts: TrainingParts) -> Any:
+    optimizer = parts.only_optimizer
+
     class Module(package.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = parts.model
 
         def training_step(self, batch: Any, number: int) -> Tensor:
-            return parts.compute(self.model, batch)
+            return parts.compute(self.model, parts.transformed(batch))
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
-            return parts.optimizer
+            return optimizer
 
     return Module()
 
@@ -130,12 +131,8 @@ def _where(device: torch.device) -> dict[str, Any]:
     return {
         "accelerator": device.type,
         "devices": [device.index or 0] if device.type == "cuda" else 1,
-        "precision": "bf16-mixed" if _has_bf16(device) else "32-true",
+        "precision": "bf16-mixed" if has_bf16(device) else "32-true",
     }
-
-
-def _has_bf16(device: torch.device) -> bool:
-    return device.type == "cuda" and pick(device).precision == "bf16"
 
 
 @contextmanager

@@ -23,10 +23,11 @@ WORDS = {
 def hot(parts: TrainingParts, device: torch.device, *, plan_for: float) -> Started:
     """A `Loop` whose plan was tuned for so many seconds of plain training."""
     loop = loop_of(parts, device)
-    loop.tune(parts.loader, seconds=plan_for, progress=False)
+    transform = parts.device_transform
+    loop.tune(parts.loader, seconds=plan_for, device_transform=transform, progress=False)
 
     def epochs(count: int) -> None:
-        loop.fit(parts.loader, epochs=count, progress=False)
+        loop.fit(parts.loader, epochs=count, device_transform=transform, progress=False)
 
     return Started(timed(epochs, device), in_words(loop.plan), loop.plan)
 

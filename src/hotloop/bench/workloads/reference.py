@@ -1,126 +1,22 @@
-"""The workloads: what is trained, in the size that suits the device, and the same for every contestant."""
+"""The workloads that experts have loops for too: an MLP, two CNNs, sprites and two GPTs."""
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.optim import SGD, Adam, AdamW
+from torch.utils.data import TensorDataset
 
 from hotloop.bench.data import TextDataset, images, rows, tokens
 from hotloop.bench.models import GPT, GPTSize, ResNet18, mlp, small_cnn
 from hotloop.bench.packages import require
-from hotloop.errors import BadArgument
+from hotloop.bench.workloads.parts import Scale, Workload
 from hotloop.sprites.drawing import guess_hidden
 from hotloop.sprites.making import CLASSES, make
 from hotloop.sprites.models import Drawer, Size
 
-Criterion = Callable[[Any, Any], Tensor]
-Objective = Callable[[Any, Any], Tensor]
 
-
-@dataclass(frozen=True)
-class TrainingParts:
-    """What one contestant trains; every contestant gets its own, and all are equal."""
-
-    workload: str
-    model: nn.Module
-    optimizer: Optimizer
-    loader: DataLoader[Any]
-    loss: Criterion | None
-    objective: Objective | None
-    optimize: Callable[..., Optimizer]  # the same optimizer for whoever builds it with switches of their own
-
-    def compute(self, model: nn.Module, batch: Any) -> Tensor:
-        """The loss of a batch, as the loop of a tutorial would write it."""
-        if self.objective is not None:
-            return self.objective(model, batch)
-        if self.loss is not None:
-            inputs, targets = batch
-            return self.loss(model(inputs), targets)
-        loss: Tensor = model(**batch).loss
-        return loss
-
-
-@dataclass(frozen=True)
-class Workload:
-    """Something to train, in one size."""
-
-    name: str
-    unit: str
-    dataset: Dataset[Any]
-    items: int
-    batch: int
-    network: Callable[[], nn.Module]
-    optimize: Callable[..., Optimizer]
-    loss: Criterion | None = None
-    objective: Objective | None = None
-    units_per_item: int = 1
-    epochs: int = 1  # in a repeat
-    workers: int = 0
-    pinned: bool = False
-    seed: int = 0
-    note: str = ""  # how it differs from the full size
-
-    @property
-    def units(self) -> int:
-        """What an epoch holds, in `unit`."""
-        return self.items * self.units_per_item
-
-    @property
-    def steps(self) -> int:
-        """Updates of the weights in an epoch."""
-        return math.ceil(self.items / self.batch)
-
-    def parts(self) -> TrainingParts:
-        """A new model, optimizer and loader, equal each time. Sets torch's seed, from which a training goes on."""
-        torch.manual_seed(self.seed)
-        model = self.network()
-        loader = DataLoader(
-            self.dataset,
-            self.batch,
-            shuffle=True,
-            num_workers=self.workers,
-            pin_memory=self.pinned,
-            generator=torch.Generator().manual_seed(self.seed),
-        )
-        optimizer = self.optimize(model.parameters())
-        return TrainingParts(self.name, model, optimizer, loader, self.loss, self.objective, self.optimize)
-
-
-@dataclass(frozen=True)
-class Scale:
-    """Where a workload runs, and so which of its sizes suits."""
-
-    device: torch.device
-    quick: bool = False
-    seed: int = 0
-
-    def pick(self, full: int, cpu: int, quick: int) -> int:
-        return quick if self.quick else cpu if self.device.type == "cpu" else full
-
-    def note(self, words: str) -> str:
-        return words if self.quick or self.device.type == "cpu" else ""
-
-
-def workload(name: str, device: str | torch.device, *, quick: bool = False, seed: int = 0) -> Workload:
-    """The workload of this name for a device; `quick` is one that takes seconds, to see that everything works.
-
-    >>> workload("mlp", "cpu").steps
-    16
-    """
-    if name not in WORKLOADS:
-        raise BadArgument(f"there is no workload {name!r}", fix=f"choose one of: {', '.join(WORKLOADS)}")
-    made = WORKLOADS[name](Scale(torch.device(device), quick, seed))
-    return replace(made, seed=seed)
-
-
-def _mlp(scale: Scale) -> Workload:
+def mlp_workload(scale: Scale) -> Workload:
     count = scale.pick(1024, 1024, 256)
     return Workload(
         name="mlp",
@@ -137,7 +33,7 @@ def _mlp(scale: Scale) -> Workload:
     )
 
 
-def _cnn(scale: Scale) -> Workload:
+def cnn_workload(scale: Scale) -> Workload:
     count = scale.pick(50_000, 2_128, 80)
     return Workload(
         name="cnn",
@@ -153,7 +49,7 @@ def _cnn(scale: Scale) -> Workload:
     )
 
 
-def _resnet18(scale: Scale) -> Workload:
+def resnet18_workload(scale: Scale) -> Workload:
     count, batch, width = scale.pick(50_000, 176, 40), scale.pick(256, 32, 16), scale.pick(64, 64, 8)
     return Workload(
         name="resnet18",
@@ -168,7 +64,7 @@ def _resnet18(scale: Scale) -> Workload:
     )
 
 
-def _sprites(scale: Scale) -> Workload:
+def sprites_workload(scale: Scale) -> Workload:
     count, batch, width = scale.pick(32_768, 160, 48), scale.pick(256, 32, 16), scale.pick(64, 64, 8)
     return Workload(
         name="sprites",
@@ -189,7 +85,7 @@ def next_token(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
 
-def _gpt(scale: Scale) -> Workload:
+def gpt_workload(scale: Scale) -> Workload:
     size = _small_gpt(scale) or GPTSize()
     count, batch = scale.pick(320, 32, 8), scale.pick(16, 4, 4)
     drawn = tokens(count, size.context + 1, size.vocabulary, scale.seed)
@@ -207,7 +103,7 @@ def _gpt(scale: Scale) -> Workload:
     )
 
 
-def _gpt2(scale: Scale) -> Workload:
+def gpt2_workload(scale: Scale) -> Workload:
     transformers = require("transformers")
     small = _small_gpt(scale)
     shape = (
@@ -255,13 +151,3 @@ def _small_gpt(scale: Scale) -> GPTSize | None:
 
 def _small(size: GPTSize, batch: int) -> str:
     return f"a small one: {size.layers} layers, {size.width} wide, {batch}x{size.context} tokens"
-
-
-WORKLOADS: dict[str, Callable[[Scale], Workload]] = {
-    "mlp": _mlp,
-    "cnn": _cnn,
-    "resnet18": _resnet18,
-    "sprites": _sprites,
-    "gpt": _gpt,
-    "gpt2": _gpt2,
-}
