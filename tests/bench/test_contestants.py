@@ -6,22 +6,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotloop.bench.contestants import NAMES, contestants
+from hotloop.bench.contestants import NAMES, DoesNotApply, contestants
 from hotloop.bench.contestants.hot import in_words
 from hotloop.bench.packages import MissingPackage
-from hotloop.bench.workloads import WORKLOADS, workload
+from hotloop.bench.workloads import APPLICATIONS, RACED, UNSEEN, workload
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan
 
-from .racing import CPU, EXPERTS, loss_of
-
-PACKAGES = {"accelerate": "accelerate", "fabric": "lightning", "lightning": "lightning", "gpt2": "transformers"}
+from .racing import CPU, EXPERTS, loss_of, needs_packages_of
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "trainer"])
 def test_each_one_trains(name: str) -> None:
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
+    needs_packages_of(name)
     work = workload("mlp", "cpu", quick=True)
     parts = work.parts()
     before = loss_of(work, parts)
@@ -31,10 +28,9 @@ def test_each_one_trains(name: str) -> None:
     assert loss_of(work, parts) < 0.85 * before
 
 
-@pytest.mark.parametrize("name", ["accelerate", "fabric", "hotloop"])
+@pytest.mark.parametrize("name", ["careful", "accelerate", "fabric", "hotloop"])
 def test_on_a_cpu_the_weights_are_those_of_the_tutorial(name: str) -> None:
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
+    needs_packages_of(name)
     work = workload("mlp", "cpu", quick=True)
     ends = []
     for contestant in ("tutorial", name):
@@ -44,10 +40,49 @@ def test_on_a_cpu_the_weights_are_those_of_the_tutorial(name: str) -> None:
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)  # a fused optimizer rounds differently
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", ["tutorial", "careful"])
+@pytest.mark.parametrize("trained", [*APPLICATIONS, *UNSEEN])
+def test_loops_by_hand_train_every_application(name: str, trained: str) -> None:
+    needs_packages_of(trained)
+    parts = workload(trained, "cpu", quick=True).parts()
+    before = [weight.detach().clone() for weight in parts.model.parameters() if weight.requires_grad]
+    started = contestants([name])[name](parts, CPU)
+    assert started.run(1) > 0
+    after = [weight for weight in parts.model.parameters() if weight.requires_grad]
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert started.steps is not None
+    losses = next(started.steps())
+    assert len(losses) == len(parts.updates)
+    assert all(bool(loss.isfinite()) for loss in losses)
+
+
+@pytest.mark.parametrize("trained", ["bert", "llama", "gpt2"])
+def test_the_trainer_of_hugging_face_trains_its_own_models(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needs_packages_of("trainer")
+    work = workload(trained, "cpu", quick=True)
+    parts = work.parts()
+    before = loss_of(work, parts)
+    started = contestants(["trainer"])["trainer"](parts, CPU)
+    assert started.run(1) > 0
+    assert started.run(3) > 0
+    assert loss_of(work, parts) < before
+    assert not capsys.readouterr().out
+
+
+def test_the_trainer_says_what_it_does_not_train() -> None:
+    with pytest.raises(DoesNotApply, match="its own models"):
+        contestants(["trainer"])["trainer"](workload("mlp", "cpu", quick=True).parts(), CPU)
+
+
+def test_several_optimizers_are_left_to_loops_that_have_them() -> None:
+    needs_packages_of("accelerate")
+    with pytest.raises(BadArgument, match="several optimizers"):
+        contestants(["accelerate"])["accelerate"](workload("dcgan", "cpu", quick=True).parts(), CPU)
+
+
+@pytest.mark.parametrize("name", RACED)
 def test_an_expert_has_a_loop_for_each_workload(name: str) -> None:
-    if name in PACKAGES:
-        pytest.importorskip(PACKAGES[name])
+    needs_packages_of(name)
     work = workload(name, "cpu", quick=True)
     parts = work.parts()
     before = loss_of(work, parts)

@@ -56,6 +56,37 @@ def test_json_is_one_object_and_nothing_else_is_on_stdout(tmp_path: Path) -> Non
     assert "rows per second" in done.stderr
 
 
+def test_whole_runs_are_timed_end_to_end(tmp_path: Path) -> None:
+    args = ("mlp", "--quick", "--devices", "cpu", "--end-to-end", "5,40", "--plans", "--out", str(tmp_path))
+    done = run(*args)
+    assert done.exit_code == 0, done.output
+    for words in ("careful", "default,", "by hand,", "0.05 s", "0.4 s", "an epoch at the end", "the wall clock"):
+        assert words in done.stdout
+    assert "no figures to quote" in done.stdout
+    assert "at most about" in done.stderr
+    assert "times as fast" in done.stderr
+    (folder,) = tmp_path.iterdir()
+    (figures,) = folder.glob("20*.json")
+    benchmark = Benchmark.from_json(json.loads(figures.read_text()))
+    (row,) = benchmark.end_to_end
+    assert [run.length for run in row.runs if run.given == "default"] == [0.05, 0.4]
+    assert row.best_by_hand(0.4) is not None
+    assert read_run(folder).run.title == "mlp, quick"
+    page = (folder / "report.html").read_text()
+    assert "What a person gets who says nothing" in page
+    assert "default, 0.4 s" in page
+
+
+def test_whole_runs_as_json_with_curves_and_what_did_not_run(tmp_path: Path) -> None:
+    args = ("mlp", "--end-to-end", "5", "--contestants", "careful", "--curves", "--json", "--out", str(tmp_path))
+    done = run("--quick", "--devices", "cpu", *args)
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    assert list(data["end_to_end"][0]["peers"]) == ["careful"]
+    assert [drawn["workload"] for drawn in data["curves"]] == ["mlp"]
+    assert data["scores"] == []
+
+
 def test_where_nobody_could_run_the_exit_code_says_so(tmp_path: Path) -> None:
     (tmp_path / "experts").mkdir()
     args = ("--contestants", "expert", "--expert", str(tmp_path / "experts"), "--out", str(tmp_path / "out"))
@@ -80,6 +111,13 @@ def test_where_nobody_could_run_the_exit_code_says_so(tmp_path: Path) -> None:
         (("mlp", "--repeats", "0"), BadArgument, "repeats=0"),
         (("mlp", "--plan-for", "-1"), BadArgument, "-1"),
         (("mlp", "--out", "file"), OutputError, "is a file"),
+        (("mlp", "--plans"), BadArgument, "--plans without --end-to-end"),
+        (("mlp", "--warm"), BadArgument, "--warm without --end-to-end"),
+        (("mlp", "--end-to-end", "soon"), BadArgument, "10,45"),
+        (("mlp", "--end-to-end", "0"), BadArgument, "a run of 0 seconds"),
+        (("mlp", "--end-to-end", "10", "--contestants", "fastai"), BadArgument, "careful"),
+        (("mlp", "--end-to-end", "10", "--expert", "."), BadArgument, "--expert with --end-to-end"),
+        (("mlp", "--end-to-end", "10", "--out", "file"), OutputError, "is a file"),
     ],
 )
 def test_a_mistake_is_told_before_any_work(
@@ -97,5 +135,5 @@ def test_a_mistake_is_told_before_any_work(
 def test_the_help_teaches_by_examples() -> None:
     done = run("--help")
     assert done.exit_code == 0
-    for words in ("Examples", "hotloop bench mlp --quick", "--plan-for", "expert", "median"):
+    for words in ("Examples", "hotloop bench mlp --quick", "--plan-for", "--end-to-end", "expert", "median"):
         assert words in done.stdout

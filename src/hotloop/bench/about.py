@@ -15,7 +15,7 @@ from hotloop.device import pick
 from hotloop.device.machine import cpu_name
 from hotloop.text import plural, printable
 
-PACKAGES = ("accelerate", "lightning", "transformers")
+PACKAGES = ("accelerate", "lightning", "timm", "torchvision", "transformers")
 
 
 def hardware(devices: Iterable[torch.device]) -> str:

@@ -84,7 +84,7 @@ def run(
         try:
             limits[str(device)] = ceilings(device, quick=setup.quick)
         except RuntimeError as error:  # such as a GPU that others have filled
-            failures.append(_failure(f"the limits of {device}", error, tell))
+            failures.append(failure(f"the limits of {device}", error, tell))
         for name in setup.workloads:
             try:
                 work = workload(name, device, quick=setup.quick, seed=setup.seed)
@@ -95,12 +95,12 @@ def run(
                 keep(so_far())
                 if setup.curves and done.plan is not None:
                     tell(f"{name} on {device}: loss of {setup.curve_steps} steps beside the tutorial's")
-                    _fresh_start(device)
+                    fresh_start(device)
                     drawn.append(curves(work, device, setup.curve_steps, plan=done.plan))
             except Exception as error:  # noqa: BLE001  # one workload that cannot run must not end the others
-                failures.append(_failure(f"{name} on {device}", error, tell))
+                failures.append(failure(f"{name} on {device}", error, tell))
             keep(so_far())
-            _fresh_start(device)
+            fresh_start(device)
     return so_far()
 
 
@@ -135,14 +135,14 @@ def race(
             act()
         except torch.OutOfMemoryError as error:
             if last or len(contestants) == 1:
-                done.failures.append(_failure(racer.label, error, tell))
+                done.failures.append(failure(racer.label, error, tell))
             else:
                 alone.append(racer.name)
         except DoesNotApply as error:  # who was asked for by name alone gets the reason
             if len(contestants) == 1:
-                done.failures.append(_failure(racer.label, error, tell))
+                done.failures.append(failure(racer.label, error, tell))
         except Exception as error:  # noqa: BLE001  # a contestant may fail in any way, and the others go on
-            done.failures.append(_failure(racer.label, error, tell))
+            done.failures.append(failure(racer.label, error, tell))
         else:
             return True
         racer.end()
@@ -197,7 +197,7 @@ class _Racer:
 
     def begin(self) -> None:
         """Set up, and run one epoch: whatever is compiled or captured is then done."""
-        _collect(self.device)
+        collect(self.device)
         on_gpu = self.device.type == "cuda"
         held = torch.cuda.memory_allocated(self.device) if on_gpu else 0  # by the others
         clock = time.perf_counter()
@@ -253,7 +253,7 @@ class _Racer:
     def end(self) -> None:
         """Let go of everything, so that the next has the memory."""
         self._started = None
-        _collect(self.device)
+        collect(self.device)
 
     def _run(self, epochs: int) -> float:
         assert self._started is not None
@@ -271,10 +271,11 @@ def _counts(work: Workload, device: torch.device, tell: Tell) -> Count | None:
         tell(f"{work.name} on {device}: operations are not counted: {_reason(error)}")
         return None
     finally:
-        _collect(device)
+        collect(device)
 
 
-def _failure(what: str, error: Exception, tell: Tell) -> str:
+def failure(what: str, error: Exception, tell: Tell) -> str:
+    """What failed and why, in a line that is told and recorded."""
     if os.environ.get("HOTLOOP_DEBUG"):
         traceback.print_exception(error)
     words = f"{what}: {_reason(error)}"
@@ -290,14 +291,15 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _fresh_start(device: torch.device) -> None:
+def fresh_start(device: torch.device) -> None:
     """Forget what was compiled: torch recompiles a function only so often, then leaves it slow."""
     if compiler_is_loaded():
         torch.compiler.reset()
-    _collect(device)
+    collect(device)
 
 
-def _collect(device: torch.device) -> None:
+def collect(device: torch.device) -> None:
+    """Free what nobody refers to any more."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -13,6 +13,9 @@ from hotloop.errors import BadArgument, OutputError
 from hotloop.text import printable
 
 if TYPE_CHECKING:
+    import torch
+
+    from hotloop.bench.end_to_end import WholeRuns
     from hotloop.bench.running import Setup
     from hotloop.records import Benchmark
 
@@ -20,7 +23,11 @@ if TYPE_CHECKING:
 def bench(
     workloads: Annotated[
         list[str] | None,
-        typer.Argument(metavar="WORKLOAD", help="mlp, cnn, resnet18, sprites, gpt, gpt2.", show_default="all"),
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="mlp, cnn, resnet18, sprites, gpt, gpt2; dcgan, lstm, llama, unet, bert, jpeg, airbench.",
+            show_default="the first six; with --end-to-end mlp, cnn, resnet18 and the last seven",
+        ),
     ] = None,
     devices: Annotated[
         str | None,
@@ -30,10 +37,27 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Who runs: tutorial, accelerate, fabric, lightning, hotloop, expert.",
+            help="Who runs: tutorial, careful, accelerate, fabric, lightning, trainer, hotloop, expert.",
             show_default="all",
         ),
     ] = None,
+    end_to_end: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Time whole runs of fit with nothing said, of such a length in the tutorial's loop: 10,45.",
+            show_default=False,
+        ),
+    ] = None,
+    plans: Annotated[
+        bool, typer.Option("--plans", help="End to end: also the plans written down by hand for each workload.")
+    ] = False,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="End to end: each run once more with the caches that it left on disk.")
+    ] = False,
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="The models of timm, torchvision and transformers, with random data.")
+    ] = False,
     expert: Annotated[
         Path | None,
         typer.Option(
@@ -50,11 +74,18 @@ def bench(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Write here, into a folder for this hardware.")] = Path(
         "results"
     ),
-    curves: Annotated[bool, typer.Option("--curves/--no-curves", help="Also compare the losses step by step.")] = True,
+    curves: Annotated[
+        bool | None,
+        typer.Option(
+            "--curves/--no-curves",
+            help="Also compare the losses step by step.",
+            show_default="curves; no-curves with --end-to-end",
+        ),
+    ] = None,
     curve_steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the losses that are compared.")] = 120,
     as_json: Json = False,
 ) -> None:
-    """Time training loops beside one another: the tutorial's, three libraries', hotloop's, an expert's.
+    """Time training loops beside one another: the tutorial's, four libraries', hotloop's, an expert's.
 
     All train the same model on the same batches from the same weights. Each is set up and warmed up apart, then they
     take turns, so that whatever the machine does meanwhile hits all alike; what is told is the median and the spread.
@@ -64,26 +95,50 @@ def bench(
     how fast, how near that is to what the hardware can do, and how the losses compare. A contestant that cannot run
     here, or whose package is missing, is named with the reason, and the others go on.
 
+    [bold]--end-to-end[/bold] times what a person gets who says nothing: the wall clock of
+    [bold]Loop(…).fit(loader, epochs=N)[/bold], with all its trials, captures and compilation, against the tutorial's
+    loop over as many items. N is such that the tutorial's loop takes as many seconds as you name; its rate is taken
+    from up to 20 s of it. Caches on disk are empty. Beside it are the loop of a careful person and the Trainer of
+    Hugging Face. Before each workload a line tells how long it may take.
+
     [bold]Examples[/bold]
       hotloop bench mlp --quick                   [dim]seconds: does it work here?[/dim]
       hotloop bench cnn gpt                       [dim]two workloads on the best device[/dim]
       hotloop bench --devices cpu,cuda            [dim]all of them on both[/dim]
       hotloop bench --contestants tutorial,hotloop --no-curves
       hotloop bench --expert benchmarks/expert    [dim]beside hand-tuned loops[/dim]
+      hotloop bench --end-to-end 10,45            [dim]ten workloads, nothing said[/dim]
+      hotloop bench --end-to-end 45 --plans cnn   [dim]beside plans by hand[/dim]
     """
     from hotloop.bench.about import hardware, slug
+    from hotloop.bench.end_to_end import run_end_to_end
     from hotloop.bench.running import run
 
-    setup = _setup(workloads, devices, contestants, expert, repeats, plan_for, quick, curves, curve_steps)
-    folder = out / slug(hardware(setup.devices))
-    _must_be_a_place_for(folder)
+    names = _workloads(workloads, unseen=unseen, whole=end_to_end is not None)
+    command = shlex.join(["hotloop", *sys.argv[1:]])
     words = console(stderr=True)
-    benchmark = run(
-        setup,
-        command=shlex.join(["hotloop", *sys.argv[1:]]),
-        tell=lambda what: say(words, what),
-        keep=lambda so_far: _write_figures(so_far, folder),
-    )
+
+    def tell(what: str) -> None:
+        say(words, what)
+
+    def keep(so_far: "Benchmark") -> None:
+        _write_figures(so_far, folder)
+
+    if end_to_end is not None:
+        steps = (8 if quick else curve_steps) if curves else 0
+        if expert is not None:
+            raise BadArgument("--expert with --end-to-end", fix="leave one out: an expert's loop has no end to end")
+        whole = _whole_runs(names, devices, contestants, end_to_end, plans, warm, quick, steps)
+        folder = out / slug(hardware(whole.devices))
+        _must_be_a_place_for(folder)
+        benchmark = run_end_to_end(whole, command=command, tell=tell, keep=keep)
+    else:
+        if plans or warm:
+            raise BadArgument(f"{'--plans' if plans else '--warm'} without --end-to-end", fix="add --end-to-end 10,45")
+        setup = _setup(names, devices, contestants, expert, repeats, plan_for, quick, curves is not False, curve_steps)
+        folder = out / slug(hardware(setup.devices))
+        _must_be_a_place_for(folder)
+        benchmark = run(setup, command=command, tell=tell, keep=keep)
     written = _write(benchmark, folder)
     if as_json:
         from hotloop.files import finite
@@ -91,12 +146,65 @@ def bench(
         print_json({"files": [str(path) for path in written], **finite(benchmark.to_json())})
     else:
         _show(benchmark, written)
-    if not benchmark.scores:
+    if not benchmark.scores and not any(row.runs for row in benchmark.end_to_end):
         raise typer.Exit(1)
 
 
+def _workloads(given: list[str] | None, *, unseen: bool, whole: bool) -> tuple[str, ...]:
+    """The names to run."""
+    from hotloop.bench.workloads import END_TO_END, RACED, UNSEEN, WORKLOADS
+
+    for name in given or ():
+        if name not in WORKLOADS:
+            raise BadArgument(f"there is no workload {printable(name)!r}", fix=f"choose one of: {', '.join(WORKLOADS)}")
+    if not given and not unseen:
+        return tuple(END_TO_END if whole else RACED)
+    return tuple(dict.fromkeys([*(given or ()), *(UNSEEN if unseen else ())]))
+
+
+def _whole_runs(
+    workloads: tuple[str, ...],
+    devices: str | None,
+    contestants: str | None,
+    lengths: str,
+    plans: bool,
+    warm: bool,
+    quick: bool,
+    curve_steps: int,
+) -> "WholeRuns":
+    """What to run end to end; what cannot be meant is told before the work begins."""
+    from hotloop.bench import contestants as racing
+    from hotloop.bench.end_to_end import PEERS, WholeRuns
+
+    try:
+        seconds = tuple(map(float, _names(lengths, "--end-to-end")))
+    except ValueError:
+        shown = printable(lengths)
+        raise BadArgument(f"--end-to-end {shown}", fix="give seconds with commas between them: 10,45") from None
+    names = PEERS if contestants is None else _names(contestants, "--contestants")
+    peers = [name for name in names if name not in ("tutorial", "hotloop")]  # who are always there
+    racing.contestants(peers)
+    return WholeRuns(
+        workloads=workloads,
+        devices=_places(devices),
+        lengths=seconds,
+        peers=tuple(peers),
+        plans=plans,
+        warm=warm,
+        curve_steps=curve_steps,
+        quick=quick,
+    )
+
+
+def _places(devices: str | None) -> "tuple[torch.device, ...]":
+    from hotloop import pick
+
+    places = [None] if devices is None else _names(devices, "--devices")
+    return tuple(dict.fromkeys(pick(place).device for place in places))
+
+
 def _setup(
-    workloads: list[str] | None,
+    workloads: tuple[str, ...],
     devices: str | None,
     contestants: str | None,
     expert: Path | None,
@@ -107,21 +215,15 @@ def _setup(
     curve_steps: int,
 ) -> "Setup":
     """What to run; what cannot be meant is told before the work begins."""
-    from hotloop import pick
     from hotloop.bench import contestants as racing
     from hotloop.bench.running import Setup
-    from hotloop.bench.workloads import WORKLOADS
 
-    for name in workloads or ():
-        if name not in WORKLOADS:
-            raise BadArgument(f"there is no workload {printable(name)!r}", fix=f"choose one of: {', '.join(WORKLOADS)}")
     if expert is not None and not expert.is_dir():
         raise BadArgument(f"there is no folder {printable(str(expert))}", fix="choose the folder of the expert's loops")
     names = None if contestants is None else _names(contestants, "--contestants")
-    places = [None] if devices is None else _names(devices, "--devices")
     return Setup(
-        workloads=tuple(dict.fromkeys(workloads or WORKLOADS)),
-        devices=tuple(dict.fromkeys(pick(place).device for place in places)),
+        workloads=workloads,
+        devices=_places(devices),
         contestants=racing.contestants(names, experts=expert, plan_for=plan_for),
         repeats=repeats,
         quick=quick,
@@ -185,10 +287,10 @@ def _write_figures(benchmark: "Benchmark", folder: Path) -> Path:
 
 
 def _show(benchmark: "Benchmark", written: list[Path]) -> None:
-    from hotloop.report.benchmark import scores_table
+    from hotloop.report.benchmark import end_to_end_table, scores_table
 
     words = console()
-    words.print(scores_table(benchmark))
+    words.print(end_to_end_table(benchmark) if benchmark.end_to_end else scores_table(benchmark))
     say(words, "Written:")
     for path in written:
         words.print(f"  {printable(str(path))}", soft_wrap=True, markup=False)

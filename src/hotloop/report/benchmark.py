@@ -13,15 +13,15 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.records import Benchmark, Curves, Score
+from hotloop.records import DEFAULT, Benchmark, Curves, EndToEnd, Score, WholeRun
 from hotloop.report.plots import FEW, LIGHT, Form, Theme, dress, encoded
 from hotloop.report.tuning import DASH, TIMES, half_spread, times
 from hotloop.text import clipped, count, duration, printable
 
-OURS, TUTORIAL, EXPERT = "hotloop", "tutorial", "expert"
+OURS, TUTORIAL, CAREFUL, EXPERT = "hotloop", "tutorial", "careful", "expert"
 QUICK = ("A quick run.", "Its sizes are tiny, to see that it works: these are no figures to quote.")
-PEERS = ("accelerate", "fabric", "lightning")
-ORDER = {name: place for place, name in enumerate((TUTORIAL, *PEERS, OURS, EXPERT))}
+PEERS = ("accelerate", "fabric", "lightning", "trainer")
+ORDER = {name: place for place, name in enumerate((TUTORIAL, CAREFUL, *PEERS, OURS, EXPERT))}
 HEADER = (
     "",
     "per\nsecond",
@@ -36,6 +36,12 @@ PLAIN_HEADER = [" ".join(name.split()) for name in HEADER]
 LEGEND = (
     "Per second: the median, ± half the way from the slowest repeat to the fastest. Start: seconds until it runs. "
     "Whole: per second with the start counted in."
+)
+
+WHOLE_LEGEND = (
+    "Times the tutorial's loop. Default: the wall clock of a whole `fit` in which nothing was said, in runs that take "
+    "the tutorial's loop so long; trials, captures and compilation are counted. By hand: the best of the plans that "
+    "are written down, counted in the same way. The others: their rate once they run."
 )
 
 
@@ -64,6 +70,82 @@ def scores_table(benchmark: Benchmark) -> Table:
     if benchmark.quick:
         outer.add_row(Text(" ".join(QUICK), style="yellow"))
     return outer
+
+
+def end_to_end_table(benchmark: Benchmark) -> Table:
+    """What a person gets who says nothing: a line of ratios for each workload, and below it the plan and the losses."""
+    outer = Table.grid()
+    outer.add_column(overflow="fold")
+    inner = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    header, rows = end_to_end_cells(benchmark)
+    for number, name in enumerate(header[:-1]):
+        ours = name.startswith(DEFAULT)
+        inner.add_column(
+            name.replace(", ", ",\n"),
+            justify="right" if number > 1 else "left",
+            style="bold green" if ours else "",
+            no_wrap=True,
+        )
+    for row in rows:
+        inner.add_row(*map(Text, row[:-1]))
+    if rows:
+        outer.add_row(inner)
+        outer.add_row("")
+    for row in rows:
+        outer.add_row(Text(f"{row[0]}: {row[-1]}", style="dim"))
+    for failure in failures_of(benchmark):
+        outer.add_row(Text(f"did not run: {printable(failure)}", style="yellow"))
+    outer.add_row(Text(WHOLE_LEGEND if rows else "nothing was timed", style="dim"))
+    if benchmark.quick:
+        outer.add_row(Text(" ".join(QUICK), style="yellow"))
+    return outer
+
+
+def end_to_end_cells(benchmark: Benchmark) -> tuple[list[str], list[list[str]]]:
+    """Names of the columns, and a row for each workload; columns that nobody has a figure for are left out."""
+    every = benchmark.end_to_end
+    peers = list(dict.fromkeys(name for row in every for name in row.peers))
+    runs = [run for row in every for run in row.runs]
+    kinds = dict.fromkeys((run.length, run.warm) for run in runs if run.given == DEFAULT)
+    hand = dict.fromkeys((run.length, run.warm) for run in runs if run.given != DEFAULT)
+    several = len({row.device for row in every}) > 1
+    header = ["workload", "tutorial, per second", *peers]
+    header += [f"{DEFAULT}, {length:g} s{' warm' * warm}" for length, warm in kinds]
+    header += [f"by hand, {length:g} s{' warm' * warm}" for length, warm in hand]
+    header.append("plan, and loss in the same epoch")
+    rows = []
+    for row in every:
+        cells = [f"{row.workload} · {row.device}" if several else row.workload, f"{count(row.rate)} {row.unit}"]
+        cells += [times(row.peers[name] / row.rate) if name in row.peers else DASH for name in peers]
+        cells += [_gain(row.default(length, warm=warm)) for length, warm in kinds]
+        cells += [_gain(row.best_by_hand(length, warm=warm)) for length, warm in hand]
+        rows.append([printable(cell) for cell in (*cells, _plan_and_loss(row))])
+    return header, rows
+
+
+def _gain(run: WholeRun | None) -> str:
+    return DASH if run is None else times(run.gain)
+
+
+def _plan_and_loss(row: EndToEnd) -> str:
+    """The plan at the end of the longest run without one, its epoch, and its loss beside the tutorial's."""
+    runs = [run for run in row.runs if run.given == DEFAULT and not run.warm]
+    if not runs:
+        return DASH
+    longest = max(runs, key=lambda run: run.length)
+    said = [longest.words]
+    if longest.epoch is not None:
+        said.append(f"{duration(longest.epoch)} an epoch at the end")
+    losses = row.last_losses(longest)
+    if losses is not None:
+        epoch, ours, theirs = losses
+        said.append(f"loss in epoch {epoch:,}: {ours:.4g}, the tutorial's {theirs:.4g}")
+    return "; ".join(said)
+
+
+def failures_of(benchmark: Benchmark) -> list[str]:
+    """What did not run, and why."""
+    return [*benchmark.failures, *(failure for row in benchmark.end_to_end for failure in row.failures)]
 
 
 def bars(benchmark: Benchmark, theme: Theme = LIGHT, form: Form = "png") -> bytes:

@@ -4,9 +4,22 @@ from collections.abc import Callable
 from functools import partial
 
 from hotloop.plan import Tuning
-from hotloop.records import Benchmark
+from hotloop.records import DEFAULT, Benchmark
 from hotloop.report import words
-from hotloop.report.benchmark import LEGEND, OURS, PLAIN_HEADER, QUICK, TUTORIAL, bars, cells_of, curves, groups_of
+from hotloop.report.benchmark import (
+    LEGEND,
+    OURS,
+    PLAIN_HEADER,
+    QUICK,
+    TUTORIAL,
+    WHOLE_LEGEND,
+    bars,
+    cells_of,
+    curves,
+    end_to_end_cells,
+    failures_of,
+    groups_of,
+)
 from hotloop.report.document import Block, Document, Plot, Table, Words
 from hotloop.report.plots import DARK, LIGHT, Form, Theme
 from hotloop.report.roofline import roofline
@@ -23,6 +36,9 @@ def benchmark_page(benchmark: Benchmark) -> str:
     """Who was how fast, how near that is to the hardware's limits, and how the losses compare."""
     groups = groups_of(benchmark)
     blocks: list[Block] = []
+    if benchmark.end_to_end:
+        header, rows = end_to_end_cells(benchmark)
+        blocks.append(Table("What a person gets who says nothing", header, rows, WHOLE_LEGEND, (0, 1, len(header) - 1)))
     if groups:
         alt = "A bar for the speed of each contestant, a panel for each workload"
         blocks.append(_plot("Who is how fast", alt, partial(bars, benchmark)))
@@ -39,8 +55,8 @@ def benchmark_page(benchmark: Benchmark) -> str:
     for each in benchmark.curves:
         alt = "The loss of the tutorial's loop and of the hot one, and how far they are apart"
         blocks.append(_plot(f"The same training: {each.workload} on {each.device}", alt, partial(curves, each)))
-    if benchmark.failures:
-        blocks.append(Words("What did not run", benchmark.failures))
+    if failures := failures_of(benchmark):
+        blocks.append(Words("What did not run", failures))
     return Document(
         "Training loops side by side",
         blocks,
@@ -56,7 +72,13 @@ def benchmark_page(benchmark: Benchmark) -> str:
 def benchmark_run(benchmark: Benchmark) -> Run:
     """The entry of a benchmark."""
     figures = {f"{s.workload} on {s.device}, {s.contestant}: {s.unit} per second": s.rate for s in benchmark.scores}
-    workloads = ", ".join(dict.fromkeys(score.workload for score in benchmark.scores)) or "nothing"
+    for row in benchmark.end_to_end:
+        for run in row.runs:
+            if run.given == DEFAULT:
+                warm = ", warm" * run.warm
+                figures[f"{row.workload} on {row.device}, default in a run of {run.length:g} s{warm}: times"] = run.gain
+    timed = [score.workload for score in benchmark.scores] + [row.workload for row in benchmark.end_to_end]
+    workloads = ", ".join(dict.fromkeys(timed)) or "nothing"
     title = f"{workloads}, quick" if benchmark.quick else workloads
     return Run("bench", title, benchmark.date, benchmark.hardware, figures)
 
@@ -110,4 +132,10 @@ def _headlines(benchmark: Benchmark) -> list[Fact]:
         if OURS in rates and rates.get(TUTORIAL):
             detail = f"the tutorial's loop on {device}"
             facts.append(Fact(workload, times(rates[OURS] / rates[TUTORIAL]), detail))
+    for row in benchmark.end_to_end:
+        runs = [run for run in row.runs if run.given == DEFAULT and not run.warm]
+        if runs:
+            longest = max(runs, key=lambda run: run.length)
+            detail = f"the tutorial's loop on {row.device}, in a run of {longest.length:g} s"
+            facts.append(Fact(row.workload, times(longest.gain), detail))
     return facts
