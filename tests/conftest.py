@@ -67,6 +67,15 @@ def _nothing_was_compiled() -> Iterator[None]:
         dynamo.counters.clear()
 
 
+@pytest.fixture
+def nothing_rounds() -> Iterator[None]:
+    """Levers that change the rounding are left alone."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """Runs scripts in processes that have torch already."""

@@ -422,9 +422,13 @@ class PassSnapshot:
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], device: torch.device, generators: Mapping[str, Generator] | None = None
+        self,
+        modules: Sequence[nn.Module],
+        device: torch.device,
+        generators: Mapping[str, Generator] | None = None,
+        weights: Iterable[nn.Parameter] = (),
     ) -> None:
-        """`generators` are those that somebody else than a module holds, by name."""
+        """`generators` are those that somebody else than a module holds, by name; `weights`, what passes write to."""
         self._modules = modules
         self._device = device
         self.groups: Callable[[], Iterable[dict[str, Any]]] = list  # settings of optimizers, which a pass may change
@@ -441,7 +445,7 @@ class PassSnapshot:
         self._written: list[Tensor] = []  # buffers
         self._exchanged: list[dict[str, Any]] = []  # tables of buffers, in which other tensors were put
         self._attributed: list[dict[str, Any]] = []  # attributes of modules, settings of optimizers
-        self._weights: list[nn.Parameter] = []
+        self._weights: list[nn.Parameter] = list(weights)
         self._writes_batch = False
         self._versions: list[tuple[nn.Parameter, int | None]] = []  # of all weights, before a pass that is looked at
         self._passes = 0
@@ -450,6 +454,11 @@ class PassSnapshot:
         self._now = Snapshot()  # of this pass
         self._usual = Snapshot()  # of a pass that is not looked at
         self._noted: set[int] | None = None  # after a failure: ids of what had been noted before it
+
+    @property
+    def weights(self) -> Sequence[nn.Parameter]:
+        """Parameters that passes were seen to write to."""
+        return self._weights
 
     def look_again(self) -> None:
         """Look closely at the next passes: they may change what earlier ones did not."""

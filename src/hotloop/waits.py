@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hotloop.placement.sites import Site, user_site
+from hotloop.placement.sites import Site, is_in_package, user_site
 
 _MESSAGE = ".*called a synchronizing CUDA operation.*"
 
@@ -23,6 +23,12 @@ class Waits:
     """Where the host waited, and how often."""
 
     sites: Counter[Site | None] = field(default_factory=Counter)  # None: not in Python code of the person
+    in_packages: int = 0  # of them in the code of an installed package, which may do without in a capture
+
+    def note(self) -> None:
+        """The host waits here."""
+        self.sites[user_site()] += 1
+        self.in_packages += is_in_package()
 
     def __len__(self) -> int:
         return self.sites.total()
@@ -59,7 +65,7 @@ def waits(device: str | torch.device = "cuda") -> Iterator[Waits]:
         def note(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
             if "synchronizing CUDA operation" in str(message):
                 if threading.get_ident() == here:
-                    seen.sites[user_site()] += 1
+                    seen.note()
             else:
                 show(message, category, *rest, **more)  # type: ignore[arg-type]
 
@@ -83,7 +89,7 @@ def _asked_for(seen: Waits) -> Iterator[None]:
         @wraps(call)
         def noted(*args: Any, **options: Any) -> Any:
             if threading.get_ident() == here:
-                seen.sites[user_site()] += 1
+                seen.note()
             return call(*args, **options)
 
         return noted

@@ -140,7 +140,7 @@ class Slow:
 
 def test_a_run_that_decided_not_to_tune_does_not_when_it_is_resumed(tmp_path: Path) -> None:
     """Its rest looks long enough now that each step is slower; the run goes on as it began."""
-    data = batches(300)
+    data = batches(80)
     for life, (seconds, steps) in enumerate([(0.0, 20), (0.03, 20)]):
         model = Narrow(16, 0, 0)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -1,19 +1,16 @@
 """The tuner on a real loop: it leaves everything as it was, and what it keeps is faster."""
 
 import copy
-import io
 import itertools
 import json
 import random
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -21,8 +18,6 @@ import hotloop
 from hotloop.errors import PlanWarning
 from hotloop.plan import Plan, Tuning
 from hotloop.report.tuning import tuning_words
-from hotloop.training.progress import Display
-from hotloop.tune.trial import Trials
 from hotloop.tune.tuning import Cache, budget_for, material_of, tune
 
 pytestmark = pytest.mark.usefixtures("light_heap")
@@ -137,7 +132,7 @@ def test_a_random_augmentation_is_not_disturbed() -> None:
         loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu")
         if tune:
             loop.tune(loader, steps=10, progress=False)
-            loop._core._adopt(replace(loop.tuning, plan=Plan("cpu")), None)
+            loop._core.carry_out(Plan("cpu"), "a test")
         return [float(loop.step(batch)) for batch in loop.batches(loader)]
 
     assert batches(True) == batches(False)
@@ -198,7 +193,7 @@ def test_a_short_run_is_not_tuned() -> None:
     loop, loader = odd_loop("cpu")
     report = loop.fit(loader, epochs=2, progress=False)
     assert loop.tuning is None
-    assert report.tuning == 0
+    assert len(report.plans) == 1
 
 
 @pytest.mark.parametrize(
@@ -224,37 +219,6 @@ def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
     loader = DataLoader(TensorDataset(x, x[:, :1]), 16, shuffle=True)
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", **options)
     return loop, loader
-
-
-def test_the_bar_says_that_it_tunes_and_what_it_tries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 1e12)
-    loop, loader = slow_loop()
-    loop._core.expected = 1_000_000
-    file = io.StringIO()
-    with Display(1, len(loader), None, Console(file=file, force_terminal=True, width=80)) as loop._core.tuner.display:
-        for batch in itertools.islice(loop.batches(loader), 13):
-            loop.step(batch)
-    assert loop.tuning is not None
-    assert "tuning: resident" in file.getvalue()
-
-
-def test_fit_tunes_by_itself_once_and_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "compile_estimate", lambda self, lever: 1e12)
-    loop, loader = slow_loop()
-    total = 1_000_000
-    loop._core.expected = total
-    for number, batch in enumerate(loop.batches(loader)):
-        loop.step(batch)
-        if number == 12:
-            break
-    assert loop.tuning is not None
-    again, loader = slow_loop()
-    again._core.expected = total
-    for number, batch in enumerate(again.batches(loader)):
-        again.step(batch)
-        if number == 12:
-            break
-    assert again.tuning == loop.tuning  # from the cache
 
 
 class Viewing(nn.Module):
@@ -287,9 +251,8 @@ def test_a_lever_that_the_model_does_not_bear_is_dropped_with_the_reason() -> No
 
 def test_a_second_tuning_begins_at_the_plain_loop_again() -> None:
     loop, loader = image_loop(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)))
-    loop._core._adopt(
-        replace(loop.tune(loader, steps=10, progress=False), plan=Plan("cpu", fused=True, channels_last=True)), None
-    )
+    loop.tune(loader, steps=10, progress=False)
+    loop._core.carry_out(Plan("cpu", fused=True, channels_last=True), "a test")
     again = loop.tune(loader, steps=10, progress=False)
     verdicts = {trial.lever: trial for trial in again.trials}
     assert "already" not in verdicts["fused"].why
@@ -320,11 +283,10 @@ def test_what_a_plan_by_hand_asks_for_is_not_the_tuners_to_change() -> None:
 
 def test_the_layout_is_put_back_when_another_plan_needs_none() -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3))
-    loop, loader = image_loop(model)
-    first = loop.tune(loader, steps=5, progress=False)
-    loop._core._adopt(replace(first, plan=Plan("cpu", channels_last=True)), None)
+    loop, _ = image_loop(model)
+    loop._core.carry_out(Plan("cpu", channels_last=True), "a test")
     assert not model[0].weight.is_contiguous()
-    loop._core._adopt(replace(first, plan=Plan("cpu")), None)
+    loop._core.carry_out(Plan("cpu"), "a test")
     assert model[0].weight.is_contiguous()
 
 
@@ -354,12 +316,12 @@ def touchy_run() -> tuple[hotloop.Loop, list[float]]:
     model = Touchy()
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu")
     loop._core.expected = 1_000_000
-    losses = [float(loop.step(batch)) for batch in itertools.islice(loop.batches(loader), 60)]
+    losses = [float(loop.step(batch)) for batch in itertools.islice(loop.batches(loader), 600)]
     return loop, losses
 
 
-def test_a_plan_from_the_cache_passes_the_gate_every_time() -> None:
-    """A plan that does not fit the code, or that somebody else wrote into the cache, is not carried out."""
+def test_a_plan_in_the_cache_is_not_carried_out_for_being_there() -> None:
+    """It may not fit the code, or somebody else wrote it: what is remembered is what did not work."""
     first, losses = touchy_run()
     assert first.tuning is not None
     (file,) = Cache()._folder.iterdir()

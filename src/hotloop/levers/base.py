@@ -19,6 +19,7 @@ from hotloop.text import shorten
 
 Cost = Literal["nothing", "a moment", "a compilation", "a long compilation"]
 Undo = Callable[[], object]
+HEAVY = 2e9  # flops of a step from which on faster arithmetic saves more than its casts cost
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,34 @@ class LeverTarget:
         return f"{shorten(hooked, 3)} has hooks, which {what} would leave out" if hooked else None
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run after its first steps."""
+
+    target: LeverTarget
+    operations: int  # of a forward and backward pass
+    flops: float  # of its matmuls, convolutions and recurrences
+    step: float  # seconds of an eager step in fp32, data included
+    left: float | None = None  # seconds that the rest of the run would take in such steps; None where nobody knows
+    attends: bool = False  # whether it calls `scaled_dot_product_attention`
+    has_room: bool = True  # whether the device has memory for a second set of activations
+    shapes_vary: bool = False  # from batch to batch, beyond a smaller last one
+
+    @property
+    def is_heavy(self) -> bool:
+        """Whether a step computes enough for faster arithmetic to matter."""
+        return self.flops >= HEAVY
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an expert knows about a lever without measuring: where it belongs into the plan, and how that is known."""
+
+    when: str
+    holds: Callable[[Facts], bool]
+    evidence: str  # what was measured, and where
+
+
 class Lever:
     """One change of a plan. `tier` A leaves the numbers as they are, B changes their rounding, C the training.
 
@@ -63,6 +92,7 @@ class Lever:
     what: str
     cost: Cost
     undo: str
+    rule: Rule | None = None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
     needs_cuda = False
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster
@@ -122,7 +152,8 @@ class Lever:
         """Its page as Markdown: the facts, then the docstring of its class."""
         heads, facts = "| tier | cost to pull | how it is undone |", f"| {self.tier} | {self.cost} | {self.undo} |"
         text = inspect.cleandoc(type(self).__doc__ or "")
-        return f"# {self.name}\n\n{heads}\n|---|---|---|\n{facts}\n\n{text}\n"
+        known = f"**When it is proposed.** Where {self.rule.when}. {self.rule.evidence}.\n\n" if self.rule else ""
+        return f"# {self.name}\n\n{heads}\n|---|---|---|\n{facts}\n\n{known}{text}\n"
 
 
 class UnknownLever(Lever):

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotloop.levers.base import Lever, LeverTarget
+from hotloop.levers.base import Lever, LeverTarget, Rule
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 
+FEWEST = 8  # channels of a convolution that tensor cores take in this format
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
@@ -49,6 +50,13 @@ class ChannelsLastLever(Lever):
     what = "the channels of a pixel lie together in memory"
     cost = "a moment"
     undo = "the weights get the memory format that they had"
+    rule = Rule(
+        f"half of the convolutions or more have at least {FEWEST} channels on both sides, and no GroupNorm or"
+        " InstanceNorm lies between them",
+        lambda facts: _suits(facts.target.model),
+        "H200 in bf16: a step of ResNet-18 at 32² took 5.0 ms instead of 13.7, of DCGAN 3.0 instead of 4.5, of a UNet"
+        " with GroupNorm 45.5 instead of 39.0",
+    )
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, channels_last=True)
@@ -68,6 +76,13 @@ class ChannelsLastLever(Lever):
 
     def inputs(self, batch: Any, plan: Plan) -> Any:
         return map_tensors(batch, _converted)
+
+
+def _suits(model: nn.Module) -> bool:
+    if any(isinstance(each, nn.GroupNorm | nn.InstanceNorm2d) for each in model.modules()):
+        return False  # their kernels want the channels apart, so that activations would be copied to and fro
+    layers = [each for each in convolutions_of(model) if isinstance(each, nn.Conv2d | nn.ConvTranspose2d)]
+    return 2 * sum(min(each.in_channels, each.out_channels) >= FEWEST for each in layers) >= len(layers)
 
 
 def convolutions_of(model: nn.Module) -> list[nn.Module]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotloop.levers.base import Lever, LeverTarget
+from hotloop.levers.base import Lever, LeverTarget, Rule
 from hotloop.plan import Plan
 
 
@@ -45,6 +45,11 @@ class Tf32Lever(Lever):
     cost = "nothing"
     undo = "the switch is set back after each step"
     needs_cuda = True
+    rule = Rule(
+        "a step computes much and its matmuls stay in fp32",
+        lambda facts: facts.is_heavy,
+        "H200: a GPT of 124M parameters went from 54,200 to 157,000 tokens/s",
+    )
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, tf32=True)

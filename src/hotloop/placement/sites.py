@@ -17,6 +17,7 @@ import torch
 
 HOTLOOP = str(Path(__file__).parents[1])
 OURS = (str(Path(torch.__file__).parent), HOTLOOP, "<frozen", "<string>")
+PACKAGES = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
 INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
@@ -71,6 +72,17 @@ def variables(frame: FrameType) -> dict[str, Any]:
     if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(kept) <= 3:
         kept.clear()  # nobody else has it: it is neither a module's namespace nor what `locals()` has given out
     return found
+
+
+def is_in_package() -> bool:
+    """Whether the innermost code outside torch, hotloop and Python's own library is of an installed package."""
+    for frame in frames(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        if file.startswith(PACKAGES) and not file.startswith(OURS):
+            return True
+        if not file.startswith((*OURS, *INSTALLED)):
+            return False
+    return False
 
 
 def user_site() -> Site | None:

@@ -1,4 +1,4 @@
-"""`CapturedStep`: steps of batches of one form as CUDA graphs, and what makes sure that a replay is the step."""
+"""`CapturedStep`: steps as CUDA graphs, and what makes sure that a replay is the step."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +23,7 @@ from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.shapes import OtherShapes
 from hotloop.waits import waits
 
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
@@ -40,7 +41,7 @@ class Dependent(Protocol):
 
 
 class CapturedStep:
-    """Replays a step that was captured; batches of another form than the first, such as a tail, run eagerly.
+    """Replays a step that was captured; batches of other shapes run eagerly until `OtherShapes` has a graph for them.
 
     A step is captured after a few real ones, which are its warm-up, so that nothing has to be restored. It is not
     captured where a capture would change what the step does: then `abandon` is told why, and the step stays eager.
@@ -74,7 +75,10 @@ class CapturedStep:
         self._compared_at = 0  # the step up to which captures are known to be what Python asks for
         self._stale = 0  # times that they were not
         self._departed = False  # whether the captured operations are others than the eager ones
+        self._called: Any = None  # the form of the batch that was captured last
         self.generation = 0  # of captures
+        self._others = OtherShapes(self)
+        self.dependents.add(self._others)
         self.forget()
 
     def forget(self) -> None:
@@ -99,10 +103,13 @@ class CapturedStep:
     def __call__(self, batch: Any) -> Parts:  # noqa: PLR0912  # one block, read at once
         """Train on one batch by a graph, which is captured where it is missing; eagerly where that cannot be."""
         form = signature(batch)
-        if self._form is None:
-            self._form = form
-        if form is None or form != self._form:
+        if form is None:
             return self.run_eagerly(batch)
+        if self._form is None or not (self.is_ready or self.plan.accumulate > 1):
+            self._form = form  # whichever comes last before it is captured
+        if form != self._form:
+            parts = self._others(batch, form)
+            return self.run_eagerly(batch) if parts is None else parts
         self.check_size()
         if self.comparison_is_due:
             self.compare(batch)
@@ -116,6 +123,7 @@ class CapturedStep:
             self._hold(batch)
             try:
                 with self._rates.of_step(0), self.capturing(afresh=phase[0]) as graph:
+                    self._called = form
                     for call in self._calls:
                         call(self._static, self._size_of(batch))
                     graph.result = self._seen_parts, self._seen_count
@@ -138,11 +146,20 @@ class CapturedStep:
         self._rates.send([self._rates.now()])
         self.replay(graph)
         self._window_is_captured = True
+        return self.taken(graph, updated=phase[1])
+
+    def taken(self, graph: CapturedGraph, *, updated: bool) -> Parts:
+        """The losses of a batch that was replayed; the host counts it and advances schedules."""
         static, count = graph.result
         parts = {name: value.clone() for name, value in static.items()}  # the next replay writes over these
         if self._see is not None:
             self._see(parts, count.clone() if isinstance(count, Tensor) else count)
-        self._replayed(updated=phase[1])
+        if self.memory is not None and self.memory.portion.failures:
+            self.memory.portion.went_well()
+        for eager in self.eagers:
+            eager.replayed()
+        if updated:
+            self._schedule()
         return parts
 
     # Eager steps
@@ -184,12 +201,12 @@ class CapturedStep:
                 eager.after_update = self._after_update
         if updates:
             self._schedule()
-        if self._is_sized and len(seen):
+        if self._is_sized and len(seen) > seen.in_packages:
             self.abandon(f"the host waits for the device: {seen}")
         return parts
 
     def _inspected(self, batch: Any) -> Parts:
-        seen = Inspection()
+        seen = Inspection(form=signature(batch))
         self._inspections.append(seen)
 
         def inspect(objective: Objective, model: nn.Module, batch: Any) -> Any:
@@ -217,10 +234,11 @@ class CapturedStep:
     # Captures
 
     @contextmanager
-    def capturing(self, *, afresh: bool) -> Iterator[CapturedGraph]:
+    def capturing(self, *, afresh: bool, pool: Any = None) -> Iterator[CapturedGraph]:
         """Calls of the eager steps in here are captured; nothing is counted, since nothing runs.
 
-        `afresh`: it begins with new gradients; else it goes on with those that are there.
+        `afresh`: it begins with new gradients; else it goes on with those that are there. `pool`: memory that is shared
+        with other graphs.
         """
         graph, seen = CapturedGraph(), Inspection()
         self._seen_parts: Parts = {}  # losses of the batch that is captured
@@ -242,7 +260,7 @@ class CapturedStep:
                 around.enter_context(eager.capturing(collect))
             if compares:
                 around.enter_context(self._watching(noted))
-            with graph.capturing(self._side.stream):
+            with graph.capturing(self._side.stream, pool):
                 yield graph
         if compares and (where := self._departure(seen)):
             self._departs(where)
@@ -258,7 +276,7 @@ class CapturedStep:
         """Where the captured operations begin to differ from those of an eager step; of several steps, of each."""
         eager = self._inspections[-1].work
         for start in range(0, max(len(seen.work), 1), max(len(eager), 1)):
-            step = Inspection(work=seen.work[start : start + len(eager)])
+            step = Inspection(work=seen.work[start : start + len(eager)], form=self._called)
             if where := departure(self._inspections[-1], step):
                 return where
         return None
@@ -273,7 +291,8 @@ class CapturedStep:
             raise Departed
         if torch.are_deterministic_algorithms_enabled():
             raise CannotCapture(f"it does other work while it is captured: {where}")
-        if not self._departed and self.memory is not None:
+        by_design = len(self._inspections[-1].waits) > 0  # a package that waits eagerly and not in a capture
+        if not self._departed and not by_design and self.memory is not None:
             warnings.warn(
                 f"while it is captured as a CUDA graph the step does other work than eagerly, which may round otherwise"
                 f" and draw other random numbers: {where}. Plan(graph=0) leaves it eager",
@@ -283,8 +302,8 @@ class CapturedStep:
         self._departed = True
 
     def call(self, batch: Any) -> tuple[Parts, int | Tensor]:
-        """While several steps are captured: one of them; its losses, and what they are means over."""
-        self._seen_parts = {}
+        """While steps are captured: one of them; its losses, and what they are means over."""
+        self._seen_parts, self._called = {}, signature(batch)
         for call in self._calls:
             call(batch, self._size_of(batch))
         return self._seen_parts, self._seen_count
@@ -306,15 +325,6 @@ class CapturedStep:
         self.replays += steps
         graph.replay()
         self._show(graph.gradients)
-
-    def _replayed(self, *, updated: bool) -> None:
-        """What the host does beside a replay of one batch: count it, advance schedules."""
-        if self.memory is not None and self.memory.portion.failures:
-            self.memory.portion.went_well()
-        for eager in self.eagers:
-            eager.replayed()
-        if updated:
-            self._schedule()
 
     def _schedule(self) -> None:
         if self._after_update is not None:
@@ -415,6 +425,7 @@ class CapturedStep:
                 if transform is not None:
                     with comparison:
                         batch = transform(batch)
+                comparison.by_name = signature(batch) != self._inspections[-1].form
                 batch = self.levers.inputs(batch)
                 for eager in self.eagers:
                     eager.forward(batch, self._size_of(batch))

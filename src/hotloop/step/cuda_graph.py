@@ -31,11 +31,11 @@ class CapturedGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     @contextmanager
-    def capturing(self, stream: torch.cuda.Stream) -> Iterator[None]:
-        """What is called in here is captured and does not run."""
+    def capturing(self, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+        """What is called in here is captured and does not run; with memory from a `pool` that other graphs use too."""
         rng_state = torch.cuda.get_rng_state(stream.device)
         current = torch.cuda.current_stream(stream.device)
-        pool = torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle() if pool is None else pool
         collects = gc.isenabled()
         gc.disable()  # garbage may hold a graph or an event, and to destroy one ends a capture
         try:

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from hotloop.levers import repeated_blocks
 from hotloop.levers.applied import AppliedPlan
 from hotloop.plan import Plan
+from hotloop.snapshot import Gradients, PassSnapshot
 from hotloop.step.captured import Call, CapturedStep
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
@@ -138,6 +139,40 @@ class TrainingStep:
             return False
         self.change(checkpointing=True)
         return True
+
+    def gradients_of(self, batch: Any, memory: OutOfMemory) -> tuple[Parts, list[Tensor | None]]:
+        """The losses of a batch and their gradients, as this step computes them; nothing that the passes change stays.
+
+        Each objective starts from the weights of now. `memory` is what the loop knows of its passes.
+        """
+        plan = replace(self.plan, accumulate=1, clip_norm=None, micro_batch=None, graph=0)
+        every = list(dict.fromkeys(p for each in self.objectives for p in each.parameters))
+        size = memory.portion.size_for(self.weighing.items_in(batch))
+        held = Gradients(every)
+        parts: Parts = {}
+        found: list[Tensor | None] = []
+        for each in self.objectives:
+            for parameter in every:
+                parameter.grad = None
+            before = PassSnapshot(memory.modules, self.device, weights=memory.snapshot.weights)
+            before.take(batch)
+            alone = len(self.objectives) == 1
+            eager = EagerStep(self.model, each, plan, self.weighing, Counts(), is_alone=alone, updates=False)
+            eager.objective = self.compiled.get(each.name, each.objective)
+            try:
+                parts |= Switched(eager, self.levers)(batch, size)
+                found += [p.grad for p in each.parameters]
+            finally:
+                before.restore()
+                held.restore()
+        return parts, found
+
+    def grow_graph(self, steps: int) -> None:
+        """Capture so many steps in one CUDA graph; what was seen of one holds for all of them."""
+        self.plan = replace(self.plan, graph=steps)
+        self.levers.plan = self.plan
+        if self.captured is not None:
+            self.captured.plan = self.plan
 
     def forget_captures(self) -> None:
         """Drop CUDA graphs and their memory; they are captured again."""

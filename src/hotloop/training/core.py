@@ -1,7 +1,7 @@
 """`Core`: what a loop holds (model, step, schedule, data, tuner), and how it goes from one plan to another."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import nothing_came
+from hotloop.data.resident import Resident
 from hotloop.device import Choice
 from hotloop.effects import counted_per_call, look
 from hotloop.errors import MemoryWarning, PlanWarning
@@ -21,8 +22,9 @@ from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.memory.usage import usage
 from hotloop.objective import Criterion, Objective
-from hotloop.plan import Plan, Tuning
+from hotloop.plan import Plan
 from hotloop.records import PlanChange
+from hotloop.rng import RngStates, generators_in
 from hotloop.snapshot import PassSnapshot, Snapshot
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
@@ -32,7 +34,7 @@ from hotloop.training.changes import Changes
 from hotloop.training.schedule import Schedule
 from hotloop.training.watch import Watch
 from hotloop.training.words import advice_on_loss, memory_words
-from hotloop.tune.tuner import Tuner
+from hotloop.tune.tuner import Ahead, Tuner
 from hotloop.tune.tuning import Subject
 
 Transform = Callable[[Any], Any]
@@ -41,6 +43,8 @@ Work = tuple[Any, int, int]  # a batch to train on, None where that is done; bat
 
 class Core:
     """The parts of a loop. `Loop` is its face, `Fit` runs it for some epochs, a checkpoint holds its state."""
+
+    step: TrainingStep  # what is carried out
 
     def __init__(
         self,
@@ -61,7 +65,7 @@ class Core:
         self.schedule, self.stateful = schedule, stateful
         self.plans_itself = plans_itself  # the person leaves the plan to the loop
         self.by_hand = by_hand  # the plan that is carried out is the person's
-        self.tuner = Tuner(subject, self._adopt, self.unplanned, asked=plans_itself)
+        self.tuner = Tuner(subject, self, asked=plans_itself)
         self.watch = Watch(self.device, single=len(self.objectives) == 1, advice=advice_on_loss(begin))
         self.stretches = Stretches()
         self.budgeting: Budgeting | None = None  # how the blocks were chosen whose activations are checkpointed
@@ -108,7 +112,7 @@ class Core:
         assert self.stream is not None
         for given in self.stream:
             batch = given if transform is None else self._transformed(transform, given)
-            if self.tuner.is_busy:
+            if self.watch.batches >= self.tuner.due:
                 self._before_step(loader, transform, batch)
             self.given = batch
             yield batch
@@ -124,8 +128,8 @@ class Core:
         self._begin_epoch(loader)
         draws = stretches(resident.draws(), lambda: self.stretches.size(self.step.captured, resident))
         for number, drawn in ((stream.first + number, drawn) for number, drawn in draws):
-            if self.tuner.is_busy and len(drawn) > 1:
-                self._before_step(loader, transform, None)
+            if len(drawn) > 1 and self.watch.batches >= self.tuner.due:
+                self._before_step(loader, transform, None, drawn, resident)
             origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
             stretch = self.stretches.of(self.step.captured, resident, drawn, transform)
             if stretch is not None:
@@ -138,8 +142,8 @@ class Core:
                 batch = resident.gather(resident.items(), each)
                 if transform is not None:
                     batch = self._transformed(transform, batch)
-                if self.tuner.is_busy:
-                    self._before_step(loader, transform, batch)
+                if len(drawn) == 1 and self.watch.batches >= self.tuner.due:
+                    self._before_step(loader, transform, batch, drawn, resident)
                 self.given = batch
                 yield batch, 1, self.step.weighing.items_in(batch)
         if not self.watch.items_seen:
@@ -166,6 +170,7 @@ class Core:
 
     def _end_epoch(self) -> None:
         self.given = None
+        self.tuner.pause()
         self.step.end_epoch()
         if self.step.captured is not None:
             self.step.captured.audit()
@@ -204,10 +209,37 @@ class Core:
             return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
         return now
 
-    def _before_step(self, loader: Iterable[Any], transform: Transform | None, batch: Any) -> None:
-        self.tuner.tick()
-        if self.step.is_between_windows:
-            self.tuner.look(loader, transform, batch, self._left(loader))
+    def _before_step(
+        self,
+        loader: Iterable[Any],
+        transform: Transform | None,
+        batch: Any,
+        drawn: Sequence[Any] = (None,),
+        resident: Resident | None = None,
+    ) -> None:
+        ahead = Ahead(
+            loader,
+            transform,
+            batch,
+            len(drawn),
+            self._left(loader),
+            self.step.is_between_windows,
+            can_be_several=resident is not None,
+            sample=partial(self._sample, resident, drawn[0], transform),
+        )
+        self.tuner.before(ahead, self.watch.batches)
+
+    def _sample(self, resident: Resident | None, drawn: Any, transform: Transform | None) -> Any:
+        """A batch of data that lives on the device, of which nothing remembers that it was taken."""
+        assert resident is not None  # several steps go into one graph only where there is one
+        batch = resident.gather(resident.items(), drawn)
+        if transform is None:
+            return batch
+        before = RngStates(self.device, generators_in([transform]))
+        try:
+            return transform(batch)
+        finally:
+            before.restore()
 
     def _left(self, loader: Iterable[Any]) -> int | None:
         """Batches still to run: of this fit, or an epoch for each one so far."""
@@ -233,10 +265,30 @@ class Core:
         step.weighing.roots = self.subject.roots
         return step
 
-    def _adopt(self, tuning: Tuning, tried: TrainingStep | None) -> None:
-        """Carry out a plan that was found."""
+    def carry_out(self, plan: Plan, why: str, tried: TrainingStep | None = None) -> None:
+        """Go on with a plan that the tuner found; with what was compiled for a step that was tried."""
         self.by_hand = False
-        self.exchange(self.step_for(tuning.plan, tried), "it was found to be faster")
+        now = self.step
+        if plan == now.plan and tried is None:
+            return
+        if now.plan.graph and plan == replace(now.plan, graph=plan.graph) and plan.graph > 1:
+            now.grow_graph(plan.graph)
+            self.journal(why)
+        else:
+            self.exchange(self.step_for(plan, tried), why)
+
+    @contextmanager
+    def as_written(self) -> Iterator[TrainingStep]:
+        """The step as the person wrote it, for a pass or two; captures stay."""
+        plain = TrainingStep(self.model, self.objectives, self.subject.plan, averages=self.subject.averages)
+        if self.device.type != "cuda":
+            with self.unplanned():
+                yield plain
+        elif self.step.plan.compile != "off":
+            with torch.compiler.set_stance("force_eager"):
+                yield plain
+        else:
+            yield plain
 
     def go_on_with(self, plan: Plan) -> None:
         """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""
@@ -313,7 +365,9 @@ class Core:
             self.journal("memory ran out", batch=max(0, self.watch.batches - 1))
         if (why := self.step.obstacle) is not None:
             self.step.obstacle = None
-            warnings.warn(f"the step is not captured as a CUDA graph: {why}", PlanWarning, stacklevel=3)
+            self.tuner.refused(why)
+            if not self.plans_itself:
+                warnings.warn(f"the step is not captured as a CUDA graph: {why}", PlanWarning, stacklevel=3)
 
     def where(self) -> str:
         """Which batch it is that is trained on, in words."""

@@ -67,7 +67,7 @@ def state_of(core: Core) -> dict[str, Any]:
         "epoch": core.epoch,
         "plan": core.step.plan.to_json(),
         "tuning": None if tuning is None else tuning.to_json(),
-        "considered": core.tuner.decided_for,
+        "considered": core.tuner.considered_for,
     }
 
 

@@ -1,37 +1,61 @@
-"""`Tuner`: decides while a run goes on whether to tune it, and when."""
+"""`Tuner`: gives a run the plan that an expert would, and lets the run's own steps be the trial of it."""
 
-from collections.abc import Callable, Iterable
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import torch
+
+from hotloop.clock import synchronize
 from hotloop.effects import look
-from hotloop.levers import COMPILE, LEVERS, Lever, levers_of
+from hotloop.levers import LEVERS, Lever, levers_of
+from hotloop.levers.base import Facts
+from hotloop.levers.cuda_graph import MOST_STEPS
+from hotloop.memory.oom import is_out_of_memory
 from hotloop.plan import Plan, Trial, Tuning
+from hotloop.step.inspection import signature
+from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
-from hotloop.text import duration, shorten
-from hotloop.tune.search import WORTH
-from hotloop.tune.trial import Material
-from hotloop.tune.tuning import (
-    MOST,
-    Cache,
-    Found,
-    Pace,
-    Subject,
-    budget_for,
-    for_a_run_of,
-    gated,
-    material_of,
-    nothing_tried,
-    tune,
-)
+from hotloop.step.work import Work
+from hotloop.text import shorten
+from hotloop.tune.gate import Departure, without_dropout
+from hotloop.tune.knowledge import Proposal, propose
+from hotloop.tune.tuning import MOST, Cache, Subject, material_of, record, tune
 
 T = TypeVar("T")
-WORTH_A_LOOK = 1.0  # seconds that a run must still take before a plan is thought of
-WATCHED = 2  # real steps whose effects are looked at before anything is tried
-HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up unasked
-QUICK = [lever for lever in LEVERS if "compilation" not in lever.cost]
-WITH_COMPILE = [lever for lever in LEVERS if lever.name in ("compile", "channels last", "bf16")]
+WORTH_A_PLAN = 1.0  # seconds that a run must still take, or its length is not known
+PLAIN_STEPS = 2  # of the eager loop, timed, with a look at what they change in the person's objects
+TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
+SETTLING = 2  # steps of a new plan before it is timed
+PATIENCE = 12  # batches in which a step should have been captured
+SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
+UNSURE = 0.85  # times the eager step, above which a plan on a CPU is timed again, by turns: other programs disturb
+SMALL_STEP = 1e-3  # seconds of a captured step; below, the host takes longer to hand over a batch than the device
+ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
+AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
+AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
+# From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
+DOUBTFUL = ("flipped", "channels last", "tf32", "bf16", "fused", "graph")
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """The step that comes next, or several in one CUDA graph."""
+
+    loader: Any
+    transform: Any
+    batch: Any  # None where several steps go into one graph
+    batches: int
+    left: int | None  # batches of the run that are still to come, these included; None where nobody knows
+    is_between_windows: bool
+    can_be_several: bool  # whether the data lives on the device and `fit` owns the loop
+    sample: Callable[[], Any]  # a batch like those of the stretch, taken without a trace
+
+
+Course = Generator[float, Ahead, T]  # yields how many batches may pass before it is asked again
 
 
 class Told(Protocol):
@@ -44,199 +68,405 @@ class Told(Protocol):
         """What is going on right now."""
 
 
-class Tuner:
-    """Tunes a run by itself, once its first steps have shown that it is long enough.
+class Tuned(Protocol):
+    """What the tuner asks of a loop."""
 
-    First two real steps are watched: where the person's code changes something that a trial could not restore, such as
-    a counter in a closure or a queue in a module, nothing is tried. Then the levers that are quick to try are tried,
-    and a compilation where it takes a small part of the run. `adopt` is told each plan to carry out, with the step that
-    was tried for it.
+    memory: OutOfMemory
+
+    @property
+    def step(self) -> TrainingStep:
+        """What is carried out now."""
+
+    def carry_out(self, plan: Plan, why: str, tried: TrainingStep | None = None) -> None:
+        """Go on with another plan; with what was compiled for a step that was tried."""
+
+    def unplanned(self) -> AbstractContextManager[None]:
+        """The model and the optimizers without what the plan has changed in them."""
+
+    def as_written(self) -> AbstractContextManager[TrainingStep]:
+        """The step as the person wrote it, in fp32, for a pass or two."""
+
+
+class Tuner:
+    """Tunes a run while it trains.
+
+    The first steps are eager and in fp32. Two of them are watched: where the person's code changes something that
+    could not be restored, such as a counter in a closure, nothing is computed twice and only what leaves the numbers
+    alone is used. Then the plan that the rules of the levers propose is adopted whole. What rounds passes the gate
+    first: loss and gradient of the next batch, both ways. From then on real steps are timed; a plan that is slower
+    than the eager step is taken apart.
     """
 
-    def __init__(
-        self,
-        subject: Subject,
-        adopt: Callable[[Tuning, TrainingStep | None], None],
-        plain: Callable[[], AbstractContextManager[None]],  # in which the loop is as before any plan
-        *,
-        asked: bool,
-    ) -> None:
+    def __init__(self, subject: Subject, loop: Tuned, *, asked: bool) -> None:
         self.tuning: Tuning | None = None  # how the present plan was found
-        self.seconds = 0.0  # spent on trials
+        self.seconds = 0.0  # that were not spent in training steps
+        self.passes = 0  # forward passes beyond one a step
         self.display: Told | None = None  # of a fit that is running
         self.subject = subject
         self.watches = 0  # steps still to be watched
-        self._adopt = adopt
-        self._plain = plain
-        self._open = asked  # nothing was tried yet, and something may be
-        self._considered = False  # since the epoch or the fit began
-        self.considered_for: int | None = None  # batches that were left when it was decided whether to try anything
-        self._pace = Pace(subject.device)
+        self.considered_for: int | None = None  # batches that were left when it was decided whether to plan anything
+        self.due: float = 0 if asked else math.inf  # the batch from which on it wants to be asked before steps
+        self._loop = loop
+        self._course = self._tuned()
+        self._sleeps = False  # until a new epoch or fit begins
+        self._has_begun = False
+        self._ahead: Ahead | None = None
+        self._stopwatch = _Stopwatch(subject.device)
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
-        self._effects_known = False  # all steps were watched, and nothing was decided since
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether it wants to be asked before steps."""
-        return self._open
+        self._gate = 0.0  # seconds that the first comparison with fp32 took
+        self._dropped: dict[str, str] = {}  # levers that did not work here, and why
 
     def go_on(self, tuning: Tuning | None, considered_for: int | None) -> None:
         """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
         self.considered_for = considered_for
         if tuning is not None:
-            self.tuning, self._open = tuning, False
-
-    @property
-    def decided_for(self) -> int | None:
-        """For how many batches it was decided whether to try anything; None where that is yet to come."""
-        return None if self.watches or self._effects_known else self.considered_for
+            self.tuning, self.due = tuning, math.inf
 
     def begin(self) -> None:
         """A new epoch or fit: what was too short to be tuned may be longer now."""
-        self._considered = False
+        if self._sleeps:
+            self._sleeps, self.due = False, 0
+
+    def pause(self) -> None:
+        """Training stops for a while, as for an evaluation: that is not to be timed."""
+        self._stopwatch.halt()
+
+    def before(self, ahead: Ahead, done: int) -> None:
+        """Before a step, or several; `done` batches have been trained on."""
+        self._ahead = ahead
+        try:
+            if not self._has_begun:
+                self._has_begun = True
+                next(self._course)
+            self.due = done + self._course.send(ahead)
+        except StopIteration:
+            self.due = math.inf
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
-        """Tune now, compilations included."""
+        """Tune now, lever by lever, compilations included."""
         material = material_of(loader, self.subject.device, transform)
-        with self._plain():
+        with self._loop.unplanned():
             found = tune(self.subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
-        self._keep(found.tuning, found.step)
+        self.tuning, self.due = found.tuning, math.inf
+        self._loop.carry_out(found.tuning.plan, "it was found to be faster", found.step)
         Cache().put(self.subject.key(material.batches[0], loader, transform), found.tuning)
         return found.tuning
 
-    def look(self, loader: Any, transform: Any, batch: Any, left: int | None) -> None:
-        """Before a step that begins a window of accumulation, with so many batches left to run."""
-        pace = self._pace.seconds
-        if pace is None or self.watches:
-            return
-        if not self._considered:
-            self._considered = True
-            if self.considered_for is not None and left is not None and left <= self.considered_for:
-                return  # as in an earlier part of this run
-            self.considered_for = left
-            if left is not None and left * pace >= WORTH_A_LOOK:
-                self.watches = WATCHED
-            return
-        if not self._effects_known or left is None:
-            return
-        self._effects_known = False
-        self._decide(loader, transform, batch, left, pace)
+    # Watching
 
     def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
-        """Carry out a call of the person's code, and note what it changes that a trial could not restore."""
+        """Carry out a call of the person's code, and note what it changes that could not be restored."""
+        start = time.perf_counter()
         roots, skip = self.subject.roots(what), self.subject.restorable()
         before = look(roots, skip)
+        self.seconds += time.perf_counter() - start
         result = call()
+        synchronize(self.subject.device)  # so that the time of the look is its own
+        start = time.perf_counter()
         self._effects |= dict.fromkeys(before.changes(look(roots, skip)))
+        self.seconds += time.perf_counter() - start
         return result
 
     def watched(self) -> None:
         """A step was watched."""
         self.watches -= 1
-        self._effects_known = not self.watches
 
-    def _decide(self, loader: Any, transform: Any, batch: Any, left: int, pace: float) -> None:
+    def refused(self, why: str) -> None:
+        """The step cannot be captured as a CUDA graph."""
+        self._drop("graph", why)
+
+    # The course of it: each `yield` lets a step pass, and gives the number of batches until it wants to be asked again
+
+    def _tuned(self) -> "Course[None]":
+        yield 0
+        first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
+        yield from self._worth_it(first)
+        spent, self.watches = self.seconds, PLAIN_STEPS
+        forms: list[Any] = []
+        plain = yield from self._timed(PLAIN_STEPS, 0.0, forms)
+        plain -= (self.seconds - spent) / PLAIN_STEPS  # the looks
+        yield from self._worth_it(plain)
+        while not self._next.is_between_windows or self._next.batch is None:
+            yield 0
+        proposal = self._adopted(plain, shapes_vary=len({*forms, signature(self._next.batch)}) > 1)
+        self._note(proposal, plain, None)
+        now = yield from self._settled()
+        plain, now = yield from self._not_slower(plain, now)
+        self._note(proposal, plain, now)
+        if kept := ", ".join(in_words(self._loop.step.plan)):
+            self._say(f'{kept}: {plain / now:.3g}× the eager step, measured; plan="plain" for fp32 eager')
+        yield from self._audited()
+
+    def _worth_it(self, plain: float) -> "Course[None]":
+        """Wait until the run is long enough for a plan."""
+        while True:
+            left = self._next.left
+            if self.considered_for is None or left is None or left > self.considered_for:
+                if left is None or left * plain >= WORTH_A_PLAN:
+                    return
+                self.considered_for = left
+            self._sleeps = True
+            yield math.inf
+
+    def _adopted(self, plain: float, *, shapes_vary: bool) -> Proposal:
+        """Adopt the plan that is proposed for this run; what rounds passes the gate before."""
+        start = time.perf_counter()
+        ahead, loop, subject = self._next, self._loop, self.subject
+        target, begin = subject.scene(ahead.loader), subject.plan
+        self.considered_for = ahead.left
         if self._effects:
-            why = f"a step changes {shorten(list(self._effects), 4)}, which trials could not restore"
-            self.tuning, self._open = nothing_tried(self.subject, why, left), False
-            if self.display is not None:
-                self.display.say(f"not tuned: {why}")
-            return
-        key = self.subject.key(batch, loader, transform)
-        known = Cache().get(key, self.subject.plan)
-        if known is not None and (known.steps is None or left < 3 * known.steps):
-            material = material_of(loader, self.subject.device, transform, batch)
-            tuning = for_a_run_of(known, left * pace)
-            with self._plain():
-                seconds, why_not, step = gated(self.subject, loader, material, tuning.plan)
-            self.seconds += seconds
-            if why_not is None:
-                self._keep(tuning, step)
-                self._say("the plan of an earlier run: ")
-                return
-            if self.display is not None:
-                self.display.say(f"the plan of an earlier run does not hold: {why_not}")
-        if budget := budget_for(left * pace, pace):
-            material = material_of(loader, self.subject.device, transform, batch)
-            found = self._try(loader, material, left, budget=budget, levers=QUICK)
-            self._say(f"tuned in {duration(found.tuning.seconds)}: ")
-            self._compile(found, loader, material, left, key)
-
-    def tick(self) -> None:
-        """Before each step, as long as the pace is not known."""
-        if self._open:
-            self._pace.tick()
-
-    def _keep(self, tuning: Tuning, tried: TrainingStep | None) -> None:
-        self._open = False
-        self.tuning = tuning
-        self._adopt(tuning, tried)
-
-    def _try(
-        self,
-        loader: Iterable[Any],
-        material: Material,
-        left: int,
-        *,
-        budget: float,
-        levers: list[Lever],
-        begin: Plan | None = None,
-    ) -> Found:
-        """Tune, and carry out what was found."""
-        with self._plain():
-            found = tune(
-                self.subject,
-                loader,
-                material,
-                steps=left,
-                seconds=None,
-                budget=budget,
-                levers=levers,
-                tell=self._tell,
-                begin=begin,
-                watched=True,
-            )
-        self.seconds += found.tuning.seconds
-        self._keep(found.tuning, found.step)
-        return found
-
-    def _compile(self, found: Found, loader: Any, material: Material, left: int, key: str) -> None:
-        """Compile where that takes a small part of the run and may pay.
-
-        Training waits for it. A compiler in a thread beside it would not do: Dynamo saves PyTorch's global state, rng
-        states included, when it begins and restores it when it ends, so that training would draw numbers twice.
-        """
-        before = found.tuning
-        run, cost = left * (before.step or 0.0), found.compile_estimate
-        obstacle = COMPILE.why_not(self.subject.scene(loader), before.plan)
-        if obstacle is None and (cost > HELD_UP * run or run * (1 - 1 / WORTH) < cost):
-            known = f"a compilation of about {duration(cost)}"
-            obstacle = f"{known} is too long for a run of {duration(run)}; `loop.tune` tries it"
-        if obstacle is not None:
-            self.tuning = replace(before, trials=(*before.trials, Trial("compile", "B", "not tried", obstacle)))
-            Cache().put(key, self.tuning)
-            return
-        Cache().put(key, before)  # the run may end before the compiler does
-        found = self._try(loader, material, left, budget=MOST, levers=WITH_COMPILE, begin=before.plan)
-        tried = {t.lever: t for t in found.tuning.trials if t.verdict == "kept" or t.lever == "compile"}
-        self.tuning = replace(
-            before,
-            plan=found.tuning.plan,
-            trials=(*(t for t in before.trials if t.lever not in tried), *tried.values()),
-            step=found.tuning.step,
-            seconds=before.seconds + found.tuning.seconds,
+            effect = f"a step changes {shorten(list(self._effects), 4)}, which could not be restored"
+            target = replace(target, only=effect)
+            self._say(f"only what leaves the numbers alone is used: {effect}")
+        work = Work()
+        reference = None
+        if target.only is None:
+            with without_dropout(subject.modules):
+                reference = self._pass(loop.step, ahead.batch, work)
+            if isinstance(reference, str):
+                target = replace(target, only=reference)
+        key = subject.key(ahead.batch, ahead.loader, ahead.transform)
+        if (known := Cache().get(key, begin)) is not None:
+            self._dropped |= {trial.lever: trial.why for trial in known.trials if trial.verdict == "dropped"}
+        facts = Facts(
+            target,
+            operations=max(work.operations, 1),
+            flops=work.flops,
+            attends=work.attends,
+            step=plain,
+            left=None if ahead.left is None else ahead.left * plain,
+            has_room=_has_room(subject.device),
+            shapes_vary=shapes_vary,
         )
-        Cache().put(key, self.tuning)
-        self._say("compiled: " if found.tuning.plan.compile != "off" else "a compilation brings nothing here: ")
+        while True:
+            proposal = propose(facts, begin, self._dropped)
+            plan = proposal.plan if proposal.plan.stream != "direct" else replace(proposal.plan, stream="auto")
+            proposal = replace(proposal, plan=plan, key=key)
+            loop.carry_out(plan, "it is what suits the model and the device")
+            rounding = [lever for lever in _pulled(plan, begin) if lever.tier == "B"]
+            if reference is None or isinstance(reference, str) or not rounding:
+                break
+            with without_dropout(subject.modules):
+                found = self._pass(loop.step, ahead.batch)
+            why = found if isinstance(found, str) else Departure.between(reference, found).excess()
+            if why is None:
+                break
+            self._drop(_most_doubtful(rounding).name, why)
+        self._gate = time.perf_counter() - start
+        self.seconds += self._gate
+        return proposal
 
-    def _tell(self, lever: str) -> None:
-        """Name the lever that is being tried, beside the bar."""
-        if self.display is not None:
-            self.display.tell(f"tuning: {lever}")
+    def _settled(self) -> "Course[float]":
+        """Seconds of a batch, once the step is captured where the plan says so."""
+        for _ in range(PATIENCE):
+            captured = self._loop.step.captured
+            if captured is None or captured.has_captures:
+                break
+            yield 0
+        for _ in range(SETTLING):  # libraries load kernels when they are first used
+            yield 0
+        now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
+        plan = self._loop.step.plan
+        if plan.graph == 1 and self._next.can_be_several and now < SMALL_STEP and plan.stream == "resident":
+            yield from self._carry_out(replace(plan, graph=MOST_STEPS), "a captured step is short")
+            for _ in range(PATIENCE):
+                yield 0
+                if self._next.batches > 1:
+                    yield 0  # in which the stretch is captured
+                    break
+            now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
+        return now
+
+    def _not_slower(self, plain: float, now: float) -> "Course[tuple[float, float]]":
+        """Leave out what makes the step slower than the eager one."""
+        begin, plan = self._plain_plan, self._loop.step.plan
+        if self.subject.device.type == "cpu" and now > UNSURE * plain and _pulled(plan, begin):
+            yield from self._carry_out(begin, "timed by turns")
+            plain = min(plain, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+            yield from self._carry_out(plan, "timed by turns")
+            now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+        if now > SLOWER * plain:  # once more: where shapes vary, each new one may take its time the first time
+            now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+        while now > SLOWER * plain and (pulled := _pulled(plan, begin)):
+            doubtful = sorted(pulled, key=_doubt)[: math.ceil(len(pulled) / 2)]
+            for lever in doubtful:
+                self._drop(lever.name, f"with it a step took {now / plain:.2g} times as long")
+                plan = lever.off(plan)
+            yield from self._carry_out(plan, "what was slower is left out")
+            now = yield from self._settled() if plan != begin else self._timed(TIMED_STEPS, TIMED_SECONDS)
+        return plain, now
+
+    def _audited(self) -> "Course[None]":
+        """Ask the gate again after some batches; what does not pass any more is dropped from there on."""
+        done = 0
+        for number in AUDITS:
+            yield number - done
+            done = number
+            ahead = yield from self._window()
+            plan = self._loop.step.plan
+            rounding = [lever for lever in _pulled(plan, self._plain_plan) if lever.tier == "B"]
+            if not rounding or self._effects or self._costs_too_much(ahead):
+                return
+            start = time.perf_counter()
+            batch = ahead.sample() if ahead.batch is None else ahead.batch
+            with without_dropout(self.subject.modules):
+                with self._loop.as_written() as step:
+                    plain = self._pass(step, batch)
+                other = self._pass(self._loop.step, batch)
+            if isinstance(plain, str) or isinstance(other, str):  # no room, or the person's code has failed
+                return
+            why = Departure.between(plain, other).excess(later=True)
+            self.seconds += time.perf_counter() - start
+            if why is not None:
+                for lever in rounding:
+                    self._drop(lever.name, why)
+                    plan = lever.off(plan)
+                self._loop.carry_out(plan, why)
+                self._say(f"back to fp32 after {number} steps: {why}")
+                return
+
+    def _costs_too_much(self, ahead: Ahead) -> bool:
+        """Whether asking the gate again would take a noticeable part of the rest of the run."""
+        pace = None if self.tuning is None else self.tuning.step
+        return ahead.left is not None and pace is not None and self._gate > AUDIT_SHARE * ahead.left * pace
+
+    # Parts of it
+
+    def _timed(self, steps: int, seconds: float, forms: list[Any] | None = None) -> "Course[float]":
+        """Let steps pass; the seconds of a batch, from when the device has done what was queued until it has done all.
+
+        `forms` takes the form of each batch.
+        """
+        watch = self._stopwatch = _Stopwatch(self.subject.device)
+        goal = steps
+        while watch.batches < goal or watch.seconds < seconds:
+            while watch.batches < goal:
+                ahead = self._next
+                if forms is not None and ahead.batch is not None:
+                    forms.append(signature(ahead.batch))
+                watch.begin()
+                yield 0
+                watch.batches += ahead.batches
+            watch.halt()
+            rest = seconds - watch.seconds
+            goal = watch.batches + max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6)))
+        return watch.seconds / watch.batches
+
+    def _window(self) -> "Course[Ahead]":
+        """Wait until no gradient waits for its update."""
+        while not self._next.is_between_windows:
+            yield 0
+        return self._next
+
+    def _carry_out(self, plan: Plan, why: str) -> "Course[None]":
+        yield from self._window()
+        self._loop.carry_out(plan, why)
+
+    def _pass(self, step: TrainingStep, batch: Any, work: Work | None = None) -> Any:
+        """Losses and gradients of a batch, whose every trace is undone; in words where it fails."""
+        self.passes += len(step.objectives)
+        try:
+            if work is None:
+                return step.gradients_of(batch, self._loop.memory)
+            with work:
+                return step.gradients_of(batch, self._loop.memory)
+        except Exception as error:  # noqa: BLE001  # a plan under which the person's code fails is not used
+            if is_out_of_memory(error):
+                return "there is no memory to compare it with fp32"
+            first = (str(error).strip().splitlines() or [""])[0]
+            return f"the step fails with it: {type(error).__name__}: {first}"
+
+    @property
+    def _next(self) -> Ahead:
+        assert self._ahead is not None
+        return self._ahead
+
+    @property
+    def _plain_plan(self) -> Plan:
+        """What the person asked for; data that can live on the device does."""
+        return replace(self.subject.plan, stream=self._loop.step.plan.stream)
+
+    def _drop(self, lever: str, why: str) -> None:
+        self._dropped[lever] = why
+        if self.tuning is not None:
+            trials = [Trial(t.lever, t.tier, "dropped", why) if t.lever == lever else t for t in self.tuning.trials]
+            self.tuning = replace(self.tuning, trials=tuple(trials), plan=self._loop.step.plan)
+
+    def _note(self, proposal: Proposal, plain: float, now: float | None) -> None:
+        """Note how the plan was found, and remember it."""
+        plan = self._loop.step.plan
+        pulled = {lever.name for lever in _pulled(plan, self.subject.plan)}
+        trials = []
+        for trial in proposal.trials:
+            verdict, why = trial.verdict, trial.why
+            if trial.lever in self._dropped:
+                verdict, why = "dropped", self._dropped[trial.lever]
+            elif trial.lever in pulled and verdict != "kept" and now is not None:
+                verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
+            trials.append(replace(trial, verdict=verdict, why=why))
+        self.tuning = record(self.subject, plan, trials, plain, now, self.considered_for, self.seconds)
+        if now is not None:
+            Cache().put(proposal.key, self.tuning)
 
     def _say(self, words: str) -> None:
-        """Tell of the plan, where there is someone to tell."""
-        if self.display is not None and self.tuning is not None:
-            kept, gain = ", ".join(levers_of(self.tuning.plan)), self.tuning.gain
-            faster = f"{gain:.3g}× the plain loop: " if gain else ""
-            self.display.say(f"{words}{faster}{kept}" if kept else f"{words}the plain loop stays: nothing pays here")
+        if self.display is not None:
+            self.display.say(words)
+
+
+class _Stopwatch:
+    """Seconds of training, from when the device has nothing left to do until it has done what came since."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = 0.0
+        self.batches = 0
+        self._device = device
+        self._start: float | None = None
+
+    def begin(self) -> None:
+        if self._start is None:
+            synchronize(self._device)
+            self._start = time.perf_counter()
+
+    def halt(self) -> None:
+        if self._start is not None:
+            synchronize(self._device)
+            self.seconds += time.perf_counter() - self._start
+            self._start = None
+
+
+def in_words(plan: Plan) -> list[str]:
+    """What a plan does that the loop as it was written does not, as a person would say it.
+
+    >>> in_words(Plan("cuda", precision="bf16", graph=16, stream="resident"))
+    ['data on the device', '16 steps per CUDA graph', 'bf16']
+    """
+    words = {
+        "resident": "data on the device",
+        "graph": f"{plan.graph} steps per CUDA graph" if plan.graph > 1 else "CUDA graph",
+        "several steps": "",
+        "fused": "fused optimizer",
+        "channels last": "channels_last",
+        "tf32": "TF32",
+    }
+    return [said for name in levers_of(plan) if (said := words.get(name, name))]
+
+
+def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
+    """The levers that a plan has pulled beyond another."""
+    return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
+
+
+def _has_room(device: torch.device) -> bool:
+    """Whether memory for a second set of activations is there, as a CUDA graph has one of its own."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.max_memory_allocated(device) < ROOM * torch.cuda.get_device_properties(device).total_memory
+
+
+def _doubt(lever: Lever) -> int:
+    return DOUBTFUL.index(lever.name) if lever.name in DOUBTFUL else -1
+
+
+def _most_doubtful(levers: Sequence[Lever]) -> Lever:
+    """What rounds most comes first where the gate has refused."""
+    return next((lever for lever in levers if lever.name in ("bf16", "fp16")), None) or min(levers, key=_doubt)

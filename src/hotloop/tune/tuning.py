@@ -290,6 +290,30 @@ def _has_room(subject: Subject, device: torch.device) -> bool:
     return needed < free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
+def record(
+    subject: Subject,
+    plan: Plan,
+    trials: Sequence[Trial],
+    plain_step: float | None,
+    step: float | None,
+    steps: int | None,
+    seconds: float,
+) -> Tuning:
+    """How a plan was found, with the time and place."""
+    return Tuning(
+        plan=plan,
+        trials=tuple(trials),
+        plain_step=plain_step,
+        step=step,
+        steps=steps,
+        seconds=seconds,
+        device_name=subject.device_name,
+        model=type(subject.model).__name__,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
+    )
+
+
 def _tuning(
     subject: Subject,
     plan: Plan,
@@ -299,18 +323,8 @@ def _tuning(
     steps: int | None,
     started: datetime,
 ) -> Tuning:
-    return Tuning(
-        plan=plan,
-        trials=tuple(trials),
-        plain_step=plain_step,
-        step=step,
-        steps=steps,
-        seconds=(datetime.now(UTC) - started).total_seconds(),
-        device_name=subject.device_name,
-        model=type(subject.model).__name__,
-        made=started.isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
-    )
+    seconds = (datetime.now(UTC) - started).total_seconds()
+    return record(subject, plan, trials, plain_step, step, steps, seconds)
 
 
 def for_a_run_of(tuning: Tuning, seconds: float) -> Tuning:

@@ -1,0 +1,52 @@
+"""`Work`: what one forward and backward pass asks of the hardware, counted operation by operation."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from hotloop._torch import DispatchMode, leaves_of
+
+_VIEWS = ("view", "reshape", "transpose", "permute", "expand", "slice", "select", "detach", "alias", "split", "squeeze")
+
+
+class Work(DispatchMode):
+    """Counts operations, the arithmetic of matmuls, convolutions and recurrences, and the bytes that the rest moves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+        self.flops = 0.0
+        self.attends = False  # whether it may have called `scaled_dot_product_attention`
+        self.traffic = 0  # bytes that operations other than matmuls and convolutions read and write
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        packet = getattr(func, "overloadpacket", None)
+        name = str(packet).rpartition(".")[2]
+        if any(part in name for part in _VIEWS):
+            return result
+        self.operations += 1
+        self.attends |= "attention" in name or name in ("_softmax", "_safe_softmax")  # of which it is made in fp32
+        if packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
+        elif "rnn" in name or "lstm" in name or "gru" in name:
+            self.flops += _of_recurrence(args) * (2 if "backward" in name else 1)
+        else:
+            self.traffic += sum(t.nbytes for t in leaves_of((args, kwargs, result)) if isinstance(t, Tensor))
+        return result
+
+
+def _of_recurrence(args: Sequence[Any]) -> float:
+    """Arithmetic of a recurrent layer: each of its matrices times every position of its input."""
+    tensors = [t for t in leaves_of(args) if isinstance(t, Tensor)]
+    inputs = next((t for t in tensors if t.dim() == 3), None)
+    matrices = sum(t.numel() for t in tensors if t.dim() == 2)
+    return 0.0 if inputs is None else 2.0 * matrices * inputs.shape[0] * inputs.shape[1]

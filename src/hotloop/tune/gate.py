@@ -1,0 +1,99 @@
+"""The gate for what rounds: the loss and the gradient of a real batch, as the person wrote it and as a plan has it."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+LOSS_TOLERANCE = 0.02  # departure of the loss, as a share of it
+SURE = 0.01  # below this angle the gradient says more than the loss, which may be a difference near 0
+# How far the cosine to the plain gradient may fall below 1. Batch normalisation makes the gradients of deep networks
+# touchy: those of a sound ResNet-18 in bf16 have 0.95, while two batches of its data agree far less than that.
+DIRECTION_TOLERANCE = 0.1
+# As training goes on, what a batch has in common with others is learnt, and what is left of its gradient is small and
+# its own: that of a sound diffusion UNet in bf16 has 0.88 after 100 steps.
+LATER_TOLERANCE = 0.5
+LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller
+_DROPS = re.compile(r"drop", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Departure:
+    """How far the loss and the gradient of one batch are from those of the loop as it was written."""
+
+    loss: float  # as a share of the plain loss
+    direction: float  # 1 - cosine between the gradients
+    length: float  # norm of the gradient, in times the plain one
+
+    @classmethod
+    def between(
+        cls,
+        plain: tuple[dict[str, Tensor], Sequence[Tensor | None]],
+        other: tuple[dict[str, Tensor], Sequence[Tensor | None]],
+    ) -> "Departure":
+        """Of the losses and gradients of a plan from the plain ones. Waits for the device."""
+        losses = [torch.stack([v.double().sum() for v in parts.values()]) for parts, _ in (plain, other)]
+        pairs = [(a, b) for a, b in zip(plain[1], other[1], strict=True) if a is not None or b is not None]
+        if any(a is None or b is None or a.is_sparse != b.is_sparse for a, b in pairs):
+            return cls(math.inf, math.inf, math.inf)  # another set of weights gets gradients
+        dot, first, second = _products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
+        numbers = torch.stack([(losses[1] - losses[0]).abs().sum(), losses[0].abs().sum(), dot, first, second]).tolist()
+        distance, scale, dot_, first_, second_ = numbers
+        if first_ == second_ == 0.0:
+            return cls(distance / max(scale, 1e-12), 0.0, 1.0)
+        norms = math.sqrt(first_) * math.sqrt(second_) if math.isfinite(first_ + second_) else math.nan
+        direction = 1 - dot_ / norms if norms else math.inf
+        return cls(distance / max(scale, 1e-12), direction, math.sqrt(second_ / first_) if first_ else math.inf)
+
+    def excess(self, *, later: bool = False) -> str | None:
+        """What is outside the tolerance, in words; None where nothing is. `later`: training is under way."""
+        most = LATER_TOLERANCE if later else DIRECTION_TOLERANCE
+        if not self.direction <= most:
+            cosine, least = 1 - self.direction, 1 - most
+            return f"the gradient turns from that of fp32: cosine {cosine:.3f}, at least {least:.2f} is allowed"
+        if not 1 / LENGTH_TOLERANCE <= self.length <= LENGTH_TOLERANCE:
+            return f"the gradient is {self.length:.3g} times as long as that of fp32"
+        if not self.loss <= LOSS_TOLERANCE and not self.direction <= SURE:
+            return f"the loss is {self.loss:.1%} from that of fp32; {LOSS_TOLERANCE:.1%} is allowed"
+        return None
+
+
+def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of a·b, a·a and b·b over pairs of gradients, on their device."""
+    sums = [torch.zeros((), dtype=torch.float64, device=like.device) for _ in range(3)]
+    for a, b in pairs:
+        x, y = (t.coalesce().values() if t.is_sparse else t for t in (a, b))
+        x, y = x.float(), y.float()
+        for total, product in zip(sums, (x * y, x * x, y * y), strict=True):
+            total.add_(product.sum(dtype=torch.float64).to(total.device))
+    return sums[0], sums[1], sums[2]
+
+
+@contextmanager
+def without_dropout(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """No module drops anything in here: masks of another precision or of compiled code are not the same.
+
+    What dropout is called is known by name: numbers between 0 and 1 in attributes such as `p` of `nn.Dropout`,
+    `dropout` of `nn.LSTM`, `attention_dropout`, `drop_prob`.
+    """
+    before: list[tuple[nn.Module, str, float]] = []
+    for outer in modules:
+        for module in outer.modules():
+            is_dropout = _DROPS.search(type(module).__name__) is not None
+            numbers = [(name, value) for name, value in vars(module).items() if isinstance(value, float)]
+            before += [
+                (module, name, value)
+                for name, value in numbers
+                if 0 < value <= 1 and (_DROPS.search(name) or (is_dropout and name == "p"))
+            ]
+    for module, name, _ in before:
+        vars(module)[name] = 0.0
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            vars(module)[name] = value

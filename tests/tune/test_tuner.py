@@ -1,0 +1,280 @@
+"""A run that says nothing gets the plan that the rules propose, tried on its own steps, and nothing else changes."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import hotloop
+from hotloop.levers import LEVERS, Lever
+from hotloop.levers.base import Facts, LeverTarget, Rule
+from hotloop.plan import Plan
+from hotloop.tune.knowledge import propose
+from hotloop.tune.tuner import AUDITS
+
+STEPS = 40
+LONG = 10**6  # epochs
+
+
+class Counted(nn.Module):
+    """A small network whose forward passes `counted` counts."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@contextmanager
+def counted() -> Iterator[list[int]]:
+    """Counts calls of such networks where no look at the state of a step comes by."""
+    calls: list[int] = []
+    hook = register_module_forward_pre_hook(lambda module, _: calls.append(1) if type(module) is Counted else None)
+    yield calls
+    hook.remove()
+
+
+def data(rows: int = 512, batch: int = 8) -> DataLoader[Any]:
+    x = torch.linspace(0, 1, rows * 8).view(rows, 8)
+    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch, shuffle=True)
+
+
+def loop_of(model: nn.Module, **options: Any) -> hotloop.Loop:
+    return hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", **options)
+
+
+def train(loop: hotloop.Loop, loader: Any, steps: int = STEPS) -> list[float]:
+    """A loop of one's own that is expected to go on for long."""
+    loop._core.expected = LONG
+    return [float(loop.step(batch)) for batch in itertools.islice(endless(loop, loader), steps)]
+
+
+def endless(loop: hotloop.Loop, loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loop.batches(loader)
+
+
+def test_a_plan_is_in_force_after_a_few_steps_and_says_why() -> None:
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    train(loop, data(), 600)
+    assert loop.tuning is not None
+    assert [change.step for change in loop._core.plans][1] <= 10
+    kept = {trial.lever: trial for trial in loop.tuning.trials if trial.verdict != "not tried"}
+    assert "fused" in kept
+    assert loop.tuning.plain_step
+    assert loop.tuning.step
+    reasons = {trial.lever: trial.why for trial in loop.tuning.trials}
+    assert set(reasons) == {lever.name for lever in LEVERS}
+    assert all(reasons.values())
+
+
+def test_few_forward_passes_beyond_one_a_step() -> None:
+    torch.manual_seed(0)
+    model = Counted(dropout=0.2)
+    loop = loop_of(model)
+    steps = AUDITS[-1] + 40
+    with counted() as calls:
+        train(loop, data(), steps)
+    extra = len(calls) - steps
+    assert extra == loop._core.tuner.passes
+    assert 0 < extra <= 6
+
+
+class Queue(nn.Module):
+    """Keeps what it has seen, as contrastive learning does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 1)
+        self.seen: list[float] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(float(x.mean()))
+        return self.layer(x)
+
+
+def test_no_pass_is_repeated_where_a_step_has_effects_that_nobody_could_undo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    torch.manual_seed(0)
+    model = Queue()
+    loop = loop_of(model)
+    report = loop.fit(data(), epochs=LONG, progress=True, time_limit=2.0)
+    assert len(model.seen) == report.steps
+    assert "model.seen" in capsys.readouterr().err
+    assert loop.plan.precision == "fp32"
+    assert not loop.plan.fused, "it rounds"
+
+
+@pytest.mark.usefixtures("nothing_rounds")
+def test_training_goes_on_as_without_it_where_nothing_rounds() -> None:
+    losses = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        loop = loop_of(Counted(dropout=0.3), plan=plan)
+        losses.append(train(loop, data(), AUDITS[0] + 20))
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.usefixtures("nothing_rounds")
+def test_a_random_transform_of_batches_is_called_once_for_each() -> None:
+    losses = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(1)
+
+        def noisy(batch: Any, generator: torch.Generator = generator) -> Any:
+            return batch[0] + torch.randn(batch[0].shape, generator=generator) + torch.randn(()), batch[1]
+
+        loop = loop_of(Counted(), plan=plan)
+        loop._core.expected = LONG
+        batches = loop.batches(data(), device_transform=noisy)
+        losses.append([float(loop.step(batch)) for batch in itertools.islice(batches, STEPS)])
+    assert losses[0] == losses[1]
+
+
+class Wrong(Lever):
+    """Changes what the model computes, in the name of rounding."""
+
+    name, order, tier, what, cost, undo = "wrong", 65, "B", "nothing of use", "nothing", "it is undone"
+    rule = Rule("a test says so", lambda facts: True, "Nothing was measured")
+    factor = 3.0
+
+    def apply(self, model: nn.Module, optimizers: Any, plan: Plan) -> Any:
+        handle = model.layers.register_forward_hook(lambda module, given, result: result * self.factor)  # type: ignore[union-attr]
+        yield handle.remove
+
+
+class Failing(Wrong):
+    name = "failing"
+
+    def apply(self, model: nn.Module, optimizers: Any, plan: Plan) -> Any:
+        def fail(module: object, given: object) -> None:
+            raise RuntimeError("not in this precision")
+
+        yield model.layers.register_forward_pre_hook(fail).remove  # type: ignore[union-attr]
+
+
+class Sluggish(Wrong):
+    name = "sluggish"
+
+    def apply(self, model: nn.Module, optimizers: Any, plan: Plan) -> Any:
+        yield model.layers.register_forward_pre_hook(lambda module, given: time.sleep(0.02)).remove  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("lever", "says"), [(Wrong, "gradient"), (Failing, "not in this precision"), (Sluggish, "times as long")]
+)
+def test_a_lever_that_does_not_work_here_is_left_out_and_remembered(
+    lever: type[Lever], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("hotloop.levers", "hotloop.tune.knowledge", "hotloop.tune.tuner"):
+        monkeypatch.setattr(f"{module}.LEVERS", (*LEVERS, lever()))
+    for life in range(2):
+        torch.manual_seed(0)
+        loop = loop_of(Counted())
+        train(loop, data(), 600)
+        assert loop.tuning is not None
+        (trial,) = [trial for trial in loop.tuning.trials if trial.lever == lever.name]
+        assert trial.verdict == "dropped"
+        assert says in trial.why
+        assert lever.name not in loop.plan.levers
+        tried = any(lever.name in change.plan["levers"] for change in loop._core.plans)
+        assert tried == (life == 0), "remembered"
+        assert not loop.model.layers._forward_hooks
+
+
+def test_a_lever_that_diverges_later_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Wrong()
+    late.factor = 1.0
+    for module in ("hotloop.levers", "hotloop.tune.knowledge", "hotloop.tune.tuner"):
+        monkeypatch.setattr(f"{module}.LEVERS", (*LEVERS, late))
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    loop._core.expected = LONG
+    for number, batch in enumerate(itertools.islice(endless(loop, data()), AUDITS[0] + 60)):
+        if number == 50:
+            assert "wrong" in loop.plan.levers
+            late.factor = -1.0
+        loop.step(batch)
+    assert "wrong" not in loop.plan.levers
+    assert loop.tuning is not None
+    assert next(t for t in loop.tuning.trials if t.lever == "wrong").verdict == "dropped"
+
+
+class Rows(IterableDataset[Any]):
+    """A stream that has no length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(400):
+            x = torch.full((8,), number / 400)
+            yield x, x.sum(0, keepdim=True)
+
+
+def test_a_loader_without_a_length_gets_a_plan() -> None:
+    loop = loop_of(Counted())
+    loop.fit(DataLoader(Rows(), 8), epochs=1, progress=False)
+    assert loop.tuning is not None
+
+
+@pytest.mark.parametrize("accumulate", [2, 3])
+def test_a_plan_is_adopted_between_two_windows(accumulate: int) -> None:
+    loop = loop_of(Counted(), accumulate=accumulate)
+    train(loop, data(), 60)
+    assert loop.tuning is not None
+    assert all(change.batch % accumulate == 0 for change in loop._core.plans)
+
+
+def test_epochs_of_two_batches_are_enough() -> None:
+    loop = loop_of(Counted())
+    loop.fit(data(16), epochs=LONG, time_limit=2.0, progress=False, validate=data(16))
+    assert loop.tuning is not None
+
+
+def test_two_objectives_get_a_plan() -> None:
+    model = nn.ModuleDict({"a": Counted(), "b": Counted()})
+    optimizers = {name: torch.optim.Adam(part.parameters()) for name, part in model.items()}
+    objectives = {
+        name: lambda model, batch, name=name: nn.functional.mse_loss(model[name](batch[0]), batch[1]) for name in model
+    }
+    loop = hotloop.Loop(model, optimizers, objective=objectives, device="cpu")
+    train(loop, data())
+    assert loop.tuning is not None
+
+
+def facts(**known: Any) -> Facts:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3))
+    optimizer = torch.optim.AdamW(model.parameters())
+    given = {"operations": 100, "flops": 1e12, "step": 5e-3, **known}
+    return Facts(LeverTarget(torch.device("cpu"), model, [optimizer]), **given)
+
+
+def test_the_rules_know_when() -> None:
+    rules = {lever.name: lever.rule for lever in LEVERS if lever.rule is not None}
+    assert rules["bf16"].holds(facts())
+    assert not rules["bf16"].holds(facts(flops=1e7))
+    assert rules["graph"].holds(facts())
+    assert not rules["graph"].holds(facts(has_room=False))
+    assert not rules["graph"].holds(facts(step=1.0))
+    assert rules["no cudnn attention"].holds(facts(attends=True, shapes_vary=True))
+    assert not rules["no cudnn attention"].holds(facts(attends=True, left=1e6))
+    assert all(rule.when and rule.evidence for rule in rules.values())
+
+
+def test_a_proposal_names_every_lever() -> None:
+    proposal = propose(facts(), Plan("cpu"), {"fused": "it was slower"})
+    assert [trial.lever for trial in proposal.trials] == [lever.name for lever in LEVERS]
+    verdicts = {trial.lever: trial.verdict for trial in proposal.trials}
+    assert verdicts["fused"] == "dropped"
+    assert not proposal.plan.fused
+    assert verdicts["channels last"] == "kept"
