@@ -3,5 +3,15 @@
 from hotloop.data.origin import BatchOrigin, length_of
 from hotloop.data.position import Position, Resumption
 from hotloop.data.streams import Stream, stream
+from hotloop.data.worker_count import WorkersAdvice, workers_for
 
-__all__ = ["BatchOrigin", "Position", "Resumption", "Stream", "length_of", "stream"]
+__all__ = [
+    "BatchOrigin",
+    "Position",
+    "Resumption",
+    "Stream",
+    "WorkersAdvice",
+    "length_of",
+    "stream",
+    "workers_for",
+]

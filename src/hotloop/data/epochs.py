@@ -26,6 +26,7 @@ class EpochProgress:
         self.carried = carried
         self.read = read
         self.ended = False
+        self.is_mixed = False  # whether the number of workers was changed while it ran
         self.latest: Any = None  # what was read last, while the epoch lasts
         self.states: deque[LoaderRngState] = deque(maxlen=MOST_AHEAD)  # of the rng, before the latest batches were read
 
@@ -165,11 +166,11 @@ class Epochs(ABC, Generic[T]):
             prefetched=self.prefetched,
             carried=epoch.carried,
             loader=None if ahead or epoch.ended else self._own_account(),
-            reason=self._why_not_the_same(epoch.begun, epoch.carried, unnoted=unnoted),
+            reason=self._why_not_the_same(epoch.begun, epoch.carried, unnoted=unnoted, mixed=epoch.is_mixed),
         )
 
     def _why_not_the_same(
-        self, begun: bool, carried: tuple[LoaderRngState, ...], *, unnoted: bool = False
+        self, begun: bool, carried: tuple[LoaderRngState, ...], *, unnoted: bool = False, mixed: bool = False
     ) -> str | None:
         if why := self._why_never():
             return why
@@ -177,6 +178,11 @@ class Epochs(ABC, Generic[T]):
             return None
         if unnoted:
             return "a batch was read and not trained on; its items are the same, what is random in them is drawn anew"
+        if mixed:
+            return (
+                "the number of workers was changed during the epoch: the order of the items is the same, what is "
+                "random in them is not"
+            )
         if begun and not carried:
             return (
                 "workers that persist carry their random states from epoch to epoch, and those are not known here: the "

@@ -1,6 +1,8 @@
 """`LoaderBatches`: the batches of a loader on the host, with their origins."""
 
 from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,9 @@ from hotloop.data.origin import BatchOrigin, Tap
 from hotloop.data.position import Position
 from hotloop.data.resident import asked_in_advance, is_constant
 from hotloop.data.rng import LoaderRng, LoaderRngState, is_stateful
+from hotloop.data.worker_count import why_workers_stay
 from hotloop.data.workers import Workers
+from hotloop.placement import tensors_in
 
 Batch = tuple[BatchOrigin, Any]
 _WORDS = (type(None), bool, int, float, str, bytes)
@@ -29,6 +33,9 @@ class LoaderBatches(Epochs[Batch]):
         self._source = source
         self._tap = tap
         self._times = 0  # how often the loader was begun
+        self.batches = 0  # that were read, in all epochs
+        self.waited = 0.0  # seconds of this thread until they were there, starts of workers included
+        self.batch_bytes = 0  # of the largest first batch of an epoch
         self.random_items = _may_be_random(source)
         self.workers = source.num_workers if isinstance(source, DataLoader) else 0
         self.prefetched = asked_in_advance(source)
@@ -43,7 +50,20 @@ class LoaderBatches(Epochs[Batch]):
             self._staff = Workers(loader, tell=tap is not None and self.random_items)
 
     def __iter__(self) -> Iterator[Batch]:
-        yield from self.begin()
+        asked = perf_counter()
+        batches = self.begin()
+        first = True
+        while True:
+            batch = next(batches, None)
+            self.waited += perf_counter() - asked
+            if batch is None:
+                return
+            self.batches += 1
+            if first:
+                self.batch_bytes = max(self.batch_bytes, sum(tensor.nbytes for _, tensor in tensors_in(batch[1])))
+                first = False
+            yield batch
+            asked = perf_counter()
 
     @property
     def _is_stateful(self) -> bool:
@@ -68,7 +88,7 @@ class LoaderBatches(Epochs[Batch]):
             return self._opened(first), 0
         if self._tap is not None and not self.workers:
             batches = self._opened(first)
-            skip(self._tap.sampler.draws)
+            skip(self._tap.sampler.latest.draws)
             return batches, 0
         if self._tap is not None and not self.random_items:
             self._tap.sampler.skip = skip
@@ -76,6 +96,41 @@ class LoaderBatches(Epochs[Batch]):
         batches = self._opened(0)
         skip((origin.drawn for origin, _ in batches), tell)
         return batches, skip.count - skip.missing
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches that each worker is asked for in advance."""
+        return self.prefetched // self.workers if self.workers else 0
+
+    def why_workers_stay(self) -> str | None:
+        """Why the number of workers cannot change; None where it can."""
+        if why := why_workers_stay(self._source):
+            return why
+        return "what its sampler draws is not followed" if self._tap is None else self._tap.why_workers_stay()
+
+    def change_workers(self, number: int, prefetch_factor: int) -> None:
+        """Load with so many workers from the next index on that the sampler draws."""
+        assert self._tap is not None
+        inside = self._tap.change_workers(number, prefetch_factor, self._seed())
+        self.workers, self.prefetched = self._tap.loader.num_workers, asked_in_advance(self._tap.loader)
+        if inside:
+            assert self._epoch is not None
+            self._epoch.is_mixed = True
+            if self._staff is not None:
+                self._staff.forget()
+
+    def _seed(self) -> int:
+        """A seed for workers that are started where PyTorch starts none, the same in each repetition of the run."""
+        state = self._rng.get_state() if self._epoch is None else self._epoch.began
+        tensors = [each for each in (state.torch, *state.own) if isinstance(each, Tensor)]
+        digest = blake2b(b"".join(each.numpy().tobytes() for each in tensors), digest_size=7)
+        digest.update(str(self.batches).encode())
+        return int.from_bytes(digest.digest(), "big")
+
+    def end_workers(self) -> None:
+        """End workers that wait for the next epoch."""
+        if self._tap is not None:
+            self._tap.end_workers()
 
     def _has_begun(self) -> bool:
         return self._staff is not None and self._staff.are_there
@@ -91,6 +146,8 @@ class LoaderBatches(Epochs[Batch]):
         if self._staff is None:
             return
         self._staff.dismiss()
+        if self._tap is not None:
+            self._tap.seed = None
         if not position.begun:
             return
         if self._tap is not None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from hotloop.data.origin import twin
+from hotloop.data.samplers import draw_base_seed
 
 SPLIT = 1024  # batches at a time: the first of a long epoch do not wait for the last
 
@@ -28,7 +29,7 @@ def draws_at_once(loader: DataLoader[Any], *, seeds_workers: bool) -> Iterator[T
     batches = loader.batch_sampler
     assert isinstance(batches, BatchSampler)
     if seeds_workers:
-        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+        draw_base_seed(loader)
     return _batches(batches.sampler, batches.batch_size, batches.drop_last)  # type: ignore[arg-type]
 
 

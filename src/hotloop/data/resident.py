@@ -7,7 +7,6 @@ middle of an epoch before the next begins, one of a tensor on a GPU that goes pa
 `resident = True`, one in what is no tensor or array among its attributes, or changes while items are made.
 """
 
-import ctypes
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -29,6 +28,7 @@ from torch.utils.data import (
 )
 
 from hotloop._torch import version_of
+from hotloop.data.dataset_state import memory_of
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
@@ -291,25 +291,7 @@ def _looked(dataset: Any) -> dict[str, bytes]:
         return _looked(dataset.dataset)
     tensors = _tensors_of(dataset)
     held = getattr(dataset, "__dict__", {}) if tensors is None else {str(i): each for i, each in enumerate(tensors)}
-    return {name: _some(memory) for name, each in held.items() if (memory := _memory(each)) is not None}
-
-
-def _memory(value: object) -> Any:
-    """The bytes of a tensor or an array of the host, without a copy; None for anything else."""
-    if type(value) is np.ndarray or type(value) is np.memmap:
-        if value.dtype.hasobject or not value.size:
-            return None
-        if not value.flags.forc:  # not all of one piece: some rows of it stand for all
-            value = np.ascontiguousarray(value[:: max(1, value.nbytes // WHOLE)])
-        return value.reshape(-1, order="A").view(np.uint8)
-    if type(value) not in (Tensor, nn.Parameter, nn.Buffer) or not isinstance(value, Tensor) or value.is_meta:
-        return None
-    if value.device.type != "cpu" or value.layout != torch.strided or not value.numel():
-        return None
-    steps = zip(value.shape, value.stride(), strict=True)
-    extent = (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()
-    # By address: no operation of PyTorch, which a mode such as FakeTensorMode would take for one of the model.
-    return np.ctypeslib.as_array((ctypes.c_uint8 * extent).from_address(value.data_ptr()))
+    return {name: _some(memory) for name, each in held.items() if (memory := memory_of(each, WHOLE)) is not None}
 
 
 def _some(memory: Any) -> bytes:

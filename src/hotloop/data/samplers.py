@@ -43,3 +43,8 @@ def generators_of(loader: object) -> list[torch.Generator]:
         return []
     held = [loader, *samplers_of(loader)]
     return [g for each in held if isinstance(g := getattr(each, "generator", None), torch.Generator)]
+
+
+def draw_base_seed(loader: DataLoader[Any]) -> int:
+    """Draw the seed that a DataLoader draws for its workers when it begins an epoch."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())

@@ -12,6 +12,7 @@ from hotloop.data.feed import LoaderBatches
 from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
+from hotloop.data.worker_count import LoadingLimits
 from hotloop.device import as_device
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
@@ -41,8 +42,9 @@ class Stream(Generic[T]):
     ) -> None:
         check_loader(loader)
         self.loader = loader
+        self.source: Iterable[Any] = loader  # what is read: the loader, or a twin with other workers or pinned memory
         self.device = as_device(device)
-        self.asked = (kind, pinned, workers)
+        self.asked: tuple[Kind, bool, int | None] = (kind, pinned, workers)
         self.kind, self.reason = _choose(loader, self.device, kind)
         self.origin: BatchOrigin | None = None  # of the batch that was given out last
         self._transform = device_transform
@@ -53,11 +55,11 @@ class Stream(Generic[T]):
             assert isinstance(loader, DataLoader)
             self._epochs = self.resident = Resident(loader, self.device)
         else:
-            source = _source(loader, pinned, workers)
-            if origins and is_in_order(source):
-                assert isinstance(source, DataLoader)
-                self._tap = Tap(source)
-            self._epochs = LoaderBatches(source, self._tap, reads_ahead=self.kind == "prefetched")
+            self.source = _source(loader, pinned, workers)
+            if origins and is_in_order(self.source):
+                assert isinstance(self.source, DataLoader)
+                self._tap = Tap(self.source)
+            self._epochs = LoaderBatches(self.source, self._tap, reads_ahead=self.kind == "prefetched")
 
     def __iter__(self) -> Iterator[T]:
         batches: Iterator[tuple[BatchOrigin, Any]] = iter(self._epochs)
@@ -80,6 +82,60 @@ class Stream(Generic[T]):
     def changed_in_workers(self) -> list[str]:
         """Names of what items have changed in the dataset of workers that persist; a position does not hold it."""
         return self._epochs.changed_in_workers
+
+    @property
+    def waited(self) -> float:
+        """Seconds for which the loop has waited for the loader so far, starts of workers included."""
+        return 0.0 if isinstance(self._epochs, Resident) else self._epochs.waited
+
+    @property
+    def batches(self) -> int:
+        """Batches that were read from the loader so far, in all epochs; none where the data lives on the device."""
+        return 0 if isinstance(self._epochs, Resident) else self._epochs.batches
+
+    @property
+    def workers(self) -> int:
+        """Workers that load now, or will in the next epoch."""
+        return 0 if isinstance(self._epochs, Resident) else self._epochs.workers
+
+    @property
+    def batch_bytes(self) -> int:
+        """The size of a batch on the host: the largest of those that were the first of their epochs."""
+        return 0 if isinstance(self._epochs, Resident) else self._epochs.batch_bytes
+
+    @property
+    def why_workers_stay(self) -> str | None:
+        """Why `change_workers` cannot be used; None where it can."""
+        if isinstance(self._epochs, Resident):
+            return "the data lives on the device, and nobody reads the loader"
+        return self._epochs.why_workers_stay()
+
+    def change_workers(self, number: int, prefetch_factor: int | None = None) -> int:
+        """Load with another number of workers from here on, inside an epoch or between two; the number there is now.
+
+        The order of the batches stays, and so does what is drawn from the loader's generators. What is random in items
+        comes from the rng states of workers, so it depends on their number. Inside an epoch the workers of before
+        deliver what they were asked for while the new ones begin. Fewer are taken where the batches under way would
+        need too much memory, and the present ones stay where no process can be started.
+        """
+        if (why := self.why_workers_stay) is not None:
+            raise BadArgument(f"the number of workers cannot change: {why}", fix="leave it to the loader")
+        if number < 1:
+            raise BadArgument(f"number={number} of workers", fix="give 1 or more")
+        assert isinstance(self._epochs, LoaderBatches)
+        factor = prefetch_factor or self._epochs.prefetch_factor
+        if number > self.workers:
+            number = max(self.workers, min(number, LoadingLimits.here().workers_in(self.batch_bytes, factor)))
+        if (number, factor) != (self.workers, self._epochs.prefetch_factor):
+            self._epochs.change_workers(number, factor)
+            if self.workers == number:
+                self.asked = (*self.asked[:2], number)
+        return self.workers
+
+    def close(self) -> None:
+        """End workers that wait for the next epoch, if there are any; it then starts new ones, as a loader does."""
+        if isinstance(self._epochs, LoaderBatches):
+            self._epochs.end_workers()
 
     def position(self, consumed: int | None = None) -> Position:
         """Where the loader is when the training has had so many batches of this epoch; None: between two epochs.

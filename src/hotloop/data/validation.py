@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hotloop._torch import keeps_workers
+from hotloop.data.kept import may_keep
 from hotloop.data.position import Position
 from hotloop.data.resident import is_constant
 from hotloop.data.rng import LoaderRng, LoaderRngState
@@ -14,7 +15,7 @@ from hotloop.data.streams import Stream
 
 
 class Validation:
-    """The loader to evaluate with. Where its workers persist, so does the stream that knows of them."""
+    """The loader to evaluate with. Where its workers stay between evaluations, so does the stream that knows them."""
 
     def __init__(self, loader: Iterable[Any] | None, device: torch.device, *, saved: bool) -> None:
         """`saved`: whether the run is, so that what the workers draw from must be known."""
@@ -27,6 +28,8 @@ class Validation:
                 self.loader = self._stream = Stream(loader, device, origins=saved)  # type: ignore[arg-type]
             elif not is_constant(loader.dataset):  # type: ignore[union-attr]
                 self._unknown = "the validation loader's workers were there before, and what they draw from is unknown"
+        elif type(loader) is DataLoader and may_keep(loader) and not is_constant(loader.dataset):
+            self.loader = Stream(loader, device)  # which keeps workers that begin each epoch as new ones
         if self._stream is None and loader is not None:
             here = isinstance(loader, DataLoader) and not loader.num_workers  # where items are made
             self._rng = LoaderRng(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)

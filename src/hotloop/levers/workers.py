@@ -17,8 +17,9 @@ class WorkersLever(Lever):
     **What it needs.** A plain `DataLoader` whose dataset can go to another process. With resident data nobody reads the
     loader, and workers are not started.
 
-    **What it costs.** Starting the processes. Workers persist between epochs only where the loader has workers of its
-    own with `persistent_workers=True`; else they start anew in every epoch.
+    **What it costs.** Starting the processes, mostly once: they stay for the epochs after the first and begin each one
+    with the seeds and the dataset that new ones would have (see [how batches get there](../loop.md#workers)). The
+    batches under way take `workers` × `prefetch_factor` × the size of a batch in shared memory.
 
     **By hand.**
 

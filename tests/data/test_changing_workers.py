@@ -1,0 +1,268 @@
+"""The number of workers changes inside an epoch or between two: no batch is lost, doubled, early or late."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset
+
+from hotloop.data import Stream
+from hotloop.data.worker_count import LoadingLimits
+from hotloop.errors import BadArgument
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # PyTorch counts the cores
+ITEMS = 23
+
+
+class Items(Dataset[Tensor]):
+    """An item has its number, a random number, and the process that made it."""
+
+    offset = 0.0
+
+    def __len__(self) -> int:
+        return ITEMS
+
+    def __getitem__(self, i: int) -> Tensor:
+        return torch.tensor([i, torch.rand(()).item() + self.offset, os.getpid()], dtype=torch.float64)
+
+
+def loader_of(how: dict[str, Any], workers: int) -> DataLoader[Any]:
+    options = {key: value for key, value in how.items() if key != "own"}
+    generator = torch.Generator().manual_seed(6) if how.get("own") else None
+    return DataLoader(Items(), 2, shuffle=True, generator=generator, num_workers=workers, **options)
+
+
+def states(loader: DataLoader[Any]) -> list[Any]:
+    own = None if loader.generator is None else loader.generator.get_state().tolist()
+    return [torch.get_rng_state().tolist(), own]
+
+
+def plain(how: dict[str, Any], workers: int, epochs: int) -> tuple[list[Any], list[Any]]:
+    torch.manual_seed(4)
+    loader = loader_of(how, workers)
+    return [[batch[:, 0].tolist() for batch in loader] for _ in range(epochs)], states(loader)
+
+
+@settings(deadline=None, max_examples=20)
+@example(how={"own": False, "persistent_workers": True, "prefetch_factor": 1}, workers=1, changes=[(12, 2), (12, 1)])
+@example(how={"own": True, "persistent_workers": False, "prefetch_factor": 2}, workers=2, changes=[(4, 1), (5, 3)])
+@given(
+    how=st.fixed_dictionaries(
+        {"own": st.booleans(), "persistent_workers": st.booleans(), "prefetch_factor": st.integers(1, 3)}
+    ),
+    workers=st.integers(1, 3),
+    changes=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=3),
+)
+def test_the_order_is_that_of_the_loader(how: dict[str, Any], workers: int, changes: list[tuple[int, int]]) -> None:
+    """Changes after 0 to 12 batches of the first epoch, 12 being between it and the next."""
+    expected, after = plain(how, workers, 2)
+    torch.manual_seed(4)
+    loader = loader_of(how, workers)
+    batches: Stream[Tensor] = Stream(loader, "cpu")
+
+    def change(done: int) -> None:
+        for at, number in changes:
+            if at == done:
+                assert batches.change_workers(number) == batches.workers == number
+
+    change(0)
+    seen: list[Any] = [[]]
+    for done, batch in enumerate(batches, 1):
+        seen[0].append(batch[:, 0].tolist())
+        assert batches.origin is not None
+        assert batches.origin.indices == tuple(int(i) for i in seen[0][-1])
+        if done < 12:
+            change(done)
+    change(12)
+    rows = list(batches)
+    seen.append([batch[:, 0].tolist() for batch in rows])
+    assert seen == expected
+    assert states(loader) == after
+    made_by = {pid for batch in rows for pid in batch[:, 2].tolist()}
+    assert len(made_by) == batches.workers
+
+
+def test_from_the_next_epoch_on_it_is_the_loader_with_that_number() -> None:
+    """What is random in items included."""
+    torch.manual_seed(4)
+    list(batches := loader_of({}, 1))
+    expected = [batch[:, :2] for batch in DataLoader(Items(), 2, sampler=batches.sampler, num_workers=2)]
+    torch.manual_seed(4)
+    ours = Stream(loader_of({}, 1), "cpu")
+    for number, _ in enumerate(ours):
+        if number == 3:
+            ours.change_workers(2)
+    assert all(torch.equal(batch[:, :2], other) for batch, other in zip(ours, expected, strict=True))
+
+
+def test_a_change_is_the_same_in_each_repetition() -> None:
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        batches = Stream(loader_of({}, 1), "cpu")
+        rows = []
+        for number, batch in enumerate(batches):
+            rows.append(batch[:, :2])
+            if number == 3:
+                batches.change_workers(2)
+        runs.append(torch.cat(rows))
+    assert torch.equal(*runs)
+    assert runs[0][:, 1].unique().numel() == ITEMS, "no random number comes twice"
+
+
+def test_workers_deliver_what_they_were_asked_for_while_others_begin() -> None:
+    batches = Stream(loader_of({"prefetch_factor": 2}, 1), "cpu")
+    made_by = []
+    for number, batch in enumerate(batches):
+        made_by.append(batch[0, 2].item())
+        if number == 2:
+            batches.change_workers(2)
+    assert len(set(made_by[:5])) == 1, "two were under way"
+    assert len(set(made_by[5:])) == 2
+    assert not set(made_by[:5]) & set(made_by[5:])
+
+
+def test_a_dataset_that_was_changed_inside_an_epoch_gets_other_workers_after_it() -> None:
+    """The rest of the epoch is what the dataset was when it began, as with the loader itself."""
+    loader = loader_of({}, 1)
+    batches = Stream(loader, "cpu")
+    rows = []
+    for number, batch in enumerate(batches):
+        rows.append(batch)
+        if number == 2:
+            loader.dataset.offset = 10.0  # type: ignore[attr-defined]
+            assert batches.change_workers(2) == 2
+    assert torch.cat(rows)[:, 1].max() < 10
+    rows = list(batches)
+    assert torch.cat(rows)[:, 1].min() >= 10
+    assert len({row[0, 2].item() for row in rows}) == 2
+
+
+def test_persistent_workers_that_do_not_see_a_change_stay() -> None:
+    loader = loader_of({"persistent_workers": True}, 1)
+    batches = Stream(loader, "cpu")
+    list(batches)
+    loader.dataset.offset = 10.0  # type: ignore[attr-defined]
+    with pytest.raises(BadArgument, match="changed after its persistent workers"):
+        batches.change_workers(2)
+
+
+def test_a_position_says_that_random_items_are_not_the_same_and_keeps_the_order() -> None:
+    expected, _ = plain({}, 1, 1)
+    torch.manual_seed(4)
+    batches = Stream(loader_of({}, 1), "cpu")
+    for number, _ in enumerate(batches, 1):
+        if number == 2:
+            batches.change_workers(2)
+        if number == 6:
+            break
+    position, state = batches.position(6), torch.get_rng_state()
+    assert position.workers == 2
+    assert "changed during the epoch" in (position.reason or "")
+    again = Stream(loader_of({}, 2), "cpu")
+    again.resume(position)
+    torch.set_rng_state(state)
+    assert [batch[:, 0].tolist() for batch in again] == expected[0][6:]
+    assert again.position(None).reason is None
+
+
+def test_it_grows_only_as_far_as_memory_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoadingLimits, "here", lambda: LoadingLimits(cores=64, room=48 * 2 * 3))
+    batches = Stream(loader_of({}, 1), "cpu")
+    iterator = iter(batches)
+    next(iterator)
+    assert batches.batch_bytes == 48
+    assert batches.change_workers(40) == 3
+    assert batches.change_workers(40) == 3
+    assert batches.change_workers(1) == 1
+    assert len(list(iterator)) == 11
+
+
+def test_without_processes_to_be_had_the_present_ones_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = plain({}, 1, 1)
+    torch.manual_seed(4)
+    batches = Stream(loader_of({}, 1), "cpu")
+    seen = []
+    for number, batch in enumerate(batches):
+        seen.append(batch[:, 0].tolist())
+        if number == 2:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "fork", lambda: (_ for _ in ()).throw(BlockingIOError(11, "no processes left")))
+                assert batches.change_workers(2) == 1
+    assert seen == expected[0]
+
+
+class Endless(IterableDataset[Tensor]):
+    def __iter__(self) -> Any:
+        yield from torch.arange(6.0)
+
+
+class OwnSampler(Sampler[int]):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+    def __len__(self) -> int:
+        return 5
+
+
+class OwnLoader(DataLoader[Any]):
+    pass
+
+
+FIXED: dict[str, tuple[Callable[[], Any], str]] = {
+    "no workers": (partial(DataLoader, Items(), 2), "has no workers"),
+    "iterable": (lambda: DataLoader(Endless(), 2, num_workers=1), "IterableDataset"),
+    "own class": (lambda: OwnLoader(Items(), 2, num_workers=1), "of its own kind"),
+    "own sampler": (lambda: DataLoader(Items(), 2, sampler=OwnSampler(), num_workers=1), "sampler of its own"),
+    "context": (lambda: DataLoader(Items(), 2, num_workers=1, multiprocessing_context="fork"), "context"),
+    "out of order": (lambda: DataLoader(Items(), 2, num_workers=1, in_order=False), "in_order=False"),
+    "on the device": (lambda: DataLoader(TensorDataset(torch.ones(4)), 2, num_workers=1), "lives on the device"),
+    "a list": (lambda: [torch.ones(2)], "a list has no workers"),
+}
+
+
+@pytest.mark.parametrize(("build", "why"), FIXED.values(), ids=FIXED)
+def test_where_the_number_cannot_change_it_says_why(build: Callable[[], Any], why: str) -> None:
+    batches = Stream(build(), "cpu")
+    assert why in (batches.why_workers_stay or "")
+    with pytest.raises(BadArgument, match="number of workers cannot change"):
+        batches.change_workers(2)
+
+
+def test_a_number_below_one_is_refused() -> None:
+    with pytest.raises(BadArgument, match="number=0"):
+        Stream(loader_of({}, 1), "cpu").change_workers(0)
+
+
+def test_workers_of_a_plan_change_too() -> None:
+    batches = Stream(DataLoader(Items(), 2, sampler=RandomSampler(Items())), "cpu", workers=1)
+    iterator = iter(batches)
+    next(iterator)
+    assert batches.change_workers(2, prefetch_factor=1) == 2
+    assert batches.asked == ("auto", False, 2)
+    assert len(list(iterator)) == 11
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["direct", "prefetched"])
+def test_pinned_batches_on_cuda(kind: Any) -> None:
+    torch.manual_seed(4)
+    expected = [[batch[:, 0].tolist() for batch in DataLoader(Items(), 2, shuffle=True, num_workers=2)]]
+    torch.manual_seed(4)
+    batches: Stream[Tensor] = Stream(DataLoader(Items(), 2, shuffle=True, num_workers=2), "cuda", kind, pinned=True)
+    for _ in range(2):
+        seen = []
+        for number, batch in enumerate(batches):
+            assert batch.is_cuda
+            seen.append(batch[:, 0].tolist())
+            if number in (2, 5):
+                batches.change_workers(6 - number)
+        expected.append(seen)
+    assert expected[1] == expected[0]
+    assert sorted(i for batch in expected[2] for i in batch) == [float(i) for i in range(ITEMS)]
