@@ -11,7 +11,7 @@ from hotloop.text import an, duration, plural
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = Literal["auto", "direct", "prefetched", "resident"]
-Compile = Literal["off", "default", "max-autotune"]
+Compile = Literal["off", "blocks", "default", "max-autotune"]
 Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
 Split = Literal["auto", "items", "off"] | int | Callable[[Any, int, int], Any]

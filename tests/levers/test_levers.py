@@ -20,6 +20,7 @@ from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, Cost, Lever, LeverTarget, levers_of, products_in_fp32, repeated_blocks
 from hotloop.levers.__main__ import write
 from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.compile import CompiledForward
 from hotloop.plan import Plan, Tier
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -124,6 +125,7 @@ def test_more_of_a_thing_is_not_taken_back() -> None:
     assert NAMED["graph"].pull(replace(CUDA, graph=4)).graph == 4
     assert NAMED["several steps"].pull(replace(CUDA, graph=4)).graph == 4
     assert NAMED["compile"].pull(replace(CUDA, compile="max-autotune")).compile == "max-autotune"
+    assert NAMED["compile"].pull(replace(CUDA, compile="blocks")).compile == "default"
     assert NAMED["workers"].pull(replace(CUDA, workers=2)).workers == 2
 
 
@@ -146,10 +148,12 @@ ON_CPU: dict[str, str | None] = {
     "bf16": "emulate",
     "fp16": NEEDS_CUDA,
     "tf32": NEEDS_CUDA,
+    "no cudnn attention": NEEDS_CUDA,
     "channels last": None,
     "flipped": None,
     "fused": None,
     "compile": None,
+    "compile blocks": None,
     "several steps": "not captured",
     "max-autotune": NEEDS_CUDA,
     "checkpointing": "costs time",
@@ -301,7 +305,7 @@ HOOKS: dict[str, Callable[[Net], object]] = {
 
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
-@pytest.mark.parametrize("name", ["graph", "compile"])
+@pytest.mark.parametrize("name", ["graph", "compile", "compile blocks"])
 def test_hooks_would_be_left_out(name: str, hook: Callable[[Net], object]) -> None:
     model = Net()
     assert why_not(name, scene("cuda", model)) is None
@@ -336,9 +340,39 @@ def test_a_longer_compilation_follows_a_plain_one() -> None:
     assert why_not("max-autotune", scene("cuda"), compile="default") is None
 
 
+def test_blocks_are_compiled_where_there_are_any_and_the_step_is_not() -> None:
+    assert why_not("compile blocks", scene("cuda")) is None
+    assert why_not("compile blocks", scene("cuda"), compile="default") == "the whole step is compiled"
+    assert "repeats no block" in str(why_not("compile blocks", scene("cuda", nn.Linear(2, 2))))
+    assert "repeats no block" in str(NAMED["compile blocks"].impossible(scene(model=nn.Linear(2, 2)), CPU))
+
+
+def test_compiled_blocks_that_are_checkpointed_too() -> None:
+    """The checkpoint is around the compiled forward; what is reverted is as it was."""
+    model = Net()
+    plan = replace(CPU, compile="blocks", checkpointing=True)
+    applied = AppliedPlan(plan, model, [])
+    applied.apply()
+    for block in repeated_blocks(model):
+        assert isinstance(vars(block)["forward"].args[0], CompiledForward)
+    applied.revert()
+    assert all("forward" not in vars(block) for block in repeated_blocks(model))
+
+
+def test_a_block_whose_forward_was_replaced_is_left_alone() -> None:
+    model = Net()
+    block = repeated_blocks(model)[0]
+    own = block.forward = lambda x: x
+    applied = AppliedPlan(replace(CPU, compile="blocks"), model, [])
+    applied.apply()
+    assert block.forward is own
+    applied.revert()
+    assert block.forward is own
+
+
 def test_a_device_without_kernels_or_compiler() -> None:
     assert why_not("fused", scene("meta")) == "there is no fused kernel for meta"
-    assert why_not("compile", scene("meta")) == "it is not tried on meta"
+    assert why_not("compile", scene("meta")) == why_not("compile blocks", scene("meta")) == "it is not tried on meta"
     assert why_not("bf16", scene("meta")) == "it is not tried on meta"
 
 
@@ -482,6 +516,7 @@ spec.loader.exec_module(sys.modules[spec.name])
 import hotloop, torch
 from hotloop.levers import LEVERS, levers_of
 from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.compile import CompiledForward
 from hotloop.levers.toy import ToyLever
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
