@@ -33,8 +33,8 @@ from hotloop.plan import Plan
 from hotloop.step.objectives import objectives_of
 from hotloop.text import duration, size
 from hotloop.training.budgeting import Budgeting, budgeted
-from hotloop.training.rehearsal import Rehearsal, confirm, rehearsing
-from hotloop.tune.tuning import Subject
+from hotloop.tune.rehearsal import Rehearsal, confirm, rehearsing
+from hotloop.tune.subject import Subject
 
 SHARES = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65)
 TINY = GPTSize(layers=4, heads=4, width=32, context=64, vocabulary=128)

@@ -310,7 +310,7 @@ class CompiledAhead(BaseException):
     """Raised in a thread that compiles ahead, in place of running what it has compiled."""
 
 
-class _Here(threading.local):
+class _CompilingThread(threading.local):
     """What holds in one thread."""
 
     ahead = False  # it compiles, and runs nothing
@@ -319,7 +319,7 @@ class _Here(threading.local):
     missed = 0  # graphs that it would have compiled if it were allowed to
 
 
-HERE = _Here()
+HERE = _CompilingThread()
 
 
 class Inductor:

@@ -24,8 +24,8 @@ from hotloop.plan import Plan
 from hotloop.step import compilation
 from hotloop.step.compilation import (
     Compilation,
+    CompilationOutcome,
     CompiledObjective,
-    Outcome,
     expected_seconds,
     form_for,
     key_of,
@@ -50,7 +50,7 @@ def trained(objective: Objective, model: nn.Module) -> list[TrainedObjective]:
     return [TrainedObjective("loss", objective, (torch.optim.SGD(model.parameters(), 0.05, momentum=0.9),))]
 
 
-def outcome_of(running: Compilation, beside: Callable[[], object] = lambda: time.sleep(0.02)) -> Outcome:
+def outcome_of(running: Compilation, beside: Callable[[], object] = lambda: time.sleep(0.02)) -> CompilationOutcome:
     until = time.monotonic() + 110
     while (outcome := running.poll()) is None:
         assert time.monotonic() < until, "the compilation does not end"
@@ -131,7 +131,7 @@ def test_a_training_beside_a_compilation_is_the_same_training() -> None:
 def test_on_a_gpu_a_training_beside_a_compilation_is_the_same_training() -> None:
     """Also where it restores states of the GPU's generator, and captures CUDA graphs."""
 
-    def train(steps: int | None) -> tuple[nn.Module, int, Outcome | None, Any]:
+    def train(steps: int | None) -> tuple[nn.Module, int, CompilationOutcome | None, Any]:
         model = network().cuda()
         batch = tuple(each.cuda() for each in batch_of())
         objectives = trained(CRITERION, model)

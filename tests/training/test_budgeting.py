@@ -18,7 +18,7 @@ from hotloop.memory.storages import live_tensors
 from hotloop.memory.tracking import track
 from hotloop.plan import Plan
 from hotloop.training.budgeting import Budgeting, Look, budgeted, candidates
-from hotloop.training.rehearsal import in_use
+from hotloop.tune.rehearsal import in_use
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 

@@ -18,6 +18,7 @@ from hotloop.plan import Plan
 
 __all__ = [
     "COMPILE",
+    "COMPILE_BLOCKS",
     "LEVERS",
     "MOST_STEPS",
     "Cost",
@@ -47,6 +48,7 @@ def _found() -> Iterator[Lever]:
 
 LEVERS: tuple[Lever, ...] = tuple(sorted(_found(), key=lambda lever: lever.order))
 COMPILE = next(lever for lever in LEVERS if lever.name == "compile")
+COMPILE_BLOCKS = next(lever for lever in LEVERS if lever.name == "compile blocks")
 
 
 def levers_of(plan: Plan) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hotloop.levers.base import Lever, LeverTarget, Rule
+from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
 LONG = 300.0  # seconds of a run in which cuDNN wins back its preparation
@@ -42,7 +42,7 @@ class NoCudnnAttentionLever(Lever):
     cost = "nothing"
     undo = "the switch is set back after each step"
     needs_cuda = True
-    rule = Rule(
+    rule = LeverRule(
         f"the model attends and shapes vary from batch to batch, or the run takes less than {LONG:.0f} s",
         lambda facts: facts.attends and (facts.shapes_vary or (facts.left is not None and facts.left < LONG)),
         "H200: in the first steps of BERT on texts of many lengths in bf16, each new length took 1.5 s",

@@ -51,7 +51,7 @@ class LeverTarget:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What is known of a run after its first steps."""
 
     target: LeverTarget
@@ -70,11 +70,11 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Rule:
+class LeverRule:
     """What an expert knows about a lever without measuring: where it belongs into the plan, and how that is known."""
 
     when: str
-    holds: Callable[[Facts], bool]
+    holds: Callable[[RunFacts], bool]
     evidence: str  # what was measured, and where
 
 
@@ -92,7 +92,9 @@ class Lever:
     what: str
     cost: Cost
     undo: str
-    rule: Rule | None = None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
+    rule: LeverRule | None = (
+        None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
+    )
     needs_cuda = False
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from hotloop._torch import has_amx
-from hotloop.levers.base import HEAVY, Lever, LeverTarget, Rule
+from hotloop.levers.base import HEAVY, Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
 
@@ -47,7 +47,7 @@ class Bf16Lever(Lever):
     what = "the forward and backward pass compute in bfloat16 where that is safe"
     cost = "nothing"
     undo = "autocast is left off"
-    rule = Rule(
+    rule = LeverRule(
         f"a step computes more than {HEAVY / 1e9:.0f} GFLOP in matmuls, convolutions and recurrences",
         lambda facts: facts.is_heavy,
         "H200: a GPT of 124M parameters went from 54,200 to 348,000 tokens/s; of an MLP of 64 rows the casts cost more",

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotloop.levers.base import Lever, LeverTarget, Rule
+from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 
@@ -50,7 +50,7 @@ class ChannelsLastLever(Lever):
     what = "the channels of a pixel lie together in memory"
     cost = "a moment"
     undo = "the weights get the memory format that they had"
-    rule = Rule(
+    rule = LeverRule(
         f"half of the convolutions or more have at least {FEWEST} channels on both sides, and no GroupNorm or"
         " InstanceNorm lies between them",
         lambda facts: _suits(facts.target.model),

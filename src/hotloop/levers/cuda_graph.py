@@ -7,12 +7,12 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from hotloop._torch import WARNED_UNCAPTURED, step_hooks
-from hotloop.levers.base import Lever, LeverTarget, Rule, Undo, set_attribute, set_flags
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute, set_flags
 from hotloop.levers.fused import fuse, without_fused_kernel
 from hotloop.plan import Plan
 
 MOST_STEPS = 16  # in one CUDA graph
-SHORT = 0.25  # seconds of an eager step; of a longer one, launches are a small part
+SHORT = 1.0  # seconds of an eager step; of a longer one, launches are a small part
 
 
 class GraphLever(Lever):
@@ -55,8 +55,8 @@ class GraphLever(Lever):
     undo = "the graph is dropped"
     needs_cuda = True
     late_above = 0.1  # launches are a small part of a step that takes longer, and the graph would hold much memory
-    rule = Rule(
-        f"an eager step takes less than {SHORT:.2g} s and there is room for the memory of the graph",
+    rule = LeverRule(
+        f"an eager step takes less than {SHORT:.0f} s and there is room for the memory of the graph",
         lambda facts: facts.step < SHORT and facts.has_room,
         "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device",
     )

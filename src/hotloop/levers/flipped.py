@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
-from hotloop.levers.base import Lever, LeverTarget, Rule, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
 
 AT_ONCE = 32 * 2**20  # bytes of what the weight has seen that are laid out together
@@ -52,7 +52,7 @@ class FlippedLever(Lever):
     what = "gradients of convolutions are computed as convolutions with flipped weights"
     cost = "nothing"
     undo = "the layers compute as before"
-    rule = Rule(
+    rule = LeverRule(
         "a CPU trains convolutions of stride 1",
         lambda facts: True,
         "Two ARM cores: the input gradient of a layer from 64 to 128 channels took 35 ms instead of 73",

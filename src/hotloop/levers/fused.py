@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import UNSCALES
-from hotloop.levers.base import Lever, LeverTarget, Rule, Undo, set_attribute, set_flags
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute, set_flags
 from hotloop.plan import Plan
 
 
@@ -48,7 +48,7 @@ class FusedLever(Lever):
     what = "one kernel updates all weights"
     cost = "nothing"
     undo = "the optimizer's flag is set back"
-    rule = Rule(
+    rule = LeverRule(
         "the optimizer has such a kernel",
         lambda facts: True,
         "H200: a GPT of 124M parameters went from 348,000 to 361,000 tokens/s; on a CPU, Adam updates an MLP 2 to 4"

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hotloop.levers.base import Lever, LeverTarget, Rule
+from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
 
@@ -48,7 +48,7 @@ class ResidentLever(Lever):
     cost = "a moment"
     undo = "the loader is read again"
     harmless_above = 0.97  # it changes nothing and costs nothing but memory that is free
-    rule = Rule(
+    rule = LeverRule(
         "every item is always the same tensor, and all of them fit",
         lambda facts: True,
         "H200: a small CNN went from 37,700 to 79,000 images/s, an MLP from 8,700 to 60,000 rows/s",

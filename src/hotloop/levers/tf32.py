@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotloop.levers.base import Lever, LeverTarget, Rule
+from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
 
@@ -45,7 +45,7 @@ class Tf32Lever(Lever):
     cost = "nothing"
     undo = "the switch is set back after each step"
     needs_cuda = True
-    rule = Rule(
+    rule = LeverRule(
         "a step computes much and its matmuls stay in fp32",
         lambda facts: facts.is_heavy,
         "H200: a GPT of 124M parameters went from 54,200 to 157,000 tokens/s",

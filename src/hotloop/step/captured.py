@@ -92,6 +92,7 @@ class CapturedStep:
         self._stood: list[Any] = []
         self._warmed = 0
         self._inspections: list[Inspection] = []
+        self._first_capture: Inspection | None = None  # where it does other work than eagerly
         self._graphs: dict[tuple[bool, bool], CapturedGraph] = {}  # by phase: first of its window, last of it
         self._static: Any = None  # the batch that they read
         self._gradients: Gradients = []  # that they write
@@ -264,6 +265,8 @@ class CapturedStep:
                 yield graph
         if compares and (where := self._departure(seen)):
             self._departs(where)
+            seen.form = self._called
+            self._first_capture = seen
         parameters = [p for eager in self.eagers for p in eager.trained.parameters]
         graph.gradients = [(p, p.grad) for p in parameters] if afresh else self._gradients
         self._shown = graph.gradients
@@ -274,10 +277,10 @@ class CapturedStep:
 
     def _departure(self, seen: Inspection) -> str | None:
         """Where the captured operations begin to differ from those of an eager step; of several steps, of each."""
-        eager = self._inspections[-1].work
-        for start in range(0, max(len(seen.work), 1), max(len(eager), 1)):
-            step = Inspection(work=seen.work[start : start + len(eager)], form=self._called)
-            if where := departure(self._inspections[-1], step):
+        first = self._first_capture or self._inspections[-1]
+        for start in range(0, max(len(seen.work), 1), max(len(first.work), 1)):
+            step = Inspection(work=seen.work[start : start + len(first.work)], form=self._called)
+            if where := departure(first, step):
                 return where
         return None
 
@@ -409,8 +412,8 @@ class CapturedStep:
         since = self._compared_at
         self.replays = 0
         self.audit()
-        if not self.has_captures or not self._has_room:
-            return
+        if not self.has_captures or not self._has_room or self._first_capture is not None:
+            return  # what is eager was another thing from the start
         assert self.memory is not None
         comparison = Comparison(*seen[-1:], self._inspections[-1])
 

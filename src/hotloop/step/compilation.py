@@ -122,7 +122,7 @@ def form_for(batch: Any, varying: Varying) -> Hashable | None:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CompilationOutcome:
     """What came of a compilation."""
 
     ready: dict[str, CompiledObjective] = field(default_factory=dict)  # by the names of the objectives
@@ -161,21 +161,23 @@ class Compilation:
         self._modes = [(module, module.training) for module in model.modules()]
         self._context = contextvars.copy_context()  # settings of the compiler belong to a context
         self._began = time.monotonic()
-        self._outcome: Outcome | None = None
+        self._outcome: CompilationOutcome | None = None
         self._is_abandoned = False
-        self._watch: _Watch | None = None
+        self._watch: _BlockWatch | None = None
         if torch.device(plan.device).type == "cuda":
             self._device = torch.device("cuda", torch.device(plan.device).index or torch.cuda.current_device())
         else:
             self._device = torch.device(plan.device)
         if has_function_modes():
-            self._outcome = Outcome(why="a mode intercepts PyTorch's functions in steps, as a default device does")
+            self._outcome = CompilationOutcome(
+                why="a mode intercepts PyTorch's functions in steps, as a default device does"
+            )
         elif plan.compile == "max-autotune":
-            self._outcome = Outcome(
+            self._outcome = CompilationOutcome(
                 why="it runs kernels to time them, on random numbers from the training's generators"
             )
         elif plan.compile == "blocks":
-            self._watch = _Watch(repeated_blocks(model), bool(others), self._begin_blocks)
+            self._watch = _BlockWatch(repeated_blocks(model), bool(others), self._begin_blocks)
         else:
             own = [map_leaves(_alias, each) for each in (batch, *others)]  # the marks stay off the person's tensors
             self._begin(lambda: self._compile_objectives(own))
@@ -185,7 +187,7 @@ class Compilation:
         """How long it has run, or took."""
         return time.monotonic() - self._began if self._outcome is None else self._outcome.seconds
 
-    def poll(self) -> Outcome | None:
+    def poll(self) -> CompilationOutcome | None:
         """What came of it; None while it runs."""
         return self._outcome
 
@@ -210,7 +212,7 @@ class Compilation:
             self._modes = []
             _RUNNING.discard(threading.current_thread())
 
-    def _worked(self, work: Callable[[], dict[str, CompiledObjective]]) -> Outcome:
+    def _worked(self, work: Callable[[], dict[str, CompiledObjective]]) -> CompilationOutcome:
         try:
             with _beside_training():
                 if why := why_not_ahead():
@@ -219,10 +221,10 @@ class Compilation:
                     torch.cuda.set_device(self._device)
                 leave_autocast_cache()
                 ready = work()
-            outcome = Outcome(ready, None, self.seconds, time.thread_time(), HERE.compiled)
+            outcome = CompilationOutcome(ready, None, self.seconds, time.thread_time(), HERE.compiled)
             _remember(self._key, outcome.seconds)
         except BaseException as error:  # noqa: BLE001  # nothing here may end the training
-            outcome = Outcome({}, _why(error), self.seconds, time.thread_time(), HERE.compiled)
+            outcome = CompilationOutcome({}, _why(error), self.seconds, time.thread_time(), HERE.compiled)
         return outcome
 
     def _compile_objectives(self, batches: list[Any]) -> dict[str, CompiledObjective]:
@@ -367,7 +369,7 @@ class _BlockCall:
     varying: Varying = frozenset()
 
 
-class _Watch:
+class _BlockWatch:
     """Sees the calls of blocks in a step, and then tells `done` one call for each block.
 
     Of the inputs it keeps aliases, of those that have the same form one.
@@ -475,7 +477,7 @@ def key_of(model: nn.Module, batch: Any, plan: Plan) -> str:
 
 def _remembered(key: str) -> float | None:
     """Seconds that a compilation will take which was made before; None of one that was not, or is no longer cached."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
+    with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):  # nobody may know where home is
         told = json.loads((cache_folder("compiled") / f"{key}.json").read_text())
         if any(Path(told["folder"]).iterdir()):
             return float(told["seconds"])
@@ -485,7 +487,7 @@ def _remembered(key: str) -> float | None:
 def _remember(key: str, seconds: float) -> None:
     """Note that PyTorch has cached a compilation."""
     again = seconds if _remembered(key) is not None else CACHED_SHARE * seconds
-    folder = cache_folder("compiled")
-    with suppress(OSError, OutputError):  # without it, the next run takes it for a new one
+    with suppress(OSError, OutputError, RuntimeError):  # without it, the next run takes it for a new one
+        folder = cache_folder("compiled")
         make_private(folder)
         write_json(folder / f"{key}.json", {"seconds": again, "folder": compiler_cache()}, mode=0o600)

@@ -17,7 +17,7 @@ from hotloop.plan import Plan
 from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates
 from hotloop.step.eager import Parts
 
-FROM = 3  # times that a shape was seen when it is captured: a capture costs as much as a few steps
+FROM = 10  # times that a shape was seen when it is captured: a capture costs about as much as it saves in ten steps
 MOST = 48  # shapes
 
 

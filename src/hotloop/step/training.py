@@ -167,12 +167,17 @@ class TrainingStep:
                 held.restore()
         return parts, found
 
-    def grow_graph(self, steps: int) -> None:
-        """Capture so many steps in one CUDA graph; what was seen of one holds for all of them."""
-        self.plan = replace(self.plan, graph=steps)
-        self.levers.plan = self.plan
+    def can_go_on_as(self, plan: Plan) -> bool:
+        """Whether a plan differs from this one only in its data, or in how many steps a CUDA graph has."""
+        several = self.plan.graph and plan.graph > 1
+        same = replace(plan, stream=self.plan.stream, pinned=self.plan.pinned, workers=self.plan.workers)
+        return self.plan == (replace(same, graph=self.plan.graph) if several else same)
+
+    def go_on_as(self, plan: Plan) -> None:
+        """Carry out such a plan: captures stay, and what was seen of one step holds for each of several."""
+        self.plan = self.levers.plan = plan
         if self.captured is not None:
-            self.captured.plan = self.plan
+            self.captured.plan = plan
 
     def forget_captures(self) -> None:
         """Drop CUDA graphs and their memory; they are captured again."""

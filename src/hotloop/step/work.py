@@ -9,6 +9,7 @@ from torch.utils.flop_counter import flop_registry
 from hotloop._torch import DispatchMode, leaves_of
 
 _VIEWS = ("view", "reshape", "transpose", "permute", "expand", "slice", "select", "detach", "alias", "split", "squeeze")
+_RANDOM = ("rand", "normal", "bernoulli", "dropout", "uniform", "multinomial", "exponential", "philox")
 
 
 class Work(DispatchMode):
@@ -19,6 +20,7 @@ class Work(DispatchMode):
         self.operations = 0
         self.flops = 0.0
         self.attends = False  # whether it may have called `scaled_dot_product_attention`
+        self.draws = False  # whether it draws random numbers
         self.traffic = 0  # bytes that operations other than matmuls and convolutions read and write
 
     def __torch_dispatch__(
@@ -34,6 +36,7 @@ class Work(DispatchMode):
         if any(part in name for part in _VIEWS):
             return result
         self.operations += 1
+        self.draws |= any(word in name for word in _RANDOM)
         self.attends |= "attention" in name or name in ("_softmax", "_safe_softmax")  # of which it is made in fp32
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)

@@ -26,8 +26,8 @@ from hotloop.placement import tensors_in
 from hotloop.plan import Plan
 from hotloop.records import Record
 from hotloop.text import duration, plural, size
-from hotloop.training.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing, time_of
-from hotloop.tune.tuning import Subject
+from hotloop.tune.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing, time_of
+from hotloop.tune.subject import Subject
 
 ROUNDS = 8  # choices that are measured
 LOOKS = 3  # steps in which blocks are timed

@@ -25,7 +25,8 @@ from hotloop.objective import Criterion, Objective
 from hotloop.plan import Plan
 from hotloop.records import PlanChange
 from hotloop.rng import RngStates, generators_in
-from hotloop.snapshot import PassSnapshot, Snapshot
+from hotloop.snapshot import PassSnapshot
+from hotloop.step.compilation import CompiledObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
 from hotloop.step.training import TrainingStep
@@ -34,8 +35,8 @@ from hotloop.training.changes import Changes
 from hotloop.training.schedule import Schedule
 from hotloop.training.watch import Watch
 from hotloop.training.words import advice_on_loss, memory_words
+from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
-from hotloop.tune.tuning import Subject
 
 Transform = Callable[[Any], Any]
 Work = tuple[Any, int, int]  # a batch to train on, None where that is done; batches and items that it stands for
@@ -89,7 +90,8 @@ class Core:
         self.epoch = 0  # of the data, from 1 once it has begun
         self._modes: list[bool] = []  # of the layers, in the last epoch
         self._transforming: tuple[Transform, PassSnapshot] | None = None  # the latest transform, and what it changes
-        self.step = self._carried_out(self.step_for(begin))
+        self.step = self.step_for(begin)
+        self.subject.exchange(None, self.step)
         self.plans: list[PlanChange] = []  # that were carried out, in their order
         self.noted: tuple[Plan, int | None] = (begin, None)  # the last of them: of the step, and the micro-batches
         self.journal("to begin with")
@@ -176,6 +178,12 @@ class Core:
             self.step.captured.audit()
         self.schedule.after_epoch()
 
+    def rest(self) -> None:
+        """The last epoch of a fit is over: workers that wait for another one end, and so does a compilation."""
+        self.tuner.end()
+        if self.stream is not None:
+            self.stream.close()
+
     def _transformed(self, transform: Transform, batch: Any) -> Any:
         """A batch as the person's transform makes it; where memory runs out, again after room was made."""
         if self.tuner.watches:
@@ -250,8 +258,8 @@ class Core:
 
     # Plans
 
-    def step_for(self, plan: Plan, tried: TrainingStep | None = None) -> TrainingStep:
-        """The step of a plan; with what was compiled for one that was tried."""
+    def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
+        """The step of a plan; with objectives that were compiled for it already."""
         step = TrainingStep(
             self.model,
             self.objectives,
@@ -259,23 +267,22 @@ class Core:
             averages=self.subject.averages,
             see=self.watch.see,
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
-            compiled=None if tried is None else tried.compiled,
+            compiled=compiled,
             memory=self.memory,
         )
         step.weighing.roots = self.subject.roots
         return step
 
-    def carry_out(self, plan: Plan, why: str, tried: TrainingStep | None = None) -> None:
-        """Go on with a plan that the tuner found; with what was compiled for a step that was tried."""
+    def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
+        """Go on with a plan that the tuner found; with objectives that were compiled for it already."""
         self.by_hand = False
-        now = self.step
-        if plan == now.plan and tried is None:
+        if plan == self.step.plan and compiled is None:
             return
-        if now.plan.graph and plan == replace(now.plan, graph=plan.graph) and plan.graph > 1:
-            now.grow_graph(plan.graph)
+        if self.step.can_go_on_as(plan):
+            self.step.go_on_as(plan)
             self.journal(why)
         else:
-            self.exchange(self.step_for(plan, tried), why)
+            self.exchange(self.step_for(plan, compiled), why)
 
     @contextmanager
     def as_written(self) -> Iterator[TrainingStep]:
@@ -297,36 +304,20 @@ class Core:
 
     def exchange(self, new: TrainingStep, why: str) -> None:
         """Carry out another step from now on."""
-        old = self.step
-        old.levers.revert()
-        if old.plan.channels_last and not new.plan.channels_last:
-            self._convert(torch.contiguous_format)
-        new.take_over(old)
-        self.step = self._carried_out(new)
+        new.take_over(self.step)
+        self.subject.exchange(self.step, new)
+        self.step = new
         self.journal(why)
-
-    def _carried_out(self, step: TrainingStep) -> TrainingStep:
-        """Give the model and the optimizers the form of a step's plan."""
-        if step.plan.channels_last:
-            self._convert(torch.channels_last)
-        step.levers.apply()
-        return step
 
     @contextmanager
     def unplanned(self) -> Iterator[None]:
         """The model and the optimizers without what the plan has changed in them, for trials."""
-        step = self.step
-        step.levers.revert()
-        if step.plan.channels_last:
-            self._convert(torch.contiguous_format)
+        self.subject.exchange(self.step, None)
         try:
             yield
         finally:
-            step.forget_captures()
-            self._carried_out(step)
-
-    def _convert(self, form: torch.memory_format) -> None:
-        Snapshot.of(self.subject.modules, self.optimizers).in_format(form).restore()
+            self.step.forget_captures()
+            self.subject.exchange(None, self.step)
 
     def keep_to_budget(self, batch: Any) -> None:
         """Before the first step: choose the blocks that are checkpointed, so that memory stays within the budget."""

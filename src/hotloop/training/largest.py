@@ -23,8 +23,8 @@ from hotloop.placement import move
 from hotloop.records import Record
 from hotloop.rng import RngStates
 from hotloop.text import count, duration, plural, size
-from hotloop.training.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
-from hotloop.tune.tuning import Subject
+from hotloop.tune.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
+from hotloop.tune.subject import Subject
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
 SAFE = 0.8  # share of a machine's free memory that a search may fill: beyond its end, a CPU takes others down

@@ -1,11 +1,8 @@
-"""A look at a loop: where the memory and the time of real steps go, on copies of the weights."""
+"""A look at a loop: where the memory and the time of real steps go, which are all undone."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from hotloop.data.samplers import generators_of
 from hotloop.memory.tracking import Track, track
@@ -14,10 +11,9 @@ from hotloop.plan import Plan
 from hotloop.profiling.profiler import Profiler
 from hotloop.profiling.record import Profile
 from hotloop.records import Record
-from hotloop.rng import RngStates
-from hotloop.snapshot import Snapshot
 from hotloop.step.training import TrainingStep
-from hotloop.tune.tuning import Subject
+from hotloop.tune.rehearsal import rehearsing
+from hotloop.tune.subject import Subject
 
 
 @dataclass(frozen=True)
@@ -42,8 +38,7 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
 def _tracked(subject: Subject, plan: Plan, batch: Any) -> Track:
     """A step that is looked at operation by operation."""
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
-    step = TrainingStep(subject.model, subject.objectives, plain, averages=subject.averages)
-    with _on_copies(subject, step):
+    with rehearsing(subject) as rehearsal, rehearsal.step(plain) as step:
         step(batch)  # in which the optimizers allocate what they keep
         with track(subject.model, subject.device) as seen:
             step(batch)
@@ -59,31 +54,13 @@ def profile_of(
     tell: Callable[[str], None],
 ) -> Profile:
     """Where the time of steps goes on these batches of a loader, which are read again and again."""
-    with (
-        _on_copies(subject, step, generators_of(loader)),
-        Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler,
-    ):
-        while not profiler.done:
-            for batch in batches:
-                step(batch)
-                profiler.step()
-                if profiler.done:
-                    break
+    with rehearsing(subject, generators_of(loader)) as rehearsal:
+        rehearsal.exchange(step)
+        with Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler:
+            while not profiler.done:
+                for batch in batches:
+                    step(batch)
+                    profiler.step()
+                    if profiler.done:
+                        break
     return profiler.profile
-
-
-@contextmanager
-def _on_copies(subject: Subject, step: TrainingStep, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Steps of training in here leave everything as it was."""
-    origin, random = Snapshot.of(subject.modules, subject.optimizers), RngStates(subject.device, generators)
-    copies = origin.copied()
-    (copies.in_format(torch.channels_last) if step.plan.channels_last else copies).restore()
-    if not subject.model.training:
-        subject.model.train()
-    step.levers.apply()
-    try:
-        yield
-    finally:
-        step.levers.revert()
-        origin.restore()
-        random.restore()

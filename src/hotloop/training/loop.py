@@ -39,7 +39,8 @@ from hotloop.training.saving import Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.state import checked_stateful, load_state, state_of
 from hotloop.training.words import check_that_it_can_learn
-from hotloop.tune.tuning import ASKED, Subject, plan_of
+from hotloop.tune.plans import ASKED, plan_of
+from hotloop.tune.subject import Subject
 
 
 class Loop:
@@ -212,10 +213,10 @@ class Loop:
     ) -> Tuning:
         """Find the plan for a run of so many `steps`, or of so many `seconds` in plain PyTorch, and carry it out.
 
-        The levers are tried on copies of the weights, on batches of `loader`, each against the best plan so far; one is
-        kept where it is faster by more than the noise, pays back what it costs within the run, and the loss stays
-        that of fp32. Model, optimizers, random state and data order are left as they were. `fit` and `batches` do
-        this by themselves in a run that is long enough for it.
+        The levers are tried in real steps on batches of `loader`, each against the best plan so far; one is kept where
+        it is faster by more than the noise, pays back what it costs within the run, and loss and gradient stay those of
+        fp32. All of these steps are undone: model, optimizers, random state and data order are left as they were.
+        `fit` and `batches` find a plan by themselves.
         """
         for name, value in (("steps", steps), ("seconds", seconds)):
             if value is not None and not 0 < value < math.inf:
@@ -295,6 +296,7 @@ class Loop:
                 return fit.run(epoch, length, epochs, metrics, progress)
             finally:
                 self._core.expected = None
+                self._core.rest()
                 fit.close()
 
     def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
@@ -325,8 +327,8 @@ class Loop:
     def memory(self, batch: Any = None) -> Memory:
         """What is allocated, reserved and held, by what; with a `batch`, also where the memory of a step goes.
 
-        That step is a real one on copies of the weights: its peak by phase and by module, and over time. Everything is
-        put back afterwards. It runs operation by operation, so a compiled step may need less.
+        That step is a real one: its peak by phase and by module, and over time. Everything is put back afterwards. It
+        runs operation by operation, so a compiled step may need less.
         """
         with self._core.unplanned():
             given = None if batch is None else move(batch, self.device)
@@ -342,8 +344,8 @@ class Loop:
     ) -> Profile:
         """Where the time of a step goes: waiting for data, copies, gaps, compute; by your own lines.
 
-        Real steps of the plan on batches of `loader`, after a warm-up, on copies of the weights; everything is put
-        back afterwards. `hotloop profile script.py` does the same for a script that knows nothing of hotloop.
+        Real steps of the plan on batches of `loader`, after a warm-up; everything is put back afterwards. `hotloop
+        profile script.py` does the same for a script that knows nothing of hotloop.
         """
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
         core, plan = self._core, self._core.step.plan

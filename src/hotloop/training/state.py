@@ -40,7 +40,7 @@ from hotloop.training.claims import (
 )
 from hotloop.training.core import Core
 from hotloop.training.schedule import parts_of_scheduler
-from hotloop.tune.tuning import ASKED, possible
+from hotloop.tune.plans import ASKED, possible
 
 FORMAT = 2
 _FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's

@@ -17,6 +17,7 @@ DIRECTION_TOLERANCE = 0.1
 # As training goes on, what a batch has in common with others is learnt, and what is left of its gradient is small and
 # its own: that of a sound diffusion UNet in bf16 has 0.88 after 100 steps.
 LATER_TOLERANCE = 0.5
+RANDOM_TOLERANCE = 0.25  # departure of the loss where other random numbers were drawn
 LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller
 _DROPS = re.compile(r"drop", re.IGNORECASE)
 
@@ -49,8 +50,14 @@ class Departure:
         direction = 1 - dot_ / norms if norms else math.inf
         return cls(distance / max(scale, 1e-12), direction, math.sqrt(second_ / first_) if first_ else math.inf)
 
-    def excess(self, *, later: bool = False) -> str | None:
-        """What is outside the tolerance, in words; None where nothing is. `later`: training is under way."""
+    def excess(self, *, later: bool = False, random: bool = False) -> str | None:
+        """What is outside the tolerance, in words; None where nothing is.
+
+        `later`: training is under way. `random`: the two have drawn other random numbers, as compiled code does.
+        """
+        if random:
+            sound = self.loss <= RANDOM_TOLERANCE and 1 / 2 <= self.length <= 2
+            return None if sound else f"the loss is {self.loss:.1%} away, the gradient {self.length:.2g} times as long"
         most = LATER_TOLERANCE if later else DIRECTION_TOLERANCE
         if not self.direction <= most:
             cosine, least = 1 - self.direction, 1 - most
@@ -74,8 +81,8 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Ten
 
 
 @contextmanager
-def without_dropout(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """No module drops anything in here: masks of another precision or of compiled code are not the same.
+def without_dropout(modules: Sequence[nn.Module]) -> Iterator[bool]:
+    """No module drops anything in here, and whether one would have: masks of another precision are not the same.
 
     What dropout is called is known by name: numbers between 0 and 1 in attributes such as `p` of `nn.Dropout`,
     `dropout` of `nn.LSTM`, `attention_dropout`, `drop_prob`.
@@ -93,7 +100,7 @@ def without_dropout(modules: Sequence[nn.Module]) -> Iterator[None]:
     for module, name, _ in before:
         vars(module)[name] = 0.0
     try:
-        yield
+        yield bool(before)
     finally:
         for module, name, value in before:
             vars(module)[name] = value

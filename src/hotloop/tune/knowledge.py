@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hotloop.levers import LEVERS
-from hotloop.levers.base import Facts
+from hotloop.levers.base import RunFacts
 from hotloop.plan import Plan, Trial, Verdict
 
 
@@ -17,7 +17,7 @@ class Proposal:
     key: str = ""  # under which what was found is remembered
 
 
-def propose(facts: Facts, plan: Plan, dropped: Mapping[str, str] | None = None) -> Proposal:
+def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = None) -> Proposal:
     """The plan for what is known of a run, from the one that the person asked for.
 
     `dropped` are levers that were seen not to work here, with the reason.

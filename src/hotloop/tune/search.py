@@ -1,4 +1,4 @@
-"""The tuner: tries levers one after another on a loop that it is handed, and keeps what measurably pays."""
+"""`Search`: which levers are tried, in which order, and which are kept; rules on numbers that know no model."""
 
 import statistics
 import time
@@ -12,40 +12,10 @@ from hotloop.text import duration
 
 LEAST_GAIN = 1.01  # a lever that gives less is not worth having
 WORTH = 1.5  # what a compilation is hoped to give, before it was tried
-LOSS_TOLERANCE = 0.02  # departure of the mean loss over the trial from the plain run's, as a share of it
-STEP_BY_STEP = 5  # times as much is allowed from step to step, where it may go either way
-# How far the cosine to the plain gradient may fall below 1. Batch normalisation makes the gradients of deep networks
-# touchy: those of a sound ResNet-18 in bf16 have 0.95, while two batches of its data agree far less than that.
-DIRECTION_TOLERANCE = 0.1
 
 
 class Refused(Exception):
     """Why a plan could not be tried."""
-
-
-@dataclass(frozen=True)
-class Drift:
-    """How far a run went from the run in fp32, and how far two such runs go from each other by chance."""
-
-    loss: float  # between the mean losses, as a share of them
-    direction: float  # 1 - cosine between the first gradients
-    loss_noise: float = 0.0
-    direction_noise: float = 0.0
-    apart: float = 0.0  # mean distance of the losses step by step, which grows with every step from mere rounding
-
-    def excess(self) -> str | None:
-        """What was outside the tolerance, in words; None where nothing was."""
-        loss, direction = max(LOSS_TOLERANCE, 2 * self.loss_noise), DIRECTION_TOLERANCE + 2 * self.direction_noise
-        if not self.loss <= loss:
-            return f"the loss went {self.loss:.1%} from the plain run; {loss:.1%} is allowed"
-        if not self.apart <= STEP_BY_STEP * loss:
-            return f"the losses are {self.apart:.1%} from the plain run; {STEP_BY_STEP * loss:.1%} is allowed"
-        if not self.direction <= direction:
-            cosine, least = 1 - self.direction, 1 - direction
-            return (
-                f"the gradient turned from that of the plain run: cosine {cosine:.3f}, at least {least:.3f} is allowed"
-            )
-        return None
 
 
 @dataclass(frozen=True)
@@ -55,7 +25,6 @@ class PlanComparison:
     before: tuple[float, ...]
     after: tuple[float, ...]
     cost: float  # seconds until the second ran: a capture, a compilation
-    drift: Drift | None = None
 
     @property
     def ratios(self) -> list[float]:
@@ -72,13 +41,16 @@ class PlanComparison:
 
 
 class Contest(Protocol):
-    """What the tuner is handed: it times plans on the person's own loop."""
+    """What the search is handed: it runs plans on the person's own loop."""
 
     def compare(self, plan: Plan, other: Plan) -> PlanComparison:
         """Time two plans in turns. Raises `Refused` where the other cannot run."""
 
-    def compile_estimate(self, lever: Lever) -> float:
-        """Seconds that a compilation will take, by guess or from an earlier one."""
+    def gate(self, plan: Plan) -> tuple[float | None, str | None]:
+        """How far the loss of a plan is from that of the plain one, as a share, and why that is too far."""
+
+    def compile_estimate(self, plan: Plan) -> float:
+        """Seconds that the compilation of a plan will take."""
 
 
 @dataclass
@@ -117,16 +89,19 @@ class Search:
                 self.trials.append(Trial(lever.name, lever.tier, "not tried", why))
             return "not tried"
         self.tell(lever.name)
-        start = time.perf_counter()
+        start, plan = time.perf_counter(), lever.pull(self.best)
         try:
-            result = self.contest.compare(self.best, lever.pull(self.best))
+            result = self.contest.compare(self.best, plan)
         except Refused as refusal:
             self.spent += time.perf_counter() - start
             self._note(Trial(lever.name, lever.tier, "dropped", str(refusal)), again)
             return "refused"
-        taken = time.perf_counter() - start
-        self.spent += taken - (result.cost if "compilation" in lever.cost else 0.0)
+        self.spent += time.perf_counter() - start - (result.cost if "compilation" in lever.cost else 0.0)
         why, verdict = self._judge(lever, result)
+        drift: float | None = None
+        if verdict == "kept" and lever.tier == "B":
+            drift, excess = self.contest.gate(plan)
+            why, verdict = (why, verdict) if excess is None else (excess, "wrong")
         after = statistics.median(result.after)
         self._note(
             Trial(
@@ -139,12 +114,12 @@ class Search:
                 high=result.ratios[-1],
                 step=after,
                 cost=result.cost,
-                drift=result.drift.loss if result.drift else None,
+                drift=drift,
             ),
             again,
         )
         if verdict == "kept":
-            self.best, self.step = lever.pull(self.best), after
+            self.best, self.step = plan, after
         return verdict
 
     def _note(self, trial: Trial, again: bool) -> None:
@@ -155,10 +130,7 @@ class Search:
         self.trials.append(trial)
 
     def _judge(self, lever: Lever, result: PlanComparison) -> tuple[str, str]:
-        """Why a lever is kept or dropped, and a word for it."""
-        excess = result.drift.excess() if result.drift and lever.tier == "B" else None
-        if excess:
-            return excess, "wrong"
+        """Why a lever is worth it or not, and a word for it."""
         if result.gain > lever.harmless_above:
             return lever.what, "kept"
         if not result.is_above_noise():
@@ -175,7 +147,7 @@ class Search:
             return "the time for tuning was used up" if self.spent >= self.budget else None
         if self.steps is None:
             return "the length of the run is not known, so that a compilation may not pay back"
-        cost = self.contest.compile_estimate(lever)
+        cost = self.contest.compile_estimate(lever.pull(self.best))
         run = self.steps * self.step
         hoped = WORTH if lever.cost == "a compilation" else 1.05
         if run * (1 - 1 / hoped) < cost:

@@ -1,32 +1,43 @@
-"""Plans timed on the person's own loop: contestants train copies of the weights, in turns, on the same batches."""
+"""`tune`: plans timed by turns on real steps of the person's own loop, which are all undone."""
 
-import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
-from hotloop.data.resident import Resident
-from hotloop.effects import ReachableState
-from hotloop.levers import Lever
-from hotloop.placement import map_tensors
-from hotloop.plan import Plan
-from hotloop.rng import Generator, RngStates
-from hotloop.snapshot import CannotCopy, Snapshot
+from hotloop.data.origin import check_readable_again, is_in_order
+from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
+from hotloop.data.rng import LoaderRng
+from hotloop.effects import look
+from hotloop.errors import BadArgument, PlanWarning
+from hotloop.levers import LEVERS, MOST_STEPS
+from hotloop.memory.oom import clear, is_out_of_memory
+from hotloop.placement import map_tensors, move
+from hotloop.plan import Plan, Trial, Tuning
+from hotloop.rng import Generator, RngStates, generators_in
+from hotloop.snapshot import Snapshot
+from hotloop.step.compilation import CompiledObjective, expected_seconds
 from hotloop.step.cuda_graph import WARM_UP, CannotCapture
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
+from hotloop.step.work import Work
 from hotloop.text import shorten
-from hotloop.tune.search import Drift, PlanComparison, Refused
+from hotloop.tune.gate import Departure, without_dropout
+from hotloop.tune.rehearsal import Rehearsal, rehearsing
+from hotloop.tune.search import PlanComparison, Refused, Search
+from hotloop.tune.subject import Subject, record
 
+BUDGET = 10.0  # seconds of trials, compilations apart
+BATCHES = 8  # that the trials train on
 BLOCK = 0.03  # seconds that a block of steps should take at least
 ROUNDS = 5
 FEWER_ROUNDS = 3  # where a step is slow
@@ -34,14 +45,54 @@ SLOW = 0.05  # seconds of such a step
 HOPELESS = 0.9  # a plan that is this much slower in its first round gets no second one
 CLEAR = 1.1  # one that is this much faster in the first two needs no third
 STREAMED = 0.3  # seconds for which a loader is read to time it
-GATE_STEPS = 10  # whose losses are compared: later ones differ by what rounding has grown to
-DRIFT_STEPS = 5  # of a plan from the cache that are compared
 MOST_STREAMED = 64  # batches of it, and at least 3
+
+
+def tune(
+    subject: Subject,
+    memory: OutOfMemory,
+    loader: Any,
+    material: "Material",
+    *,
+    steps: int | None,
+    seconds: float | None,
+    tell: Callable[[str], None] = lambda words: None,
+) -> tuple[Tuning, dict[str, CompiledObjective] | None]:
+    """Try the levers on a loop, which is left exactly as it was; how its plan was found, and what was compiled for it.
+
+    `seconds` says how long the plain loop would run. `memory` is what the loop knows of its passes.
+    """
+    start, plain = time.perf_counter(), subject.plan
+    plain_step: float | None = None
+    compiled: dict[str, CompiledObjective] | None = None
+    with rehearsing(subject, generators_held(loader, material.transform)) as rehearsal:
+        trials = Trials(rehearsal, memory, material)
+        search = Search(trials, subject.scene(loader), plain, steps, BUDGET, tell)
+        try:
+            search.step = plain_step = trials.time()
+            if steps is None and seconds is not None:
+                search.steps = max(1, round(seconds / plain_step))
+            best = search.run(LEVERS)
+            compiled = trials.compiled_for(best)
+            if best.stream not in ("resident", "prefetched") and not best.pinned:
+                plain_step = trials.alone
+                if best == plain:  # nothing was kept: one loop takes one time
+                    search.step = plain_step
+        except Refused as refusal:
+            best, search.trials = plain, [Trial(lever.name, lever.tier, "not tried", str(refusal)) for lever in LEVERS]
+            words = f"nothing is tuned: {refusal}; the one step that was tried has changed it"
+            warnings.warn(words, PlanWarning, stacklevel=4)
+        finally:
+            trials.forget_captures()
+    if best.stream == "direct" and not any(t.lever == "resident" and t.gain is not None for t in search.trials):
+        best = replace(best, stream="auto")  # which was not compared: the rule decides, as without tuning
+    taken = time.perf_counter() - start
+    return record(subject, best, search.trials, plain_step, search.step or None, search.steps, taken), compiled
 
 
 @dataclass(frozen=True)
 class Material:
-    """What the contestants train on."""
+    """What the trials train on."""
 
     batches: Sequence[Any]  # on the device
     loader: Any = None  # where it can be read again without changing anything
@@ -49,7 +100,7 @@ class Material:
     drawn: Sequence[Any] = ()  # what the sampler drew for full batches, where the data can live on the device
     transform: Callable[[Any], Any] | None = None  # of batches on the device
 
-    def batch(self, number: int, resident: bool) -> Any:
+    def batch(self, number: int, *, resident: bool) -> Any:
         """A batch on the device: one that was read before, or gathered anew from data that lives there."""
         if not resident or self.resident is None:
             # A copy: the person's code may write into it, or take something out of it.
@@ -62,159 +113,209 @@ class Material:
         return self.drawn[number % (len(self.batches) or len(self.drawn))]
 
 
+def material_of(loader: Any, device: torch.device, transform: Any = None) -> Material:
+    """What can be read of a loader without a trace."""
+    before, rng = RngStates(device, generators_held(loader, transform)), LoaderRng(loader)
+    if why_not_resident(loader, device) is None and has_known_sampler(loader):
+        resident = Resident(loader, device)
+        drawn = list(islice(resident.draws(), MOST_STEPS))
+        full = [each for each in drawn if _length(each) == _length(drawn[0])]
+        material = Material([], loader, resident, full, transform)
+        batches = [material.batch(i, resident=True) for i in range(min(BATCHES, len(full)))]
+        before.restore()
+        return replace(material, batches=batches)
+    again = loader if is_in_order(loader) and has_known_sampler(loader) else None
+    began = rng.get_state()
+    check_readable_again(loader, fix="tune with a DataLoader or a list")
+    first = next(iter(loader), None)
+    if first is None:
+        raise BadArgument("the loader gave no batch to tune with", fix="give a loader that is not empty")
+    batch = move(first, device)
+    material = Material([batch if transform is None else transform(batch)], again, transform=transform)
+    before.restore()
+    rng.set_own_state(began)
+    return material
+
+
+def generators_held(loader: object, transform: object) -> list[Generator]:
+    """The generators that a loader, its samplers, its dataset and a transform of batches have for themselves."""
+    found = [*generators_of(loader), *generators_in([getattr(loader, "dataset", None), transform])]
+    return list({id(generator): generator for generator in found}.values())
+
+
+@dataclass(eq=False)
+class _PlanRunner:
+    """A plan in a contest."""
+
+    step: TrainingStep
+    pace: float | None = None  # seconds of a step, roughly, once it is as fast as it will be
+    stretch: Stretch | None = None
+    memory: Snapshot | None = None  # in which its captures were made: which tensors the model and the optimizers held
+
+    def forget_captures(self) -> None:
+        self.step.forget_captures()
+        self.stretch = self.memory = None
+
+
 class Trials:
-    """A contest of plans; the weights, the optimizers and all random states are as before when it ends."""
+    """Runs plans by turns, in the model's own memory: each goes on with the weights that the one before has left.
 
-    def __init__(
-        self,
-        model: nn.Module,
-        modules: Sequence[nn.Module],
-        objectives: tuple[TrainedObjective, ...],
-        averages: bool,
-        material: Material,
-    ) -> None:
-        self.seen: Callable[[], ReachableState] | None = (
-            None  # looks at what a step may change, where none was watched before
-        )
-        self.effects: list[str] = []  # names of what the first step changed and cannot be restored
-        self._model, self._modules, self._objectives, self._averages = model, modules, objectives, averages
-        self._material = material
-        self._optimizers = [optimizer for each in objectives for optimizer in each.optimizers]
-        self._entered: dict[Plan, _Contestant] = {}
-        self._reference: _Contestant | None = None
-        self._noise = (0.0, 0.0)
-        self.is_random = False  # whether a plain step draws random numbers
-        self.alone: float | None = None  # seconds of a plain step without the loader's part
-        self.compiled: dict[str, float] = {}  # seconds of the compilations so far
+    Levers such as channels last move the weights. A plan with CUDA graphs then goes on with those that it had.
+    """
 
-    @contextmanager
-    def running(self, device: torch.device, generators: Sequence[Generator]) -> Iterator[None]:
-        """Copy everything aside; put it back at the end, whatever happens."""
-        self._device = device
-        self._origin = Snapshot.of(self._modules, self._optimizers)
-        self._random = RngStates(device, generators)
-        try:
-            self._start = self._origin.copied()
-        except CannotCopy as error:
-            raise Refused(f"the model holds what cannot be copied aside: {error}") from error
-        try:
-            yield
-        finally:
-            self._origin.restore()
-            self._random.restore()
-            self._entered.clear()
-            self._reference = None
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+    def __init__(self, rehearsal: Rehearsal, memory: OutOfMemory, material: Material) -> None:
+        self.alone = 0.0  # seconds of a plain step without the loader's part
+        self._rehearsal, self._memory, self._material = rehearsal, memory, material
+        self._subject, self._device = rehearsal.subject, rehearsal.subject.device
+        self._runners: dict[Plan, _PlanRunner] = {}
+        self._plain = self._runner(self._subject.plan)
+        self._now = self._plain
+        self._number = 0  # of the batch
 
-    def time(self, plan: Plan) -> float:
-        """Seconds of a step of the plain plan; its losses are what the others are held to."""
-        self._reference = reference = self._enter_watched(plan)
-        steps = _steps_for(reference.pace)
-        self.alone = statistics.median(reference.block(steps) for _ in range(FEWER_ROUNDS))
-        self.is_random = reference.is_random  # asked now: reading the loader, later, draws numbers too
-        if self.is_random:
-            self._noise = self._noise_of(plan, len(reference.losses))
-        return self._streamed(plan) if self._material.loader is not None else self.alone
-
-    def _enter_watched(self, plan: Plan) -> "_Contestant":
-        """The plain plan; its first step is the only one where it changes what cannot be restored."""
-        if self.seen is not None:
-            before, watch = self.seen(), self.seen
-            step = TrainingStep(self._model, self._objectives, plan, averages=self._averages)
-            first = _Contestant(step, self._start.copied(), self._random, self._material, self._stage)
-            first.block(1)
-            self.effects = before.changes(watch())
-            if self.effects:
-                raise Refused(f"a step changes {shorten(self.effects, 4)}, which trials cannot restore")
-        return self._enter(plan)
-
-    def drift(self, plain: Plan, plan: Plan) -> Drift:
-        """How far a few steps of a plan go from those of the plain one."""
-        self._reference = reference = self._enter(plain)
-        other = self._enter(plan)
-        for each in (reference, other):
-            if len(each.losses) < DRIFT_STEPS:
-                each.block(DRIFT_STEPS - len(each.losses))
-        if reference.is_random:
-            self._noise = self._noise_of(plain, DRIFT_STEPS)
-        return other.drift(reference, self._noise)
+    def time(self) -> float:
+        """Seconds of a step of the plain plan. Its first step is the last where it changes what cannot be restored."""
+        roots = self._subject.roots({"device_transform": self._material.transform})
+        skip = self._subject.restorable()
+        before = look(roots, skip)
+        self._rehearsal.exchange(self._plain.step)
+        self._train(self._plain, 1)
+        if effects := before.changes(look(roots, skip)):
+            raise Refused(f"a step changes {shorten(effects, 4)}, which trials cannot restore")
+        steps = _steps_for(self._ready(self._plain))
+        self.alone = statistics.median(self._block(self._plain, steps) for _ in range(FEWER_ROUNDS))
+        return self._streamed(self._subject.plan) if self._material.loader is not None else self.alone
 
     def compare(self, plan: Plan, other: Plan) -> PlanComparison:
         """Time two plans in turns."""
         if (plan.stream, plan.pinned, plan.workers) != (other.stream, other.pinned, other.workers):
             return self._compare_streams(plan, other)
-        a = self._enter(plan)
+        for beaten in self._runners.keys() - {plan, self._subject.plan}:
+            self._runners.pop(beaten).forget_captures()
+        try:
+            return self._by_turns(self._runner(plan), self._runner(other))
+        except Exception as error:  # noqa: BLE001  # a plan under which the person's code fails is not used
+            why = _words(error, other)
+        # Outside of `except`: the error holds the frames of the step, and they hold its tensors.
+        self._exchange(self._plain)
+        self._rewind()
+        clear(self._device)
+        raise Refused(why)
+
+    def gate(self, plan: Plan) -> tuple[float | None, str | None]:
+        """How far the loss of a batch is from that of the plain plan, as a share, and why that is too far."""
+        self._rewind()
+        batch, work = self._material.batch(0, resident=False), Work()
+        # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
+        compiled = plan.compile != "off"
+        try:
+            with nullcontext() if compiled else without_dropout(self._subject.modules):
+                self._exchange(self._plain)
+                with work:
+                    plain = self._plain.step.gradients_of(batch, self._memory)
+                self._exchange(self._runner(plan))
+                departure = Departure.between(plain, self._now.step.gradients_of(batch, self._memory))
+        except Exception as error:  # noqa: BLE001
+            return None, _words(error, plan)
+        return departure.loss, departure.excess(random=compiled and work.draws)
+
+    def compile_estimate(self, plan: Plan) -> float:
+        """Seconds that the compilation of a plan will take."""
+        return expected_seconds(self._subject.model, plan.compile).seconds
+
+    def compiled_for(self, plan: Plan) -> dict[str, CompiledObjective] | None:
+        """What was compiled when a plan was tried."""
+        return (self._runners[plan].step.compiled or None) if plan in self._runners else None
+
+    def forget_captures(self) -> None:
+        """Drop CUDA graphs: they hold memory, and may read some that is not there any more after a rewind."""
+        for runner in self._runners.values():
+            runner.forget_captures()
+
+    def _rewind(self) -> None:
+        self.forget_captures()
+        self._rehearsal.rewind()
+
+    def _runner(self, plan: Plan) -> _PlanRunner:
+        if plan not in self._runners:
+            subject = self._subject
+            step = TrainingStep(subject.model, subject.objectives, plan, averages=subject.averages)
+            self._runners[plan] = _PlanRunner(step)
+        return self._runners[plan]
+
+    def _by_turns(self, a: _PlanRunner, b: _PlanRunner) -> PlanComparison:
+        pace = self._ready(a)
         start = time.perf_counter()
-        b = self._enter(other)
+        steps = _steps_for(min(pace, self._ready(b)))
         cost = time.perf_counter() - start
-        if other.compile != plan.compile:
-            self.compiled[other.compile] = cost
-        steps = _steps_for(min(a.pace, b.pace))
         before: list[float] = []
         after: list[float] = []
-        for _ in range(ROUNDS if a.pace < SLOW else FEWER_ROUNDS):
-            before.append(a.block(steps))
-            after.append(b.block(steps))
+        for _ in range(ROUNDS if pace < SLOW else FEWER_ROUNDS):
+            before.append(self._block(a, steps))
+            after.append(self._block(b, steps))
             ratios = [x / y for x, y in zip(before, after, strict=True)]
             if max(ratios) < HOPELESS or (len(ratios) > 1 and min(ratios) > CLEAR):
                 break
-        drift = b.drift(self._reference, self._noise) if self._reference else None
-        comparison = PlanComparison(tuple(before), tuple(after), cost, drift)
-        loser = other if not comparison.is_above_noise() or (drift and drift.excess()) else plan
-        if self._entered.get(loser) is not self._reference:
-            self._entered.pop(loser, None)
-        return comparison
+        return PlanComparison(tuple(before), tuple(after), cost)
 
-    def compile_estimate(self, lever: Lever) -> float:
-        """Seconds that a compilation will take: as long as the last one, or by the size of the model."""
-        guess = self.compiled.get("default") or guess_of_compilation(self._model)
-        return guess if lever.cost == "a compilation" else 8 * guess
+    def _exchange(self, runner: _PlanRunner) -> None:
+        before, self._now = self._now, runner
+        if runner is not before and before.step.captured is not None:
+            before.memory = Snapshot.of(self._subject.modules, self._subject.optimizers)
+        self._rehearsal.exchange(runner.step)
+        if runner is not before and runner.memory is not None:  # a lever may have moved weights or counts of steps
+            runner.memory.restore()
+        if runner.step.captured is not None:
+            runner.step.captured.check()
 
-    def step_of(self, plan: Plan) -> TrainingStep | None:
-        """The step that was tried for a plan, with what it compiled; what it captured is dropped."""
-        return self._entered[plan].step if plan in self._entered else None
-
-    def pace(self, plan: Plan) -> float:
-        """Seconds of a step of a plan, roughly."""
-        return self._enter(plan).pace
-
-    def _enter(self, plan: Plan) -> "_Contestant":
-        if plan not in self._entered:
-            try:
-                state = self._start.copied()
-                if plan.channels_last:
-                    state = state.in_format(torch.channels_last)
-                step = TrainingStep(self._model, self._objectives, plan, averages=self._averages)
-                contestant = _Contestant(step, state, self._random, self._material, self._stage)
-                contestant.warm_up()
-            except torch.OutOfMemoryError as error:
-                raise Refused("out of memory while it was tried beside the plan so far") from error
-            except CannotCapture as error:
-                raise Refused(f"it cannot be captured: {error}") from error
-            except Exception as error:
-                if self._reference is None:  # the plain loop itself fails
-                    raise
-                first = (str(error).strip().splitlines() or [""])[0]
-                what = "the step fails with it" if plan.compile == "off" else "the compiler failed"
-                raise Refused(f"{what}: {type(error).__name__}: {first}") from error
+    def _ready(self, runner: _PlanRunner) -> float:
+        """Run a plan until it is as fast as it will be: compiled, captured, its algorithms chosen."""
+        self._exchange(runner)
+        step, plan, resident = runner.step, runner.step.plan, self._material.resident
+        if runner.pace is not None and (step.captured is None or step.captured.has_captures):
+            return runner.pace
+        runner.stretch = None
+        pace = 0.0
+        for _ in range(WARM_UP + 2 if plan.graph else 1):
+            pace = self._timed(runner, 1)
             if step.obstacle:
                 raise Refused(step.obstacle)
-            self._entered[plan] = contestant
-        return self._entered[plan]
+        if not plan.graph and pace < SLOW:
+            pace = self._timed(runner, 1)
+        several = min(plan.graph, len(self._material.drawn))
+        several -= several % plan.accumulate
+        if several > 1 and resident is not None and step.captured is not None:
+            items, transform, drawn = resident.items(), self._material.transform, self._material.drawn[0]
+            if transform and (why := why_not_captured(transform, resident.gather(items, drawn), self._device)):
+                raise CannotCapture(why)
+            runner.stretch = Stretch(step.captured, items, len(drawn), several, transform)
+            pace = self._timed(runner, 1)
+        runner.pace = pace
+        return pace
 
-    def _stage(self) -> Snapshot:
-        return Snapshot.of(self._modules, self._optimizers)
+    def _block(self, runner: _PlanRunner, steps: int) -> float:
+        """Seconds of a step, over so many; what has to be captured again is not timed."""
+        self._ready(runner)
+        return self._timed(runner, steps)
 
-    def _noise_of(self, plan: Plan, steps: int) -> tuple[float, float]:
-        """How far two plain runs go from each other when only their random numbers differ."""
-        step = TrainingStep(self._model, self._objectives, plan, averages=self._averages)
-        other = _Contestant(step, self._start.copied(), self._random, self._material, self._stage, seed=1)
-        other.block(steps)
-        assert self._reference is not None
-        drift = other.drift(self._reference, (0.0, 0.0))
-        return drift.loss, drift.direction
+    def _timed(self, runner: _PlanRunner, steps: int) -> float:
+        synchronize(self._device)
+        clock = Clock(self._device)
+        done = self._train(runner, steps)
+        return clock.seconds() / done
+
+    def _train(self, runner: _PlanRunner, steps: int) -> int:
+        """Train a number of steps, or the next larger one of whole accumulation windows; how many that were."""
+        stretch, plan = runner.stretch, runner.step.plan
+        length = plan.accumulate if stretch is None else stretch.steps
+        steps = max(1, steps // length) * length if stretch else steps + -steps % length
+        for first in range(self._number + 1, self._number + 1 + steps, length):
+            if stretch is not None:
+                stretch.run([self._material.draw(first + i) for i in range(length)])
+                continue
+            for number in range(first, first + length):
+                runner.step(self._material.batch(number, resident=plan.stream == "resident"))
+        self._number += steps
+        return steps
 
     def _compare_streams(self, plan: Plan, other: Plan) -> PlanComparison:
         if self._material.loader is None:
@@ -225,158 +326,49 @@ class Trials:
 
     def _streamed(self, plan: Plan) -> float:
         """Seconds of a step with the loader's part in it, the start of an epoch included where it is short."""
-        assert self._reference is not None
-        loader = self._material.loader
-        most = max(3, min(MOST_STREAMED, round(STREAMED / self._reference.pace)))
+        loader, pace = self._material.loader, self._ready(self._plain)
+        most = max(3, min(MOST_STREAMED, round(STREAMED / pace)))
         transform = self._material.transform
         stream = Stream(loader, self._device, plan.stream, transform, pinned=plan.pinned, workers=plan.workers)
-        slow = self._reference.pace > SLOW  # then the loader's part is timed apart: training would take too long
-        with self._reference.on_stage():
-            synchronize(self._device)
-            start, done = time.perf_counter(), 0
-            for batch in stream:
-                if not slow:
-                    self._reference.step(batch)
-                done += 1
-                if done >= most:
-                    break
-                if done == 1 and len(loader) > most:  # of a long epoch the start is a small part
-                    synchronize(self._device)
-                    start, done, most = time.perf_counter(), 0, most - 1
-            synchronize(self._device)
-            taken = time.perf_counter() - start
-        self._random.restore()
-        if not slow or self.alone is None:
-            return taken / done
+        slow = pace > SLOW  # then the loader's part is timed apart: training would take too long
+        synchronize(self._device)
+        start, done = time.perf_counter(), 0
+        for batch in stream:
+            if not slow:
+                self._plain.step(batch)
+            done += 1
+            if done >= most:
+                break
+            if done == 1 and len(loader) > most:  # of a long epoch the start is a small part
+                synchronize(self._device)
+                start, done, most = time.perf_counter(), 0, most - 1
+        synchronize(self._device)
+        taken = (time.perf_counter() - start) / done
+        stream.close()
+        self._plain.step.end_epoch()  # an accumulation window may be cut short
+        self._rehearsal.rewind_rng()
+        if not slow:
+            return taken
         # A GPU computes while the host loads; a CPU does one after the other.
-        return max(self.alone, taken / done) if self._device.type == "cuda" else self.alone + taken / done
+        return max(self.alone, taken) if self._device.type == "cuda" else self.alone + taken
 
 
-class _Contestant:
-    """A plan with weights of its own; it is on stage only while it trains."""
-
-    def __init__(
-        self,
-        step: TrainingStep,
-        state: Snapshot,
-        random: RngStates,
-        material: Material,
-        now: Callable[[], Snapshot],
-        seed: int | None = None,
-    ) -> None:
-        self.step = step
-        self.losses: list[Tensor] = []
-        self.gradient: list[Tensor] = []  # of the first step
-        self._state = state
-        self._random = random
-        self._material = material
-        self._now = now
-        self._seed = seed
-        self._at = 0
-        self._stretch: Stretch | None = None
-        self.pace = 0.0  # seconds of a step, roughly
-        self._device = step.device
-        self._began = random
-
-    @property
-    def is_random(self) -> bool:
-        """Whether its steps drew random numbers."""
-        return not (self._random.same_on_device(self._began) and self._random.same_on_host(self._began))
-
-    @contextmanager
-    def on_stage(self) -> Iterator[None]:
-        self._state.restore()
-        self._random.restore()
-        self.step.levers.apply()
-        if self._seed is not None:
-            torch.manual_seed(self._seed)
-            self._seed = None
-        try:
-            yield
-        finally:
-            self._state = self._now()
-            self._random = RngStates(self._device)
-            self.step.levers.revert()
-
-    def warm_up(self) -> None:
-        """Run until it is as fast as it will be: compiled, captured, its algorithms chosen."""
-        plan = self.step.plan
-        for _ in range(WARM_UP + 2 if plan.graph else 1):
-            self.pace = self.block(1)
-            if self.step.obstacle:
-                return
-        if not plan.graph and self.pace < SLOW:
-            self.pace = self.block(1)
-        if plan.graph > 1 and self._material.resident is not None:
-            drawn = self._material.drawn
-            with self.on_stage():
-                captured, steps = self.step.captured, min(plan.graph, len(drawn))
-                assert captured is not None
-                items, transform = self._material.resident.items(), self._material.transform
-                batch = self._material.resident.gather(items, drawn[0])
-                if transform is not None and (why := why_not_captured(transform, batch, self._device)):
-                    raise CannotCapture(why)
-                self._stretch = Stretch(captured, items, len(drawn[0]), steps, transform)
-            self.pace = self.block(1)
-
-    def block(self, steps: int) -> float:
-        """Train a number of steps; seconds of each."""
-        with self.on_stage():
-            synchronize(self._device)
-            clock = Clock(self._device)
-            done = self._train(steps)
-            return clock.seconds() / done
-
-    def _train(self, steps: int) -> int:
-        if self._stretch is not None:
-            length = self._stretch.steps
-            stretches = max(1, steps // length)
-            for _ in range(stretches):
-                chunk = [self._material.draw(self._at + i) for i in range(1, length + 1)]
-                self._at += length
-                losses = self._stretch.run(chunk)
-                assert losses is not None  # there is no schedule
-                self.losses += losses.float().sum(1).unbind()
-            return stretches * length
-        for _ in range(steps):
-            self.losses.append(_total(self.step(self._next())))
-            if len(self.losses) == 1:
-                self.gradient = [
-                    p.grad.clone() for each in self.step.objectives for p in each.parameters if p.grad is not None
-                ]
-        return steps
-
-    def _next(self) -> Any:
-        self._at += 1
-        return self._material.batch(self._at, self.step.plan.stream == "resident")
-
-    def drift(self, reference: "_Contestant", noise: tuple[float, float]) -> Drift:
-        """How far it went from another one, over the steps that both have made."""
-        pairs = min(len(self.losses), len(reference.losses), GATE_STEPS)
-        mine, theirs = (torch.stack(c.losses[:pairs]).double() for c in (self, reference))
-        scale = theirs.abs().mean().clamp_min(1e-12)
-        loss, apart = (mine - theirs).mean().abs() / scale, (mine - theirs).abs().mean() / scale
-        direction = 1 - _cosine(self.gradient, reference.gradient)
-        return Drift(float(loss), direction, *noise, apart=float(apart))
-
-
-def guess_of_compilation(model: nn.Module) -> float:
-    """Seconds that the compiler will take for a model, by its layers."""
-    return 10 + 0.25 * sum(1 for module in model.modules() if not any(True for _ in module.children()))
+def _words(error: Exception, plan: Plan) -> str:
+    """Why a plan could not be tried."""
+    if isinstance(error, Refused):
+        return str(error)
+    if is_out_of_memory(error):
+        return "out of memory while it was tried"
+    if isinstance(error, CannotCapture):
+        return f"it cannot be captured: {error}"
+    first = (str(error).strip().splitlines() or [""])[0]
+    what = "the step fails with it" if plan.compile == "off" else "the compiler failed"
+    return f"{what}: {type(error).__name__}: {first}"
 
 
 def _steps_for(seconds: float) -> int:
     return max(1, min(200, round(BLOCK / max(seconds, 1e-6))))
 
 
-def _total(parts: dict[str, Tensor]) -> Tensor:
-    return torch.stack([value.reshape(()).float() for value in parts.values()]).sum()
-
-
-def _cosine(a: list[Tensor], b: list[Tensor]) -> float:
-    if len(a) != len(b):
-        return 0.0
-    dot = sum((x.double().flatten() @ y.double().flatten()) for x, y in zip(a, b, strict=True))
-    norms = [sum(x.double().square().sum() for x in each) for each in (a, b)]
-    product = torch.as_tensor(norms[0]).sqrt() * torch.as_tensor(norms[1]).sqrt()
-    return float(dot / product.clamp_min(1e-30)) if float(product) else 1.0
+def _length(drawn: Any) -> int:
+    return len(drawn) if hasattr(drawn, "__len__") else 1

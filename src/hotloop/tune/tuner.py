@@ -2,32 +2,39 @@
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import torch
+from torch import nn
 
 from hotloop.clock import synchronize
+from hotloop.data import Stream
 from hotloop.effects import look
-from hotloop.levers import LEVERS, Lever, levers_of
-from hotloop.levers.base import Facts
+from hotloop.levers import COMPILE, COMPILE_BLOCKS, LEVERS, Lever, levers_of, repeated_blocks
+from hotloop.levers.base import RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
-from hotloop.memory.oom import is_out_of_memory
-from hotloop.plan import Plan, Trial, Tuning
+from hotloop.memory.oom import clear, is_out_of_memory
+from hotloop.plan import Plan, Trial, Tuning, Verdict
+from hotloop.step.compilation import Compilation, CompiledObjective, expected_seconds, key_of
 from hotloop.step.inspection import signature
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
-from hotloop.text import shorten
+from hotloop.text import duration, shorten
+from hotloop.tune.cache import Cache
+from hotloop.tune.feeding import Feeding
 from hotloop.tune.gate import Departure, without_dropout
 from hotloop.tune.knowledge import Proposal, propose
-from hotloop.tune.tuning import MOST, Cache, Subject, material_of, record, tune
+from hotloop.tune.subject import Subject, record
+from hotloop.tune.trial import material_of, tune
 
 T = TypeVar("T")
 WORTH_A_PLAN = 1.0  # seconds that a run must still take, or its length is not known
-PLAIN_STEPS = 2  # of the eager loop, timed, with a look at what they change in the person's objects
+PLAIN_STEPS = 3  # of the eager loop, timed, with a look at what they change in the person's objects
 TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
@@ -35,6 +42,13 @@ SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
 UNSURE = 0.85  # times the eager step, above which a plan on a CPU is timed again, by turns: other programs disturb
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host takes longer to hand over a batch than the device
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
+MOST_PASSES = 6  # forward passes beyond one a step in a run
+MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
+COMPILE_SHARE = 0.7  # of the rest of a run, in which a compilation beside captured steps should be done
+HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up
+ADOPTION = 2.5  # seconds until compiled code has been compared, loaded and captured, as seen on an H200
+FASTER = 1.02  # times, from which on compiled code is kept
+POLL = 0.1  # seconds between two looks at whether the compiler is done
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
 # From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
@@ -77,8 +91,12 @@ class Tuned(Protocol):
     def step(self) -> TrainingStep:
         """What is carried out now."""
 
-    def carry_out(self, plan: Plan, why: str, tried: TrainingStep | None = None) -> None:
-        """Go on with another plan; with what was compiled for a step that was tried."""
+    @property
+    def stream(self) -> Stream[Any] | None:
+        """Where the batches come from."""
+
+    def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
+        """Go on with another plan; with objectives that were compiled for it already."""
 
     def unplanned(self) -> AbstractContextManager[None]:
         """The model and the optimizers without what the plan has changed in them."""
@@ -90,7 +108,7 @@ class Tuned(Protocol):
 class Tuner:
     """Tunes a run while it trains.
 
-    The first steps are eager and in fp32. Two of them are watched: where the person's code changes something that
+    The first steps are eager and in fp32. Three of them are watched: where the person's code changes something that
     could not be restored, such as a counter in a closure, nothing is computed twice and only what leaves the numbers
     alone is used. Then the plan that the rules of the levers propose is adopted whole. What rounds passes the gate
     first: loss and gradient of the next batch, both ways. From then on real steps are timed; a plan that is slower
@@ -106,13 +124,21 @@ class Tuner:
         self.watches = 0  # steps still to be watched
         self.considered_for: int | None = None  # batches that were left when it was decided whether to plan anything
         self.due: float = 0 if asked else math.inf  # the batch from which on it wants to be asked before steps
+        self._course_due: float = 0  # the batch before which the course goes on
         self._loop = loop
         self._course = self._tuned()
         self._sleeps = False  # until a new epoch or fit begins
         self._has_begun = False
         self._ahead: Ahead | None = None
+        self._done = 0  # batches
+        self._compilation: Compilation | None = None  # that runs beside the training
+        self._audits: list[int] = []  # batches after which the gate is asked again
         self._stopwatch = _Stopwatch(subject.device)
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
+        self._later: dict[str, Trial] = {}  # of levers that are tried after the others
+        self._is_random = False  # whether a pass draws random numbers on the device
+        self._feeding = Feeding()
+        self._workers: str | None = None  # what was found out about the loader's workers
         self._gate = 0.0  # seconds that the first comparison with fp32 took
         self._dropped: dict[str, str] = {}  # levers that did not work here, and why
 
@@ -120,12 +146,17 @@ class Tuner:
         """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
         self.considered_for = considered_for
         if tuning is not None:
-            self.tuning, self.due = tuning, math.inf
+            self.tuning, self.due, self._course_due = tuning, math.inf, math.inf
 
     def begin(self) -> None:
         """A new epoch or fit: what was too short to be tuned may be longer now."""
         if self._sleeps:
-            self._sleeps, self.due = False, 0
+            self._sleeps, self.due, self._course_due = False, 0, 0
+
+    def end(self) -> None:
+        """A fit is over: nobody waits for what is being compiled."""
+        if self._compilation is not None:
+            self._compilation.abandon()
 
     def pause(self) -> None:
         """Training stops for a while, as for an evaluation: that is not to be timed."""
@@ -133,24 +164,44 @@ class Tuner:
 
     def before(self, ahead: Ahead, done: int) -> None:
         """Before a step, or several; `done` batches have been trained on."""
-        self._ahead = ahead
-        try:
-            if not self._has_begun:
-                self._has_begun = True
-                next(self._course)
-            self.due = done + self._course.send(ahead)
-        except StopIteration:
-            self.due = math.inf
+        self._ahead, self._done = ahead, done
+        if done >= self._course_due:
+            try:
+                if not self._has_begun:
+                    self._has_begun = True
+                    next(self._course)
+                self._course_due = done + self._course.send(ahead)
+            except StopIteration:
+                self._course_due = math.inf
+        self._feed()
+        self.due = min(self._course_due, done + 1 if self._feeding.is_open and not self._sleeps else math.inf)
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
         material = material_of(loader, self.subject.device, transform)
+        memory = self._loop.memory
         with self._loop.unplanned():
-            found = tune(self.subject, loader, material, steps=steps, seconds=seconds, budget=MOST, tell=tell)
-        self.tuning, self.due = found.tuning, math.inf
-        self._loop.carry_out(found.tuning.plan, "it was found to be faster", found.step)
-        Cache().put(self.subject.key(material.batches[0], loader, transform), found.tuning)
-        return found.tuning
+            tuning, compiled = tune(self.subject, memory, loader, material, steps=steps, seconds=seconds, tell=tell)
+        self.tuning, self.due = tuning, math.inf
+        self._loop.carry_out(tuning.plan, "it was found to be faster", compiled)
+        Cache().put(self.subject.key(material.batches[0], loader, transform), tuning)
+        return tuning
+
+    def _feed(self) -> None:
+        """Give the loader more workers where the training waits for it."""
+        stream, plan = self._loop.stream, self._loop.step.plan
+        if stream is None or stream.resident is not None or self.subject.plan.workers is not None:
+            self._feeding.is_open = False
+        if stream is None or not self._feeding.is_open:
+            return
+        advice = self._feeding.advice(stream)
+        if advice is None:
+            return
+        if advice.number > stream.workers:
+            number = stream.change_workers(advice.number, advice.prefetch_factor)
+            self._loop.carry_out(replace(plan, workers=number), advice.why)
+            self._say(advice.why)
+        self._workers = advice.why
 
     # Watching
 
@@ -181,21 +232,30 @@ class Tuner:
         yield 0
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
         yield from self._worth_it(first)
-        spent, self.watches = self.seconds, PLAIN_STEPS
+        self.watches, plain = PLAIN_STEPS, math.inf
         forms: list[Any] = []
-        plain = yield from self._timed(PLAIN_STEPS, 0.0, forms)
-        plain -= (self.seconds - spent) / PLAIN_STEPS  # the looks
+        for _ in range(PLAIN_STEPS):  # the quickest: libraries still load what they did not need before
+            spent = self.seconds
+            forms.append(signature(self._next.batch))
+            taken = yield from self._timed(1, 0.0)
+            plain = min(plain, taken - (self.seconds - spent))  # without the looks
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
         proposal = self._adopted(plain, shapes_vary=len({*forms, signature(self._next.batch)}) > 1)
         self._note(proposal, plain, None)
+        self._audits = [self._done + number for number in AUDITS]
         now = yield from self._settled()
         plain, now = yield from self._not_slower(plain, now)
         self._note(proposal, plain, now)
-        if kept := ", ".join(in_words(self._loop.step.plan)):
-            self._say(f'{kept}: {plain / now:.3g}× the eager step, measured; plan="plain" for fp32 eager')
-        yield from self._audited()
+        self._tell(plain, now)
+        faster = yield from self._compiled(now)
+        if faster is not None:
+            self._note(proposal, plain, faster)
+            self._tell(plain, faster)
+        while self._audits:
+            yield max(1, self._audits[0] - self._done)
+            yield from self._audited()
 
     def _worth_it(self, plain: float) -> "Course[None]":
         """Wait until the run is long enough for a plan."""
@@ -221,14 +281,15 @@ class Tuner:
         work = Work()
         reference = None
         if target.only is None:
-            with without_dropout(subject.modules):
+            with without_dropout(subject.modules) as drops:
                 reference = self._pass(loop.step, ahead.batch, work)
+            self._is_random = drops or work.draws
             if isinstance(reference, str):
                 target = replace(target, only=reference)
         key = subject.key(ahead.batch, ahead.loader, ahead.transform)
         if (known := Cache().get(key, begin)) is not None:
             self._dropped |= {trial.lever: trial.why for trial in known.trials if trial.verdict == "dropped"}
-        facts = Facts(
+        facts = RunFacts(
             target,
             operations=max(work.operations, 1),
             flops=work.flops,
@@ -239,9 +300,9 @@ class Tuner:
             shapes_vary=shapes_vary,
         )
         while True:
-            proposal = propose(facts, begin, self._dropped)
-            plan = proposal.plan if proposal.plan.stream != "direct" else replace(proposal.plan, stream="auto")
-            proposal = replace(proposal, plan=plan, key=key)
+            proposal = replace(propose(facts, begin, self._dropped), key=key)
+            plan = replace(proposal.plan, workers=loop.step.plan.workers)
+            plan = plan if plan.stream != "direct" else replace(plan, stream="auto")
             loop.carry_out(plan, "it is what suits the model and the device")
             rounding = [lever for lever in _pulled(plan, begin) if lever.tier == "B"]
             if reference is None or isinstance(reference, str) or not rounding:
@@ -282,7 +343,7 @@ class Tuner:
         begin, plan = self._plain_plan, self._loop.step.plan
         if self.subject.device.type == "cpu" and now > UNSURE * plain and _pulled(plan, begin):
             yield from self._carry_out(begin, "timed by turns")
-            plain = min(plain, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+            plain = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
             yield from self._carry_out(plan, "timed by turns")
             now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         if now > SLOWER * plain:  # once more: where shapes vary, each new one may take its time the first time
@@ -297,33 +358,97 @@ class Tuner:
         return plain, now
 
     def _audited(self) -> "Course[None]":
-        """Ask the gate again after some batches; what does not pass any more is dropped from there on."""
-        done = 0
-        for number in AUDITS:
-            yield number - done
-            done = number
-            ahead = yield from self._window()
-            plan = self._loop.step.plan
-            rounding = [lever for lever in _pulled(plan, self._plain_plan) if lever.tier == "B"]
-            if not rounding or self._effects or self._costs_too_much(ahead):
-                return
-            start = time.perf_counter()
-            batch = ahead.sample() if ahead.batch is None else ahead.batch
-            with without_dropout(self.subject.modules):
-                with self._loop.as_written() as step:
-                    plain = self._pass(step, batch)
-                other = self._pass(self._loop.step, batch)
-            if isinstance(plain, str) or isinstance(other, str):  # no room, or the person's code has failed
-                return
-            why = Departure.between(plain, other).excess(later=True)
-            self.seconds += time.perf_counter() - start
-            if why is not None:
-                for lever in rounding:
-                    self._drop(lever.name, why)
-                    plan = lever.off(plan)
-                self._loop.carry_out(plan, why)
-                self._say(f"back to fp32 after {number} steps: {why}")
-                return
+        """Ask the gate again where that is due; what does not pass any more is dropped from there on."""
+        if not self._audits or self._done < self._audits[0]:
+            return
+        number = self._audits.pop(0)
+        ahead = yield from self._window()
+        plan = self._loop.step.plan
+        rounding = [lever for lever in _pulled(plan, self._plain_plan) if lever.tier == "B"]
+        passes = 2 * len(self.subject.objectives)
+        if not rounding or self._effects or self.passes + passes > MOST_PASSES or self._costs_too_much(ahead):
+            return
+        start = time.perf_counter()
+        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        with without_dropout(self.subject.modules):
+            with self._loop.as_written() as step:
+                plain = self._pass(step, batch)
+            other = self._pass(self._loop.step, batch)
+        self.seconds += time.perf_counter() - start
+        if isinstance(plain, str) or isinstance(other, str):  # no room, or the person's code has failed
+            return
+        why = Departure.between(plain, other).excess(later=True)
+        if why is not None:
+            for lever in rounding:
+                self._drop(lever.name, why)
+                plan = lever.off(plan)
+            self._loop.carry_out(plan, why)
+            self._say(f"back to fp32 after {number} steps: {why}")
+
+    def _compiled(self, now: float) -> "Course[float | None]":
+        """Compile beside the training where that may pay back in what is left; the seconds of a batch then."""
+        plan, subject = self._loop.step.plan, self.subject
+        ahead = yield from self._window()
+        target = subject.scene(ahead.loader)
+        lever = COMPILE_BLOCKS if _repeats_one(repeated_blocks(subject.model)) else COMPILE
+        left = math.inf if ahead.left is None else ahead.left * now
+        why = self._dropped.get(lever.name) or lever.why_not(target, plan)
+        if self._effects:
+            why = "a step has effects that could not be restored"
+        elif why is None:
+            why = self._not_worth_compiling(lever.pull(plan), ahead, left)
+        if why is not None:
+            self._explain(lever.name, "not tried", why)
+            return None
+        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        new = lever.pull(plan)
+        self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, new)
+        if new.compile == "blocks":
+            self._pass(self._loop.step, batch)  # in which the compiler sees what blocks are called with
+        while (outcome := compilation.poll()) is None:
+            yield max(1, round(POLL / now))
+            if new.compile != "blocks":  # of which the comparison takes a pass more
+                yield from self._audited()
+        self._compilation = None
+        if outcome.why is not None:
+            self._explain(lever.name, "dropped", outcome.why)
+            return None
+        ahead = yield from self._window()
+        start = time.perf_counter()
+        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        before = self._pass(self._loop.step, batch)
+        self._loop.carry_out(self._with_data_of_now(new), "it was compiled", outcome.ready)
+        after = self._pass(self._loop.step, batch)
+        why = next((each for each in (before, after) if isinstance(each, str)), None)
+        if why is None:
+            why = Departure.between(before, after).excess(later=True, random=self._is_random)
+        self.seconds += time.perf_counter() - start
+        if why is None:
+            then = yield from self._settled()
+            if then < now / FASTER:
+                words = f"compiled in {duration(outcome.seconds)} beside the training"
+                self._explain(lever.name, "kept", words, now / then)
+                return then
+            why = f"with it a step took {then / now:.2g} times as long"
+        self._drop(lever.name, why)
+        self._explain(lever.name, "dropped", why)
+        yield from self._carry_out(plan, "it brought nothing")
+        return None
+
+    def _not_worth_compiling(self, plan: Plan, ahead: Ahead, left: float) -> str | None:
+        """Why a compilation is not begun: it would hold the training up, or come too late."""
+        if ahead.left is None:
+            return "the length of the run is not known, so that a compilation may not pay back"
+        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        guess = expected_seconds(self.subject.model, plan.compile, key_of(self.subject.model, batch, plan))
+        # Beside captured steps the device works on while the host compiles; eager ones need the host themselves.
+        held_up = ADOPTION if self._loop.step.captured is not None else guess.seconds
+        if held_up <= HELD_UP * left and guess.seconds < COMPILE_SHARE * left:
+            return None
+        return (
+            f"a compilation of about {duration(guess.seconds)} ({guess.evidence}) would hold up a run that takes"
+            f" {duration(left)} more for {duration(held_up)}"
+        )
 
     def _costs_too_much(self, ahead: Ahead) -> bool:
         """Whether asking the gate again would take a noticeable part of the rest of the run."""
@@ -332,18 +457,13 @@ class Tuner:
 
     # Parts of it
 
-    def _timed(self, steps: int, seconds: float, forms: list[Any] | None = None) -> "Course[float]":
-        """Let steps pass; the seconds of a batch, from when the device has done what was queued until it has done all.
-
-        `forms` takes the form of each batch.
-        """
+    def _timed(self, steps: int, seconds: float) -> "Course[float]":
+        """Let steps pass; the seconds of a batch, from an idle device until it has done all of them."""
         watch = self._stopwatch = _Stopwatch(self.subject.device)
         goal = steps
         while watch.batches < goal or watch.seconds < seconds:
             while watch.batches < goal:
                 ahead = self._next
-                if forms is not None and ahead.batch is not None:
-                    forms.append(signature(ahead.batch))
                 watch.begin()
                 yield 0
                 watch.batches += ahead.batches
@@ -359,8 +479,13 @@ class Tuner:
         return self._next
 
     def _carry_out(self, plan: Plan, why: str) -> "Course[None]":
+        """Go on with a plan between two windows; its data comes as it does now."""
         yield from self._window()
-        self._loop.carry_out(plan, why)
+        self._loop.carry_out(self._with_data_of_now(plan), why)
+
+    def _with_data_of_now(self, plan: Plan) -> Plan:
+        now = self._loop.step.plan
+        return replace(plan, stream=now.stream, pinned=now.pinned, workers=now.workers)
 
     def _pass(self, step: TrainingStep, batch: Any, work: Work | None = None) -> Any:
         """Losses and gradients of a batch, whose every trace is undone; in words where it fails."""
@@ -371,10 +496,12 @@ class Tuner:
             with work:
                 return step.gradients_of(batch, self._loop.memory)
         except Exception as error:  # noqa: BLE001  # a plan under which the person's code fails is not used
-            if is_out_of_memory(error):
-                return "there is no memory to compare it with fp32"
-            first = (str(error).strip().splitlines() or [""])[0]
-            return f"the step fails with it: {type(error).__name__}: {first}"
+            failed = error.with_traceback(None)  # which would keep what the pass has allocated
+        if is_out_of_memory(failed):
+            clear(self.subject.device)
+            return "there is no memory to compare it with fp32"
+        first = (str(failed).strip().splitlines() or [""])[0]
+        return f"the step fails with it: {type(failed).__name__}: {first}"
 
     @property
     def _next(self) -> Ahead:
@@ -383,14 +510,23 @@ class Tuner:
 
     @property
     def _plain_plan(self) -> Plan:
-        """What the person asked for; data that can live on the device does."""
-        return replace(self.subject.plan, stream=self._loop.step.plan.stream)
+        """What the person asked for, with data that comes as it does now."""
+        return self._with_data_of_now(self.subject.plan)
 
     def _drop(self, lever: str, why: str) -> None:
         self._dropped[lever] = why
         if self.tuning is not None:
             trials = [Trial(t.lever, t.tier, "dropped", why) if t.lever == lever else t for t in self.tuning.trials]
             self.tuning = replace(self.tuning, trials=tuple(trials), plan=self._loop.step.plan)
+
+    def _explain(self, lever: str, verdict: Verdict, why: str, gain: float | None = None) -> None:
+        """Note what became of a lever that is tried after the others."""
+        assert self.tuning is not None
+        trials = [
+            replace(t, verdict=verdict, why=why, gain=gain) if t.lever == lever else t for t in self.tuning.trials
+        ]
+        self.tuning = replace(self.tuning, trials=tuple(trials))
+        self._later[lever] = next(t for t in trials if t.lever == lever)
 
     def _note(self, proposal: Proposal, plain: float, now: float | None) -> None:
         """Note how the plan was found, and remember it."""
@@ -401,12 +537,19 @@ class Tuner:
             verdict, why = trial.verdict, trial.why
             if trial.lever in self._dropped:
                 verdict, why = "dropped", self._dropped[trial.lever]
+            elif trial.lever == "workers" and self._workers is not None:
+                verdict, why = "kept" if plan.workers else "not tried", self._workers
             elif trial.lever in pulled and verdict != "kept" and now is not None:
                 verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
-            trials.append(replace(trial, verdict=verdict, why=why))
+            trials.append(self._later.get(trial.lever) or replace(trial, verdict=verdict, why=why))
         self.tuning = record(self.subject, plan, trials, plain, now, self.considered_for, self.seconds)
         if now is not None:
             Cache().put(proposal.key, self.tuning)
+
+    def _tell(self, plain: float, now: float) -> None:
+        """Say in a line what the run is carried out as."""
+        if kept := ", ".join(in_words(self._loop.step.plan)):
+            self._say(f'{kept}: {plain / now:.3g}× the eager step, measured; plan="plain" for fp32 eager')
 
     def _say(self, words: str) -> None:
         if self.display is not None:
@@ -442,6 +585,7 @@ def in_words(plan: Plan) -> list[str]:
     """
     words = {
         "resident": "data on the device",
+        "workers": f"{plan.workers} workers",
         "graph": f"{plan.graph} steps per CUDA graph" if plan.graph > 1 else "CUDA graph",
         "several steps": "",
         "fused": "fused optimizer",
@@ -454,6 +598,12 @@ def in_words(plan: Plan) -> list[str]:
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
     """The levers that a plan has pulled beyond another."""
     return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
+
+
+def _repeats_one(blocks: Sequence[nn.Module]) -> bool:
+    """Whether a model repeats a block of one shape often enough for one compilation to serve for most of it."""
+    shapes = Counter((type(each), tuple(p.shape for p in each.parameters())) for each in blocks)
+    return bool(shapes) and max(shapes.values()) >= max(MANY_BLOCKS, 0.75 * len(blocks))
 
 
 def _has_room(device: torch.device) -> bool:

@@ -62,7 +62,7 @@ def _trainer(transformers: Any, parts: TrainingParts, device: torch.device, epoc
 
 
 def _clock(transformers: Any, device: torch.device) -> Any:
-    class EpochTimer(transformers.TrainerCallback):  # type: ignore[misc]
+    class TrainerTimer(transformers.TrainerCallback):  # type: ignore[misc]
         """From the start of the first epoch to the end of the last."""
 
         start = end = 0.0
@@ -79,4 +79,4 @@ def _clock(transformers: Any, device: torch.device) -> Any:
             synchronize(device)
             self.end = time.perf_counter()
 
-    return EpochTimer()
+    return TrainerTimer()

@@ -52,25 +52,25 @@ class UNet(nn.Module):
         self.stem = nn.Conv2d(3, width, 3, padding=1)
         self.down = nn.ModuleList(
             [
-                _Block(width, width, time),
+                _UNetBlock(width, width, time),
                 nn.Conv2d(width, width, 3, 2, 1),
-                _Block(width, wide, time, attends=True),
+                _UNetBlock(width, wide, time, attends=True),
                 nn.Conv2d(wide, wide, 3, 2, 1),
-                _Block(wide, wide, time, attends=True),
+                _UNetBlock(wide, wide, time, attends=True),
             ]
         )
-        self.middle = nn.ModuleList([_Block(wide, wide, time, attends=True), _Block(wide, wide, time)])
+        self.middle = nn.ModuleList([_UNetBlock(wide, wide, time, attends=True), _UNetBlock(wide, wide, time)])
         # What goes up gets what came down beside it: the outputs of `stem` and of `down`, the last first.
         self.up = nn.ModuleList(
             [
-                _Block(2 * wide, wide, time, attends=True),
-                _Block(2 * wide, wide, time, attends=True),
+                _UNetBlock(2 * wide, wide, time, attends=True),
+                _UNetBlock(2 * wide, wide, time, attends=True),
                 nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(wide, wide, 3, padding=1)),
-                _Block(2 * wide, wide, time, attends=True),
-                _Block(wide + width, wide, time, attends=True),
+                _UNetBlock(2 * wide, wide, time, attends=True),
+                _UNetBlock(wide + width, wide, time, attends=True),
                 nn.Sequential(nn.Upsample(scale_factor=2), nn.Conv2d(wide, wide, 3, padding=1)),
-                _Block(wide + width, width, time),
-                _Block(2 * width, width, time),
+                _UNetBlock(wide + width, width, time),
+                _UNetBlock(2 * width, width, time),
             ]
         )
         self.head = nn.Sequential(nn.GroupNorm(_groups(width), width), nn.SiLU(), nn.Conv2d(width, 3, 3, padding=1))
@@ -80,17 +80,17 @@ class UNet(nn.Module):
         x = self.stem(pictures)
         kept = [x]
         for layer in self.down:
-            x = layer(x, time) if isinstance(layer, _Block) else layer(x)
+            x = layer(x, time) if isinstance(layer, _UNetBlock) else layer(x)
             kept.append(x)
         for layer in self.middle:
             x = layer(x, time)
         for layer in self.up:
-            x = layer(torch.cat((x, kept.pop()), 1), time) if isinstance(layer, _Block) else layer(x)
+            x = layer(torch.cat((x, kept.pop()), 1), time) if isinstance(layer, _UNetBlock) else layer(x)
         noise: Tensor = self.head(x)
         return noise
 
 
-class _Block(nn.Module):
+class _UNetBlock(nn.Module):
     """Two convolutions beside a short cut, told the time step between them; then attention, where it `attends`."""
 
     def __init__(self, inputs: int, outputs: int, time: int, *, attends: bool = False) -> None:
@@ -103,7 +103,7 @@ class _Block(nn.Module):
             nn.GroupNorm(_groups(outputs), outputs), nn.SiLU(), nn.Conv2d(outputs, outputs, 3, padding=1)
         )
         self.short: nn.Module = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
-        self.attention: nn.Module = _Attention(outputs) if attends else nn.Identity()
+        self.attention: nn.Module = _PixelAttention(outputs) if attends else nn.Identity()
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
         inside = self.first(x) + self.time(time)[:, :, None, None]
@@ -111,7 +111,7 @@ class _Block(nn.Module):
         return result
 
 
-class _Attention(nn.Module):
+class _PixelAttention(nn.Module):
     """Every pixel attends to every pixel, in four heads."""
 
     HEADS = 4

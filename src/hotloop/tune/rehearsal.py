@@ -18,10 +18,10 @@ from hotloop.memory.oom import clear
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan
-from hotloop.rng import RngStates
+from hotloop.rng import Generator, RngStates
 from hotloop.snapshot import Snapshot
 from hotloop.step.training import TrainingStep
-from hotloop.tune.tuning import Subject
+from hotloop.tune.subject import Subject
 
 UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
 ATTEMPTS = 20  # at them, where the fp16 scaler skips some
@@ -56,30 +56,33 @@ def time_of(step: TrainingStep, batch: Any) -> float:
 
 
 class Rehearsal:
-    """Real steps of a loop, each from the state in which the loop is now.
+    """Real steps of a loop in the model's own memory; `rewind` goes back to the state in which the loop is now.
 
-    The steps run in the model's own memory, of which the host keeps the bytes: copies on the device would take the
-    room that is to be measured. For the same reason the gradients wait on the host.
+    The host keeps the one copy of what steps may write to: on the device it would take the room that is to be measured.
+    For the same reason the gradients of the loop wait on the host.
     """
 
-    def __init__(self, subject: Subject, generators: Iterable[torch.Generator] = ()) -> None:
+    def __init__(self, subject: Subject, generators: Iterable[Generator] = ()) -> None:
         self.subject = subject
         self._device = subject.device
         parameters = list(dict.fromkeys(_parameters(subject)))
-        if any(is_lazy(parameter) for parameter in parameters):
+        tensors = {id(tensor): tensor for tensor in _tensors(subject)}.values()
+        if any(map(is_lazy, tensors)):
             raise BadArgument(
                 "the model has weights whose shape its first batch decides", fix="run one batch through the model first"
             )
+        self._now: TrainingStep | None = None  # whose plan the model and the optimizers have the form of
         self._peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0
         self._random = RngStates(self._device, generators)
         self._gradients = [(p, p.grad.cpu()) for p in parameters if p.grad is not None]
         for parameter, _ in self._gradients:
             parameter.grad = None
-        values = {id(tensor): tensor.detach() for tensor in _tensors(subject)}.values()
+        values = [tensor.detach() for tensor in tensors if _is_written(tensor)]
         self._before = Snapshot.of(subject.modules, subject.optimizers).values(values, on_host=True)
 
     def end(self) -> None:
-        """Put everything back, to the bit."""
+        """Restore everything, to the bit."""
+        self.exchange(None)
         self.rewind()
         clear(self._device)
         for parameter, gradient in self._gradients:
@@ -88,9 +91,26 @@ class Rehearsal:
             _raise_peak(self._peak, self._device)
 
     def rewind(self) -> None:
-        """The state of the beginning, without gradients."""
+        """The state of the beginning, without gradients. CUDA graphs of before may read memory that is gone."""
+        now = self._now
+        self.exchange(None)
         self._before.restore()
+        self.rewind_rng()
+        self.exchange(now)
+
+    def rewind_rng(self) -> None:
+        """The rng states of the beginning, those of the loader included; training goes on."""
         self._random.restore()
+
+    def exchange(self, step: TrainingStep | None) -> None:
+        """Steps of this one come next: the weights go on from where they are, in the form of its plan."""
+        old, self._now = self._now, step
+        if step is not old:
+            if step is not None and old is not None:
+                step.take_over(old)
+            self.subject.exchange(old, step)
+        if step is not None and not self.subject.model.training:
+            self.subject.model.train()
 
     @contextmanager
     def step(self, plan: Plan) -> Iterator[TrainingStep]:
@@ -100,15 +120,11 @@ class Rehearsal:
         plan = replace(plan, compile="off", graph=0, micro_batch=None, memory_budget=None, accumulate=windows)
         self.rewind()
         step = TrainingStep(self.subject.model, self.subject.objectives, plan, averages=self.subject.averages)
-        if not self.subject.model.training:
-            self.subject.model.train()
-        if plan.channels_last:
-            Snapshot.of(self.subject.modules, self.subject.optimizers).in_format(torch.channels_last).restore()
-        step.levers.apply()
+        self.exchange(step)
         try:
             yield step
         finally:
-            step.levers.revert()
+            self.exchange(None)
             self.rewind()
 
     def peak_of(self, call: Callable[[], object]) -> int | None:
@@ -127,7 +143,7 @@ class Rehearsal:
 
 
 @contextmanager
-def rehearsing(subject: Subject, generators: Iterable[torch.Generator] = ()) -> Iterator[Rehearsal]:
+def rehearsing(subject: Subject, generators: Iterable[Generator] = ()) -> Iterator[Rehearsal]:
     """A rehearsal that leaves no trace, whatever happens in it."""
     rehearsal = Rehearsal(subject, generators)
     try:
@@ -201,3 +217,13 @@ def _tensors(subject: Subject) -> Iterator[Tensor]:
     for optimizer in subject.optimizers:
         settings = [{key: value for key, value in g.items() if key != "params"} for g in optimizer.param_groups]
         yield from (tensor for _, tensor in tensors_in([list(optimizer.state.values()), settings]))
+
+
+def _is_written(tensor: Tensor) -> bool:
+    """Whether a step could write to it: not where elements share memory, as in an expanded tensor."""
+    if tensor.is_inference():
+        return False
+    shared = tensor.layout == torch.strided and any(
+        size > 1 and not stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
+    )
+    return not shared

@@ -1,0 +1,76 @@
+"""The plan that a person hands in, by hand or in a file, and what of it can work here."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotloop.errors import BadArgument, PlanWarning
+from hotloop.levers import MOST_STEPS, Lever, pulled_levers
+from hotloop.plan import Plan
+from hotloop.tune.subject import Subject
+
+# What a person asks for and the tuner may not change.
+ASKED = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget", "split")
+
+
+def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:
+    """The plan to begin with, from what a person hands in: a word, a plan, or the file of one."""
+    if isinstance(plan, str) and plan in ("auto", "plain"):
+        return replace(subject.plan, stream="auto" if plan == "auto" else "direct")
+    if not isinstance(plan, Plan | Path | str):
+        raise BadArgument(f"plan={plan!r}", fix=_PLANS)
+    from_file = not isinstance(plan, Plan)
+    chosen = plan if isinstance(plan, Plan) else read_plan(plan)
+    here = subject.plan.device
+    there = torch.device(chosen.device)
+    is_here = there.type == subject.device.type and there.index in (None, subject.device.index or 0)
+    if not from_file and not is_here:
+        raise BadArgument(
+            f"a plan for {chosen.device}, and a Loop on {here}",
+            fix=f'give one of them: Plan("{here}", …), or Loop(…, plan=plan) without device=',
+        )
+    chosen = replace(chosen, device=here)
+    unset = {"precision": "auto", "accumulate": 1, "clip_norm": None}
+    for name, value in asked.items():
+        if value != unset[name] and value != getattr(chosen, name):
+            raise BadArgument(
+                f"{name}={value!r} and a plan with {name}={getattr(chosen, name)!r}", fix="give one of them"
+            )
+    for lever, why in _obstacles(chosen, subject):
+        if not from_file:
+            raise BadArgument(f"the plan has {lever.name}: {why}", fix="leave it out of the plan")
+        warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
+        chosen = lever.off(chosen)
+    return chosen
+
+
+def possible(plan: Plan, subject: Subject) -> Plan:
+    """A plan from elsewhere without what cannot work here."""
+    for lever, _ in _obstacles(plan, subject):
+        plan = lever.off(plan)
+    return replace(plan, graph=min(plan.graph, MOST_STEPS))
+
+
+def _obstacles(plan: Plan, subject: Subject) -> list[tuple[Lever, str]]:
+    """The levers that a plan has pulled and that cannot work here, each with the reason."""
+    scene = replace(subject.scene(None), why_not_resident=None)
+    return [(lever, why) for lever in pulled_levers(plan) if (why := lever.impossible(scene, plan))]
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file that the tuner wrote, or in one that holds a plan alone."""
+    try:
+        data = json.loads(Path(path).read_text())
+        return Plan.from_json(data.get("plan", data))
+    except OSError as error:
+        raise BadArgument(f"plan={str(path)!r} cannot be read: {error.strerror}", fix=_PLANS) from error
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        what = error.what if isinstance(error, BadArgument) else str(error)
+        raise BadArgument(f"{path} holds no plan: {what}", fix="write it with `hotloop tune --out`") from error
+
+
+_PLANS = 'choose "auto", "plain", a Plan, or the file of one'

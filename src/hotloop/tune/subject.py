@@ -1,0 +1,128 @@
+"""`Subject`: the model, objectives and optimizers for which a plan is looked for."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hotloop._torch import gradient_hooks
+from hotloop.data.resident import why_not_resident
+from hotloop.effects import Skip, code_of_modules, look, restored_by_state
+from hotloop.levers import LeverTarget, products_in_fp32
+from hotloop.plan import Plan, Trial, Tuning
+from hotloop.snapshot import Snapshot
+from hotloop.step.inspection import signature
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.training import TrainingStep
+from hotloop.version import __version__
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is trained."""
+
+    model: nn.Module
+    modules: Sequence[nn.Module]  # the model, and what else a step may change
+    objectives: tuple[TrainedObjective, ...]
+    averages: bool
+    plan: Plan  # to begin with
+    pinned_precision: bool
+    device_name: str
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.plan.device)
+
+    @property
+    def optimizers(self) -> list[Any]:
+        return [optimizer for each in self.objectives for optimizer in each.optimizers]
+
+    def scene(self, loader: object) -> LeverTarget:
+        return LeverTarget(
+            self.device,
+            self.model,
+            self.optimizers,
+            self.pinned_precision,
+            why_not_resident(loader, self.device),
+            isinstance(loader, DataLoader) and loader.pin_memory,
+            "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
+        )
+
+    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
+        """From where the Python state is reached that a step may change, by the names that a person knows."""
+        several = len(self.objectives) > 1
+        objectives = {each.name if several else "objective": each.objective for each in self.objectives}
+        optimizers = {"optimizer" if i == 0 else f"optimizer {i + 1}": o for i, o in enumerate(self.optimizers)}
+        hooks = {
+            f"the hooks of {name}": gradient_hooks(p) for name, p in self.model.named_parameters() if gradient_hooks(p)
+        }
+        return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks}
+
+    def restorable(self) -> Skip:
+        """What a rehearsal restores of all that."""
+        return restored_by_state(list(self.modules))
+
+    def exchange(self, old: TrainingStep | None, new: TrainingStep | None) -> None:
+        """Give the model and the optimizers the form of one step's plan in place of another's; None: as written."""
+        if old is not None:
+            old.levers.revert()
+            if old.plan.channels_last and not (new is not None and new.plan.channels_last):
+                self._convert(torch.contiguous_format)
+        if new is not None:
+            if new.plan.channels_last:
+                self._convert(torch.channels_last)
+            new.levers.apply()
+
+    def _convert(self, form: torch.memory_format) -> None:
+        Snapshot.of(self.modules, self.optimizers).in_format(form).restore()
+
+    def key(self, batch: Any, loader: object, transform: object = None) -> str:
+        """What a plan depends on, as one word: what is computed, on what, and the code that says so."""
+        weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in self.model.named_parameters()]
+        traits = [
+            [f"{name}:{type(module).__qualname__}" for name, module in self.model.named_modules()],
+            weights,
+            repr(signature(batch)),
+            [(type(o).__qualname__, _flags(o)) for o in self.optimizers],
+            [self.plan.to_json(), self.pinned_precision, why_not_resident(loader, self.device) is None],
+            [self.device_name, torch.__version__, __version__, products_in_fp32()],
+            [code_of_modules(self.model.modules()), look(self.roots({"device_transform": transform})).code()],
+        ]
+        return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]
+
+
+def record(
+    subject: Subject,
+    plan: Plan,
+    trials: Sequence[Trial],
+    plain_step: float | None,
+    step: float | None,
+    steps: int | None,
+    seconds: float,
+) -> Tuning:
+    """How a plan was found, with the time and place."""
+    return Tuning(
+        plan=plan,
+        trials=tuple(trials),
+        plain_step=plain_step,
+        step=step,
+        steps=steps,
+        seconds=seconds,
+        device_name=subject.device_name,
+        model=type(subject.model).__name__,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={"python": platform.python_version(), "torch": str(torch.__version__), "hotloop": __version__},
+    )
+
+
+def _flags(optimizer: Any) -> list[str]:
+    return [
+        str({k: group.get(k) for k in ("fused", "foreach", "amsgrad", "nesterov")}) for group in optimizer.param_groups
+    ]
