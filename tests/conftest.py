@@ -62,7 +62,6 @@ def _nothing_from_outside(
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are expected to be long begin a compilation beside the training; a test that wants one says so."""
-    monkeypatch.setattr("hotloop.tune.tuner.COMPILE_SHARE", 0.0)
     monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 0.0)
 
 

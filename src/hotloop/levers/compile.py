@@ -30,10 +30,9 @@ class CompileLever(Lever):
     the model, and an objective that uses the model that it is handed.
 
     **What it costs.** A compilation, from seconds to minutes: 15 seconds are expected, and a third of one for each
-    layer, or what it took before where PyTorch has cached it. `fit` compiles in a thread beside the training, which
-    goes on meanwhile. It begins one only where adopting the result (about 2.5 seconds beside captured steps; beside
-    eager ones the whole compilation) is at most 3% of the rest of the run. A run of unknown length is not compiled.
-    `loop.tune` compiles in the foreground, where that may pay back in the run it is told of.
+    layer, or what it took before where PyTorch has cached it. `fit` begins one only where that is at most 3% of the
+    rest of the run; on a CPU it runs in a thread beside the training, on a GPU the training waits. A run of unknown
+    length is not compiled. `loop.tune` compiles in the foreground, where that may pay back in the run it is told of.
 
     **By hand.**
 

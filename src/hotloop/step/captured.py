@@ -294,7 +294,7 @@ class CapturedStep:
             raise Departed
         if torch.are_deterministic_algorithms_enabled():
             raise CannotCapture(f"it does other work while it is captured: {where}")
-        by_design = len(self._inspections[-1].waits) > 0  # a package that waits eagerly and not in a capture
+        by_design = any(len(each.waits) for each in self._inspections)  # a package waits, and does not in a capture
         if not self._departed and not by_design and self.memory is not None:
             warnings.warn(
                 f"while it is captured as a CUDA graph the step does other work than eagerly, which may round otherwise"
@@ -421,14 +421,14 @@ class CapturedStep:
             with comparison:
                 return objective(model, batch)
 
-        before = PassSnapshot(self.memory.modules, self.device)
+        before, is_comparable = PassSnapshot(self.memory.modules, self.device), False
         with self._side.running(), self.levers.around(), self._watching(compared):
             before.take(batch)
             try:
                 if transform is not None:
                     with comparison:
                         batch = transform(batch)
-                comparison.by_name = signature(batch) != self._inspections[-1].form
+                is_comparable = signature(batch) == self._inspections[-1].form
                 batch = self.levers.inputs(batch)
                 for eager in self.eagers:
                     eager.forward(batch, self._size_of(batch))
@@ -438,7 +438,7 @@ class CapturedStep:
                 self._has_room = False
             finally:
                 before.restore()
-        if self._has_room and (where := comparison.departure()):
+        if self._has_room and is_comparable and (where := comparison.departure()):
             self._tell_of_stale(since, f"the operations of an earlier step; it does other work now: {where}")
             self.forget()
 

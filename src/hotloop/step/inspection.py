@@ -74,11 +74,12 @@ def objection(first: Inspection, second: Inspection) -> str | None:
 def departure(first: Inspection, second: Inspection) -> str | None:
     """Where the operations of two passes begin to differ; None where they are the same.
 
-    Of batches of two forms, shapes and numbers may differ, and only the names of the operations are compared.
+    Over batches of two forms they may: a kernel may need padding for one length and not for another.
     """
-    by_name = first.form != second.form
+    if first.form != second.form:
+        return None
     for (a, site), (b, _) in zip(first.work, second.work, strict=False):
-        if _name(a) != _name(b) if by_name else a != b:
+        if a != b:
             return str(site or "outside your own code")
     if len(first.work) != len(second.work):
         longer = max(first.work, second.work, key=len)
@@ -101,7 +102,6 @@ class Comparison(DispatchMode):
         super().__init__()
         self._expected = iter([each for seen in captured for each in seen.work])
         self._where: str | None = None
-        self.by_name = False  # the batch has another form, so that shapes and numbers may differ
 
     def departure(self) -> str | None:
         """After the last operation: where they began to differ; None where they are the same."""
@@ -114,11 +114,7 @@ class Comparison(DispatchMode):
     ) -> Any:
         if self._where is None:
             expected, _ = next(self._expected, (None, None))
-            if self.by_name:
-                differs = expected is None or _name(expected) != str(func)
-            else:
-                differs = expected != _call(func, args, kwargs)
-            if differs:
+            if expected != _call(func, args, kwargs):
                 self._where = str(user_site() or "outside your own code")
         return func(*args, **(kwargs or {}))
 
@@ -141,11 +137,6 @@ class _Noting(DispatchMode):
 def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Hashable:
     """What a capture would keep of an operation."""
     return str(func), tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in (kwargs or {}).items())
-
-
-def _name(call: Any) -> Hashable:
-    name: Hashable = call[0]
-    return name
 
 
 def _storage(tensor: Tensor) -> int:

@@ -19,7 +19,13 @@ from hotloop.levers.base import RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.plan import Plan, Trial, Tuning, Verdict
-from hotloop.step.compilation import Compilation, CompiledObjective, expected_seconds, key_of
+from hotloop.step.compilation import (
+    Compilation,
+    CompilationOutcome,
+    CompiledObjective,
+    expected_seconds,
+    key_of,
+)
 from hotloop.step.inspection import signature
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
@@ -44,9 +50,8 @@ SMALL_STEP = 1e-3  # seconds of a captured step; below, the host takes longer to
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
 MOST_PASSES = 6  # forward passes beyond one a step in a run
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
-COMPILE_SHARE = 0.7  # of the rest of a run, in which a compilation beside captured steps should be done
 HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up
-ADOPTION = 2.5  # seconds until compiled code has been compared, loaded and captured, as seen on an H200
+COMPILED_BESIDE = ("cpu",)  # devices on which a compilation in a thread was shown to leave the training as it is
 FASTER = 1.02  # times, from which on compiled code is kept
 POLL = 0.1  # seconds between two looks at whether the compiler is done
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
@@ -386,39 +391,32 @@ class Tuner:
             self._say(f"back to fp32 after {number} steps: {why}")
 
     def _compiled(self, now: float) -> "Course[float | None]":
-        """Compile beside the training where that may pay back in what is left; the seconds of a batch then."""
+        """Compile where that may pay back in what is left; the seconds of a batch then."""
         plan, subject = self._loop.step.plan, self.subject
         ahead = yield from self._window()
         target = subject.scene(ahead.loader)
         lever = COMPILE_BLOCKS if _repeats_one(repeated_blocks(subject.model)) else COMPILE
-        left = math.inf if ahead.left is None else ahead.left * now
         why = self._dropped.get(lever.name) or lever.why_not(target, plan)
         if self._effects:
             why = "a step has effects that could not be restored"
         elif why is None:
-            why = self._not_worth_compiling(lever.pull(plan), ahead, left)
+            why = self._not_worth_compiling(lever.pull(plan), ahead, now)
         if why is not None:
             self._explain(lever.name, "not tried", why)
             return None
-        batch = ahead.sample() if ahead.batch is None else ahead.batch
-        new = lever.pull(plan)
-        self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, new)
-        if new.compile == "blocks":
-            self._pass(self._loop.step, batch)  # in which the compiler sees what blocks are called with
-        while (outcome := compilation.poll()) is None:
-            yield max(1, round(POLL / now))
-            if new.compile != "blocks":  # of which the comparison takes a pass more
-                yield from self._audited()
-        self._compilation = None
-        if outcome.why is not None:
-            self._explain(lever.name, "dropped", outcome.why)
-            return None
+        new, ready = lever.pull(plan), None
+        if subject.device.type in COMPILED_BESIDE:
+            outcome = yield from self._compiled_beside(new, now)
+            if outcome.why is not None:
+                self._explain(lever.name, "dropped", outcome.why)
+                return None
+            ready = outcome.ready
         ahead = yield from self._window()
         start = time.perf_counter()
         batch = ahead.sample() if ahead.batch is None else ahead.batch
         before = self._pass(self._loop.step, batch)
-        self._loop.carry_out(self._with_data_of_now(new), "it was compiled", outcome.ready)
-        after = self._pass(self._loop.step, batch)
+        self._loop.carry_out(self._with_data_of_now(new), "it is compiled", ready)
+        after = self._pass(self._loop.step, batch)  # in which it is compiled, where that was not done before
         why = next((each for each in (before, after) if isinstance(each, str)), None)
         if why is None:
             why = Departure.between(before, after).excess(later=True, random=self._is_random)
@@ -426,8 +424,7 @@ class Tuner:
         if why is None:
             then = yield from self._settled()
             if then < now / FASTER:
-                words = f"compiled in {duration(outcome.seconds)} beside the training"
-                self._explain(lever.name, "kept", words, now / then)
+                self._explain(lever.name, "kept", lever.what, now / then)
                 return then
             why = f"with it a step took {then / now:.2g} times as long"
         self._drop(lever.name, why)
@@ -435,19 +432,32 @@ class Tuner:
         yield from self._carry_out(plan, "it brought nothing")
         return None
 
-    def _not_worth_compiling(self, plan: Plan, ahead: Ahead, left: float) -> str | None:
-        """Why a compilation is not begun: it would hold the training up, or come too late."""
+    def _compiled_beside(self, plan: Plan, now: float) -> "Course[CompilationOutcome]":
+        """Compile in a thread while steps pass."""
+        subject, ahead = self.subject, self._next
+        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, plan)
+        if plan.compile == "blocks":
+            self._pass(self._loop.step, batch)  # in which the compiler sees what blocks are called with
+        while (outcome := compilation.poll()) is None:
+            yield max(1, round(POLL / now))
+            if plan.compile != "blocks":  # of which the comparison takes a pass more
+                yield from self._audited()
+        self._compilation = None
+        return outcome
+
+    def _not_worth_compiling(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
+        """Why a compilation is not begun: it would hold the training up for too long."""
         if ahead.left is None:
             return "the length of the run is not known, so that a compilation may not pay back"
+        left = ahead.left * now
         batch = ahead.sample() if ahead.batch is None else ahead.batch
         guess = expected_seconds(self.subject.model, plan.compile, key_of(self.subject.model, batch, plan))
-        # Beside captured steps the device works on while the host compiles; eager ones need the host themselves.
-        held_up = ADOPTION if self._loop.step.captured is not None else guess.seconds
-        if held_up <= HELD_UP * left and guess.seconds < COMPILE_SHARE * left:
+        if guess.seconds <= HELD_UP * left:
             return None
         return (
             f"a compilation of about {duration(guess.seconds)} ({guess.evidence}) would hold up a run that takes"
-            f" {duration(left)} more for {duration(held_up)}"
+            f" {duration(left)} more"
         )
 
     def _costs_too_much(self, ahead: Ahead) -> bool:
