@@ -30,6 +30,12 @@ class Memory(TorchDispatchMode):
         return result
 
 
+@pytest.fixture(autouse=True)
+def _plans_are_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that are compared to the bit stay plain, however slow the machine is; `tests/tune` tests the rest."""
+    monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 60.0)
+
+
 @pytest.fixture
 def memory_of() -> Callable[[int], Memory]:
     """Inside `with memory_of(capacity):` more than so many bytes are out of memory."""

@@ -13,6 +13,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
+from hotloop.effects import look
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
@@ -279,3 +280,12 @@ def test_a_proposal_names_every_lever() -> None:
     assert verdicts["fused"] == "dropped"
     assert not proposal.plan.fused
     assert verdicts["channels last"] == "kept"
+
+
+def test_what_a_lever_puts_onto_a_module_is_not_taken_for_the_persons() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 3))
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss(), device="cpu")
+    before = look({"model": model})
+    loop._core.carry_out(Plan("cpu", flipped=True), "a test")
+    assert "forward" in vars(model[0])
+    assert not before.changes(look({"model": model}))

@@ -208,15 +208,15 @@ def slow_loop(**options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
 
 
 class Viewing(nn.Module):
-    """A tutorial's network: its `view` does not work on activations whose channels lie together."""
+    """A tutorial's network: its `view` does not work on images whose channels lie together."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 8, 3, padding=1)
-        self.linear = nn.Linear(8 * 64, 3)
+        self.linear = nn.Linear(8 * 64 + 3 * 64, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear(torch.relu(self.conv(x)).view(x.size(0), -1))
+        return self.linear(torch.cat([self.conv(x).flatten(1), x.view(x.size(0), -1)], 1))
 
 
 def image_loop(model: nn.Module) -> tuple[hotloop.Loop, DataLoader[Any]]:
