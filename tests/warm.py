@@ -45,7 +45,15 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.communicate()  # no more requests: it ends
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # no more requests: it ends
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:  # processes that a test has left behind hold the other end of the pipe
+            self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def ask(self, request: dict[str, Any]) -> int:
         assert self._process.stdin is not None
