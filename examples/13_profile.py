@@ -82,7 +82,7 @@ def with_hotloop() -> None:
     for advice in found.advice:
         print(f"\n{advice.what}\n  fix: {advice.fix}")
     same = all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    print(f"\nIt was done on copies; the weights are as before: {same}")
+    print(f"\nNo trace of it stays; the weights are as before: {same}")
 
 
 def main() -> None:

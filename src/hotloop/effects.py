@@ -274,7 +274,7 @@ class _Walk:
     def _table(self, owner: object, table: Mapping[str, Any], path: str, depth: int) -> None:
         kept = {}
         for name, part in list(table.items()):
-            if self._skip(owner, name, part) or (name == "forward" and _is_of_a_lever(part)):
+            if self._skip(owner, name, part) or (name == "forward" and is_ours(part)):
                 self._visited[id(part)] = part
                 if isinstance(part, dict):
                     self._visited.update((id(inner), inner) for inner in part.values() if isinstance(inner, Tensor))
@@ -346,10 +346,12 @@ class _Walk:
                 self.visit(part, f"{path}<{name}>", depth)
 
 
-def _is_of_a_lever(forward: object) -> bool:
-    """Whether a lever has put a `forward` of hotloop's own onto a module, which is the plan's affair."""
-    function = forward.func if isinstance(forward, functools.partial) else type(forward)
-    return str(getattr(function, "__module__", "")).partition(".")[0] == "hotloop"
+def is_ours(thing: Any) -> bool:
+    """Whether it is a part of hotloop: an objective for models that return their loss, a `forward` that a lever set."""
+    if isinstance(thing, functools.partial):
+        thing = thing.func
+    kind = thing if isinstance(thing, types.FunctionType) else type(thing)
+    return str(getattr(kind, "__module__", "")).partition(".")[0] == "hotloop"
 
 
 class _Unseen:

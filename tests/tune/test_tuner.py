@@ -69,7 +69,7 @@ def test_a_plan_is_in_force_after_a_few_steps_and_says_why() -> None:
     loop = loop_of(Counted())
     train(loop, data(), 600)
     assert loop.tuning is not None
-    assert [change.step for change in loop._core.plans][1] <= 10
+    assert [change.step for change in loop._core.plans][1] <= 8
     kept = {trial.lever: trial for trial in loop.tuning.trials if trial.verdict != "not tried"}
     assert "fused" in kept
     assert loop.tuning.plain_step
@@ -77,6 +77,20 @@ def test_a_plan_is_in_force_after_a_few_steps_and_says_why() -> None:
     reasons = {trial.lever: trial.why for trial in loop.tuning.trials}
     assert set(reasons) == {lever.name for lever in LEVERS}
     assert all(reasons.values())
+
+
+def test_the_gain_that_is_told_is_that_of_whole_epochs() -> None:
+    """The first steps are slower than later ones by hotloop's own looks; they are not what a plan is compared with."""
+    seconds = {}
+    for plan in (Plan("cpu", stream="resident"), "auto"):
+        torch.manual_seed(0)
+        loop = loop_of(Counted(), plan=plan)
+        report = loop.fit(data(2048), epochs=12, progress=False)
+        seconds[plan] = min(epoch.seconds for epoch in report.epochs[6:])
+    assert loop.tuning is not None
+    assert loop.tuning.gain is not None
+    plain, tuned = seconds.values()
+    assert loop.tuning.gain < 1.5 * plain / tuned
 
 
 def test_few_forward_passes_beyond_one_a_step() -> None:
@@ -257,7 +271,7 @@ def test_two_objectives_get_a_plan() -> None:
 def facts(**known: Any) -> RunFacts:
     model = nn.Sequential(nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3))
     optimizer = torch.optim.AdamW(model.parameters())
-    given = {"operations": 100, "flops": 1e12, "step": 5e-3, **known}
+    given = {"flops": 1e12, "step": 5e-3, **known}
     return RunFacts(LeverTarget(torch.device("cpu"), model, [optimizer]), **given)
 
 

@@ -48,9 +48,9 @@ def tune(
     """Find the fastest plan for a training loop on this machine, by trying.
 
     Each lever (data on the device, CUDA graph, bf16, channels last, fused optimizer, compile, ...) is timed against the
-    best plan so far, in turns, on copies of the weights. It is kept where it is faster by more than the noise, pays
-    back what it costs within the run, and leaves the loss where fp32 has it. The longer the run, the more pays: say
-    how long it will be.
+    best plan so far, in turns, by real steps of which no trace stays. It is kept where it is faster by more than the
+    noise, pays back what it costs within the run, and leaves the gradient where fp32 has it. The longer the run, the
+    more pays: say how long it will be.
 
     [bold]Examples[/bold]
       hotloop tune cnn                            [dim]a small network, built in[/dim]

@@ -55,8 +55,7 @@ class RunFacts:
     """What is known of a run after its first steps."""
 
     target: LeverTarget
-    operations: int  # of a forward and backward pass
-    flops: float  # of its matmuls, convolutions and recurrences
+    flops: float  # of the matmuls, convolutions and recurrences of a forward and backward pass
     step: float  # seconds of an eager step in fp32, data included
     left: float | None = None  # seconds that the rest of the run would take in such steps; None where nobody knows
     attends: bool = False  # whether it calls `scaled_dot_product_attention`

@@ -1,4 +1,4 @@
-"""`Work`: what one forward and backward pass asks of the hardware, counted operation by operation."""
+"""`Work`: what one forward and backward pass asks of the hardware, seen operation by operation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,20 +8,17 @@ from torch.utils.flop_counter import flop_registry
 
 from hotloop._torch import DispatchMode, leaves_of
 
-_VIEWS = ("view", "reshape", "transpose", "permute", "expand", "slice", "select", "detach", "alias", "split", "squeeze")
 _RANDOM = ("rand", "normal", "bernoulli", "dropout", "uniform", "multinomial", "exponential", "philox")
 
 
 class Work(DispatchMode):
-    """Counts operations, the arithmetic of matmuls, convolutions and recurrences, and the bytes that the rest moves."""
+    """Counts the arithmetic of matmuls, convolutions and recurrences; notes attention and random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.operations = 0
         self.flops = 0.0
         self.attends = False  # whether it may have called `scaled_dot_product_attention`
         self.draws = False  # whether it draws random numbers
-        self.traffic = 0  # bytes that operations other than matmuls and convolutions read and write
 
     def __torch_dispatch__(
         self,
@@ -33,17 +30,12 @@ class Work(DispatchMode):
         result = func(*args, **(kwargs or {}))
         packet = getattr(func, "overloadpacket", None)
         name = str(packet).rpartition(".")[2]
-        if any(part in name for part in _VIEWS):
-            return result
-        self.operations += 1
         self.draws |= any(word in name for word in _RANDOM)
         self.attends |= "attention" in name or name in ("_softmax", "_safe_softmax")  # of which it is made in fp32
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
         elif "rnn" in name or "lstm" in name or "gru" in name:
             self.flops += _of_recurrence(args) * (2 if "backward" in name else 1)
-        else:
-            self.traffic += sum(t.nbytes for t in leaves_of((args, kwargs, result)) if isinstance(t, Tensor))
         return result
 
 

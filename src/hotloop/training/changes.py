@@ -45,7 +45,7 @@ from hotloop.attributes import (
 )
 from hotloop.checkpoint.tree import pack
 from hotloop.data.rng import is_stateful
-from hotloop.effects import ReachableState, look
+from hotloop.effects import ReachableState, is_ours, look
 from hotloop.errors import BadArgument
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
@@ -225,7 +225,7 @@ class Changes:
         """What keeps the state of each thing; what is a part of a module is saved with it."""
         inside = {id(inner) for module in self._modules for inner in module.modules()}
         owners = {name: owner_of(thing) for name, thing in things.items()}
-        return {name: owner for name, owner in owners.items() if id(owner) not in inside and not _is_ours(owner)}
+        return {name: owner for name, owner in owners.items() if id(owner) not in inside and not is_ours(owner)}
 
     def _found(self) -> dict[str, Any]:
         """What was handed over and tells its own state, of a kind that a checkpoint can hold."""
@@ -392,12 +392,6 @@ def _outermost(names: Iterable[str]) -> set[str]:
     """Without the entries of a dict that has no names for them, and without what is part of another."""
     cut = {name.partition(".#")[0] for name in names}
     return {name for name in cut if not any(name.startswith(f"{other}.") for other in cut)}
-
-
-def _is_ours(thing: Any) -> bool:
-    """Whether it is a part of hotloop, such as the objective of models that return their loss."""
-    kind = thing if isinstance(thing, FunctionType) else type(thing)
-    return str(getattr(kind, "__module__", "")).partition(".")[0] == "hotloop"
 
 
 def _is_record(value: Any) -> bool:

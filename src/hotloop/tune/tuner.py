@@ -40,7 +40,8 @@ from hotloop.tune.trial import material_of, tune
 
 T = TypeVar("T")
 WORTH_A_PLAN = 1.0  # seconds that a run must still take, or its length is not known
-PLAIN_STEPS = 3  # of the eager loop, timed, with a look at what they change in the person's objects
+WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
+PLAIN_STEPS = 2  # of the eager loop that are timed after those
 TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
@@ -82,9 +83,6 @@ class Told(Protocol):
 
     def say(self, words: str) -> None:
         """A line that stays."""
-
-    def tell(self, words: str) -> None:
-        """What is going on right now."""
 
 
 class Tuned(Protocol):
@@ -217,7 +215,6 @@ class Tuner:
         before = look(roots, skip)
         self.seconds += time.perf_counter() - start
         result = call()
-        synchronize(self.subject.device)  # so that the time of the look is its own
         start = time.perf_counter()
         self._effects |= dict.fromkeys(before.changes(look(roots, skip)))
         self.seconds += time.perf_counter() - start
@@ -237,13 +234,14 @@ class Tuner:
         yield 0
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
         yield from self._worth_it(first)
-        self.watches, plain = PLAIN_STEPS, math.inf
         forms: list[Any] = []
-        for _ in range(PLAIN_STEPS):  # the quickest: libraries still load what they did not need before
-            spent = self.seconds
+        self.watches, plain = WATCHED, math.inf
+        while self.watches:
             forms.append(signature(self._next.batch))
-            taken = yield from self._timed(1, 0.0)
-            plain = min(plain, taken - (self.seconds - spent))  # without the looks
+            yield 0
+        for _ in range(PLAIN_STEPS):  # the quicker: libraries may still load what they did not need before
+            forms.append(signature(self._next.batch))
+            plain = min(plain, (yield from self._timed(1, 0.0)))
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
@@ -296,7 +294,6 @@ class Tuner:
             self._dropped |= {trial.lever: trial.why for trial in known.trials if trial.verdict == "dropped"}
         facts = RunFacts(
             target,
-            operations=max(work.operations, 1),
             flops=work.flops,
             attends=work.attends,
             step=plain,
