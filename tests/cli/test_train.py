@@ -25,6 +25,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 60.0)  # runs are compared to the bit
+    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 10**6)
     make(320, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
 
     def call(*args: str) -> tuple[object, str, str]:

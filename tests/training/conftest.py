@@ -34,6 +34,7 @@ class Memory(TorchDispatchMode):
 def _plans_are_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that are compared to the bit stay plain, however slow the machine is; `tests/tune` tests the rest."""
     monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 60.0)
+    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 10**6)
 
 
 @pytest.fixture

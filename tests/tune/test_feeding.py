@@ -88,8 +88,22 @@ def test_waiting_is_judged_as_a_share_of_a_few_steps(
     monkeypatch.setattr(feeding, "workers_for", lambda *given, **more: WorkersAdvice(4, 2, "because"))
     advice = []
     for _ in range(12):
-        advice.append(watched.advice(stream))  # type: ignore[arg-type]
+        advice.append(watched.advice(stream, None))  # type: ignore[arg-type]
         stream.step(1.0, waited)
+    assert any(advice) == asks
+
+
+@pytest.mark.parametrize(("left", "asks"), [(None, True), (1000, True), (10, False)])
+def test_no_worker_is_started_for_a_run_that_is_nearly_over(
+    left: int | None, asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, watched = Clock(), Feeding()
+    monkeypatch.setattr(feeding.time, "perf_counter", lambda: stream.now)
+    monkeypatch.setattr(feeding, "workers_for", lambda *given, **more: WorkersAdvice(4, 2, "because"))
+    advice = []
+    for _ in range(8):
+        advice.append(watched.advice(stream, left))  # type: ignore[arg-type]
+        stream.step(0.01, 0.005)
     assert any(advice) == asks
 
 
@@ -97,6 +111,6 @@ def test_a_loader_is_not_watched_for_ever(monkeypatch: pytest.MonkeyPatch) -> No
     stream, watched = Clock(), Feeding()
     monkeypatch.setattr(feeding.time, "perf_counter", lambda: stream.now)
     for _ in range(feeding.MOST_BATCHES + 10):
-        watched.advice(stream)  # type: ignore[arg-type]
+        watched.advice(stream, None)  # type: ignore[arg-type]
         stream.step(1.0, 0.0)
     assert not watched.is_open

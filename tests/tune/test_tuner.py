@@ -1,6 +1,8 @@
 """A run that says nothing gets the plan that the rules propose, tried on its own steps, and nothing else changes."""
 
 import itertools
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -180,11 +182,17 @@ class Failing(Wrong):
         yield model.layers.register_forward_pre_hook(fail).remove  # type: ignore[union-attr]
 
 
+def busy(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
 class Sluggish(Wrong):
     name = "sluggish"
 
     def apply(self, model: nn.Module, optimizers: Any, plan: Plan) -> Any:
-        yield model.layers.register_forward_pre_hook(lambda module, given: time.sleep(0.02)).remove  # type: ignore[union-attr]
+        yield model.layers.register_forward_pre_hook(lambda module, given: busy(0.02)).remove  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -303,3 +311,27 @@ def test_what_a_lever_puts_onto_a_module_is_not_taken_for_the_persons() -> None:
     loop._core.carry_out(Plan("cpu", flipped=True), "a test")
     assert "forward" in vars(model[0])
     assert not before.changes(look({"model": model}))
+
+
+def test_on_a_cpu_a_run_of_the_default_can_be_repeated_to_the_bit_beside_other_programs() -> None:
+    """No clock decides what rounds; at times other programs take most of the machine."""
+    images = torch.rand(1600, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    weights: list[list[Tensor]] = []
+    for life in range(4):
+        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (life % 2))]
+        try:
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.LazyLinear(10))
+            model(images[:1])
+            optimizer = torch.optim.Adam(model.parameters())
+            loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu")
+            labels = torch.arange(len(images)) % 10
+            report = loop.fit(DataLoader(TensorDataset(images, labels), 8, shuffle=True), progress=False)
+        finally:
+            for burner in burners:
+                burner.kill()
+                burner.wait()
+        assert len(report.plans) > 1, "a plan was adopted"
+        weights.append(list(model.parameters()))
+    for other in weights[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))

@@ -9,6 +9,7 @@ LEAST = 4  # batches over which the waiting is judged
 NOTABLE = 0.2  # share of the time, from which on workers are added
 MOST_CHANGES = 3  # of the number of workers in a run
 MOST_BATCHES = 400  # in which the loader is watched
+WORTH_IT = 1.0  # seconds that a run must still take for new workers to start, or its length is not known
 
 
 class Feeding:
@@ -20,8 +21,8 @@ class Feeding:
         self._start: tuple[float, float, int] | None = None  # moment, seconds waited and batches when it began to look
         self._seen = 0
 
-    def advice(self, stream: Stream[Any]) -> WorkersAdvice | None:
-        """What to do about the workers, once that can be told."""
+    def advice(self, stream: Stream[Any], left: int | None) -> WorkersAdvice | None:
+        """What to do about the workers, once that can be told; `left` are the batches that the run still has."""
         now = (time.perf_counter(), stream.waited, stream.batches)
         if self._start is None or now[2] < self._start[2]:
             self._start = now
@@ -31,7 +32,7 @@ class Feeding:
             return None
         self._start, self._seen = now, self._seen + batches
         self.is_open = self._seen < MOST_BATCHES
-        if waited < NOTABLE * seconds:
+        if waited < NOTABLE * seconds or (left is not None and left * seconds / batches < WORTH_IT):
             return None
         pace, share = seconds / batches, waited / seconds
         # A device that is waited for would do a step in less than what is not spent waiting; half is a fair guess.

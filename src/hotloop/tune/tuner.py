@@ -40,13 +40,15 @@ from hotloop.tune.trial import material_of, tune
 
 T = TypeVar("T")
 WORTH_A_PLAN = 1.0  # seconds that a run must still take, or its length is not known
+WORTH_ON_CPU = 100  # batches that must still come: what a CPU's plan costs is a few of them, however long they take
 WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
 PLAIN_STEPS = 2  # of the eager loop that are timed after those
 TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
+AGAIN = 2  # times that a plan which seems to be slower is timed
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
-UNSURE = 0.85  # times the eager step, above which a plan on a CPU is timed again, by turns: other programs disturb
+SLOWER_ON_CPU = 1.1  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host takes longer to hand over a batch than the device
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
 MOST_PASSES = 6  # forward passes beyond one a step in a run
@@ -177,7 +179,7 @@ class Tuner:
             except StopIteration:
                 self._course_due = math.inf
         self._feed()
-        self.due = min(self._course_due, done + 1 if self._feeding.is_open and not self._sleeps else math.inf)
+        self.due = min(self._course_due, done + 1 if self._feeding.is_open else math.inf)
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
@@ -197,7 +199,7 @@ class Tuner:
             self._feeding.is_open = False
         if stream is None or not self._feeding.is_open:
             return
-        advice = self._feeding.advice(stream)
+        advice = self._feeding.advice(stream, self._next.left)
         if advice is None:
             return
         if advice.number > stream.workers:
@@ -249,7 +251,7 @@ class Tuner:
         self._note(proposal, plain, None)
         self._audits = [self._done + number for number in AUDITS]
         now = yield from self._settled()
-        plain, now = yield from self._not_slower(plain, now)
+        now = yield from self._not_slower(plain, now)
         self._note(proposal, plain, now)
         self._tell(plain, now)
         faster = yield from self._compiled(now)
@@ -265,11 +267,15 @@ class Tuner:
         while True:
             left = self._next.left
             if self.considered_for is None or left is None or left > self.considered_for:
-                if left is None or left * plain >= WORTH_A_PLAN:
+                if left is None or self._is_worth_it(left, plain):
                     return
                 self.considered_for = left
             self._sleeps = True
             yield math.inf
+
+    def _is_worth_it(self, left: int, plain: float) -> bool:
+        """Whether a plan pays for so many batches; on a CPU no clock decides, so that a run can be repeated."""
+        return left >= WORTH_ON_CPU if self.subject.device.type == "cpu" else left * plain >= WORTH_A_PLAN
 
     def _adopted(self, plain: float, *, shapes_vary: bool) -> Proposal:
         """Adopt the plan that is proposed for this run; what rounds passes the gate before."""
@@ -340,24 +346,21 @@ class Tuner:
             now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
         return now
 
-    def _not_slower(self, plain: float, now: float) -> "Course[tuple[float, float]]":
+    def _not_slower(self, plain: float, now: float) -> "Course[float]":
         """Leave out what makes the step slower than the eager one."""
         begin, plan = self._plain_plan, self._loop.step.plan
-        if self.subject.device.type == "cpu" and now > UNSURE * plain and _pulled(plan, begin):
-            yield from self._carry_out(begin, "timed by turns")
-            plain = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
-            yield from self._carry_out(plan, "timed by turns")
-            now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
-        if now > SLOWER * plain:  # once more: where shapes vary, each new one may take its time the first time
-            now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
-        while now > SLOWER * plain and (pulled := _pulled(plan, begin)):
+        limit = plain * (SLOWER_ON_CPU if self.subject.device.type == "cpu" else SLOWER)
+        for _ in range(AGAIN):  # where shapes vary, each new one may take its time the first time; programs disturb
+            if now > limit:
+                now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+        while now > limit and (pulled := _pulled(plan, begin)):
             doubtful = sorted(pulled, key=_doubt)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
                 self._drop(lever.name, f"with it a step took {now / plain:.2g} times as long")
                 plan = lever.off(plan)
             yield from self._carry_out(plan, "what was slower is left out")
             now = yield from self._settled() if plan != begin else self._timed(TIMED_STEPS, TIMED_SECONDS)
-        return plain, now
+        return now
 
     def _audited(self) -> "Course[None]":
         """Ask the gate again where that is due; what does not pass any more is dropped from there on."""
@@ -564,23 +567,27 @@ class Tuner:
 
 
 class _Stopwatch:
-    """Seconds of training, from when the device has nothing left to do until it has done what came since."""
+    """Seconds of training, from when the device has nothing left to do until it has done what came since.
+
+    On a CPU they are seconds in which this thread computed, which other programs hardly change.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = 0.0
         self.batches = 0
         self._device = device
+        self._clock = time.thread_time if device.type == "cpu" else time.perf_counter
         self._start: float | None = None
 
     def begin(self) -> None:
         if self._start is None:
             synchronize(self._device)
-            self._start = time.perf_counter()
+            self._start = self._clock()
 
     def halt(self) -> None:
         if self._start is not None:
             synchronize(self._device)
-            self.seconds += time.perf_counter() - self._start
+            self.seconds += self._clock() - self._start
             self._start = None
 
 
