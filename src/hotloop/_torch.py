@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from datetime import timedelta
 from functools import cache, partial, wraps
 from importlib import import_module
 from inspect import unwrap
@@ -155,6 +156,33 @@ SCHEDULER_NOTES = frozenset(("_opt_called", "_step_count"))
 FUSED_NOTES = frozenset(("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"))
 UNSCALES = "_step_supports_amp_scaling"  # attribute of an optimizer: its step divides by a `GradScaler`'s scale itself
 WARNED_UNCAPTURED = "_warned_capturable_if_run_uncaptured"  # the same: a capturable one has warned of an eager step
+
+
+@contextmanager
+def ignored_by_ddp(module: nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Where `DistributedDataParallel` is put around a module: parameters whose gradients it leaves alone."""
+    module._ddp_params_and_buffers_to_ignore = set(names)  # type: ignore[assignment]  # read by its constructor
+    try:
+        yield
+    finally:
+        del module._ddp_params_and_buffers_to_ignore
+
+
+def store_of_ranks(timeout: float) -> Any:
+    """The store over which the ranks of a run meet, as a connection of its own that waits so many seconds at most.
+
+    None outside of a run, and where PyTorch gives no such connection: then ranks tell one another nothing, and an error
+    names none of them.
+    """
+    read = getattr(torch.distributed.distributed_c10d, "_get_default_store", None)
+    if read is None or not torch.distributed.is_initialized():
+        return None
+    try:
+        store = read().clone()
+        store.set_timeout(timedelta(seconds=timeout))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
+    return store
 
 
 def mark_stepped(optimizer: Optimizer) -> None:

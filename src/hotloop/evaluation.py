@@ -21,6 +21,7 @@ from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Split
+from hotloop.ranks import Ranks
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager
 from hotloop.snapshot import Snapshot
 from hotloop.step.retry import OutOfMemory, in_rows
@@ -89,8 +90,9 @@ class Evaluation:
         objective: Objective | None,
         predict: Predict,
         precision: str,
+        ranks: Ranks | None = None,
     ) -> dict[str, float]:
-        """What `evaluate` gives."""
+        """What `evaluate` gives; over all `ranks`, each of which has other batches."""
         check_metrics(metrics)
         if not metrics and loss is None and objective is None:
             raise BadArgument(
@@ -105,7 +107,7 @@ class Evaluation:
                 score = partial(_score, self._model, batch, items, tally, objective, predict, self._split)
                 work = partial(in_rows, score, items, self.memory, tally.restore)
                 attempt(work, self._model, batch, f"evaluation batch {number}")
-            return surely(tally.result, self._device)
+            return surely(partial(tally.result, ranks), self._device)
 
 
 def check_metrics(metrics: Metrics | None) -> None:
@@ -277,7 +279,9 @@ class _Tally:
             added = torch.where(items > 0, added, 0.0)  # the mean of nothing may be NaN
         self._sums[name] = (total + added if isinstance(items, Tensor) or items else total, seen + items)
 
-    def result(self) -> dict[str, float]:
+    def result(self, ranks: Ranks | None = None) -> dict[str, float]:
+        if ranks is not None:
+            self._add_up(ranks)
         values: dict[str, Tensor] = {name: total / seen for name, (total, seen) in self._sums.items()}
         if self._parts:  # each is the mean over something of its own
             values = {"loss": torch.stack([values[name] for name in self._parts]).sum(), **values}
@@ -290,6 +294,23 @@ class _Tally:
             own, flat = flat[:size], flat[size:]
             result |= {name: own[0]} if size == 1 else {f"{name}[{i}]": x for i, x in enumerate(own)}
         return result
+
+    def _add_up(self, ranks: Ranks) -> None:
+        """Make the sums those of all ranks, of which some may have had no batch."""
+        mine = {name: [float(total), float(seen)] for name, (total, seen) in self._sums.items()}
+        every = ranks.gather([mine, list(self._parts)])
+        self._sums = {
+            name: (self._zero + sum(each[name][0] for each, _ in every if name in each), _seen(name, every))
+            for name in dict.fromkeys(name for each, _ in every for name in each)
+        }
+        self._parts = next((tuple(parts) for _, parts in every if parts), ())
+        for metric in self._stateful.values():
+            if getattr(metric, "process_group", self) is None:
+                metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
+
+
+def _seen(name: str, every: list[Any]) -> float:
+    return sum(each[name][1] for each, _ in every if name in each)
 
 
 def _owners(metric: Any) -> Iterable[Any]:

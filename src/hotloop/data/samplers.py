@@ -1,6 +1,8 @@
 """Where the order of a loader comes from: its samplers and their generators."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sized
+from itertools import islice
 from typing import Any
 
 import torch
@@ -13,8 +15,58 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-KNOWN = (BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
+from hotloop.ranks import Ranks
+
 _DEEPEST = 8  # samplers within samplers
+
+
+class Dealt:
+    """Batches, or their indices, of which each rank of a run keeps its own: one of every `size` in a row."""
+
+    def __init__(self, every: Any, ranks: Ranks, *, fills: bool, drop_last: bool = False) -> None:
+        self.fillers: set[int] = set()  # numbers of batches of this epoch that count for nothing on this rank
+        self._every, self._ranks, self._fills, self._drop_last = every, ranks, fills, drop_last
+
+    def __iter__(self) -> Iterator[Any]:
+        self.fillers.clear()
+        return self._kept(iter(self._every))
+
+    def _kept(self, every: Iterator[Any]) -> Iterator[Any]:
+        rank, size, number = self._ranks.rank, self._ranks.size, 0
+        while together := list(islice(every, size)):
+            if len(together) < size and self._drop_last:
+                return
+            if rank < len(together):
+                yield together[rank]
+            elif self._fills:
+                self.fillers.add(number)
+                yield together[0]
+            number += 1
+
+    def __len__(self) -> int:
+        batches, size = len(self._every), self._ranks.size
+        if self._drop_last:
+            return batches // size
+        return math.ceil(batches / size) if self._fills else math.ceil(max(batches - self._ranks.rank, 0) / size)
+
+
+class RankBatches(Dealt):
+    """The sampler of a loader whose batches are dealt out to ranks."""
+
+    def __init__(self, sampler: Any, ranks: Ranks, *, fills: bool, drop_last: bool = False) -> None:
+        super().__init__(sampler, ranks, fills=fills, drop_last=drop_last)
+        self.sampler = sampler
+
+    @property
+    def even(self) -> int:
+        """Steps of an epoch in which all ranks have batches of the same size; 0 where that is not known."""
+        batches = self.sampler
+        if type(batches) is not BatchSampler or not isinstance(batches.sampler, Sized):
+            return 0
+        return len(batches.sampler) // batches.batch_size // self._ranks.size
+
+
+KNOWN = (RankBatches, BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def index_sampler(loader: DataLoader[Any]) -> Any:

@@ -1,6 +1,6 @@
 """`Window`: the batches since the last update, and what each of them weighs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,16 +25,19 @@ class Window:
     weight: float | Tensor = 0.0  # of all of them, in that unit
     is_weighed: bool = False  # whether it holds the gradients of several batches or micro-batches, by their weights
 
-    def weighed(self, losses: Losses, captured: Tensor | None = None) -> Tensor | None:
+    def weighed(
+        self, losses: Losses, captured: Tensor | None = None, unit: Callable[[Losses], float] | None = None
+    ) -> Tensor | None:
         """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is.
 
         `captured`: while a CUDA graph is captured, the tensor that holds the sum of weights from one graph to the next.
+        `unit` gives the unit where that is not the first batch's own.
         """
         if losses.is_sum:
             return losses.total
         is_first = not self.is_weighed
         if is_first:
-            self.unit, self.is_weighed = losses.unit, True
+            self.unit, self.is_weighed = losses.unit if unit is None else unit(losses), True
         weight = losses.mass / self.unit
         if not isinstance(weight, Tensor):
             self.weight = self.weight + weight
@@ -50,7 +53,7 @@ class Window:
         """Make the sum of the weighed gradients their mean."""
         gradients = [p.grad for p in parameters if p.grad is not None]
         weight = self.weight
-        if not self.is_weighed or not gradients or (isinstance(weight, float) and weight == 0):
+        if not self.is_weighed or not gradients or (isinstance(weight, float) and weight in (0.0, 1.0)):
             return
         if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
             weight = surely(partial(_not_zero, weight), device)

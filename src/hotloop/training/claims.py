@@ -352,6 +352,7 @@ RUN = fields(
     lost=each(text),
     plans=each(fields(step=count, batch=count, plan=record(Plan), why=text)),
 )
+RANKS = fields(size=positive, batch=optional(count), random=each(each(anything, 2)))
 _WATCH = fields(
     names=each(text),
     batches=count,

@@ -23,15 +23,19 @@ from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.memory.usage import usage
 from hotloop.objective import Criterion, Objective
 from hotloop.plan import Plan
+from hotloop.ranks import Ranks
 from hotloop.records import PlanChange
 from hotloop.rng import RngStates, generators_in
 from hotloop.snapshot import PassSnapshot
 from hotloop.step.compilation import CompiledObjective
+from hotloop.step.objectives import TrainedObjective
+from hotloop.step.replicas import Replicas
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
 from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.training.changes import Changes
+from hotloop.training.collective import Collective
 from hotloop.training.schedule import Schedule
 from hotloop.training.watch import Watch
 from hotloop.training.words import advice_on_loss, memory_words
@@ -59,6 +63,7 @@ class Core:
         stateful: dict[str, Any],
         plans_itself: bool,
         by_hand: bool,
+        ranks: Ranks | None = None,
     ) -> None:
         self.choice, self.device = choice, choice.device
         self.model, self.objectives, self.subject = subject.model, subject.objectives, subject
@@ -66,8 +71,10 @@ class Core:
         self.schedule, self.stateful = schedule, stateful
         self.plans_itself = plans_itself  # the person leaves the plan to the loop
         self.by_hand = by_hand  # the plan that is carried out is the person's
-        self.tuner = Tuner(subject, self, asked=plans_itself)
-        self.watch = Watch(self.device, single=len(self.objectives) == 1, advice=advice_on_loss(begin))
+        self.together = Collective(ranks)
+        self.tuner = Tuner(subject, self, asked=plans_itself and ranks is None)
+        advice, single = advice_on_loss(begin), len(self.objectives) == 1
+        self.watch = Watch(self.device, single=single, advice=advice, heard=self.tuner.heard)
         self.stretches = Stretches()
         self.budgeting: Budgeting | None = None  # how the blocks were chosen whose activations are checkpointed
         self.budget_is_open = begin.memory_budget is not None and not begin.recompute
@@ -110,6 +117,7 @@ class Core:
 
     def batches(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device."""
+        loader = self.together.share(loader)
         self._begin_epoch(loader)
         assert self.stream is not None
         for given in self.stream:
@@ -154,6 +162,7 @@ class Core:
 
     def _begin_epoch(self, loader: Iterable[Any]) -> None:
         self.stream = self.stream_of(loader)
+        self.together.begin_epoch(loader)
         self.epoch += 1
         self.watch.begin_epoch(self.epoch, self.stream)
         if self.seen_before is not None:
@@ -269,9 +278,24 @@ class Core:
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
             compiled=compiled,
             memory=self.memory,
+            replicated=None if self.together.ranks is None else self._replicated,
         )
         step.weighing.roots = self.subject.roots
+        if self.watch.is_in_time and self.tuner.rounds(plan):
+            step.run = partial(self.tuner.rescued, step.run)
         return step
+
+    def _replicated(self, trained: TrainedObjective, objective: Objective) -> Replicas:
+        together = self.together
+        assert together.ranks is not None
+        return Replicas(
+            together.ranks,
+            self.model,
+            trained,
+            objective,
+            is_even=lambda: together.is_even(self.stream),
+            is_filler=lambda: together.is_filler(self.stream),
+        )
 
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
         """Go on with a plan that the tuner found; with objectives that were compiled for it already."""

@@ -6,6 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -20,6 +21,7 @@ from hotloop.data import Resumption
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.data.validation import Validation
 from hotloop.evaluation import Metrics
+from hotloop.heartbeat import READING, SAVING
 from hotloop.levers import levers_of
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
@@ -29,7 +31,7 @@ from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, is_of_a_loader
-from hotloop.training.saving import Saver
+from hotloop.training.saving import OtherRankSaver, Saver
 from hotloop.training.state import (
     all_or_nothing,
     check_run,
@@ -126,6 +128,7 @@ class Fit:
         core = self.core
         with all_or_nothing() as undo:
             check_run(tree)
+            other_ranks = core.together.take(tree, self.loader)
             changes, run = tree["changes"], tree["run"]
             check_state(core, tree["loop"])
             self._changes.check(changes)
@@ -134,7 +137,7 @@ class Fit:
             missing = self._changes.load(changes, undo)
             self._resumption = go_on_in(core, self.loader, tree["loop"], tree["position"], tell, undo)
             undo.callback(draws_of(self.validate))
-            reasons = [self._resumption.reason, self._validation.resume(run["draws"])]
+            reasons = [self._resumption.reason, other_ranks, self._validation.resume(run["draws"])]
             missing += self._changes.put_generators(changes, undo)
             self._lost = list(run.get("lost", []))
             self.first, self.consumed = run["first"], run["consumed"] or 0
@@ -170,6 +173,7 @@ class Fit:
         """Train, evaluate after each epoch, and report what was measured; `epoch` gives the batches."""
         validate = self._validation.loader
         wait = validate is not None or self.loop.device.type != "cuda" or self.core.schedule.watches_a_metric
+        wait = wait or self.core.together.size > 1  # ranks add up their losses at one moment
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
         listening = self.stop.listening(terminate=self.saver is not None)
         with self.journal, listening, shown as self.display, EmptyCacheWatch() as self._cache:
@@ -181,19 +185,22 @@ class Fit:
                 self._unsaved = Unsaved(self._changes, self._searched())
             if self._unevaluated is not None:
                 self._note(self._unevaluated, validate, metrics, whole=True)
-                self._save_epoch(validate, metrics, last=self.stop.asked or self.first >= epochs)
+                self._save_epoch(validate, metrics, last=self._is_asked() or self.first >= epochs)
             for number in range(self.first + 1, epochs + 1):
-                if self.stop.asked:
+                if self._is_asked():
                     break
                 whole = self._train(number, epoch())
+                if whole and length is None:
+                    self.core.together.meet(self.core.epoch, self.consumed)
                 if not self.core.watch.items_seen:
                     break  # stopped before the first batch
                 self._finish(validate, metrics, wait=wait)
                 if whole:
                     self.first, self.consumed, self._between = number, 0, True
-                    self._save_epoch(validate, metrics, last=self.stop.asked or number == epochs)
+                    self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
             self._finish(validate, metrics, wait=True)
             self._save_end()
+            self.core.together.end()
         self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 
@@ -228,6 +235,7 @@ class Fit:
                 if batch is not None:
                     self.loop.step(batch)
                 self.stop.shield()
+                items *= self.core.together.size  # noqa: PLW2901  # other ranks train on as many
                 done += items
                 self.consumed += batches
                 self._items += items
@@ -256,14 +264,26 @@ class Fit:
         """After a stretch: save where it is time to. Whether the run has to end here."""
         if self.time_limit is not None and not self.stop.asked and self._seconds() > self.time_limit:
             self.stop.why = "the time limit"
+        due = self.saver is not None and self.saver.is_due(self.loop.steps)
+        stop, save = self.core.together.after_step(stop=self.stop.asked, save=due)
         if self.saver is None:
-            return self.stop.asked
+            return self._ends(stop)
         if not self.loop.is_between_windows:  # a gradient waits for its update, a few batches ahead
             return False
-        if self.stop.asked or self.saver.is_due(self.loop.steps):
+        if stop or save:
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
-            self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=self.stop.asked)
-        return self.stop.asked
+            self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=stop)
+            self.core.together.done()
+        return self._ends(stop)
+
+    def _is_asked(self) -> bool:
+        """Between two epochs: whether the run has to end, on this rank or on any other."""
+        return self._ends(self.core.together.any(self.stop.asked))
+
+    def _ends(self, asked: bool) -> bool:
+        if asked and not self.stop.asked:
+            self.stop.why = "another rank"
+        return asked
 
     def _save_epoch(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, last: bool) -> None:
         """After an epoch: save where it is time to, at the end of the run, and where the validation loss is best."""
@@ -271,7 +291,7 @@ class Fit:
             return
         loss = self.epochs[-1].metrics.get("loss") if self.epochs and not self._pending else None
         best = loss is not None and all(loss < e.metrics.get("loss", math.inf) for e in self.epochs[:-1])
-        if last or best or self.saver.is_due(self.loop.steps):
+        if last or best or self.core.together.any(self.saver.is_due(self.loop.steps)):
             self._finish(validate, metrics, wait=True)
             self._tell_what_is_lost(surely=last)
             self.saver.save(self.loop.steps, lambda: self._tree(None), loss, wait=last)
@@ -327,11 +347,13 @@ class Fit:
             "plans": [change.to_json() for change in self._all_plans()],
         }
         changes = self._changes.to_state()
+        loop = state_of(self.core)
         return {
-            "loop": state_of(self.core),
+            "loop": loop,
             "changes": changes,
             "position": position_of(self.core, consumed),
             "run": run,
+            "ranks": self.core.together.state(loop, self.loader),
         }
 
     def _all_plans(self) -> list[PlanChange]:
@@ -362,10 +384,11 @@ class Fit:
         """Note the epochs whose losses have come from the device; short epochs go on meanwhile."""
         while self._pending and (wait or self._pending[0].ending.landed()):
             done = self._pending.popleft()
+            means, items = self.core.together.means(done.ending.means(), float(done.ending.items))
             epoch = Epoch(
                 number=done.number,
-                loss=sum((means := done.ending.means()).values()),
-                items=int(done.ending.items),
+                loss=sum(means.values()),
+                items=items,
                 seconds=done.clock.seconds(done.end) + done.earlier,
                 losses=means if len(means) > 1 else {},
                 metrics={},
@@ -385,9 +408,9 @@ class Fit:
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
         """The evaluation after an epoch; empty where the run has to end before it is done."""
         before = None if self.saver is None else self._tree(None, epoch)
-        if not self.stop.asked:
+        if not self._is_asked():
             try:
-                with self.stop.at_once():
+                with self.stop.at_once() if self.core.together.size == 1 else nullcontext():
                     return self.loop.evaluate(validate, metrics)
             except KeyboardInterrupt:
                 self.stop.why = self.stop.why or "Ctrl-C"
@@ -449,3 +472,11 @@ def samplers_in(loader: object) -> list[object]:
     if not isinstance(loader, DataLoader) or has_known_sampler(loader):
         return []
     return list(samplers_of(loader))
+
+
+PHASES = {  # what a rank does, by the function that it is in
+    Fit._train.__code__: READING,
+    Fit._tree.__code__: SAVING,
+    Saver.save.__code__: SAVING,
+    OtherRankSaver.save.__code__: SAVING,
+}

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
-from hotloop.device import Choice, pick
-from hotloop.errors import BadArgument
+from hotloop.device import Choice
+from hotloop.errors import BadArgument, HotloopError
 from hotloop.evaluation import Metrics, check_metrics
+from hotloop.heartbeat import EVALUATION, TRAINING, Progress
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
 from hotloop.misfit import REFUSALS, explanation
@@ -24,18 +25,20 @@ from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Tuning
 from hotloop.profiling.record import Profile
+from hotloop.ranks import ranks_of
 from hotloop.records import Report
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting
+from hotloop.training.collective import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
-from hotloop.training.fit import Fit
+from hotloop.training.fit import PHASES, Fit
 from hotloop.training.journal import Journal, Logged
 from hotloop.training.largest import Largest, largest_batch
 from hotloop.training.looking import Memory, memory_of, profile_of
 from hotloop.training.progress import telling
-from hotloop.training.saving import Saver, seconds_in
+from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.state import checked_stateful, load_state, state_of
 from hotloop.training.words import check_that_it_can_learn
@@ -74,7 +77,7 @@ class Loop:
         plan: Plan | Path | str = "auto",
         stateful: Mapping[str, Any] | None = None,
     ) -> None:
-        choice = pick(plan.device if device is None and isinstance(plan, Plan) else device)
+        ranks, choice = ranks_of(plan.device if device is None and isinstance(plan, Plan) else device)
         function = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
         objectives = objectives_of(optimizer, function)
         optimizers = [each for trained in objectives for each in trained.optimizers]
@@ -103,7 +106,16 @@ class Loop:
             stateful=checked_stateful(stateful),
             plans_itself=plan == "auto",
             by_hand=isinstance(plan, Plan),
+            ranks=ranks,
         )
+        if ranks is not None:
+            self._core.together.tell(ALL_PHASES, self._progress)
+            self._core.together.must_agree(facts_of_run(self.model, replace(begin, device=choice.device.type)))
+
+    def _progress(self) -> Progress:
+        core, stream = self._core, self._core.stream
+        origin = None if stream is None else stream.origin
+        return Progress(self.steps, core.epoch, 0 if origin is None else origin.number + 1)
 
     @property
     def choice(self) -> Choice:
@@ -169,7 +181,8 @@ class Loop:
 
         `device_transform` changes each batch there, all of it at once: the place to normalise or augment.
         """
-        return self._core.batches(loader, device_transform)
+        batches = self._core.batches(loader, device_transform)
+        return batches if self._core.together.ranks is None else self._core.together.while_telling(batches)
 
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing blocks."""
@@ -184,7 +197,9 @@ class Loop:
         try:
             parts = step.run(batch)
         except REFUSALS as error:
-            better = explanation(error, self.model, batch, core.where(), partial(core.forward, batch))
+            better: HotloopError | None = core.together.lost(error)
+            if better is None:
+                better = explanation(error, self.model, batch, core.where(), partial(core.forward, batch))
             if better is None:
                 raise
             raise better from error
@@ -232,7 +247,11 @@ class Loop:
         """Metrics and the mean loss over `loader`: inference mode, eval mode and back, one wait at the end."""
         core = self._core
         objective = None if core.criterion is not None or isinstance(core.objective, Mapping) else core.objective
-        return core.evaluation.run(loader, metrics, core.criterion, objective, predict, core.step.plan.precision)
+        check_metrics(metrics)
+        ranks, loader = core.together.adds_up(metrics), core.together.share_validation(loader, metrics)
+        precision = core.step.plan.precision
+        with core.together.telling:
+            return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
 
     def fit(
         self,
@@ -278,8 +297,16 @@ class Loop:
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
+        together = self._core.together
+        loader, validate = together.share(loader), together.share_validation(validate, metrics)
         length = length_of(loader)
-        with nullcontext() if save is None else Saver(save, every, keep=keep, resume=resume) as saver:
+        together.must_agree({"number of batches": length, "number of epochs": epochs})
+        kind = Saver if together.is_first else OtherRankSaver
+        with together.telling, nullcontext() if save is None else kind(save, every, keep=keep, resume=resume) as saver:
+            if saver is not None:
+                together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
+            if not together.is_first:
+                progress, monitor, log = False, False, None
             journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
             given = (loader, validate, device_transform)
             fit = Fit(self, self._core, journal, saver, limit, *given)
@@ -370,3 +397,6 @@ class Loop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. What does not fit this loop is refused before anything changes."""
         load_state(self._core, dict(state))
+
+
+ALL_PHASES = {**PHASES, Loop.step.__code__: TRAINING, Loop.evaluate.__code__: EVALUATION}

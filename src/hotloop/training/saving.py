@@ -153,6 +153,36 @@ class Saver:
         return False
 
 
+class OtherRankSaver(Saver):
+    """That of a rank which saves nothing: it reads what the first has saved, and gives its part of what that saves."""
+
+    def __init__(self, folder: str | Path, every: str | float = "5min", *, keep: int = 3, resume: bool = False) -> None:
+        self.every, self.folder = interval_in(every), Path(folder)
+        self.writer = Writer(Store(folder, keep=keep))
+        self.found = self._look(resume=resume)
+        self.stall = 0.0
+        self._saved = None if self.found is None else self.found.step
+
+    @property
+    def last(self) -> int | None:
+        return self._saved
+
+    def is_due(self, step: int) -> bool:
+        return False
+
+    def save(
+        self, step: int, tree: Callable[[], dict[str, Any]], score: float | None = None, *, wait: bool = False
+    ) -> bool:
+        began = time.perf_counter()
+        tree()
+        self._saved = step
+        self.stall += time.perf_counter() - began
+        return True
+
+    def close(self) -> None:
+        self.writer.close()
+
+
 def _locked(folder: Path) -> FolderLock:
     """The lock of a folder; one that another run saves into is refused before anything of it is read or removed."""
     try:

@@ -26,6 +26,7 @@ from hotloop.training.claims import (
     AS_IT_WAS,
     CHANGES,
     LOOP,
+    RANKS,
     RUN,
     check_module,
     check_optimizer,
@@ -258,6 +259,8 @@ def check_run(tree: Any) -> None:
         raise BadArgument("the checkpoint is not one of Loop.fit", fix="choose another folder for this run")
     require(RUN, tree["run"], "run")
     require(CHANGES, tree["changes"], "changes")
+    if "ranks" in tree:
+        require(RANKS, tree["ranks"], "ranks")
     Position.from_state(tree["position"])
 
 

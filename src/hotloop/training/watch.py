@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -48,11 +48,20 @@ class Watch:
     the last look; the losses since then are kept, and only in that case searched.
     """
 
-    def __init__(self, device: torch.device, *, single: bool, advice: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        single: bool,
+        advice: Sequence[str] = (),
+        heard: Callable[[float], None] | None = None,
+    ) -> None:
+        """`heard` is told each loss that reaches the host: every one on a CPU, elsewhere one of each look."""
         self.device = device
+        self._heard = heard
         self._advice = list(advice)  # what to try when the loss is lost
         self._host = device.type == "cpu"
-        self._in_time = single and self._host  # a bad loss is seen before any weight has changed
+        self.is_in_time = single and self._host  # a bad loss is seen before any weight has changed
         self.names: Collection[str] = ()  # of the losses
         self._batches = 0  # since the start of the run
         self.items: int | Tensor = 0  # in this epoch
@@ -92,7 +101,9 @@ class Watch:
 
     def _see_one_now(self, number: float, count: int) -> None:
         if number - number != 0.0:  # it is not finite
-            self._stop(self._batches, self._epoch, self._stream.origin if self._stream else None, [number])
+            self._stop(self._batches + 1, self._epoch, self._stream.origin if self._stream else None, [number])
+        self._batches += 1  # not before: the batch may be repeated in another precision
+        self.items = self.items + count
         if self._totals:
             self._totals[0] += number * count
         else:
@@ -117,8 +128,6 @@ class Watch:
         if len(parts) == 1 and type(count) is int and (loss := parts.get("loss")) is not None and not loss.ndim:
             if self._host:
                 self.names = _ONE
-                self._batches += 1
-                self.items = self.items + count
                 self._see_one_now(loss.item(), count)
                 return
             self._single.append((loss, count, None if self._stream is None else self._stream.origin))
@@ -129,11 +138,11 @@ class Watch:
         if self._single:
             self._note_single()
         self.names = parts.keys()
+        if self._host:
+            self._see_now([value.item() for value in parts.values()], count)
+            return
         self._batches += 1
         self.items = self.items + count
-        if self._host:
-            self._see_now([value.item() for value in parts.values()], float(count))
-            return
         stream, fresh = self._stream, self._fresh
         origins = _NOWHERE if stream is None else (stream.origin,)
         fresh.append(Seen(self._batches, self._epoch, origins, parts.values(), count))
@@ -155,10 +164,13 @@ class Watch:
         self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
         self._look(time.monotonic())
 
-    def _see_now(self, numbers: list[float], count: float) -> None:
+    def _see_now(self, numbers: list[float], items: int | Tensor) -> None:
         if not all(map(math.isfinite, numbers)):
             origin = self._stream.origin if self._stream else None
-            self._stop(self.batches, self._epoch, origin, numbers)
+            self._stop(self.batches + 1, self._epoch, origin, numbers)
+        self._batches += 1
+        self.items = self.items + items
+        count = float(items)
         before = self._totals or [0.0] * len(numbers)
         self._totals = [total + number * count for total, number in zip(before, numbers, strict=True)]
         self._note(self.batches, sum(numbers))
@@ -168,7 +180,7 @@ class Watch:
         if self._single:
             self._note_single()
         if self._sums is None and not self._fresh:
-            means = {n: total / float(self.items) for n, total in zip(self.names, self._totals, strict=False)}
+            means = {n: total / (float(self.items) or 1.0) for n, total in zip(self.names, self._totals, strict=False)}
             return Ending(self, None, tuple(self.names), self.items, means)
         return Ending(self, self._take_off(), tuple(self.names), self.items, {})
 
@@ -249,6 +261,8 @@ class Watch:
 
     def _note(self, batch: int, loss: float) -> None:
         self.latest = loss
+        if self._heard is not None:
+            self._heard(loss)
         if batch % self._stride == 0 and (not self.curve or self.curve[-1][0] < batch):
             self.curve.append((batch, loss))
         if len(self.curve) > MOST_POINTS:
@@ -272,8 +286,8 @@ class Watch:
             if broken:
                 lines.append(f"samples that hold NaN or infinity themselves: {shorten([str(i) for i in broken], 16)}")
                 advice = ["clean or drop those samples"]
-        later = self.batches - batch
-        if self._in_time:
+        later = max(0, self.batches - batch)
+        if self.is_in_time:
             lines.append("the weights are still those of the step before")
         else:
             lines.append(
@@ -300,7 +314,7 @@ class Ending:
         if self.flight is None:
             return self.known
         sums = self.watch._land(self.flight, wait=True)
-        return {name: total / float(self.items) for name, total in zip(self.names, sums, strict=True)}
+        return {name: total / (float(self.items) or 1.0) for name, total in zip(self.names, sums, strict=True)}
 
 
 def _stacked(losses: Sequence[Tensor]) -> Tensor:

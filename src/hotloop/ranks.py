@@ -1,0 +1,248 @@
+"""`Ranks`: the processes of one run, as torchrun starts them, and the few things that they tell one another.
+
+A process that torchrun has started joins the others when its first `Loop` is made. Gradients go through DDP or FSDP;
+what is here is the rest: which device is whose, whether all run the same thing, small numbers that are added up.
+"""
+
+import atexit
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hotloop.device import Choice, pick
+from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
+from hotloop.text import plural, printable
+
+TIMEOUT = 600.0  # seconds that a rank waits for the others; HOTLOOP_RANK_TIMEOUT says otherwise
+JOINED = "HOTLOOP_JOINED"  # the process that has joined; those that it starts inherit its variables, and do not join
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class RanksDiffer(HotloopError):
+    """Ranks of one run do not do the same thing."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of its run."""
+
+    rank: int
+    size: int
+    local_rank: int  # on this host
+    host: str
+    device: torch.device
+    group: Any = None  # of collectives on the device; None: the default one
+    hosts: Any = None  # of collectives on the host; None: the default one
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one prints, logs and saves."""
+        return self.rank == 0
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.size} on {printable(self.host)}"
+
+    def gather(self, value: Any) -> list[Any]:
+        """What each rank has, by rank; plain data as JSON knows it."""
+        mine = torch.frombuffer(bytearray(json.dumps(value).encode() or b" "), dtype=torch.uint8)
+        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(lengths, torch.tensor([mine.numel()]), group=self.hosts)
+        longest = max(int(length) for length in lengths)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: mine.numel()] = mine
+        every = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(every, padded, group=self.hosts)
+        return [json.loads(bytes(each[: int(n)].tolist())) for each, n in zip(every, lengths, strict=True)]
+
+    def total(self, numbers: Sequence[float]) -> list[float]:
+        """The sums over all ranks, in float64."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(tensor, group=self.hosts)
+        return tensor.tolist()
+
+    def largest(self, numbers: Sequence[float]) -> list[float]:
+        """The largest over all ranks, of each."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.hosts)
+        return tensor.tolist()
+
+    def from_first(self, tensor: Tensor) -> Tensor:
+        """The tensor of rank 0, which has the same shape everywhere; on the host."""
+        given = tensor.clone()
+        dist.broadcast(given, 0, group=self.hosts)
+        return given
+
+    def share_rng_state(self, generators: Sequence[torch.Generator]) -> None:
+        """Give generators of the host the states that they have on rank 0, so that all ranks draw one order."""
+        for generator in generators:
+            generator.set_state(self.from_first(generator.get_state()))
+
+    def must_agree(self, what: dict[str, Any]) -> None:
+        """Refuse to go on where another rank has something else than rank 0; `what` is in words a person knows."""
+        every = self.gather({"host": self.host, **what})
+        for name in what:
+            for rank, other in enumerate(every):
+                if other.get(name) != every[0].get(name):
+                    here, there = (printable(str(each.get(name)))[:200] for each in (every[0], other))
+                    raise RanksDiffer(
+                        f"rank {rank} on {printable(other['host'])} has another {name} than rank 0 on"
+                        f" {printable(every[0]['host'])}: {there} instead of {here}",
+                        fix="start the same script with the same arguments, files and versions everywhere",
+                    )
+
+
+class Agreement:
+    """What ranks agree on while they train, without a wait: a rank that wants to stop or to save says so, and all do it
+    after the same step.
+
+    From time to time the wishes of all ranks are reduced in the background; the result is looked at one period later,
+    in all of them after the same step.
+    """
+
+    PERIOD = 0.25  # seconds that a period should take
+    MOST = 1000  # steps of a period
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._period = 1  # steps
+        self._next = 0
+        self._work: Any = None
+        self._wishes = torch.zeros(0)
+
+    def after_step(self, step: int, wishes: Sequence[bool], pace: float) -> tuple[bool, ...] | None:
+        """What any rank has wished for, where that is known after this step; `pace` is seconds for a step."""
+        if step < self._next:
+            return None
+        known = None
+        if self._work is not None:
+            self._work.wait()
+            *flags, period = self._wishes.tolist()
+            known, self._period = tuple(flag > 0 for flag in flags), int(period)
+        wished = int(min(max(self.PERIOD / max(pace, 1e-6), 1), self.MOST))
+        self._wishes = torch.tensor([*map(float, wishes), wished if self._ranks.is_first else 0.0])
+        self._work = dist.all_reduce(self._wishes, dist.ReduceOp.MAX, group=self._ranks.hosts, async_op=True)
+        self._next = step + self._period
+        return known
+
+    def end(self) -> None:
+        """After the last step of a fit, in all ranks: nothing is under way any more."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+
+_ranks: Ranks | None = None
+
+
+def ranks_of(want: str | torch.device | Choice | None) -> tuple[Ranks | None, Choice]:
+    """The ranks of this run and the device of this one; None for a process that is alone."""
+    global _ranks  # noqa: PLW0603  # a process belongs to one run
+    if _ranks is not None and dist.is_initialized():
+        if want is not None and not isinstance(want, Choice):
+            want = _own_device(want, _ranks.local_rank)
+        choice = pick(_ranks.device if want is None else want)
+        return (_ranks if choice.device == _ranks.device else None), choice
+    size = dist.get_world_size() if _is_initialized() else _size()
+    if size < 2:
+        return None, pick(want)
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    choice = pick(_own_device(want, local))
+    _ranks = _joined(choice.device, local)
+    return _ranks, choice
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _size() -> int:
+    """How many processes torchrun has started for this run."""
+    if not dist.is_available() or os.environ.get(JOINED, str(os.getpid())) != str(os.getpid()):
+        return 1
+    if not all(os.environ.get(name) for name in NEEDED):
+        return 1
+    try:
+        return int(os.environ["WORLD_SIZE"])
+    except ValueError as error:
+        raise BadArgument(
+            f"WORLD_SIZE={printable(os.environ['WORLD_SIZE'])!r}", fix="start the script with `hotloop launch`"
+        ) from error
+
+
+def _own_device(want: str | torch.device | Choice | None, local: int) -> str | torch.device | Choice | None:
+    """The device of a rank: with several GPUs, each has its own."""
+    if isinstance(want, Choice) or not torch.cuda.is_available():
+        return want
+    text = "cuda" if want is None else str(want)
+    if text not in ("cuda", "auto"):
+        return want
+    if local >= (there := torch.cuda.device_count()):
+        raise DeviceUnavailable(
+            f"rank {os.environ.get('RANK', '?')} is process {local} (counted from 0) on {socket.gethostname()}, which"
+            f" has {plural(there, 'GPU')}",
+            fix=f"start {there} on this host: `hotloop launch --gpus {there}`; or let them share one, slowly:"
+            ' Loop(…, device="cuda:0")',
+        )
+    return f"cuda:{local}"
+
+
+def _joined(device: torch.device, local: int) -> Ranks:
+    """Join the other processes: gloo between hosts, NCCL between GPUs of which each belongs to one rank."""
+    if not dist.is_initialized():
+        try:
+            dist.init_process_group("gloo", timeout=timeout())
+        except (RuntimeError, ValueError) as error:
+            raise _cannot_join(error) from error
+        os.environ[JOINED] = str(os.getpid())
+        atexit.register(_leave)
+    hosts = None if "gloo" in str(dist.get_backend_config()) else dist.new_group(backend="gloo", timeout=timeout())
+    ranks = Ranks(dist.get_rank(), dist.get_world_size(), local, socket.gethostname(), device, None, hosts)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        ranks = replace(ranks, group=_group_of_gpus(ranks))
+    return ranks
+
+
+def _group_of_gpus(ranks: Ranks) -> Any:
+    """NCCL, unless two ranks share a GPU, which it refuses, or the person has made a group of it."""
+    gpu = str(torch.cuda.get_device_properties(ranks.device).uuid)
+    every = ranks.gather([ranks.host, gpu])
+    is_shared = len({tuple(each) for each in every}) < ranks.size
+    if is_shared or not dist.is_nccl_available() or "nccl" in str(dist.get_backend_config()):
+        return None
+    return dist.new_group(backend="nccl", timeout=timeout())
+
+
+def _cannot_join(error: Exception) -> HotloopError:
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    return DeviceUnavailable(
+        f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()} could not join the others"
+        f" at {printable(where)}: {printable(str(error).splitlines()[0])}",
+        fix="look whether all processes were started, and whether a firewall keeps them apart; `hotloop launch` starts"
+        " those of one host and says how to start those of others",
+    )
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def timeout() -> timedelta:
+    """How long a rank waits for the others."""
+    """How long a rank waits for the others."""
+    words = os.environ.get("HOTLOOP_RANK_TIMEOUT", "")
+    try:
+        return timedelta(seconds=float(words) if words else TIMEOUT)
+    except (ValueError, OverflowError) as error:
+        raise BadArgument(
+            f"HOTLOOP_RANK_TIMEOUT={printable(words)!r} is no number of seconds", fix="give seconds, such as 600"
+        ) from error

@@ -1,0 +1,214 @@
+"""`Collective`: what the ranks of a run decide and add up together; of a process that is alone, what it has itself."""
+
+import hashlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from hotloop.checkpoint.tree import pack, unpack
+from hotloop.data.samplers import generators_of
+from hotloop.data.sharing import is_even, is_filler, shared
+from hotloop.data.streams import Stream
+from hotloop.heartbeat import Heartbeat, Progress, RankLost
+from hotloop.ranks import Agreement, Ranks
+from hotloop.text import plural
+from hotloop.version import __version__
+
+
+class Collective:
+    """The ranks of a run, or None of them where a process is alone."""
+
+    def __init__(self, ranks: Ranks | None) -> None:
+        self.ranks = ranks
+        self.size = 1 if ranks is None else ranks.size
+        self.is_first = ranks is None or ranks.is_first
+        self._dealt: dict[tuple[int, bool], tuple[Any, Any]] = {}  # loaders, and what this rank reads of them
+        self._heartbeat = None if ranks is None else Heartbeat(ranks)
+        self._agreement = None if ranks is None else Agreement(ranks)
+        self._calls = 0
+        self._since = time.perf_counter()
+        self._agreed = (False, False)  # what is to be done between two windows: stop, save
+
+    # Data
+
+    def share(self, loader: Any, *, fills: bool = True) -> Any:
+        """The part of a loader that this rank reads; the same object for the same loader."""
+        if self.ranks is None or loader is None or isinstance(loader, Stream):
+            return loader
+        key = (id(loader), fills)
+        if key not in self._dealt:
+            self._dealt[key] = (loader, shared(loader, self.ranks, fills=fills))
+        return self._dealt[key][1]
+
+    def share_validation(self, loader: Any, metrics: Mapping[str, Any] | None) -> Any:
+        """The same for an evaluation, unless a metric keeps a state that only its author could add up."""
+        return loader if self._must_see_all(metrics) else self.share(loader, fills=False)
+
+    def adds_up(self, metrics: Mapping[str, Any] | None) -> Ranks | None:
+        """The ranks over which an evaluation is added up."""
+        return None if self._must_see_all(metrics) else self.ranks
+
+    def _must_see_all(self, metrics: Mapping[str, Any] | None) -> bool:
+        own = [m for m in (metrics or {}).values() if hasattr(m, "compute") and not hasattr(m, "sync_on_compute")]
+        return bool(own)
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Draw the same order on all ranks."""
+        if self.ranks is not None:
+            self.ranks.share_rng_state([torch.default_generator, *generators_of(loader)])
+
+    def is_even(self, stream: Stream[Any] | None) -> bool:
+        """Whether all ranks are known to have batches of one size in this step."""
+        return stream is not None and is_even(stream.loader, stream.origin)
+
+    def is_filler(self, stream: Stream[Any] | None) -> bool:
+        """Whether the batch of this step counts for nothing here."""
+        return stream is not None and is_filler(stream.loader, stream.origin)
+
+    # What ranks tell one another
+
+    def tell(self, phases: Mapping[CodeType, str], progress: Callable[[], Progress]) -> None:
+        """What the others get to know of this rank: the name of what it does in a function, and how far it is."""
+        if self._heartbeat is not None:
+            self._heartbeat.phases, self._heartbeat.progress = phases, progress
+
+    @property
+    def telling(self) -> AbstractContextManager[None]:
+        """Around whatever waits for other ranks: what fails because of one of them becomes `RankLost`."""
+        return self._heartbeat or nullcontext()
+
+    def while_telling(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same around an epoch in the person's own loop."""
+        with self.telling:
+            yield from batches
+
+    def lost(self, error: BaseException) -> RankLost | None:
+        """Words for what failed because of another rank; None for any other error."""
+        return None if self._heartbeat is None else self._heartbeat.lost(error)
+
+    def meet(self, epoch: int, batches: int) -> None:
+        """After an epoch of unknown length: refuse to go on where another rank has more batches of it."""
+        if self._heartbeat is not None:
+            self._heartbeat.meet(epoch, batches)
+
+    # Decisions
+
+    def after_step(self, *, stop: bool, save: bool) -> tuple[bool, bool]:
+        """Whether to stop and to save between the next two windows; several ranks decide so after the same step."""
+        if self._agreement is None:
+            return stop, save
+        self._calls += 1
+        now = time.perf_counter()
+        pace, self._since = now - self._since, now
+        known = self._agreement.after_step(self._calls, (stop, save), pace)
+        if known is not None:
+            self._agreed = (self._agreed[0] or known[0], self._agreed[1] or known[1])
+        return self._agreed
+
+    def done(self) -> None:
+        """What was agreed on is done."""
+        self._agreed = (self._agreed[0], False)
+
+    def end(self) -> None:
+        """The last step of a fit was made, on all ranks."""
+        if self._agreement is not None:
+            self._agreement.end()
+        self._agreed = (False, False)
+
+    def any(self, flag: bool) -> bool:
+        """Whether it is so on any rank; between epochs, since it waits for all of them."""
+        return flag if self.ranks is None else bool(self.ranks.largest([float(flag)])[0])
+
+    def must_agree(self, what: dict[str, Any]) -> None:
+        """Refuse to go on where ranks differ."""
+        if self.ranks is not None:
+            with self.telling:
+                self.ranks.must_agree(what)
+
+    # Sums
+
+    def means(self, means: dict[str, float], items: float) -> tuple[dict[str, float], int]:
+        """Mean losses over the items of all ranks, and how many those are."""
+        if self.ranks is None:
+            return means, int(items)
+        *sums, count = self.ranks.total([*(items * value if items else 0.0 for value in means.values()), items])
+        return {name: total / max(count, 1.0) for name, total in zip(means, sums, strict=True)}, int(count)
+
+    def state(self, loop: dict[str, Any], loader: Any) -> dict[str, Any]:
+        """What a checkpoint holds of other ranks than this one: their rng states, and what they add to the sums.
+
+        `loop` is the state of the loop of this rank, whose sums become those of all.
+        """
+        batch = self._global_batch(loader)
+        if self.ranks is None:
+            return {"size": 1, "batch": batch, "random": []}
+        loop["watch"] = self._watch_of_all(loop["watch"])
+        tensors, data = pack(loop["random"])
+        plain = {name: [str(t.dtype).removeprefix("torch."), t.tolist()] for name, t in tensors.items()}
+        return {"size": self.size, "batch": batch, "random": self.ranks.gather([plain, data])}
+
+    def _global_batch(self, loader: Any) -> int | None:
+        """Items of a step on all ranks together, where the loader tells."""
+        size = getattr(loader, "batch_size", None)
+        return size * self.size if isinstance(size, int) else None
+
+    def _watch_of_all(self, watch: dict[str, Any]) -> dict[str, Any]:
+        assert self.ranks is not None
+        sums = None if watch["sums"] is None else watch["sums"].tolist()
+        own = [float(watch["items"]), *watch["totals"], *(sums or [])]
+        items, *rest = self.ranks.total(own)
+        totals = rest[: len(watch["totals"])]
+        added = None if sums is None else torch.tensor(rest[len(totals) :], dtype=watch["sums"].dtype)
+        return {**watch, "items": int(items), "totals": totals, "sums": added}
+
+    def take(self, tree: dict[str, Any], loader: Any) -> str | None:
+        """Make a checkpoint that of this rank: with as many ranks as there were, its own rng states.
+
+        Where that cannot give the batches of a run that was never stopped, the reason.
+        """
+        loop, ranks, reason = tree["loop"], tree.get("ranks", {"size": 1, "batch": None, "random": []}), None
+        if ranks["size"] != self.size:
+            now = self._global_batch(loader)
+            if now != ranks["batch"]:
+                reason = (
+                    f"a step had {ranks['batch']} items on {plural(ranks['size'], 'rank')} and has {now} on {self.size}"
+                )
+            tree["position"] = {**tree["position"], "last": None}  # the items of one rank, which are others now
+        if self.ranks is None:
+            return reason
+        if ranks["size"] == self.size:
+            plain, data = ranks["random"][self.ranks.rank]
+            tensors = {name: torch.tensor(values, dtype=getattr(torch, kind)) for name, (kind, values) in plain.items()}
+            loop["random"] = unpack(tensors, data)
+        if not self.is_first:  # which holds the sums of all
+            watch = loop["watch"]
+            nothing = None if watch["sums"] is None else torch.zeros_like(watch["sums"])
+            loop["watch"] = {**watch, "items": 0, "totals": [0.0 for _ in watch["totals"]], "sums": nothing}
+        return reason
+
+
+def facts_of_run(model: nn.Module, plan: Any) -> dict[str, Any]:
+    """What must be the same on all ranks, by the name that a person knows."""
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
+    source = script.read_bytes() if script is not None and script.is_file() else b""
+    shapes = [f"{name} {_shape(tensor)}" for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
+    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:12]
+    return {
+        "version of hotloop": __version__,
+        "version of PyTorch": str(torch.__version__),
+        "script": hashlib.sha256(source).hexdigest()[:12],
+        "model": f"{type(model).__name__} with {len(shapes)} tensors ({digest})",
+        "plan": repr(plan),
+    }
+
+
+def _shape(tensor: Tensor) -> str:
+    return "lazy" if is_lazy(tensor) else f"{tuple(tensor.shape)} {tensor.dtype}"

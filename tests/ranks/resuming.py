@@ -1,0 +1,58 @@
+"""A training that saves, and goes on from what it finds: `resuming.py FOLDER NAME [RANK STEP [SIGNAL]]`.
+
+At the step, the rank sends itself the signal.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from scenes import GLOBAL, RANK, RANKS, network, rows
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import hotloop
+
+folder, name, *rest = sys.argv[1:]
+steps = []
+
+
+def objective(model: nn.Module, batch: Any) -> Tensor:
+    if model.training:
+        steps.append(1)
+        if rest and (RANK, len(steps)) == (int(rest[0]), int(rest[1])):
+            os.kill(os.getpid(), signal.Signals[rest[2] if len(rest) > 2 else "SIGKILL"])
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+torch.manual_seed(3 + RANK)
+dropout = [] if "without dropout" in name else [nn.Dropout(0.2)]
+model = network(nn.Tanh(), *dropout)
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200)
+loop = hotloop.Loop(model, optimizer, objective=objective, scheduler=scheduler, device="cpu", plan="plain")
+loader = DataLoader(rows(), GLOBAL // RANKS, shuffle=True)
+where = Path(folder)
+report = loop.fit(
+    loader,
+    epochs=4,
+    validate=DataLoader(rows(), 11),
+    save=where / f"saved {name}",
+    every="2 steps",
+    resume=True,
+    progress=False,
+    monitor=False,
+)
+end = where / f"end {name} {RANKS} {RANK}"
+torch.save(model.state_dict(), end.with_suffix(".pt"))
+told = {
+    "epochs": [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs],
+    "steps": report.steps,
+    "resumed": report.resumed,
+    "stopped": report.stopped,
+}
+end.with_suffix(".json").write_text(json.dumps(told))

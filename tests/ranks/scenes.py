@@ -1,0 +1,180 @@
+"""Trainings that are run alone and on several ranks with the same global batch: `scenes.py FOLDER [NAME …]`.
+
+Each writes its weights, the losses of its epochs and the metrics of its evaluations; every rank writes its own.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import hotloop
+
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+RANK = int(os.environ.get("RANK", "0"))
+GLOBAL = 16  # items of a step, on all ranks together
+ROWS = 131  # which divides by nothing
+
+
+def rows(classes: int = 5, items: int = ROWS) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(items, 6, generator=generator)
+    return TensorDataset(x, (x.sum(1) * 7).long() % classes)
+
+
+def loader(data: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(data, GLOBAL // RANKS, shuffle=True, **options)
+
+
+def network(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 12), *(layers or (nn.Tanh(),)), nn.Linear(12, 5))
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    return output.argmax(1) == target
+
+
+def trained(model: nn.Module, criterion: Any, data: Any, *, epochs: int = 3, **options: Any) -> Any:
+    optimizer = options.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), 1e-2)
+    fit = {name: options.pop(name) for name in ("validate", "metrics") if name in options}
+    loop = hotloop.Loop(model, optimizer, criterion, device="cpu", plan=options.pop("plan", "plain"), **options)
+    return loop, loop.fit(data, epochs=epochs, progress=False, monitor=False, **fit)
+
+
+def plain() -> Any:
+    """N does not divide by ranks × batch; validation of every sample exactly once."""
+    return trained(
+        network(),
+        nn.CrossEntropyLoss(),
+        loader(rows()),
+        validate=DataLoader(rows(), 7),
+        metrics={"accuracy": accuracy},
+    )
+
+
+def accumulated() -> Any:
+    """Windows of 3 batches, of which the end of an epoch cuts one short; clipping, a scheduler."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.3, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    return trained(
+        model,
+        nn.CrossEntropyLoss(),
+        loader(rows()),
+        optimizer=optimizer,
+        scheduler=scheduler,
+        accumulate=3,
+        clip_norm=0.5,
+    )
+
+
+def ignored() -> Any:
+    """Labels of which an uneven part is ignored: what a loss is the mean over differs from rank to rank."""
+    x, y = rows().tensors
+    y = torch.where(torch.arange(len(y)) % 7 < 3, -100, y)
+    return trained(network(), nn.CrossEntropyLoss(ignore_index=-100), loader(TensorDataset(x, y)))
+
+
+def ignored_and_accumulated() -> Any:
+    x, y = rows().tensors
+    y = torch.where(torch.arange(len(y)) % 7 < 3, -100, y)
+    data = loader(TensorDataset(x, y))
+    return trained(network(), nn.CrossEntropyLoss(ignore_index=-100), data, accumulate=2)
+
+
+def summed() -> Any:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    return trained(model, nn.CrossEntropyLoss(reduction="sum"), loader(rows()), optimizer=optimizer)
+
+
+def few() -> Any:
+    """Fewer rows than a step takes: on some ranks every batch counts for nothing."""
+    return trained(network(), nn.CrossEntropyLoss(), loader(rows(items=5)))
+
+
+def dropped() -> Any:
+    return trained(network(), nn.CrossEntropyLoss(), loader(rows(), drop_last=True))
+
+
+def workers() -> Any:
+    return trained(network(), nn.CrossEntropyLoss(), loader(rows(), num_workers=1), epochs=2)
+
+
+class Endless(IterableDataset[Any]):
+    """Batches without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        x, y = rows().tensors
+        yield from zip(x.split(GLOBAL // RANKS), y.split(GLOBAL // RANKS), strict=True)
+
+
+def iterable() -> Any:
+    return trained(network(), nn.CrossEntropyLoss(), DataLoader(Endless(), batch_size=None))
+
+
+def unused() -> Any:
+    """A layer that takes part in no step, and one that does in the first epoch only on some."""
+    model = network()
+    model.spare = nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model[2](model[1](model[0](batch[0]))), batch[1])
+
+    loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan="plain")
+    return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
+
+
+def two_objectives() -> Any:
+    """As in a GAN: each objective has its own weights, and neither sends gradients of the other's."""
+    model = nn.ModuleDict({"g": nn.Linear(6, 6), "d": nn.Linear(6, 1)})
+    optimizers = {"d": torch.optim.Adam(model["d"].parameters()), "g": torch.optim.Adam(model["g"].parameters())}
+
+    def d(model: Any, batch: Any) -> Tensor:
+        return model["d"](model["g"](batch[0]).detach()).sigmoid().mean() - model["d"](batch[0]).sigmoid().mean()
+
+    def g(model: Any, batch: Any) -> Tensor:
+        return -model["d"](model["g"](batch[0])).sigmoid().mean()
+
+    loop = hotloop.Loop(model, optimizers, objective={"d": d, "g": g}, device="cpu", plan="plain")
+    return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
+
+
+SCENES: dict[str, Callable[[], Any]] = {
+    each.__name__: each
+    for each in (
+        plain,
+        accumulated,
+        ignored,
+        ignored_and_accumulated,
+        summed,
+        few,
+        dropped,
+        workers,
+        iterable,
+        unused,
+        two_objectives,
+    )
+}
+
+
+def main() -> None:
+    folder, *names = sys.argv[1:]
+    for name in names or SCENES:
+        torch.manual_seed(0 if RANKS == 1 else 10 * RANK)  # the weights and the order of rank 0 are those of all
+        loop, report = SCENES[name]()
+        where = Path(folder, f"{name} {RANKS} {RANK}")
+        torch.save(loop.model.state_dict(), where.with_suffix(".pt"))
+        epochs = [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs]
+        where.with_suffix(".json").write_text(json.dumps({"epochs": epochs, "steps": report.steps}))
+
+
+if __name__ == "__main__":
+    main()

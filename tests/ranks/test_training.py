@@ -1,0 +1,95 @@
+"""Two processes over gloo train what one process trains on their batches together."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from .conftest import Launcher
+from .scenes import SCENES
+
+HERE = Path(__file__).parent
+CLOSE = 1e-6  # of weights after up to 36 updates in fp32, whose gradients are added up in another order
+BY_BATCH = ("ignored", "ignored_and_accumulated", "summed")  # whose loss is shown as the mean of the batches' losses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.fixture
+def ended(launch: Launcher, folder: Path) -> Path:
+    """Where all scenes have left their weights: run once, alone and on two ranks."""
+    for ranks in (1, 2):
+        if not any(folder.glob(f"* {ranks} 0.pt")):
+            for rank in launch(HERE / "scenes.py", str(folder), ranks=ranks).wait():
+                assert rank.code == 0, rank.err
+                assert not rank.err or ranks == 1, "nothing is said that a single process does not say"
+    return folder
+
+
+def weights(file: Path) -> dict[str, Any]:
+    return torch.load(file, weights_only=True)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", SCENES)
+def test_two_ranks_train_as_one_process_does(name: str, ended: Path) -> None:
+    alone = weights(ended / f"{name} 1 0.pt")
+    ranks = [weights(ended / f"{name} 2 {rank}.pt") for rank in range(2)]
+    assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in alone), "replicas are the same to the bit"
+    assert max(float((ranks[0][key] - alone[key]).abs().max()) for key in alone) < CLOSE
+    one, *others = (json.loads((ended / f"{name} {n}.json").read_text()) for n in ("1 0", "2 0", "2 1"))
+    for other in others:
+        assert other["steps"] == one["steps"]
+        assert [epoch["items"] for epoch in other["epochs"]] == [epoch["items"] for epoch in one["epochs"]]
+        if name not in BY_BATCH:
+            for epoch, same in zip(other["epochs"], one["epochs"], strict=True):
+                assert epoch == pytest.approx(same, abs=1e-6), "losses and metrics are those of all samples"
+
+
+def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    script = HERE / "resuming.py"
+    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), "whole").wait())
+    killed = launch(script, str(tmp_path), "killed", "1", "14").wait()
+    assert killed[1].code == -9
+    assert killed[0].code not in (0, None), "the other rank does not go on alone"
+    again = launch(script, str(tmp_path), "killed").wait()
+    assert all(rank.code == 0 for rank in again), again[0].err
+    for rank in range(2):
+        whole, resumed = (weights(tmp_path / f"end {name} 2 {rank}.pt") for name in ("whole", "killed"))
+        assert all(torch.equal(whole[key], resumed[key]) for key in whole), "dropout included, to the bit"
+    told = [json.loads((tmp_path / f"end {name} 2 0.json").read_text()) for name in ("whole", "killed")]
+    assert told[1]["resumed"] == 1
+    assert told[1]["epochs"] == told[0]["epochs"]
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (1, 2), (4, 2)])
+def test_a_checkpoint_is_resumed_with_other_ranks(before: int, after: int, launch: Launcher, tmp_path: Path) -> None:
+    script, name = HERE / "resuming.py", "without dropout"
+    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), name, ranks=1).wait())
+    launch(script, str(tmp_path), f"{name} again", "0", "15", ranks=before).wait()
+    ended = launch(script, str(tmp_path), f"{name} again", ranks=after).wait()
+    assert all(rank.code == 0 for rank in ended), ended[0].err
+    assert "batch size has changed" not in ended[0].err
+    whole = json.loads((tmp_path / f"end {name} 1 0.json").read_text())
+    told = json.loads((tmp_path / f"end {name} again {after} 0.json").read_text())
+    assert told["resumed"] == 1
+    assert told["steps"] == whole["steps"]
+    for epoch, same in zip(told["epochs"], whole["epochs"], strict=True):
+        assert epoch == pytest.approx(same, abs=1e-5)
+
+
+def test_sigterm_on_one_rank_saves_and_ends_all(launch: Launcher, tmp_path: Path) -> None:
+    script = HERE / "resuming.py"
+    ended = launch(script, str(tmp_path), "told to stop", "1", "10", "SIGTERM").wait()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    told = [json.loads((tmp_path / f"end told to stop 2 {rank}.json").read_text()) for rank in range(2)]
+    assert told[0]["stopped"] == "another rank"
+    assert told[0]["steps"] == told[1]["steps"] < 36
+    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), "told to stop").wait())
+    assert json.loads((tmp_path / "end told to stop 2 0.json").read_text())["steps"] == 36
