@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
 from hotloop.effects import look
+from hotloop.errors import LossNotFinite
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
@@ -234,6 +235,136 @@ def test_a_lever_that_diverges_later_is_dropped(monkeypatch: pytest.MonkeyPatch)
     assert "wrong" not in loop.plan.levers
     assert loop.tuning is not None
     assert next(t for t in loop.tuning.trials if t.lever == "wrong").verdict == "dropped"
+
+
+class Normed(nn.Module):
+    """A network with running statistics and dropout, which a batch that is repeated must not count twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Wrong:
+    """A lever that is right at first."""
+    lever = Wrong()
+    lever.factor = 1.0
+    monkeypatch.setattr("hotloop.tune.tuner.SLOWER_ON_CPU", 100.0)  # whatever else this machine does
+    for module in ("hotloop.levers", "hotloop.tune.knowledge", "hotloop.tune.tuner"):
+        monkeypatch.setattr(f"{module}.LEVERS", (*LEVERS, lever))
+    return lever
+
+
+class Lines:
+    """A progress display that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, words: str) -> None:
+        self.lines.append(words)
+
+
+def steps_of(loop: hotloop.Loop, loader: Any, steps: int, before: dict[int, Any]) -> tuple[list[float], list[str]]:
+    """Losses and what was told; `before` some steps, something is done."""
+    loop._core.expected = LONG
+    loop._core.tuner.display = told = Lines()
+    losses = []
+    for number, batch in enumerate(itertools.islice(endless(loop, loader), steps)):
+        before.get(number, lambda: None)()
+        losses.append(float(loop.step(batch)))
+    return losses, told.lines
+
+
+@pytest.mark.filterwarnings("ignore:batch normalisation:hotloop.errors.PlanWarning")
+@pytest.mark.parametrize(("accumulate", "broken"), [(1, 61), (2, 60), (2, 61)])
+def test_a_loss_that_is_lost_by_rounding_alone_is_computed_again_in_fp32(
+    accumulate: int, broken: int, late: Wrong
+) -> None:
+    found = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        late.factor = 1.0
+        model = Normed()
+        loop = loop_of(model, plan=plan, accumulate=accumulate)
+        spoil = {broken: lambda: setattr(late, "factor", float("inf"))} if plan == "auto" else {}
+        losses, told = steps_of(loop, data(), 90, spoil)
+        found.append(losses)
+        assert int(model.layers[1].num_batches_tracked) == 90
+        assert loop._core.watch.batches == 90
+        assert loop.steps == 90 // accumulate
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert "wrong" in [change.plan["levers"] for change in loop._core.plans][-2]
+    assert "wrong" not in loop.plan.levers
+    assert not loop.plan.fused
+    (line,) = [line for line in told if "back to fp32" in line]
+    assert "the loss is not finite with it, and is in fp32" in line
+    torch.manual_seed(0)
+    again = loop_of(Normed(), accumulate=accumulate)
+    steps_of(again, data(), 40, {})
+    assert not any("wrong" in change.plan["levers"] for change in again._core.plans), "remembered"
+
+
+def test_a_loss_that_is_lost_in_fp32_too_is_an_error(late: Wrong) -> None:
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    broken = {60: lambda: loop.model.layers.register_forward_hook(lambda *given: given[-1] * float("nan"))}  # type: ignore[union-attr]
+    with pytest.raises(LossNotFinite, match=r"step 61 (.|\n)*still those of the step before"):
+        steps_of(loop, data(), 90, broken)
+    assert all(p.isfinite().all() for p in loop.model.parameters())
+    torch.manual_seed(0)
+    again = loop_of(Counted())
+    steps_of(again, data(), 40, {})
+    assert "wrong" in again.plan.levers, "it was not the fault of rounding"
+
+
+def test_what_the_person_asked_for_is_not_taken_back() -> None:
+    torch.manual_seed(0)
+    loop = loop_of(Counted(), plan=Plan("cpu", fused=True))
+    broken = {30: lambda: loop.model.layers.register_forward_hook(lambda *given: given[-1] * float("nan"))}  # type: ignore[union-attr]
+    with pytest.raises(LossNotFinite):
+        steps_of(loop, data(), 90, broken)
+    assert loop.plan.fused
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_losses_that_jump_by_rounding_drop_the_lever(resumed: bool, late: Wrong) -> None:
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    steps_of(loop, data(), 40, {})
+    assert "wrong" in loop.plan.levers
+    if resumed:
+        state = loop.state_dict()
+        loop = loop_of(Counted())
+        loop.load_state_dict(state)
+        assert "wrong" in loop.plan.levers
+    losses, told = steps_of(loop, data(), 60, {40: lambda: setattr(late, "factor", 100.0)})
+    assert "wrong" not in loop.plan.levers
+    assert max(losses[44:]) < 0.1 * losses[40], "after three losses in a row"
+    (line,) = [line for line in told if "back to fp32" in line]
+    assert "times its median, and the gradient" in line
+    assert loop._core.tuner.passes <= 6
+    late.factor = 1.0
+    torch.manual_seed(0)
+    again = loop_of(Counted())
+    steps_of(again, data(), 40, {})
+    assert "wrong" not in again.plan.levers, "remembered"
+
+
+def test_losses_that_jump_in_fp32_too_change_nothing(late: Wrong) -> None:
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    x = torch.linspace(0, 1, 8 * 8).view(8, 8)
+    hard = [(x, x.sum(1, keepdim=True) * (1 if number < 60 else 10.0 ** (2 + number // 40))) for number in range(300)]
+    loop._core.expected = LONG
+    for batch in loop.batches(hard):
+        loop.step(batch)
+    assert "wrong" in loop.plan.levers
+    assert 2 < loop._core.tuner.passes <= 6
 
 
 class Rows(IterableDataset[Any]):

@@ -2,6 +2,8 @@
 
 import math
 import re
+import statistics
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ DIRECTION_TOLERANCE = 0.1
 LATER_TOLERANCE = 0.5
 RANDOM_TOLERANCE = 0.25  # departure of the loss where other random numbers were drawn
 LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller
+JUMP, IN_A_ROW = 10.0, 3  # times their median that losses are, and how many of them, when they have jumped
+LEAST, KEPT, NEW = 20, 100, 10  # losses that make a median, that it is of at most, after which it is made anew
 _DROPS = re.compile(r"drop", re.IGNORECASE)
 
 
@@ -78,6 +82,38 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Ten
         for total, product in zip(sums, (x * y, x * x, y * y), strict=True):
             total.add_(product.sum(dtype=torch.float64).to(total.device))
     return sums[0], sums[1], sums[2]
+
+
+class LossHistory:
+    """The losses of late, and whether they have jumped: a sign of divergence, of whatever cause.
+
+    `times` their median is a jump.
+    """
+
+    def __init__(self, times: float = JUMP) -> None:
+        self.times = times
+        self._losses: deque[float] = deque(maxlen=KEPT)
+        self._limit = math.inf
+        self._high = 0  # losses in a row above the limit
+        self._new = 0  # losses since the limit was set
+
+    def jump(self, loss: float) -> float | None:
+        """Note a loss; how many times the median it is, where it has jumped together with those before it.
+
+        >>> history = LossHistory()
+        >>> [times for loss in [2.0] * 30 + [50.0] * 3 + [2.0] if (times := history.jump(loss)) is not None]
+        [25.0]
+        """
+        size = abs(loss)
+        if size > self._limit:
+            self._high += 1
+            return None if self._high < IN_A_ROW else self.times * size / self._limit
+        self._high = 0
+        self._losses.append(size)
+        self._new += 1
+        if self._new >= NEW and len(self._losses) >= LEAST:  # not each time: a CPU's step may take 50 µs
+            self._new, self._limit = 0, self.times * statistics.median(self._losses) or math.inf
+        return None
 
 
 @contextmanager

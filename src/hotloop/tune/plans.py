@@ -14,7 +14,18 @@ from hotloop.plan import Plan
 from hotloop.tune.subject import Subject
 
 # What a person asks for and the tuner may not change.
-ASKED = ("precision", "accumulate", "clip_norm", "micro_batch", "workers", "recompute", "memory_budget", "split")
+ASKED = (
+    "precision",
+    "accumulate",
+    "clip_norm",
+    "micro_batch",
+    "workers",
+    "recompute",
+    "memory_budget",
+    "split",
+    "parallel",
+    "sync_batchnorm",
+)
 
 
 def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:

@@ -14,6 +14,7 @@ from torch import nn
 from hotloop.clock import synchronize
 from hotloop.data import Stream
 from hotloop.effects import look
+from hotloop.errors import LossNotFinite
 from hotloop.levers import COMPILE, COMPILE_BLOCKS, LEVERS, Lever, levers_of, repeated_blocks
 from hotloop.levers.base import RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
@@ -33,7 +34,7 @@ from hotloop.step.work import Work
 from hotloop.text import duration, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import Feeding
-from hotloop.tune.gate import Departure, without_dropout
+from hotloop.tune.gate import JUMP, Departure, LossHistory, without_dropout
 from hotloop.tune.knowledge import Proposal, propose
 from hotloop.tune.subject import Subject, record
 from hotloop.tune.trial import material_of, tune
@@ -44,7 +45,7 @@ WORTH_ON_CPU = 100  # batches that must still come: what a CPU's plan costs is a
 WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
 PLAIN_STEPS = 2  # of the eager loop that are timed after those
 TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
-AGAIN = 2  # times that a plan which seems to be slower is timed
+AGAIN = 3  # times that a plan which seems to be slower is timed
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
@@ -59,6 +60,7 @@ FASTER = 1.02  # times, from which on compiled code is kept
 POLL = 0.1  # seconds between two looks at whether the compiler is done
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
+ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that several ranks do not pull unasked
 # From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
 DOUBTFUL = ("flipped", "channels last", "tf32", "bf16", "fused", "graph")
 
@@ -87,10 +89,30 @@ class Told(Protocol):
         """A line that stays."""
 
 
+class Together(Protocol):
+    """The ranks of a run, which tune in step: what one of them measures or refuses holds for all."""
+
+    size: int
+
+    def largest(self, number: float) -> float:
+        """Over all ranks."""
+
+    def reason(self, words: str | None) -> str | None:
+        """That of any rank which has one."""
+
+    def from_first(self, value: Any) -> Any:
+        """What the first rank has, as plain data."""
+
+
 class Tuned(Protocol):
     """What the tuner asks of a loop."""
 
+    @property
+    def together(self) -> Together:
+        """The ranks that tune with this one."""
+
     memory: OutOfMemory
+    by_hand: bool  # whether the plan that is carried out is the person's
 
     @property
     def step(self) -> TrainingStep:
@@ -117,7 +139,8 @@ class Tuner:
     could not be restored, such as a counter in a closure, nothing is computed twice and only what leaves the numbers
     alone is used. Then the plan that the rules of the levers propose is adopted whole. What rounds passes the gate
     first: loss and gradient of the next batch, both ways. From then on real steps are timed; a plan that is slower
-    than the eager step is taken apart.
+    than the eager step is taken apart. For as long as something rounds, losses are watched: where they jump, the gate
+    is asked again; where one is not finite before it has reached a weight, its batch is repeated in fp32.
     """
 
     def __init__(self, subject: Subject, loop: Tuned, *, asked: bool) -> None:
@@ -144,6 +167,9 @@ class Tuner:
         self._is_random = False  # whether a pass draws random numbers on the device
         self._feeding = Feeding()
         self._workers: str | None = None  # what was found out about the loader's workers
+        self._history: LossHistory | None = None  # while a lever rounds
+        self._jump: float | None = None  # the loss in times its median, where that is to be looked into
+        self._key: str | None = None  # under which what is found is remembered
         self._gate = 0.0  # seconds that the first comparison with fp32 took
         self._dropped: dict[str, str] = {}  # levers that did not work here, and why
 
@@ -151,7 +177,8 @@ class Tuner:
         """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
         self.considered_for = considered_for
         if tuning is not None:
-            self.tuning, self.due, self._course_due = tuning, math.inf, math.inf
+            self.tuning = tuning
+            self._only_watch()
 
     def begin(self) -> None:
         """A new epoch or fit: what was too short to be tuned may be longer now."""
@@ -187,10 +214,18 @@ class Tuner:
         memory = self._loop.memory
         with self._loop.unplanned():
             tuning, compiled = tune(self.subject, memory, loader, material, steps=steps, seconds=seconds, tell=tell)
-        self.tuning, self.due = tuning, math.inf
+            self._key = self.subject.key(material.batches[0], loader, transform)  # of the optimizers as they were given
+        self.tuning = tuning
         self._loop.carry_out(tuning.plan, "it was found to be faster", compiled)
-        Cache().put(self.subject.key(material.batches[0], loader, transform), tuning)
+        self._only_watch()
+        Cache().put(self._key, tuning)
         return tuning
+
+    def _only_watch(self) -> None:
+        """The plan was found elsewhere: nothing is tuned any more, and what rounds is watched."""
+        self._course, self._has_begun, self._audits = self._resumed(), False, []
+        self._feeding.is_open = False
+        self.due = self._course_due = 0
 
     def _feed(self) -> None:
         """Give the loader more workers where the training waits for it."""
@@ -230,6 +265,58 @@ class Tuner:
         """The step cannot be captured as a CUDA graph."""
         self._drop("graph", why)
 
+    # What rounds, while it trains
+
+    def heard(self, loss: float) -> None:
+        """A loss of a moment ago has reached the host."""
+        if self._history is not None and (jump := self._history.jump(loss)) is not None:
+            self._history = LossHistory(JUMP * self._history.times)  # losses of this run jump, it seems
+            if self._loop.together.size == 1:  # a rank decides nothing by itself
+                self._jump = jump
+                self.due = self._course_due = 0
+
+    def rounds(self, plan: Plan) -> bool:
+        """Whether a plan of the tuner's rounds otherwise than what the person asked for."""
+        return not self._loop.by_hand and any(lever.tier == "B" for lever in _pulled(plan, self.subject.plan))
+
+    def rescued(self, run: Callable[[Any], T], batch: Any) -> T:
+        """Run a step; where its loss is not finite and has not reached a weight, repeat the batch in fp32.
+
+        A loss that is not finite in fp32 either is an error, as ever.
+        """
+        try:
+            return run(batch)
+        except LossNotFinite:
+            old, rounding, memory = self._loop.step, self._rounding(), self._loop.memory
+            if not rounding or self._loop.together.size > 1:  # other ranks do not repeat theirs
+                raise
+            memory.snapshot.restore()
+            if not all(buffer.isfinite().all() for module in memory.modules for buffer in module.buffers()):
+                raise  # a pass that was looked at closely has let go of what they were
+        self._loop.carry_out(_without(rounding, old.plan), "the loss was not finite")
+        for before, now in zip(old.eagers, self._loop.step.eagers, strict=True):
+            now.window = before.window  # of which the gradients are there
+        parts: Any = self._loop.step.run(batch)
+        self.passes += 1
+        self._forgo(rounding, "the loss is not finite with it, and is in fp32")
+        return parts  # type: ignore[no-any-return]
+
+    def _rounding(self) -> Sequence[Lever]:
+        """Levers of tier B that the tuner has pulled, not the person."""
+        pulled = () if self._loop.by_hand else _pulled(self._loop.step.plan, self._plain_plan)
+        return [lever for lever in pulled if lever.tier == "B"]
+
+    def _forgo(self, rounding: Sequence[Lever], why: str) -> None:
+        """The run goes on without these levers, and later ones do not try them."""
+        for lever in rounding:
+            self._drop(lever.name, why)
+        self._history, self._audits = None, []
+        if self.tuning is not None:  # how fast it is now was not measured
+            self.tuning = replace(self.tuning, plan=self._loop.step.plan, step=None)
+            if self._key is not None:
+                Cache().put(self._key, self.tuning)
+        self._say(f"back to fp32 after {self._loop.step.counts.steps} steps: {why}")
+
     # The course of it: each `yield` lets a step pass, and gives the number of batches until it wants to be asked again
 
     def _tuned(self) -> "Course[None]":
@@ -247,9 +334,11 @@ class Tuner:
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
-        proposal = self._adopted(plain, shapes_vary=len({*forms, signature(self._next.batch)}) > 1)
+        vary = self._loop.together.largest(len({*forms, signature(self._next.batch)})) > 1
+        proposal = self._adopted(plain, shapes_vary=vary)
         self._note(proposal, plain, None)
         self._audits = [self._done + number for number in AUDITS]
+        self._history = LossHistory() if self._rounding() else None
         now = yield from self._settled()
         now = yield from self._not_slower(plain, now)
         self._note(proposal, plain, now)
@@ -258,9 +347,31 @@ class Tuner:
         if faster is not None:
             self._note(proposal, plain, faster)
             self._tell(plain, faster)
-        while self._audits:
-            yield max(1, self._audits[0] - self._done)
+        yield from self._watched_over()
+
+    def _resumed(self) -> "Course[None]":
+        """The course of a run whose plan is there already."""
+        yield 0
+        if not self._rounding():
+            return
+        if self._key is None:
+            ahead = yield from self._window()
+            batch = ahead.sample() if ahead.batch is None else ahead.batch
+            with self._loop.unplanned():
+                self._key = self.subject.key(batch, ahead.loader, ahead.transform)
+        yield from self._watched_over()
+
+    def _watched_over(self) -> "Course[None]":
+        """For as long as something rounds, ask the gate again where that is due or a loss has jumped."""
+        self._history = self._history or LossHistory()
+        while self._rounding() and self._may_ask():
+            yield max(1, self._audits[0] - self._done) if self._audits else math.inf
             yield from self._audited()
+        self._history = None
+
+    def _may_ask(self) -> bool:
+        """Whether a comparison with fp32 keeps to the forward passes that a run may have beyond its steps."""
+        return not self._effects and self.passes + 2 * len(self.subject.objectives) <= MOST_PASSES
 
     def _worth_it(self, plain: float) -> "Course[None]":
         """Wait until the run is long enough for a plan."""
@@ -283,9 +394,11 @@ class Tuner:
         ahead, loop, subject = self._next, self._loop, self.subject
         target, begin = subject.scene(ahead.loader), subject.plan
         self.considered_for = ahead.left
-        if self._effects:
-            effect = f"a step changes {shorten(list(self._effects), 4)}, which could not be restored"
+        names = shorten(list(self._effects), 4)
+        effect = f"a step changes {names}, which could not be restored" if self._effects else None
+        if (effect := loop.together.reason(effect)) is not None:
             target = replace(target, only=effect)
+            self._effects.setdefault(effect)
             self._say(f"only what leaves the numbers alone is used: {effect}")
         work = Work()
         reference = None
@@ -293,10 +406,13 @@ class Tuner:
             with without_dropout(subject.modules) as drops:
                 reference = self._pass(loop.step, ahead.batch, work)
             self._is_random = drops or work.draws
-            if isinstance(reference, str):
-                target = replace(target, only=reference)
-        key = subject.key(ahead.batch, ahead.loader, ahead.transform)
-        if (known := Cache().get(key, begin)) is not None:
+            if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
+                target, reference = replace(target, only=why), why
+        self._key = key = subject.key(ahead.batch, ahead.loader, ahead.transform)
+        if loop.together.size > 1:
+            self._key = None  # what is found on several ranks is not remembered
+            self._dropped |= dict.fromkeys(ALONE, "on several ranks it is not tried unasked")
+        elif (known := Cache().get(key, begin)) is not None:
             self._dropped |= {trial.lever: trial.why for trial in known.trials if trial.verdict == "dropped"}
         facts = RunFacts(
             target,
@@ -309,6 +425,9 @@ class Tuner:
         )
         while True:
             proposal = replace(propose(facts, begin, self._dropped), key=key)
+            if loop.together.size > 1:
+                plan = Plan.from_json(loop.together.from_first(proposal.plan.to_json()))
+                proposal = replace(proposal, plan=replace(plan, device=begin.device))
             plan = replace(proposal.plan, workers=loop.step.plan.workers)
             plan = plan if plan.stream != "direct" else replace(plan, stream="auto")
             loop.carry_out(plan, "it is what suits the model and the device")
@@ -318,10 +437,10 @@ class Tuner:
             with without_dropout(subject.modules):
                 found = self._pass(loop.step, ahead.batch)
             why = found if isinstance(found, str) else Departure.between(reference, found).excess()
-            if why is None:
+            if (why := loop.together.reason(why)) is None:
                 break
             self._drop(_most_doubtful(rounding).name, why)
-        self._gate = time.perf_counter() - start
+        self._gate = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._gate
         return proposal
 
@@ -363,15 +482,15 @@ class Tuner:
         return now
 
     def _audited(self) -> "Course[None]":
-        """Ask the gate again where that is due; what does not pass any more is dropped from there on."""
-        if not self._audits or self._done < self._audits[0]:
-            return
-        number = self._audits.pop(0)
+        """Ask the gate again where that is due, or a loss has jumped; what does not pass is dropped from there on."""
+        jump, self._jump = self._jump, None
+        if jump is None:
+            if not self._audits or self._done < self._audits[0]:
+                return
+            self._audits.pop(0)
         ahead = yield from self._window()
-        plan = self._loop.step.plan
-        rounding = [lever for lever in _pulled(plan, self._plain_plan) if lever.tier == "B"]
-        passes = 2 * len(self.subject.objectives)
-        if not rounding or self._effects or self.passes + passes > MOST_PASSES or self._costs_too_much(ahead):
+        rounding = self._rounding()
+        if not rounding or not self._may_ask() or (jump is None and self._costs_too_much(ahead)):
             return
         start = time.perf_counter()
         batch = ahead.sample() if ahead.batch is None else ahead.batch
@@ -380,15 +499,16 @@ class Tuner:
                 plain = self._pass(step, batch)
             other = self._pass(self._loop.step, batch)
         self.seconds += time.perf_counter() - start
-        if isinstance(plain, str) or isinstance(other, str):  # no room, or the person's code has failed
-            return
-        why = Departure.between(plain, other).excess(later=True)
+        why = None
+        # Nothing is told where there is no room, the person's code has failed, or fp32 does no better.
+        failed = isinstance(plain, str) or isinstance(other, str)
+        if not failed and all(loss.isfinite().all() for loss in plain[0].values()):
+            why = Departure.between(plain, other).excess(later=True)
+        why = self._loop.together.reason(why)
         if why is not None:
-            for lever in rounding:
-                self._drop(lever.name, why)
-                plan = lever.off(plan)
-            self._loop.carry_out(plan, why)
-            self._say(f"back to fp32 after {number} steps: {why}")
+            why = why if jump is None else f"the loss is {jump:.0f} times its median, and {why}"
+            self._loop.carry_out(_without(rounding, self._loop.step.plan), why)
+            self._forgo(rounding, why)
 
     def _compiled(self, now: float) -> "Course[float | None]":
         """Compile where that may pay back in what is left; the seconds of a batch then."""
@@ -412,10 +532,13 @@ class Tuner:
                 return None
             ready = outcome.ready
         ahead = yield from self._window()
+        if self._now(new) != self._now(new, dropped=False):
+            self._explain(lever.name, "dropped", "what it was compiled for is not used any more")
+            return None
         start = time.perf_counter()
         batch = ahead.sample() if ahead.batch is None else ahead.batch
         before = self._pass(self._loop.step, batch)
-        self._loop.carry_out(self._with_data_of_now(new), "it is compiled", ready)
+        self._loop.carry_out(self._now(new), "it is compiled", ready)
         after = self._pass(self._loop.step, batch)  # in which it is compiled, where that was not done before
         why = next((each for each in (before, after) if isinstance(each, str)), None)
         if why is None:
@@ -468,7 +591,19 @@ class Tuner:
     # Parts of it
 
     def _timed(self, steps: int, seconds: float) -> "Course[float]":
-        """Let steps pass; the seconds of a batch, from an idle device until it has done all of them."""
+        """Let steps pass; the seconds of a batch, from an idle device until it has done all of them.
+
+        On a CPU, that of the quickest step: other programs disturb some of them.
+        """
+        if self.subject.device.type == "cpu":
+            quickest = math.inf
+            for _ in range(steps):
+                watch = self._stopwatch = _Stopwatch(self.subject.device)
+                watch.begin()
+                yield 0
+                watch.halt()
+                quickest = min(quickest, watch.seconds)
+            return self._loop.together.largest(quickest)
         watch = self._stopwatch = _Stopwatch(self.subject.device)
         goal = steps
         while watch.batches < goal or watch.seconds < seconds:
@@ -478,6 +613,7 @@ class Tuner:
                 yield 0
                 watch.batches += ahead.batches
             watch.halt()
+            watch.seconds = self._loop.together.largest(watch.seconds)
             rest = seconds - watch.seconds
             goal = watch.batches + max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6)))
         return watch.seconds / watch.batches
@@ -491,11 +627,13 @@ class Tuner:
     def _carry_out(self, plan: Plan, why: str) -> "Course[None]":
         """Go on with a plan between two windows; its data comes as it does now."""
         yield from self._window()
-        self._loop.carry_out(self._with_data_of_now(plan), why)
+        self._loop.carry_out(self._now(plan), why)
 
-    def _with_data_of_now(self, plan: Plan) -> Plan:
+    def _now(self, plan: Plan, *, dropped: bool = True) -> Plan:
+        """A plan with data that comes as it does now, and without levers that were dropped since it was made."""
         now = self._loop.step.plan
-        return replace(plan, stream=now.stream, pinned=now.pinned, workers=now.workers)
+        gone = [lever for lever in _pulled(plan, self.subject.plan) if dropped and lever.name in self._dropped]
+        return replace(_without(gone, plan), stream=now.stream, pinned=now.pinned, workers=now.workers)
 
     def _pass(self, step: TrainingStep, batch: Any, work: Work | None = None) -> Any:
         """Losses and gradients of a batch, whose every trace is undone; in words where it fails."""
@@ -521,7 +659,7 @@ class Tuner:
     @property
     def _plain_plan(self) -> Plan:
         """What the person asked for, with data that comes as it does now."""
-        return self._with_data_of_now(self.subject.plan)
+        return self._now(self.subject.plan)
 
     def _drop(self, lever: str, why: str) -> None:
         self._dropped[lever] = why
@@ -553,7 +691,7 @@ class Tuner:
                 verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
             trials.append(self._later.get(trial.lever) or replace(trial, verdict=verdict, why=why))
         self.tuning = record(self.subject, plan, trials, plain, now, self.considered_for, self.seconds)
-        if now is not None:
+        if now is not None and self._loop.together.size == 1:
             Cache().put(proposal.key, self.tuning)
 
     def _tell(self, plain: float, now: float) -> None:
@@ -598,7 +736,7 @@ def in_words(plan: Plan) -> list[str]:
     ['data on the device', '16 steps per CUDA graph', 'bf16']
     """
     words = {
-        "resident": "data on the device",
+        "resident": "batches gathered from one tensor" if plan.device == "cpu" else "data on the device",
         "workers": f"{plan.workers} workers",
         "graph": f"{plan.graph} steps per CUDA graph" if plan.graph > 1 else "CUDA graph",
         "several steps": "",
@@ -612,6 +750,12 @@ def in_words(plan: Plan) -> list[str]:
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
     """The levers that a plan has pulled beyond another."""
     return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
+
+
+def _without(levers: Sequence[Lever], plan: Plan) -> Plan:
+    for lever in levers:
+        plan = lever.off(plan)
+    return plan
 
 
 def _repeats_one(blocks: Sequence[nn.Module]) -> bool:
