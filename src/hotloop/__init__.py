@@ -11,6 +11,7 @@ from hotloop.version import __version__
 if TYPE_CHECKING:
     from hotloop.checkpoint import read_weights as read_weights
     from hotloop.clock import measure as measure
+    from hotloop.data import pad_to as pad_to
     from hotloop.data import stream as stream
     from hotloop.device import Choice as Choice
     from hotloop.device import pick as pick
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from hotloop.placement import place as place
     from hotloop.placement import to_numpy as to_numpy
     from hotloop.plan import Plan as Plan
+    from hotloop.ranks import world_size as world_size
     from hotloop.records import Report as Report
     from hotloop.simulate import _Simulate
     from hotloop.step.survive import survive_oom as survive_oom
@@ -45,6 +47,7 @@ _HOMES = {
     "golden_rule": "placement",
     "measure": "clock",
     "move": "placement",
+    "pad_to": "data",
     "pick": "device",
     "place": "placement",
     "read_weights": "checkpoint",
@@ -55,6 +58,7 @@ _HOMES = {
     "usage": "memory.usage",
     "watch": "monitor.watching",
     "watch_growth": "memory.leaks",
+    "world_size": "ranks",
 }
 
 __all__ = [  # found by __getattr__
@@ -69,6 +73,7 @@ __all__ = [  # found by __getattr__
     "golden_rule",
     "measure",
     "move",
+    "pad_to",
     "pick",
     "place",
     "read_weights",
@@ -81,6 +86,7 @@ __all__ = [  # found by __getattr__
     "waits",
     "watch",
     "watch_growth",
+    "world_size",
 ]
 
 

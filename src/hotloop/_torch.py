@@ -3,6 +3,7 @@
 Where a version of PyTorch may lack a part, it is looked for, and the docstring says what hotloop does without it.
 """
 
+import argparse
 import random
 import sys
 import threading
@@ -86,6 +87,8 @@ METADATA = "_metadata"  # attribute of a module's state_dict: the versions of it
 BatchNorm: type[nn.Module] = _BatchNorm  # what all layers of batch normalisation have in common, `SyncBatchNorm` too
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"  # attributes of a module: what is registered in it
 REGISTERED = (PARAMETERS, BUFFERS, MODULES)
+# Attributes of a module that its state_dict alone uses; FSDP puts hooks there.
+OF_STATE_DICT = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
@@ -156,6 +159,11 @@ SCHEDULER_NOTES = frozenset(("_opt_called", "_step_count"))
 FUSED_NOTES = frozenset(("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"))
 UNSCALES = "_step_supports_amp_scaling"  # attribute of an optimizer: its step divides by a `GradScaler`'s scale itself
 WARNED_UNCAPTURED = "_warned_capturable_if_run_uncaptured"  # the same: a capturable one has warned of an eager step
+
+
+def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """The options of a parser such as torchrun's, by each of their names; argparse has no public list."""
+    return parser._option_string_actions
 
 
 @contextmanager
@@ -296,7 +304,8 @@ REBUILDING = "torch._utils"  # the module whose functions a pickle of tensors na
 
 # The compiler
 
-COMPILER = ("torch._dynamo", "torch._inductor", "torch._functorch")  # modules of what it keeps of a model
+# Modules of what PyTorch itself keeps of a model: the compiler, DDP and FSDP.
+ENGINES = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.distributed", "torch.nn.parallel")
 
 
 def compiler_is_loaded() -> bool:

@@ -24,7 +24,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop._torch import BUFFERS, COMPILER, PARAMETERS, REGISTERED, SCHEDULER_NOTES, BatchNorm, version_of
+from hotloop._torch import (
+    BUFFERS,
+    ENGINES,
+    OF_STATE_DICT,
+    PARAMETERS,
+    REGISTERED,
+    SCHEDULER_NOTES,
+    BatchNorm,
+    version_of,
+)
 from hotloop.placement.sites import INSTALLED, OURS
 from hotloop.rng import Generator, Rng
 
@@ -209,7 +218,7 @@ class _Walk:
             self.seen.values[path] = value
         elif kind is types.BuiltinFunctionType and not isinstance(value.__self__, types.ModuleType | None):
             self.visit(value.__self__, path, depth)  # such as `log.append`
-        elif str(kind.__module__).startswith(COMPILER) and not isinstance(value, nn.Module):
+        elif str(kind.__module__).startswith(ENGINES) and not isinstance(value, nn.Module):
             return
         elif not isinstance(value, _CLOSED) or _is_own_class(value):
             self._later.append((value, path, depth + 1))
@@ -274,7 +283,7 @@ class _Walk:
     def _table(self, owner: object, table: Mapping[str, Any], path: str, depth: int) -> None:
         kept = {}
         for name, part in list(table.items()):
-            if self._skip(owner, name, part) or (name == "forward" and is_ours(part)):
+            if name in OF_STATE_DICT or self._skip(owner, name, part) or (name == "forward" and is_ours(part)):
                 self._visited[id(part)] = part
                 if isinstance(part, dict):
                     self._visited.update((id(inner), inner) for inner in part.values() if isinstance(inner, Tensor))
@@ -427,7 +436,8 @@ def _checksum(values: Any) -> int:
             flat = flat[::step]
         flat = flat.contiguous()
         try:
-            return hash(flat.view(torch.uint8).numpy().tobytes() if flat.dim() else repr(flat.item()))
+            # A copy: PyTorch never resizes memory again that NumPy has seen, and FSDP resizes it in each step.
+            return hash(flat.view(torch.uint8).clone().numpy().tobytes() if flat.dim() else repr(flat.item()))
         except (RuntimeError, TypeError):
             return hash(repr(flat))
     if values.dtype.hasobject:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.data import Stream
+from hotloop.data.sharing import is_filler
 from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.memory.micro_batches import part_of
 from hotloop.memory.oom import surely
@@ -25,6 +26,7 @@ from hotloop.ranks import Ranks
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager
 from hotloop.snapshot import Snapshot
 from hotloop.step.retry import OutOfMemory, in_rows
+from hotloop.step.sharding import is_sharded
 from hotloop.text import an
 from hotloop.weighing import Probe, Weighing, check_cut, watched
 
@@ -101,12 +103,16 @@ class Evaluation:
         tally = _Tally(metrics or {}, loss, self._device)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)
-        with _eval_mode(self._model), torch.inference_mode(), autocast(self._device, precision):
+        # FSDP keeps tensors of its first pass, which a training step could not use if they were inference tensors.
+        without_gradients = torch.no_grad if is_sharded(self._model) else torch.inference_mode
+        with _eval_mode(self._model), without_gradients(), autocast(self._device, precision):
             for number, batch in enumerate(batches):
                 items = self._weighing.items_in(batch)
                 score = partial(_score, self._model, batch, items, tally, objective, predict, self._split)
                 work = partial(in_rows, score, items, self.memory, tally.restore)
                 attempt(work, self._model, batch, f"evaluation batch {number}")
+                if is_filler(batches.loader, batches.origin):
+                    tally.restore()  # the pass was made for the other ranks alone
             return surely(partial(tally.result, ranks), self._device)
 
 
@@ -310,7 +316,7 @@ class _Tally:
 
 
 def _seen(name: str, every: list[Any]) -> float:
-    return sum(each[name][1] for each, _ in every if name in each)
+    return sum((float(each[name][1]) for each, _ in every if name in each), 0.0)
 
 
 def _owners(metric: Any) -> Iterable[Any]:

@@ -11,13 +11,23 @@ from hotloop.text import an, duration, plural
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = Literal["auto", "direct", "prefetched", "resident"]
+Parallel = Literal["ddp", "fsdp"]
 Compile = Literal["off", "blocks", "default", "max-autotune"]
 Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
 Split = Literal["auto", "items", "off"] | int | Callable[[Any, int, int], Any]
 SPLITS = ("auto", "items", "off")
 _DEVICE = re.compile(r"(?:cuda|mps|xpu|cpu|meta)(?::\d{1,4})?", re.ASCII)
-_SWITCHES = ("pinned", "fused", "tf32", "channels_last", "flipped", "cudnn_benchmark", "checkpointing")
+_SWITCHES = (
+    "pinned",
+    "fused",
+    "tf32",
+    "channels_last",
+    "flipped",
+    "cudnn_benchmark",
+    "checkpointing",
+    "sync_batchnorm",
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,9 @@ class Plan(Record):
     # does where time comes first. A function `(batch, start, stop)` returns the part, or `(part, weight)`.
     split: Split = "auto"
     levers: tuple[str, ...] = ()  # names of further levers, those without a setting of their own
+    # Where torchrun has started several processes: "ddp" gives each the whole model, "fsdp" a part of every block.
+    parallel: Parallel = "ddp"
+    sync_batchnorm: bool = False  # batch normalisation over the batches of all ranks, on GPUs
 
     def __post_init__(self) -> None:
         self._check_split()
@@ -59,7 +72,12 @@ class Plan(Record):
                 f"a plan for the device {self.device!r}, which is not the name of one",
                 fix='say where it runs: Plan("cuda", …), "cuda:1", "cpu", "mps" or "xpu"',
             )
-        for name, kind in (("precision", Precision), ("stream", Stream), ("compile", Compile)):
+        for name, kind in (
+            ("precision", Precision),
+            ("stream", Stream),
+            ("compile", Compile),
+            ("parallel", Parallel),
+        ):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise BadArgument(f"unknown {name} {value!r}", fix=f"choose one of: {', '.join(known)}")

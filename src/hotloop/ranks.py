@@ -8,9 +8,12 @@ import atexit
 import json
 import os
 import socket
-from collections.abc import Sequence
+import threading
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,9 +21,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hotloop.device import Choice, pick
-from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
+from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, PlanWarning
 from hotloop.text import plural, printable
 
+GRACE = 2.0  # seconds that PyTorch may take longer than it was told to
 TIMEOUT = 600.0  # seconds that a rank waits for the others; HOTLOOP_RANK_TIMEOUT says otherwise
 JOINED = "HOTLOOP_JOINED"  # the process that has joined; those that it starts inherit its variables, and do not join
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -150,13 +154,20 @@ def ranks_of(want: str | torch.device | Choice | None) -> tuple[Ranks | None, Ch
             want = _own_device(want, _ranks.local_rank)
         choice = pick(_ranks.device if want is None else want)
         return (_ranks if choice.device == _ranks.device else None), choice
-    size = dist.get_world_size() if _is_initialized() else _size()
-    if size < 2:
+    if world_size() < 2:
         return None, pick(want)
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    local = _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "SLURM_LOCALID", "0")
     choice = pick(_own_device(want, local))
     _ranks = _joined(choice.device, local)
     return _ranks, choice
+
+
+def world_size() -> int:
+    """How many processes train together, as torchrun has started them; 1 for a process that is alone.
+
+    A loader that is handed to a `Loop` has the batches of all of them; a rank has one in so many.
+    """
+    return dist.get_world_size() if _is_initialized() else _size()
 
 
 def _is_initialized() -> bool:
@@ -169,12 +180,27 @@ def _size() -> int:
         return 1
     if not all(os.environ.get(name) for name in NEEDED):
         return 1
-    try:
-        return int(os.environ["WORLD_SIZE"])
-    except ValueError as error:
+    size, rank = _number("WORLD_SIZE"), _number("RANK")
+    if rank >= size:
         raise BadArgument(
-            f"WORLD_SIZE={printable(os.environ['WORLD_SIZE'])!r}", fix="start the script with `hotloop launch`"
-        ) from error
+            f"RANK={rank} with WORLD_SIZE={size}: ranks are counted from 0 to {size - 1}",
+            fix="start the script with `hotloop launch`, which sets both",
+        )
+    return size if _number("MASTER_PORT") else 1
+
+
+def _number(name: str, default: str = "") -> int:
+    """A variable that torchrun sets."""
+    words = os.environ.get(name, default)
+    try:
+        if (number := int(words)) >= 0:
+            return number
+    except ValueError:
+        pass
+    raise BadArgument(
+        f"{name}={printable(words)!r} in the environment is no number that a rank could have",
+        fix="start the script with `hotloop launch`, which sets it, or as one process: `env -u RANK python …`",
+    )
 
 
 def _own_device(want: str | torch.device | Choice | None, local: int) -> str | torch.device | Choice | None:
@@ -197,14 +223,17 @@ def _own_device(want: str | torch.device | Choice | None, local: int) -> str | t
 def _joined(device: torch.device, local: int) -> Ranks:
     """Join the other processes: gloo between hosts, NCCL between GPUs of which each belongs to one rank."""
     if not dist.is_initialized():
+        longest = timeout()
         try:
-            dist.init_process_group("gloo", timeout=timeout())
-        except (RuntimeError, ValueError) as error:
+            _in_time(partial(dist.init_process_group, "gloo", timeout=longest), longest)
+        except (RuntimeError, ValueError, TimeoutError) as error:
             raise _cannot_join(error) from error
         os.environ[JOINED] = str(os.getpid())
         atexit.register(_leave)
     hosts = None if "gloo" in str(dist.get_backend_config()) else dist.new_group(backend="gloo", timeout=timeout())
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), local, socket.gethostname(), device, None, hosts)
+    if not ranks.is_first:  # what is true of all ranks is said once
+        warnings.simplefilter("ignore", PlanWarning)
     if device.type == "cuda":
         torch.cuda.set_device(device)
         ranks = replace(ranks, group=_group_of_gpus(ranks))
@@ -221,13 +250,39 @@ def _group_of_gpus(ranks: Ranks) -> Any:
     return dist.new_group(backend="nccl", timeout=timeout())
 
 
+def _in_time(join: Callable[[], object], longest: timedelta) -> None:
+    """Call it in a thread: PyTorch waits without end for the answer of a program that is none of the ranks."""
+    failed: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            join()
+        except BaseException as error:  # raised again where it is waited for
+            failed.append(error)
+
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(longest.total_seconds() + GRACE)
+    if thread.is_alive():
+        raise TimeoutError(f"nothing there has answered as a rank does for {longest.total_seconds():g} s")
+    if failed:
+        raise failed[0]
+
+
 def _cannot_join(error: Exception) -> HotloopError:
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    port = printable(os.environ["MASTER_PORT"])
+    where = f"{printable(os.environ['MASTER_ADDR'])}:{port}"
+    fix = (
+        "look whether all processes were started, and whether a firewall keeps them apart; `hotloop launch` starts"
+        " those of one host and says how to start those of others"
+    )
+    if "EADDRINUSE" in str(error):
+        fix = f"port {port} belongs to another program: give all ranks another MASTER_PORT; `hotloop launch` finds one"
+    words = (str(error).strip() or type(error).__name__).splitlines()[0]
     return DeviceUnavailable(
-        f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} on {socket.gethostname()} could not join the others"
-        f" at {printable(where)}: {printable(str(error).splitlines()[0])}",
-        fix="look whether all processes were started, and whether a firewall keeps them apart; `hotloop launch` starts"
-        " those of one host and says how to start those of others",
+        f"rank {printable(os.environ['RANK'])} of {os.environ['WORLD_SIZE']} on {socket.gethostname()} could not join"
+        f" the others at {where}: {printable(words)}",
+        fix=fix,
     )
 
 

@@ -197,6 +197,8 @@ class Report(Record):
     load: Load | None = None  # what it asked of the hardware since it began, or last went on; None: nobody looked
     watched: int = 0  # items that were trained on meanwhile
     plans: tuple[PlanChange, ...] = ()  # that were carried out, the first one first
+    ranks: int = 1  # processes that trained together; items, losses and metrics are those of all
+    batch: int | None = None  # items of a step on all ranks together, where the loader tells
 
     @property
     def items_per_second(self) -> float | None:
@@ -209,7 +211,8 @@ class Report(Record):
         name = f" ({self.device_name})" if self.device_name and self.device_name != self.device else ""
         how = ", ".join([self.precision, *self.levers])
         done = f"{plural(len(self.epochs), 'epoch')} ({plural(self.steps, 'step')}) in {duration(self.seconds)}"
-        lines = [f"{done} on {self.device}{name}: {how}"]
+        together = f"{self.ranks} ranks, this one on " if self.ranks > 1 else ""
+        lines = [f"{done} on {together}{self.device}{name}: {how}"]
         if self.epochs:
             first, last = self.epochs[0], self.epochs[-1]
             loss = f"{first.loss:.4g} → {last.loss:.4g}" if len(self.epochs) > 1 else f"{last.loss:.4g}"

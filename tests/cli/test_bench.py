@@ -11,6 +11,7 @@ from hotloop.cli.bench import bench
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, OutputError
 from hotloop.records import Benchmark
 from hotloop.report.runs import read_run
+from hotloop.scaling import ScalingBenchmark
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 QUICK = ("mlp", "--quick", "--devices", "cpu", "--contestants", "tutorial,hotloop", "--plan-for", "1", "--repeats", "1")
@@ -137,3 +138,34 @@ def test_the_help_teaches_by_examples() -> None:
     assert done.exit_code == 0
     for words in ("Examples", "hotloop bench mlp --quick", "--plan-for", "--end-to-end", "expert", "median"):
         assert words in done.stdout
+
+
+def test_ranks_are_measured_written_and_drawn(tmp_path: Path) -> None:
+    args = ("--scaling", "mlp", "--ranks", "1,2", "--quick", "--devices", "cpu", "--repeats", "1")
+    done = run(*args, "--out", str(tmp_path), "--json")
+    assert done.exit_code == 0, done.output
+    data = json.loads(done.stdout)
+    found = ScalingBenchmark.from_json({name: value for name, value in data.items() if name != "files"})
+    assert {each.ranks for each in found.measured} == {1, 2}
+    (folder,) = tmp_path.iterdir()
+    assert {path.name for path in folder.iterdir()} == {"scaling-mlp.json", "scaling-mlp.png"}
+    assert data["files"] == [str(folder / "scaling-mlp.json"), str(folder / "scaling-mlp.png")]
+    assert (folder / "scaling-mlp.png").read_bytes().startswith(b"\x89PNG")
+    assert "turn 1: a step of 1 rank" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--scaling", "mlp", "cnn"), "one workload on one device"),
+        (("--scaling", "--ranks", "two"), "--ranks two"),
+        (("--scaling", "--ranks", "0"), "at least 1"),
+        (("--scaling", "--end-to-end", "10"), "options of another benchmark"),
+        (("--ranks", "1,2"), "--ranks without --scaling"),
+        (("--scaling", "nothing"), "there is no workload"),
+    ],
+)
+def test_ranks_that_cannot_be_meant(args: tuple[str, ...], words: str) -> None:
+    done = run(*args, "--devices", "cpu")
+    assert isinstance(done.exception, BadArgument)
+    assert words in str(done.exception)

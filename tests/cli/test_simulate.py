@@ -326,3 +326,60 @@ def test_a_script_without_a_batch_is_told_how_to_point_at_it(script: Path, simul
     assert "--batch-from" in done.stderr
     done = simulate("--batch", "4", "--batch-from", "argument:--rows", "--json", str(script))
     assert json.loads(done.stdout)["batch"]["source"] == "argument:--rows"
+
+
+def test_several_gpus_are_modelled_from_one(script: Path, simulate) -> None:
+    script.write_text(script.read_text().replace("(model(x.cuda()), y)", "(model(x.cuda()), y.cuda())"))
+    done = simulate("--gpus", "64", "--parallel", "fsdp", "--link", "nvlink4,ethernet100", str(script))
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "64 GPUs with FSDP over NVLink 4 in nodes of 8, Ethernet 100: modelled, not measured" in told
+    assert "each rank would take" in told
+    assert "efficiency" in told
+
+
+def test_several_gpus_as_json_and_for_each_card(script: Path, simulate) -> None:
+    done = simulate("--gpu", "h200,rtx4090", "--gpus", "8", "--parallel", "ddp", "--json", str(script))
+    first, second = json.loads(done.stdout)["ranks"]
+    assert (first["parallel"], first["gpus"], first["basis"]) == ("ddp", 8, "modelled")
+    assert (first["cluster"]["inside"]["key"], second["cluster"]["inside"]["key"]) == ("nvlink4", "pcie4")
+    assert first["step"]["efficiency"] <= 1
+    assert first["process"] > first["memory"]["parameters"]
+
+
+def test_what_runs_out_on_one_gpu_is_told_of_several(tmp_path: Path, simulate) -> None:
+    path = tmp_path / "large.py"
+    path.write_text(
+        textwrap.dedent("""
+        import torch
+        from torch import nn
+
+        blocks = [nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(24)]
+        net = nn.Sequential(*blocks).cuda()
+        optimizer = torch.optim.AdamW(net.parameters())
+        for _ in range(4):
+            net(torch.randn(8, 4096, device="cuda")).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """)
+    )
+    done = simulate("--vram", "6GiB", "--gpus", "8", "--parallel", "fsdp", str(path))
+    assert done.returncode == 1
+    assert "it does not fit: the process" in done.stdout
+    assert "it fits: each rank would take" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpus", "64"], "a machine has at most 16"),
+        (["--link", "nvlink4"], "--link without --parallel"),
+        (["--gpus", "8", "--parallel", "pipeline"], "choose one of: ddp, fsdp"),
+        (["--gpus", "8", "--parallel", "ddp", "--link", "string"], "no link is known as 'string'"),
+        (["--gpus", "100000", "--parallel", "ddp"], "at most 65,536"),
+    ],
+)
+def test_several_gpus_that_cannot_be_meant(options: list[str], words: str, script: Path, simulate) -> None:
+    done = simulate(*options, str(script))
+    assert done.returncode == 2
+    assert words in " ".join(done.stderr.split())

@@ -34,7 +34,8 @@ dropout = [] if "without dropout" in name else [nn.Dropout(0.2)]
 model = network(nn.Tanh(), *dropout)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200)
-loop = hotloop.Loop(model, optimizer, objective=objective, scheduler=scheduler, device="cpu", plan="plain")
+plan = hotloop.Plan("cpu", parallel="fsdp") if "fsdp" in name and RANKS > 1 else "plain"
+loop = hotloop.Loop(model, optimizer, objective=objective, scheduler=scheduler, plan=plan)
 loader = DataLoader(rows(), GLOBAL // RANKS, shuffle=True)
 where = Path(folder)
 report = loop.fit(
@@ -48,7 +49,7 @@ report = loop.fit(
     monitor=False,
 )
 end = where / f"end {name} {RANKS} {RANK}"
-torch.save(model.state_dict(), end.with_suffix(".pt"))
+torch.save(loop.state_dict()["model"], end.with_suffix(".pt"))
 told = {
     "epochs": [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs],
     "steps": report.steps,

@@ -147,6 +147,48 @@ def two_objectives() -> Any:
     return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
 
 
+def tuned() -> Any:
+    """A run that is left to the tuner and long enough for a plan: all ranks adopt the same one, after the same step."""
+    return trained(network(), nn.CrossEntropyLoss(), loader(rows(items=1605)), epochs=2, plan="auto")
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(width, width), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+def blocks() -> nn.Module:
+    """A model with blocks that repeat, as FSDP shards them."""
+    return nn.Sequential(nn.Linear(6, 12), nn.Sequential(Block(), Block(), Block()), nn.Linear(12, 5))
+
+
+def sharded() -> Any:
+    """FSDP, where there are several ranks: uneven data, ignored labels, accumulation, clipping, a scheduler."""
+    x, y = rows().tensors
+    y = torch.where(torch.arange(len(y)) % 7 < 3, -100, y)
+    model = blocks()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    return trained(
+        model,
+        nn.CrossEntropyLoss(ignore_index=-100),
+        loader(TensorDataset(x, y)),
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
+        validate=DataLoader(rows(), 7),
+        metrics={"accuracy": accuracy},
+        plan=hotloop.Plan("cpu", accumulate=2, clip_norm=0.5, parallel="fsdp" if RANKS > 1 else "ddp"),
+    )
+
+
+def sharded_and_checkpointed() -> Any:
+    plan = hotloop.Plan("cpu", checkpointing=True, fused=True, parallel="fsdp" if RANKS > 1 else "ddp")
+    return trained(blocks(), nn.CrossEntropyLoss(), loader(rows()), plan=plan)
+
+
 SCENES: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -161,6 +203,9 @@ SCENES: dict[str, Callable[[], Any]] = {
         iterable,
         unused,
         two_objectives,
+        tuned,
+        sharded,
+        sharded_and_checkpointed,
     )
 }
 
@@ -171,9 +216,10 @@ def main() -> None:
         torch.manual_seed(0 if RANKS == 1 else 10 * RANK)  # the weights and the order of rank 0 are those of all
         loop, report = SCENES[name]()
         where = Path(folder, f"{name} {RANKS} {RANK}")
-        torch.save(loop.model.state_dict(), where.with_suffix(".pt"))
+        torch.save(loop.state_dict()["model"], where.with_suffix(".pt"))
         epochs = [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs]
-        where.with_suffix(".json").write_text(json.dumps({"epochs": epochs, "steps": report.steps}))
+        plans = [[change.batch, change.plan] for change in report.plans]
+        where.with_suffix(".json").write_text(json.dumps({"epochs": epochs, "steps": report.steps, "plans": plans}))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ def test_two_ranks_train_as_one_process_does(name: str, ended: Path) -> None:
     assert all(torch.equal(ranks[0][key], ranks[1][key]) for key in alone), "replicas are the same to the bit"
     assert max(float((ranks[0][key] - alone[key]).abs().max()) for key in alone) < CLOSE
     one, *others = (json.loads((ended / f"{name} {n}.json").read_text()) for n in ("1 0", "2 0", "2 1"))
+    assert others[0]["plans"] == others[1]["plans"]
     for other in others:
         assert other["steps"] == one["steps"]
         assert [epoch["items"] for epoch in other["epochs"]] == [epoch["items"] for epoch in one["epochs"]]
@@ -50,27 +51,39 @@ def test_two_ranks_train_as_one_process_does(name: str, ended: Path) -> None:
                 assert epoch == pytest.approx(same, abs=1e-6), "losses and metrics are those of all samples"
 
 
+def test_the_tuner_decides_once_for_all_ranks(ended: Path) -> None:
+    told = [json.loads((ended / f"tuned {ranks} 0.json").read_text())["plans"] for ranks in (1, 2)]
+    assert len(told[1]) > 1, "a plan was adopted"
+    assert told[1] == told[0]
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not(
-    launch: Launcher, tmp_path: Path
+    parallel: str, launch: Launcher, tmp_path: Path
 ) -> None:
-    script = HERE / "resuming.py"
-    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), "whole").wait())
-    killed = launch(script, str(tmp_path), "killed", "1", "14").wait()
+    script, names = HERE / "resuming.py", (f"{parallel} whole", f"{parallel} killed")
+    assert all(rank.code == 0 for rank in launch(script, str(tmp_path), names[0]).wait())
+    killed = launch(script, str(tmp_path), names[1], "1", "14").wait()
     assert killed[1].code == -9
     assert killed[0].code not in (0, None), "the other rank does not go on alone"
-    again = launch(script, str(tmp_path), "killed").wait()
+    again = launch(script, str(tmp_path), names[1]).wait()
     assert all(rank.code == 0 for rank in again), again[0].err
+    assert not any("would hold other items" in rank.err for rank in again)
     for rank in range(2):
-        whole, resumed = (weights(tmp_path / f"end {name} 2 {rank}.pt") for name in ("whole", "killed"))
+        whole, resumed = (weights(tmp_path / f"end {name} 2 {rank}.pt") for name in names)
         assert all(torch.equal(whole[key], resumed[key]) for key in whole), "dropout included, to the bit"
-    told = [json.loads((tmp_path / f"end {name} 2 0.json").read_text()) for name in ("whole", "killed")]
+    told = [json.loads((tmp_path / f"end {name} 2 0.json").read_text()) for name in names]
     assert told[1]["resumed"] == 1
     assert told[1]["epochs"] == told[0]["epochs"]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (1, 2), (4, 2)])
-def test_a_checkpoint_is_resumed_with_other_ranks(before: int, after: int, launch: Launcher, tmp_path: Path) -> None:
-    script, name = HERE / "resuming.py", "without dropout"
+@pytest.mark.parametrize(
+    ("parallel", "before", "after"), [("fsdp", 2, 1), ("ddp", 2, 4), ("ddp", 1, 2), ("fsdp", 4, 2)]
+)
+def test_a_checkpoint_is_resumed_with_other_ranks(
+    parallel: str, before: int, after: int, launch: Launcher, tmp_path: Path
+) -> None:
+    script, name = HERE / "resuming.py", f"{parallel} without dropout"
     assert all(rank.code == 0 for rank in launch(script, str(tmp_path), name, ranks=1).wait())
     launch(script, str(tmp_path), f"{name} again", "0", "15", ranks=before).wait()
     ended = launch(script, str(tmp_path), f"{name} again", ranks=after).wait()

@@ -11,6 +11,8 @@ from hotloop.cli import demo as demo
 from hotloop.cli import device as device
 from hotloop.cli import evaluate as evaluate
 from hotloop.cli import generate as generate
+from hotloop.cli import launch as launch
+from hotloop.cli import learn as learn
 from hotloop.cli import profile as profile
 from hotloop.cli import report as report
 from hotloop.cli import simulate as simulate
@@ -20,6 +22,7 @@ from hotloop.cli import train as train
 from hotloop.cli import tune as tune
 from hotloop.cli.help import Verb, Verbs
 from hotloop.errors import HotloopError
+from hotloop.launch.worker import is_worker
 from hotloop.text import wrap
 
 EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
@@ -31,11 +34,13 @@ class InOrder(Verbs):
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         order = [
             "demo",
+            "learn",
             "device",
             "sprites",
             "train",
             "evaluate",
             "generate",
+            "launch",
             "tune",
             "profile",
             "simulate",
@@ -76,10 +81,12 @@ def _options(
 
 app.command("device", cls=Verb)(device.device)
 app.command("demo", cls=Verb)(demo.demo)
+app.add_typer(learn.app, name="learn")
 app.add_typer(sprites.app, name="sprites")
 app.add_typer(train.app, name="train")
 app.command("evaluate", cls=Verb)(evaluate.evaluate)
 app.command("generate", cls=Verb)(generate.generate)
+app.command("launch", cls=launch.LaunchVerb)(launch.launch)
 app.command("tune", cls=Verb)(tune.tune)
 app.command("bench", cls=Verb)(bench.bench)
 app.command("profile", cls=Verb, context_settings={"allow_interspersed_args": False})(profile.profile)
@@ -93,7 +100,7 @@ def main() -> None:
     try:
         app()
     except HotloopError as error:
-        if os.environ.get("HOTLOOP_DEBUG"):
+        if os.environ.get("HOTLOOP_DEBUG") or is_worker():  # a rank, whose error is told once for all of them
             raise
         _tell(f"hotloop: {error}")
         sys.exit(error.exit_code)

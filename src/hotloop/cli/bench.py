@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from hotloop.bench.end_to_end import WholeRuns
     from hotloop.bench.running import Setup
+    from hotloop.bench.scaling import ScalingSetup
     from hotloop.records import Benchmark
 
 
@@ -26,7 +27,7 @@ def bench(
         typer.Argument(
             metavar="WORKLOAD",
             help="mlp, cnn, resnet18, sprites, gpt, gpt2; dcgan, lstm, llama, unet, bert, jpeg, airbench.",
-            show_default="the first six; with --end-to-end mlp, cnn, resnet18 and the last seven",
+            show_default="the first six; with --end-to-end mlp, cnn, resnet18 and the last seven; with --scaling gpt",
         ),
     ] = None,
     devices: Annotated[
@@ -55,6 +56,14 @@ def bench(
     warm: Annotated[
         bool, typer.Option("--warm", help="End to end: each run once more with the caches that it left on disk.")
     ] = False,
+    scaling: Annotated[
+        bool,
+        typer.Option("--scaling", help="Throughput against ranks: measured here, and modelled up to 1,024 GPUs."),
+    ] = False,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="With --scaling: how many ranks to measure.", show_default="1,2"),
+    ] = None,
     unseen: Annotated[
         bool, typer.Option("--unseen", help="The models of timm, torchvision and transformers, with random data.")
     ] = False,
@@ -101,6 +110,11 @@ def bench(
     from up to 20 s of it. Caches on disk are empty. Beside it are the loop of a careful person and the Trainer of
     Hugging Face. Before each workload a line tells how long it may take.
 
+    [bold]--scaling[/bold] trains one workload on several ranks of this machine with DDP (gloo on a CPU, NCCL on GPUs).
+    It tells throughput, efficiency against one rank with as many threads, the share of a step in communication, and
+    latency and bandwidth of all-reduce; beside them what the model predicts, with its error. Then it tells what 2 to
+    1,024 GPUs on named links would give, modelled.
+
     [bold]Examples[/bold]
       hotloop bench mlp --quick                   [dim]seconds: does it work here?[/dim]
       hotloop bench cnn gpt                       [dim]two workloads on the best device[/dim]
@@ -109,13 +123,23 @@ def bench(
       hotloop bench --expert benchmarks/expert    [dim]beside hand-tuned loops[/dim]
       hotloop bench --end-to-end 10,45            [dim]ten workloads, nothing said[/dim]
       hotloop bench --end-to-end 45 --plans cnn   [dim]beside plans by hand[/dim]
+      hotloop bench --scaling resnet18 --ranks 1,2,4   [dim]what more ranks give[/dim]
     """
     from hotloop.bench.about import hardware, slug
     from hotloop.bench.end_to_end import run_end_to_end
     from hotloop.bench.running import run
 
-    names = _workloads(workloads, unseen=unseen, whole=end_to_end is not None)
     command = shlex.join(["hotloop", *sys.argv[1:]])
+    if scaling:
+        if end_to_end is not None or contestants is not None or expert is not None or unseen or plans or warm:
+            raise BadArgument(
+                "--scaling with options of another benchmark", fix="give it a workload, --ranks, --devices, --repeats"
+            )
+        _scale(_scaling_setup(workloads, devices, ranks, repeats, quick), out, command, as_json=as_json)
+        return
+    if ranks is not None:
+        raise BadArgument("--ranks without --scaling", fix="add --scaling")
+    names = _workloads(workloads, unseen=unseen, whole=end_to_end is not None)
     words = console(stderr=True)
 
     def tell(what: str) -> None:
@@ -148,6 +172,47 @@ def bench(
         _show(benchmark, written)
     if not benchmark.scores and not any(row.runs for row in benchmark.end_to_end):
         raise typer.Exit(1)
+
+
+def _scaling_setup(
+    workloads: list[str] | None, devices: str | None, ranks: str | None, repeats: int, quick: bool
+) -> "ScalingSetup":
+    """What to measure; what cannot be meant is told before the work begins."""
+    from hotloop.bench.scaling import ScalingSetup
+
+    names = _workloads(workloads or ["gpt"], unseen=False, whole=False)
+    places = _places(devices)
+    if len(names) > 1 or len(places) > 1:
+        raise BadArgument("--scaling takes one workload on one device", fix="run it once for each")
+    try:
+        numbers = tuple(map(int, _names(ranks or "1,2", "--ranks")))
+    except ValueError:
+        raise BadArgument(
+            f"--ranks {printable(str(ranks))}", fix="give numbers with commas between them: 1,2"
+        ) from None
+    return ScalingSetup(names[0], places[0], ranks=numbers, repeats=repeats, quick=quick)
+
+
+def _scale(setup: "ScalingSetup", out: Path, command: str, *, as_json: bool) -> None:
+    """Measure, write and show."""
+    from hotloop.bench.about import hardware, slug
+    from hotloop.bench.scaling import run_scaling
+    from hotloop.files import finite, write_json, write_whole
+    from hotloop.report.scaling import scaling_picture, scaling_table
+
+    folder = out / slug(hardware([setup.device]))
+    _must_be_a_place_for(folder)
+    words = console(stderr=True)
+    found = run_scaling(setup, command=command, tell=lambda what: say(words, what))
+    name = f"scaling-{found.workload}"
+    written = [folder / f"{name}.json", folder / f"{name}.png"]
+    write_json(written[0], found.to_json())
+    write_whole(written[1], scaling_picture(found))
+    if as_json:
+        print_json({"files": [str(path) for path in written], **finite(found.to_json())})
+    else:
+        console().print(scaling_table(found))
+        _show_written(written)
 
 
 def _workloads(given: list[str] | None, *, unseen: bool, whole: bool) -> tuple[str, ...]:
@@ -291,6 +356,11 @@ def _show(benchmark: "Benchmark", written: list[Path]) -> None:
 
     words = console()
     words.print(end_to_end_table(benchmark) if benchmark.end_to_end else scores_table(benchmark))
+    _show_written(written)
+
+
+def _show_written(written: list[Path]) -> None:
+    words = console()
     say(words, "Written:")
     for path in written:
         words.print(f"  {printable(str(path))}", soft_wrap=True, markup=False)

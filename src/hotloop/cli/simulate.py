@@ -15,10 +15,15 @@ from hotloop.text import printable
 
 if TYPE_CHECKING:
     from hotloop.report.folder import RunFolder
+    from hotloop.scaling import Cluster
     from hotloop.simulate.cards import Card
     from hotloop.simulate.compare import Row
+    from hotloop.simulate.parallel import OnRanks
     from hotloop.simulate.record import Simulation
     from hotloop.simulate.study import Study
+
+MACHINE = 16  # GPUs of a simulated machine
+MOST_RANKS = 65_536
 
 
 def simulate(
@@ -32,7 +37,24 @@ def simulate(
     vram: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Or any GPU with this much memory: 24GiB.", show_default=False)
     ] = None,
-    gpus: Annotated[int, typer.Option(metavar="N", min=1, max=16, help="How many of them the machine has.")] = 1,
+    gpus: Annotated[
+        int, typer.Option(metavar="N", min=1, help="How many of them the machine has; with --parallel, the run.")
+    ] = 1,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOW", help="Model the run on --gpus ranks, from one simulated: ddp, fsdp.", show_default=False
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="With --parallel: what joins the GPUs, such as nvlink4, pcie4, ethernet100; with that between nodes: "
+            "nvlink4,ndr400.",
+            show_default="what is usual for the GPU",
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="End after so many steps of the optimizer.")] = 3,
     batch: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Set the script's batch to this.", show_default="its own")
@@ -76,6 +98,9 @@ def simulate(
     environment, a variable such as BATCH_SIZE, its DataLoader. Where that finds the wrong one, --batch-from points at
     it. With --largest-batch, or where it does not fit, bf16, checkpointing and accumulation are simulated too.
 
+    With --parallel the run on several GPUs is modelled from the simulation of one: the memory of each rank, the time of
+    a step and the efficiency, with DDP or FSDP, the batch of the script on each rank.
+
     [bold]Examples[/bold]
       hotloop simulate train.py --epochs 3            [dim]on an H200[/dim]
       hotloop simulate --gpu rtx4090 --batch 96 train.py   [dim]would 96 fit?[/dim]
@@ -84,6 +109,8 @@ def simulate(
       hotloop simulate --gpu t4,l4,rtx4090,h200 --price prices.csv train.py
       hotloop simulate --vram 8GiB train.py           [dim]does it fit?[/dim]
       hotloop simulate --gpu a100-80 --gpus 2 train.py   [dim]with cuda:0 and cuda:1[/dim]
+      hotloop simulate --gpus 8 --parallel fsdp train.py   [dim]memory of a rank[/dim]
+      hotloop simulate --gpus 64 --parallel ddp --link pcie4 train.py
       hotloop simulate --out runs/a train.py          [dim]a page with plots[/dim]
       hotloop simulate --json train.py > simulation.json
     """
@@ -94,6 +121,7 @@ def simulate(
     from hotloop.simulate.study import Study, check_batch
 
     cards = _cards(gpu, vram)
+    clusters = _clusters(cards, gpus, parallel, link)
     if not 0 < time_limit <= LONGEST:
         raise BadArgument(f"--time-limit {time_limit}", fix=f"give seconds, more than 0 and at most {LONGEST:,}")
     if batch is not None:
@@ -112,10 +140,14 @@ def simulate(
                 values=values,
                 batch=batch,
                 batch_from=batch_from,
-                gpus=gpus,
+                gpus=1 if clusters else gpus,
                 told=partial(say, console(stderr=True), style="dim"),
             )
             told = _studied(study, cards, largest_batch=largest_batch)
+            joint = [
+                _on_ranks(study, one, card, gpus, str(parallel), cluster)
+                for one, card, cluster in zip(told, cards, clusters, strict=False)
+            ]
             for run, one in zip(runs, told, strict=False):
                 _write(run, one, Path(file).name)
     except KeyboardInterrupt:
@@ -123,11 +155,14 @@ def simulate(
         raise typer.Exit(130) from None
     rows = [row_of(one, prices) for one in told]
     if as_json:
-        print_json(_data(told, rows, priced=price is not None))
+        ranks = {"ranks": [None if each is None else each.to_json() for each in joint]} if clusters else {}
+        print_json({**_data(told, rows, priced=price is not None), **ranks})
     elif len(told) == 1:
         _tell(told[0], cards[0], Path(file), rows[0])
     else:
         _tell_all(told, cards, rows)
+    if not as_json:
+        _tell_ranks(joint, cards)
     for run in runs:
         say(console(stderr=True), f"the page is {run.path / 'report.html'}", style="dim")
     if any(finding.level == "error" for one in told for finding in one.findings):
@@ -175,6 +210,35 @@ def _studied(study: "Study", cards: "Sequence[Card]", *, largest_batch: bool) ->
     return told
 
 
+def _clusters(cards: "Sequence[Card]", gpus: int, parallel: str | None, link: str | None) -> "list[Cluster]":
+    """What joins the GPUs, for each card; nothing where no run on several is asked for."""
+    from hotloop.scaling import PARALLEL, cluster, usual_link
+
+    if parallel is None:
+        if link is not None:
+            raise BadArgument("--link without --parallel", fix="add --parallel ddp or --parallel fsdp")
+        if gpus > MACHINE:
+            raise BadArgument(
+                f"--gpus {gpus:,}: a machine has at most {MACHINE}", fix="for a run on more of them add --parallel ddp"
+            )
+        return []
+    if parallel not in PARALLEL:
+        raise BadArgument(f"--parallel {printable(parallel)}", fix=f"choose one of: {', '.join(PARALLEL)}")
+    if gpus > MOST_RANKS:
+        raise BadArgument(f"--gpus {gpus:,}", fix=f"give at most {MOST_RANKS:,}")
+    return [cluster(link or usual_link(card.key, card.pcie)) for card in cards]
+
+
+def _on_ranks(
+    study: "Study", found: "Simulation", card: "Card", gpus: int, parallel: str, cluster: "Cluster"
+) -> "OnRanks | None":
+    """The run on several GPUs; where one has too little memory, from the simulation of one that has enough."""
+    from hotloop.simulate.parallel import on_ranks
+    from hotloop.simulate.record import SHORT
+
+    return on_ranks(study.with_room(card) if found.status == SHORT else found, card, gpus, parallel, cluster)
+
+
 def _prices(file: Path | None, cards: "Sequence[Card]") -> dict[str, float]:
     from hotloop.simulate.compare import price_of, read_prices
 
@@ -217,6 +281,20 @@ def _tell(simulation: "Simulation", card: "Card", script: Path, row: "Row") -> N
     where = console()
     for part in simulation_words(simulation, card.name, script.name, row):
         where.print(part)
+
+
+def _tell_ranks(joint: "Sequence[OnRanks | None]", cards: "Sequence[Card]") -> None:
+    from hotloop.simulate.parallel import ranks_words
+
+    where = console()
+    for found, card in zip(joint, cards, strict=False):
+        if found is None:
+            say(where, f"{card.name}: nothing can be said of several of them, since the script did not train on one.")
+            continue
+        for number, part in enumerate(ranks_words(found)):
+            if number == 1 and len(cards) > 1:
+                say(where, card.name, style="bold")
+            where.print(part)
 
 
 def _tell_all(told: "Sequence[Simulation]", cards: "Sequence[Card]", rows: "Sequence[Row]") -> None:

@@ -1,5 +1,6 @@
 """`hotloop train`: teach a network to sort sprites or to draw them."""
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -42,6 +43,10 @@ Save = Annotated[
 ]
 Every = Annotated[str, typer.Option(metavar="TIME", help="How often: 30s, 5min, 1000 steps.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin if there is none.")]
+Gpus = Annotated[
+    str,
+    typer.Option(metavar="N|auto", help="GPUs of this machine; more than 1 go through `hotloop launch`."),
+]
 TimeLimit = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Save and end after this long, such as 2h.", show_default=False),
@@ -62,6 +67,7 @@ def classify(
     every: Every = "5min",
     resume: Resume = False,
     time_limit: TimeLimit = None,
+    gpus: Gpus = "1",
     report: Report = True,
     as_json: Json = False,
 ) -> None:
@@ -74,10 +80,13 @@ def classify(
       hotloop train classify art.safetensors      [dim]on your own[/dim]
       hotloop evaluate classifier.safetensors     [dim]afterwards: how good is it?[/dim]
       hotloop train classify --save runs/a --resume   [dim]again, until it is done[/dim]
+      hotloop train classify --gpus auto          [dim]on all GPUs of this machine[/dim]
     """
     from hotloop.sprites.training import learn_to_sort
 
     run = _run(save, every, resume, time_limit)
+    if _on_several(gpus, device, data, out):
+        return
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
     _finish(trained, training, out, report, as_json, f"hotloop evaluate {out}")
@@ -97,6 +106,7 @@ def draw(
     every: Every = "5min",
     resume: Resume = False,
     time_limit: TimeLimit = None,
+    gpus: Gpus = "1",
     report: Report = True,
     as_json: Json = False,
 ) -> None:
@@ -111,6 +121,8 @@ def draw(
     from hotloop.sprites.training import learn_to_draw
 
     run = _run(save, every, resume, time_limit)
+    if _on_several(gpus, device, data, out):
+        return
     recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_draw(sprites, recipe, device=device, **run)
     _finish(trained, training, out, report, as_json, f"hotloop generate --model {out}")
@@ -128,6 +140,32 @@ def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) ->
     if time_limit is not None:
         seconds_in(time_limit)
     return FitOptions(save=save, every=every, resume=resume, time_limit=time_limit)
+
+
+def _on_several(gpus: str, device: str | None, data: Path | None, out: Path) -> bool:
+    """Train in one process for each GPU, where more than one is asked for: this command once more, as a rank."""
+    if gpus == "1" or _rank() is not None:
+        return False
+    from hotloop.cli.launch import number_of_gpus
+    from hotloop.errors import BadArgument
+    from hotloop.launch.torchrun import LaunchRequest, line_for, run
+
+    if device is not None:
+        raise BadArgument(
+            f"--gpus {gpus} and --device {device}", fix="give one of them: each process takes its own GPU"
+        )
+    must_be_writable(out, data, suffix=".safetensors")
+    line = line_for(LaunchRequest("hotloop", tuple(sys.argv[1:]), module=True, gpus=number_of_gpus(gpus)))
+    if line.processes == 1:
+        return False
+    typer.echo(f"hotloop train: {line}", err=True)
+    run(line, lambda told: typer.echo(f"hotloop train: {told}", err=True))
+    return True
+
+
+def _rank() -> int | None:
+    """The number of this process among those of a launched run; None where there is no such run."""
+    return int(os.environ["RANK"]) if os.environ.get("RANK", "").isdecimal() and "WORLD_SIZE" in os.environ else None
 
 
 def _prepare(
@@ -158,6 +196,8 @@ def _prepare(
         held_out = make(4096, seed=seed + 1_000_003, classes=classes)
     else:
         sprites, held_out = split(sprites)
+    if _rank():  # rank 0 speaks for all
+        return recipe, sprites, held_out
     words = console(stderr=as_json)
     say(words, f"{choice.device} in {choice.precision}: {choice.reason}")
     of = plural(len(sprites.classes), "class", "classes")
@@ -177,6 +217,8 @@ def _finish(trained: "TrainedNetwork", training: "Training", out: Path, report: 
     from hotloop.files import finite
     from hotloop.report.table import summary
 
+    if _rank():  # rank 0 writes; an exit code here would end it in the middle of that
+        return
     trained.save(out)
     kept = _kept(trained, training) if report else None
     if as_json:

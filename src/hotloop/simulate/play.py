@@ -48,11 +48,19 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Arrival:
+    """A parameter got its gradient."""
+
+    size: int  # bytes
+    module: str = ""  # in whose backward it was made
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """An optimizer has made a step."""
 
 
-Event = Launch | Transfer | Wait | Pause | Mark
+Event = Launch | Transfer | Wait | Pause | Arrival | Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +134,8 @@ def play(
             clocks.work(host.wait)
         elif isinstance(event, Pause):
             _pause(clocks, event, host)
+        elif isinstance(event, Arrival):
+            clocks.occupy(0.0, number)
         else:
             steps.append(_since(last, clocks))
             last = replace(clocks)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hotloop.records import Record
+from hotloop.scaling import RankStep
 from hotloop.simulate.search import SearchResult, Variant
 
 
@@ -172,6 +173,7 @@ class Simulation(Record):
     largest_batch: int | None = None
     step_ms: StepTime | None = None  # without data and other work of the host
     pace: StepPace | None = None  # with them
+    rank: RankStep | None = None  # the step in its parts, from which several GPUs are modelled
     findings: tuple[Finding, ...] = ()
     copies: tuple[Copy, ...] = ()
     syncs: tuple[Sync, ...] = ()

@@ -93,6 +93,13 @@ class Study:
         tried += self._accumulated(plain, card)
         return replace(plain, helps=(as_it_is, *tried), notes=(*plain.notes, *notes))
 
+    def with_room(self, card: Card) -> Simulation:
+        """The script as it is on such a card with far more memory, for what runs out on one and not on several."""
+        large = replace(card, memory=ROOMY * card.memory)
+        return self._run(
+            large, steps=self._steps, listeners=EVERYTHING, batch=self._batch, silent=True, like=self._pace
+        )
+
     def _with_needs(self, variant: Variant, card: Card, change: str | None) -> Variant:
         """What does not fit, with what it would take on a card that is large enough."""
         if variant.peak is not None:

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hotloop.records import Record
+from hotloop.scaling import GradientReady, RankStep
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import seconds_of
 from hotloop.simulate.events import DATA, WORK, Operation, Place
-from hotloop.simulate.play import Event, Launch, Mark, Pause, PlayedStep, Price, Transfer, Wait, play
+from hotloop.simulate.play import Arrival, Event, Launch, Mark, Pause, PlayedStep, Price, Transfer, Wait, play
 from hotloop.simulate.products import Part, Tf32
 from hotloop.simulate.record import StepPace, StepTime
 from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_host, load
@@ -46,6 +47,7 @@ class Forecast(Record):
     families: dict[str, float]
     hottest: tuple[Hot, ...]
     notes: tuple[str, ...] = ()
+    rank: RankStep | None = None  # the step in its parts, for what several GPUs would do
 
     @property
     def share(self) -> float:
@@ -61,6 +63,8 @@ class Tape:
         self.events: list[Event] = []
         self.notes: list[str] = []
         self._tf32 = tf32
+        self._sizes: dict[int, int] = {}  # bytes of what is allocated
+        self._module = ""  # of the last operation of the backward pass
 
     def note(self, sentence: str) -> None:
         """Something that the forecast does not know, such as a compiled model; told once."""
@@ -68,13 +72,16 @@ class Tape:
             self.notes.append(sentence)
 
     def allocated(self, key: int, size: int, kind: str) -> None:
-        """Memory takes no time."""
+        """Memory takes no time, but a gradient is when ranks can begin to exchange it."""
+        self._sizes[key] = size
+        self.named(key, kind)
 
     def freed(self, key: int) -> None:
-        """Nor does this."""
+        self._sizes.pop(key, None)
 
     def named(self, key: int, kind: str) -> None:
-        """Nor this."""
+        if kind == "gradient" and key in self._sizes:
+            self.events.append(Arrival(self._sizes[key], self._module))
 
     def before(self, operation: Operation) -> None:
         """It counts once it is queued."""
@@ -83,6 +90,8 @@ class Tape:
         from hotloop.simulate.families import kind_of  # noqa: PLC0415  # these need torch, whoever reads a tape does not
         from hotloop.simulate.work import parts_of, switches  # noqa: PLC0415
 
+        if operation.phase == "backward" and operation.module:
+            self._module = operation.module
         kind = kind_of(operation.name)
         if not kind.known:
             self.note(f"{operation.name} is not known: its time is that of reading and writing its tensors")
@@ -131,7 +140,9 @@ class Time(Tape):
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of time, by the names of its fields."""
         found = self.forecast()
-        return {} if found is None else {"step_ms": found.step, "pace": found.pace, "notes": found.notes}
+        if found is None:
+            return {}
+        return {"step_ms": found.step, "pace": found.pace, "rank": found.rank, "notes": found.notes}
 
 
 def forecast(
@@ -153,6 +164,7 @@ def forecast(
         player.families(),
         player.hottest(),
         (*tape.notes, *player.notes()),
+        player.rank(tape.events),
     )
 
 
@@ -272,6 +284,37 @@ class _Player:
             for (name, place), times in longest
         )
 
+    def rank(self, every: list[Event]) -> RankStep | None:
+        """The step in its parts; None where no backward pass was seen.
+
+        Gradients that stay from step to step come in the first one only: of those the order is known, and not when.
+        """
+        events = [*self.steady.events, *self.steady.events]
+        steps, spans = play(events, self.card, self.table, self.prices.__getitem__, host=self.hosted)
+        marks = [-1, *(number for number, event in enumerate(events) if isinstance(event, Mark))]
+        chosen = _typical(steps[len(steps) // 2 :])
+        number = next(n for n in range(len(steps) // 2, len(steps)) if steps[n] is chosen)
+        begin = sum(step.seconds for step in steps[:number])
+        of_step = [(events[s.event], s) for s in spans if marks[number] < s.event < marks[number + 1]]
+        backward = [span for event, span in of_step if isinstance(event, Launch) and event.phase == "backward"]
+        if not backward:
+            return None
+        start, end = min(span.start for span in backward), max(span.end for span in backward)
+        taken = max(end - start, 1e-12)
+        came = [(event, (span.end - start) / taken) for event, span in of_step if isinstance(event, Arrival)]
+        if not came:
+            first = [event for event in every if isinstance(event, Arrival)]
+            came = [(event, number / len(first)) for number, event in enumerate(first, 1)]
+        return RankStep(
+            forward=max(start - begin, 0.0),
+            backward=taken,
+            update=max(begin + chosen.seconds - end, 0.0),
+            gradients=tuple(
+                GradientReady(event.size, min(max(ready, 0.0), 1.0), repeated_block(event.module))
+                for event, ready in came
+            ),
+        )
+
     def notes(self) -> list[str]:
         notes = []
         if self.card.generic:
@@ -285,6 +328,17 @@ class _Player:
         if self.hosted.name:
             notes.append(f"what an operation costs the host was measured on {self.hosted.name}, for every GPU")
         return notes
+
+
+def repeated_block(module: str) -> str:
+    """The block of a model that a module is in, by its path: the item of a list that has modules of its own.
+
+    >>> repeated_block("transformer.h.3.attn.c_proj"), repeated_block("layers.2"), repeated_block("head")
+    ('transformer.h.3', '', '')
+    """
+    path = module.split(".")
+    number = next((n for n, name in enumerate(path[:-1]) if name.isdecimal()), None)
+    return "" if number is None else ".".join(path[: number + 1])
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The two trainings, each through `hotloop.Loop`: learn to sort sprites, learn to draw them."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
@@ -11,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 import hotloop
 from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.memory.usage import usage
+from hotloop.ranks import world_size
 from hotloop.records import Report
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.drawing import guess_hidden
@@ -122,7 +124,7 @@ def _fit(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer,
         recipe.rate,
-        total_steps=recipe.epochs * len(loader),
+        total_steps=recipe.epochs * math.ceil(len(loader) / world_size()),
         pct_start=0.15,
         cycle_momentum=hotloop.pick(device).device.type == "cpu",  # a CUDA graph would freeze it
     )

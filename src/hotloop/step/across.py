@@ -1,5 +1,6 @@
-"""`Replicas`: one objective on several ranks through DDP, and what their batches weigh beside one another."""
+"""An objective across several ranks, through DDP or FSDP, and what the batches of ranks weigh beside one another."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,19 +23,8 @@ from hotloop.text import shorten
 SEEN = 3  # updates, in which it shows which parameters get gradients; then DDP is built
 
 
-class _Forward(nn.Module):
-    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of."""
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, batch: Any) -> Any:
-        return self.objective(self.model, batch)
-
-
-class Replicas:
-    """An objective whose gradients DDP averages over all ranks, in the place of the objective itself.
+class AcrossRanks(ABC):
+    """An objective whose gradients are averaged over all ranks, in the place of the objective itself.
 
     The gradient of a step is that of all ranks' batches in one: each batch weighs as much as its loss is the mean over,
     as in an accumulation window. `Window.average` divides by the mean of the ranks' weights. That takes a collective
@@ -53,75 +43,42 @@ class Replicas:
         is_filler: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ranks, self.is_even, self.is_filler = ranks, is_even, is_filler
-        self._trained = trained
-        self._forward = _Forward(model, objective)
+        self.model, self.trained, self.objective = model, trained, objective
         self._unit: float | None = None  # in which all ranks count weights
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
-        self._was_sent = False  # whether a bucket of gradients of this pass was
         self._is_lost = False  # whether a pass failed that cannot be repeated
-        self._is_synchronized = False  # whether the gradients of the window are those of all ranks
-        self._has_begun = False  # whether a backward pass over this batch has
-        self._updates = 0
-        self._unused: set[int] = set()  # parameters that had no gradient in the first steps
-        self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
-        self._is_same = False  # whether all ranks have the weights of rank 0
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         if self._is_lost:
             raise DoesNotFit(
-                f"a backward pass failed on {self.ranks} when a part of the gradient had been sent to the other ranks,"
-                " or added to that of earlier batches: the batch cannot be repeated",
-                fix="if memory ran out, use smaller batches, bf16 or activation checkpointing; with save= and"
-                " resume=True the run goes on from its last checkpoint",
+                f"memory ran out on {self.ranks} when other ranks had begun to work with this one on the same batch,"
+                " which cannot be repeated",
+                fix="use smaller batches, bf16 or activation checkpointing; with save= and resume=True the run goes on"
+                " from its last checkpoint",
             )
-        self._was_sent = False
-        if not self._is_same:
-            if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
-                raise BadArgument(
-                    f"{shorten(lazy, 3)} have no shapes yet, so that ranks cannot have the same weights",
-                    fix="run one batch through the model before it is handed to the Loop",
-                )
-            self._take_from_first([*self._forward.parameters(), *self._forward.buffers()])
-            self._is_same = True
-        if self._ddp is None and self._updates >= SEEN:
-            self._ddp = self._built()
-        return self._forward(batch) if self._ddp is None else self._ddp(batch)
+        return self._forward(batch)
 
-    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
+    @abstractmethod
+    def _forward(self, batch: Any) -> Any:
+        """The objective on a batch."""
 
-    def _built(self) -> DistributedDataParallel:
-        mine = set(map(id, self._trained.parameters))
-        others = [name for name, p in self._forward.named_parameters() if id(p) not in mine]
-        looks = any(self.ranks.gather(bool(self._unused)))
-        with ignored_by_ddp(self._forward, others):
-            ddp = DistributedDataParallel(
-                self._forward, process_group=self.ranks.group, find_unused_parameters=looks, init_sync=False
-            )
-        ddp.register_comm_hook(None, self._send)
-        return ddp
-
-    def _send(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-        self._was_sent = True
-        return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
-
+    @abstractmethod
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
         """Around a forward pass; the gradients of the last one before an update are synchronized, with all before."""
-        return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
-    def undo(self, holds_others: bool) -> None:
-        """After a pass that failed: it can be repeated here alone while no other rank has had a part of its gradient.
+    @abstractmethod
+    def sets_aside(self, *, is_last: bool) -> bool:
+        """Whether gradients of earlier batches are kept out of reach of a pass that may fail."""
+
+    @abstractmethod
+    def undo(self, *, holds_others: bool) -> None:
+        """After a pass that failed, which may be repeated or not.
 
         `holds_others`: its gradients were added to those of earlier batches, which cannot be told apart any more.
         """
-        self._is_lost = self._was_sent or (holds_others and self._has_begun)
-        self._sum = None
-        if self._ddp is not None:
-            self._ddp.require_forward_param_sync = False  # the failed pass has had the buffers of rank 0 already
 
     def weighed(self, window: Window, losses: Losses, *, is_last: bool) -> Tensor:
-        """A loss as much as it counts among those of all ranks, of which DDP makes the mean."""
+        """A loss as much as it counts among those of all ranks, of which the mean is made."""
         total = losses.total
         is_filler = self.is_filler()
         if is_filler:
@@ -131,9 +88,21 @@ class Replicas:
             weighed = None if is_filler else total * self.ranks.size
         if is_last:
             self._begin_sum(window.weight)
-            self._is_synchronized = self._ddp is not None
-        self._has_begun = True
         return total * 0.0 if weighed is None else weighed
+
+    def after_backward(self, losses: Losses) -> None:
+        """After the passes over a batch: one that counts for nothing has no items."""
+        if self.is_filler():
+            losses.count = 0
+
+    def finish(self, window: Window) -> None:
+        """Before an update: the weight of the window is the mean over the ranks, as its gradient is."""
+        if self._sum is None:
+            return
+        (total, work), self._sum = self._sum, None
+        work.wait()
+        mean = total / self.ranks.size
+        window.weight = mean if isinstance(window.weight, Tensor) else float(mean)
 
     def _unit_of(self, losses: Losses) -> float:
         """The unit in which all ranks count what batches weigh: that of the first batch."""
@@ -144,34 +113,130 @@ class Replicas:
     def _begin_sum(self, weight: float | Tensor) -> None:
         """Begin to add up the weights of all ranks' windows, while the backward pass runs."""
         if not isinstance(weight, Tensor) and self.is_even():
-            self._sum = None
             return
-        on_device = isinstance(weight, Tensor)
         total = weight.detach().clone().float() if isinstance(weight, Tensor) else torch.tensor(float(weight))
-        group = self.ranks.group if on_device else self.ranks.hosts
+        group = self.ranks.group if isinstance(weight, Tensor) else self.ranks.hosts
         self._sum = (total, dist.all_reduce(total, group=group, async_op=True))
 
+
+class Shards(AcrossRanks):
+    """Through FSDP, which has put itself into the model: every pass gathers weights and reduces gradients."""
+
+    def _forward(self, batch: Any) -> Any:
+        return self.objective(self.model, batch)
+
+    def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext()  # of an unsharded gradient, which waits for the last batch, there is no room
+
+    def sets_aside(self, *, is_last: bool) -> bool:
+        return False
+
+    def undo(self, *, holds_others: bool) -> None:
+        self._is_lost = True  # the other ranks wait for the rest of this pass
+
     def finish(self, window: Window) -> None:
-        """Before an update: the weight of the window is the mean over the ranks, as its gradient is."""
+        if self._sum is None:  # the end of the epoch may have cut the window short
+            self._begin_sum(window.weight)
+        super().finish(window)
+
+
+class _ObjectiveModule(nn.Module):
+    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of."""
+
+    def __init__(self, model: nn.Module, objective: Objective) -> None:
+        super().__init__()
+        self.model, self.objective = model, objective
+
+    def forward(self, batch: Any) -> Any:
+        return self.objective(self.model, batch)
+
+
+class Replicas(AcrossRanks):
+    """Through DDP. In the first steps gradients are averaged after the backward pass: it shows which are used."""
+
+    def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, objective: Objective, **how: Any):
+        super().__init__(ranks, model, trained, objective, **how)
+        self._module = _ObjectiveModule(model, objective)
+        self._was_sent = False  # whether a bucket of gradients of this pass was
+        self._is_synchronized = False  # whether the gradients of the window are those of all ranks
+        self._has_begun = False  # whether a backward pass over this batch has
+        self._updates = 0
+        self._unused: set[int] = set()  # parameters that had no gradient in the first steps
+        self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
+        self._is_same = False  # whether all ranks have the weights of rank 0
+
+    def _forward(self, batch: Any) -> Any:
+        self._was_sent = False
+        if not self._is_same:
+            self._take_weights()
+        if self._ddp is None and self._updates >= SEEN:
+            self._ddp = self._built()
+        return self._module(batch) if self._ddp is None else self._ddp(batch)
+
+    def _take_weights(self) -> None:
+        if lazy := [name for name, p in self.model.named_parameters() if is_lazy(p)]:
+            raise BadArgument(
+                f"{shorten(lazy, 3)} have no shapes yet, so that ranks cannot have the same weights",
+                fix="run one batch through the model before it is handed to the Loop",
+            )
+        self._take_from_first([*self._module.parameters(), *self._module.buffers()])
+        self._is_same = True
+
+    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
+
+    def _built(self) -> DistributedDataParallel:
+        mine = set(map(id, self.trained.parameters))
+        others = [name for name, p in self._module.named_parameters() if id(p) not in mine]
+        looks = any(self.ranks.gather(bool(self._unused)))
+        with ignored_by_ddp(self._module, others):
+            ddp = DistributedDataParallel(
+                self._module, process_group=self.ranks.group, find_unused_parameters=looks, init_sync=False
+            )
+        ddp.register_comm_hook(None, self._send)
+        return ddp
+
+    def _send(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        self._was_sent = True
+        return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
+
+    def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
+        return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
+
+    def sets_aside(self, *, is_last: bool) -> bool:
+        return not is_last  # whose pass sends all of them
+
+    def undo(self, *, holds_others: bool) -> None:
+        self._is_lost = self._was_sent or (holds_others and self._has_begun)
+        self._sum = None
+        if self._ddp is not None:
+            self._ddp.require_forward_param_sync = False  # the failed pass has had the buffers of rank 0 already
+
+    def weighed(self, window: Window, losses: Losses, *, is_last: bool) -> Tensor:
+        self._is_synchronized = is_last and self._ddp is not None
+        self._has_begun = True
+        return super().weighed(window, losses, is_last=is_last)
+
+    def after_backward(self, losses: Losses) -> None:
+        self._has_begun = False
+        super().after_backward(losses)
+
+    def finish(self, window: Window) -> None:
         if not self._is_synchronized:  # in the first steps, and where the end of an epoch cuts a window short
             self._synchronize()
-            self._take_from_first(self._forward.buffers())
+            self._take_from_first(self._module.buffers())
             if self._sum is None:
                 self._begin_sum(window.weight)
-        elif not self._unused and any(p.grad is None for p in self._trained.parameters if p.requires_grad):
+        elif not self._unused and any(p.grad is None for p in self.trained.parameters if p.requires_grad):
             raise self._without_gradient()
-        self._updates += 1
         self._is_synchronized = False
-        if self._sum is None:
-            return
-        (total, work), self._sum = self._sum, None
-        work.wait()
-        mean = total / self.ranks.size
-        window.weight = mean if isinstance(window.weight, Tensor) else float(mean)
+        self._updates += 1
+        super().finish(window)
 
     def _synchronize(self) -> None:
         """Average gradients that no backward pass has sent."""
-        trained = [p for p in self._trained.parameters if p.requires_grad]
+        trained = [p for p in self.trained.parameters if p.requires_grad]
         missing = [p for p in trained if p.grad is None]
         self._unused.update(map(id, missing))
         for parameter in missing:
@@ -184,14 +249,8 @@ class Replicas:
             if parameter.grad is not None and not parameter.grad.any():  # it is used on no rank
                 parameter.grad = None
 
-    def after_backward(self, losses: Losses) -> None:
-        """After the passes over a batch: one that counts for nothing has no items."""
-        self._has_begun = False
-        if self.is_filler():
-            losses.count = 0
-
     def _without_gradient(self) -> HotloopError:
-        names = [n for n, p in self._forward.model.named_parameters() if p.grad is None and p.requires_grad]
+        names = [n for n, p in self.model.named_parameters() if p.grad is None and p.requires_grad]
         return DoesNotFit(
             f"{shorten(names, 3)} had no gradient in this step on {self.ranks}, though all had one in the first steps",
             fix="let every parameter take part in each step, if only times 0",

@@ -19,9 +19,9 @@ from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective import Losses, autocast, uniform
 from hotloop.plan import Plan
 from hotloop.snapshot import Gradients
+from hotloop.step.across import AcrossRanks
 from hotloop.step.guard import guarded
 from hotloop.step.objectives import TrainedObjective
-from hotloop.step.replicas import Replicas
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
 from hotloop.weighing import Probe, Verdict, Weighing, check_cut
@@ -45,7 +45,7 @@ class EagerStep:
 
     `see` is told the losses before they reach the weights, `after_update` that an update was made. `memory` is that of
     the OOM retry around it; None: running out of memory is the caller's affair. Where it never `updates`, a call adds
-    the gradient of its batch to those that are there. `replicas` is the same objective on several ranks.
+    the gradient of its batch to those that are there. `across` is the same objective on several ranks.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class EagerStep:
         see: See | None = None,
         after_update: Callable[[TrainedObjective], None] | None = None,
         memory: OutOfMemory | None = None,
-        replicas: Replicas | None = None,
+        across: AcrossRanks | None = None,
         updates: bool = True,
     ) -> None:
         self.model, self.trained, self.weighing, self.counts = model, trained, weighing, counts
-        self.objective = replicas or trained.objective  # the callable in use, which may be compiled or watched
-        self.replicas = replicas
+        self.objective = across or trained.objective  # the callable in use, which may be compiled or watched
+        self.across = across
         self.see, self.after_update = see, after_update
         self._begin = 0 if updates else 1  # batches in a new window: gradients of others that are there count as one
         self.window = Window(self._begin)
@@ -87,11 +87,15 @@ class EagerStep:
         window, name = self.window, self.trained.name
         if window.batches == 0:
             self.trained.zero_grad()
-        elif self._memory is not None and not self.is_capturing and not (self.replicas and self.phase[1]):
+        elif (
+            self._memory is not None
+            and not self.is_capturing
+            and (self.across is None or self.across.sets_aside(is_last=self.phase[1]))
+        ):
             self._earlier = Gradients(self.trained.parameters)
             self.trained.zero_grad()
         inputs = None if self._is_alone else self.trained.parameters  # no gradients on the weights of other objectives
-        if size is None and self._accumulate == 1 and self.replicas is None:
+        if size is None and self._accumulate == 1 and self.across is None:
             with self._autocast:
                 losses = uniform(self.objective(self.model, batch), batch, name)
             if self._counts_items and not losses.is_counted:
@@ -101,20 +105,20 @@ class EagerStep:
             del loss
             losses.detach_parts()
         else:  # each batch or micro-batch weighs as much as its loss is the mean over
-            window, joint, replicas = replace(window), None, self.replicas
+            window, joint, across = replace(window), None, self.across
             items = done = self.weighing.items_in(batch)
             verdict = self._verdict(batch, items, size)
-            plain = replicas or self.trained.objective
+            plain = across or self.trained.objective
             for part, count, weight in self.weighing.parts_of(batch, items, size or items or 1):
                 done -= count
                 is_last = done == 0 and self.phase[1]  # before the update
-                shared = nullcontext() if replicas is None else replicas.synchronizing(is_last=is_last)
+                shared = nullcontext() if across is None else across.synchronizing(is_last=is_last)
                 with self._autocast, shared, _alone(self.model, count) if count < items else nullcontext():
                     losses = self.weighing.losses(verdict, name, self.objective, plain, self.model, part, count, weight)
-                if replicas is None:
+                if across is None:
                     weighed = window.weighed(losses, self._sum_of_weights(losses))
                 else:
-                    weighed = replicas.weighed(window, losses, is_last=is_last)
+                    weighed = across.weighed(window, losses, is_last=is_last)
                 if weighed is not None:
                     self.scaler.scale(weighed).backward(inputs=inputs)
                 del weighed
@@ -122,8 +126,8 @@ class EagerStep:
                 joint = losses if joint is None else joint.joined_with(losses)
             assert joint is not None
             losses = joint
-            if replicas is not None:
-                replicas.after_backward(losses)
+            if across is not None:
+                across.after_backward(losses)
         if self._memory is not None and self._memory.snapshot.is_looking:  # at the passes, not at the update
             self._memory.snapshot.learn()
         if self.see is not None:  # a loss that is not finite is an error here: nothing of its batch stays
@@ -150,8 +154,8 @@ class EagerStep:
         may_run_out = self._memory is not None and not self.is_capturing
         before = scaler.get_scale() if self._scales else 0.0
         try:  # what fails for want of memory has done nothing, so that it can be repeated
-            if self.replicas is not None:
-                self.replicas.finish(window)
+            if self.across is not None:
+                self.across.finish(window)
             if window.is_weighed:
                 window.average(self.trained.parameters, self._device)
             if most is not None:
@@ -194,8 +198,8 @@ class EagerStep:
 
     def undo(self) -> None:
         """After a call that failed before its update: the window and its gradients are as before the call."""
-        if self.replicas is not None:
-            self.replicas.undo(self.window.batches > 0 and self.phase[1])
+        if self.across is not None:
+            self.across.undo(holds_others=self.window.batches > 0 and self.phase[1])
         if self._earlier is not None:
             self._earlier.restore()
             self._earlier = None

@@ -13,11 +13,11 @@ from hotloop.levers.applied import AppliedPlan
 from hotloop.objective import Objective
 from hotloop.plan import Plan
 from hotloop.snapshot import Gradients, PassSnapshot
+from hotloop.step.across import AcrossRanks
 from hotloop.step.captured import Call, CapturedStep
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.objectives import TrainedObjective
-from hotloop.step.replicas import Replicas
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.weighing import LATER, Weighing
 
@@ -26,7 +26,7 @@ class TrainingStep:
     """Trains on batches as a plan says: `run(batch)` is one step, and gives the losses of the batch by name.
 
     `memory`: where it runs out, a batch is repeated in micro-batches; None: that is an error, as in a trial.
-    `replicated` puts an objective onto several ranks. `averages`: losses are means over items, not sums. `obstacle`
+    `across` puts an objective onto several ranks. `averages`: losses are means over items, not sums. `obstacle`
     says why a CUDA graph that the plan has is not there.
     """
 
@@ -43,7 +43,7 @@ class TrainingStep:
         after_update: Callable[[TrainedObjective], None] | None = None,
         compiled: dict[str, CompiledObjective] | None = None,
         memory: OutOfMemory | None = None,
-        replicated: Callable[[TrainedObjective, Objective], Replicas] | None = None,
+        across: Callable[[TrainedObjective, Objective], AcrossRanks] | None = None,
     ) -> None:
         self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
         self.device = torch.device(plan.device)
@@ -55,7 +55,7 @@ class TrainingStep:
         self.compiled = compiled or {}
         if plan.compile != "off" and not compiled:
             self.compiled = {each.name: CompiledObjective(each.objective, plan.compile) for each in objectives}
-        self._see, self._after_update, self._replicated = see, after_update, replicated
+        self._see, self._after_update, self._across = see, after_update, across
         self.eagers = [self._eager(each) for each in objectives]
         self._retries: list[OomRetry[Parts]] = []
         if memory is not None:
@@ -104,7 +104,7 @@ class TrainingStep:
 
     def _eager(self, each: TrainedObjective) -> EagerStep:
         objective: Objective = self.compiled.get(each.name, each.objective)
-        replicas = None if self._replicated is None else self._replicated(each, objective)
+        across = None if self._across is None else self._across(each, objective)
         eager = EagerStep(
             self.model,
             each,
@@ -115,9 +115,9 @@ class TrainingStep:
             see=self._see,
             after_update=self._after_update,
             memory=self.memory,
-            replicas=replicas,
+            across=across,
         )
-        eager.objective = replicas or objective
+        eager.objective = across or objective
         return eager
 
     def _give_way(self) -> None:

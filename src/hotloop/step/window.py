@@ -51,13 +51,18 @@ class Window:
 
     def average(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         """Make the sum of the weighed gradients their mean."""
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [_local(p.grad) for p in parameters if p.grad is not None]
         weight = self.weight
         if not self.is_weighed or not gradients or (isinstance(weight, float) and weight in (0.0, 1.0)):
             return
         if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
             weight = surely(partial(_not_zero, weight), device)
         surely(partial(foreach_div_, gradients, weight), device)
+
+
+def _local(gradient: Tensor) -> Tensor:
+    """What is on this rank of a gradient that FSDP has sharded."""
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _not_zero(weight: Tensor) -> Tensor:

@@ -18,9 +18,11 @@ from hotloop.data.samplers import generators_of
 from hotloop.data.sharing import is_even, is_filler, shared
 from hotloop.data.streams import Stream
 from hotloop.heartbeat import Heartbeat, Progress, RankLost
+from hotloop.plan import Plan
 from hotloop.ranks import Agreement, Ranks
-from hotloop.text import plural
+from hotloop.text import plural, shorten
 from hotloop.version import __version__
+from hotloop.weighing import norms_in
 
 
 class Collective:
@@ -48,9 +50,12 @@ class Collective:
             self._dealt[key] = (loader, shared(loader, self.ranks, fills=fills))
         return self._dealt[key][1]
 
-    def share_validation(self, loader: Any, metrics: Mapping[str, Any] | None) -> Any:
-        """The same for an evaluation, unless a metric keeps a state that only its author could add up."""
-        return loader if self._must_see_all(metrics) else self.share(loader, fills=False)
+    def share_validation(self, loader: Any, metrics: Mapping[str, Any] | None, *, fills: bool) -> Any:
+        """The same for an evaluation, unless a metric keeps a state that only its author could add up.
+
+        `fills`: all ranks make as many passes, as shards of a model must.
+        """
+        return loader if self._must_see_all(metrics) else self.share(loader, fills=fills)
 
     def adds_up(self, metrics: Mapping[str, Any] | None) -> Ranks | None:
         """The ranks over which an evaluation is added up."""
@@ -127,11 +132,27 @@ class Collective:
         """Whether it is so on any rank; between epochs, since it waits for all of them."""
         return flag if self.ranks is None else bool(self.ranks.largest([float(flag)])[0])
 
+    def largest(self, number: float) -> float:
+        """Over all ranks."""
+        return number if self.ranks is None else self.ranks.largest([number])[0]
+
+    def reason(self, words: str | None) -> str | None:
+        """That of any rank which has one."""
+        if self.ranks is None:
+            return words
+        return next((each for each in self.ranks.gather(words) if each is not None), None)
+
+    def from_first(self, value: Any) -> Any:
+        """What the first rank has, as plain data."""
+        return value if self.ranks is None else self.ranks.gather(value)[0]
+
     def must_agree(self, what: dict[str, Any]) -> None:
         """Refuse to go on where ranks differ."""
         if self.ranks is not None:
             with self.telling:
                 self.ranks.must_agree(what)
+                if self._heartbeat is not None:
+                    self._heartbeat.hear()  # all have said a word before
 
     # Sums
 
@@ -147,7 +168,7 @@ class Collective:
 
         `loop` is the state of the loop of this rank, whose sums become those of all.
         """
-        batch = self._global_batch(loader)
+        batch = self.global_batch(loader)
         if self.ranks is None:
             return {"size": 1, "batch": batch, "random": []}
         loop["watch"] = self._watch_of_all(loop["watch"])
@@ -155,7 +176,21 @@ class Collective:
         plain = {name: [str(t.dtype).removeprefix("torch."), t.tolist()] for name, t in tensors.items()}
         return {"size": self.size, "batch": batch, "random": self.ranks.gather([plain, data])}
 
-    def _global_batch(self, loader: Any) -> int | None:
+    def words(self, model: nn.Module, plan: Plan, loader: Any) -> str | None:
+        """How the ranks train together, in a line; None where a process is alone."""
+        if self.ranks is None:
+            return None
+        batch = self.global_batch(loader)
+        kind = "FSDP" if plan.parallel == "fsdp" else "DDP"
+        items = "" if batch is None else f": {batch // self.size} items each, {batch} in a step"
+        line = f"{self.size} ranks ({kind}){items}; the learning rate stays as it was given"
+        names = [] if plan.sync_batchnorm else norms_in(model)
+        if names:
+            line += f"; batch normalisation ({shorten(names, 2)}) sees the items of its rank alone"
+            line += ": Plan(sync_batchnorm=True) lets it see all" if self.ranks.device.type == "cuda" else ""
+        return line
+
+    def global_batch(self, loader: Any) -> int | None:
         """Items of a step on all ranks together, where the loader tells."""
         size = getattr(loader, "batch_size", None)
         return size * self.size if isinstance(size, int) else None
@@ -176,12 +211,13 @@ class Collective:
         """
         loop, ranks, reason = tree["loop"], tree.get("ranks", {"size": 1, "batch": None, "random": []}), None
         if ranks["size"] != self.size:
-            now = self._global_batch(loader)
+            now = self.global_batch(loader)
             if now != ranks["batch"]:
                 reason = (
                     f"a step had {ranks['batch']} items on {plural(ranks['size'], 'rank')} and has {now} on {self.size}"
                 )
-            tree["position"] = {**tree["position"], "last": None}  # the items of one rank, which are others now
+        if ranks["size"] != self.size or not self.is_first:
+            tree["position"] = {**tree["position"], "last": None}  # the items of the first rank of then
         if self.ranks is None:
             return reason
         if ranks["size"] == self.size:

@@ -27,11 +27,12 @@ from hotloop.ranks import Ranks
 from hotloop.records import PlanChange
 from hotloop.rng import RngStates, generators_in
 from hotloop.snapshot import PassSnapshot
+from hotloop.step.across import AcrossRanks, Replicas, Shards
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.objectives import TrainedObjective
-from hotloop.step.replicas import Replicas
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
+from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.training.changes import Changes
@@ -72,7 +73,7 @@ class Core:
         self.plans_itself = plans_itself  # the person leaves the plan to the loop
         self.by_hand = by_hand  # the plan that is carried out is the person's
         self.together = Collective(ranks)
-        self.tuner = Tuner(subject, self, asked=plans_itself and ranks is None)
+        self.tuner = Tuner(subject, self, asked=plans_itself)
         advice, single = advice_on_loss(begin), len(self.objectives) == 1
         self.watch = Watch(self.device, single=single, advice=advice, heard=self.tuner.heard)
         self.stretches = Stretches()
@@ -278,17 +279,20 @@ class Core:
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
             compiled=compiled,
             memory=self.memory,
-            replicated=None if self.together.ranks is None else self._replicated,
+            across=None if self.together.ranks is None else self._across,
         )
         step.weighing.roots = self.subject.roots
+        if self.together.ranks is not None and is_sharded(self.model):
+            step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
         if self.watch.is_in_time and self.tuner.rounds(plan):
             step.run = partial(self.tuner.rescued, step.run)
         return step
 
-    def _replicated(self, trained: TrainedObjective, objective: Objective) -> Replicas:
+    def _across(self, trained: TrainedObjective, objective: Objective) -> AcrossRanks:
         together = self.together
         assert together.ranks is not None
-        return Replicas(
+        kind = Shards if is_sharded(self.model) else Replicas
+        return kind(
             together.ranks,
             self.model,
             trained,

@@ -178,6 +178,8 @@ class Fit:
         listening = self.stop.listening(terminate=self.saver is not None)
         with self.journal, listening, shown as self.display, EmptyCacheWatch() as self._cache:
             self.core.tuner.display = self.display
+            if (words := self.core.together.words(self.core.model, self.core.plan, self.loader)) is not None:
+                self.display.say(words)
             self._say_where_it_goes_on(epochs, length)
             if self.saver is not None and self._changes is not None:
                 if is_shaped(self.core):
@@ -450,6 +452,8 @@ class Fit:
             load=self.journal.load,
             watched=self._items,
             plans=tuple(self._all_plans()),
+            ranks=self.core.together.size,
+            batch=self.core.together.global_batch(self.loader),
         )
 
 

@@ -29,6 +29,7 @@ from hotloop.ranks import ranks_of
 from hotloop.records import Report
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
+from hotloop.step.sharding import across_ranks, is_sharded
 from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting
 from hotloop.training.collective import facts_of_run
@@ -96,6 +97,10 @@ class Loop:
             plan=replace(subject.plan, **{name: getattr(begin, name) for name in ASKED}),
             pinned_precision=subject.pinned_precision or begin.precision != "fp32",
         )
+        if ranks is not None:
+            ranks.must_agree(facts_of_run(self.model, replace(begin, device=choice.device.type)))
+        self.model = across_ranks(self.model, optimizers, ranks, begin)
+        subject = replace(subject, model=self.model, modules=modules_of(self.model, loss))
         self._core = Core(
             choice,
             subject,
@@ -110,7 +115,6 @@ class Loop:
         )
         if ranks is not None:
             self._core.together.tell(ALL_PHASES, self._progress)
-            self._core.together.must_agree(facts_of_run(self.model, replace(begin, device=choice.device.type)))
 
     def _progress(self) -> Progress:
         core, stream = self._core, self._core.stream
@@ -248,7 +252,10 @@ class Loop:
         core = self._core
         objective = None if core.criterion is not None or isinstance(core.objective, Mapping) else core.objective
         check_metrics(metrics)
-        ranks, loader = core.together.adds_up(metrics), core.together.share_validation(loader, metrics)
+        ranks, loader = (
+            core.together.adds_up(metrics),
+            core.together.share_validation(loader, metrics, fills=is_sharded(self.model)),
+        )
         precision = core.step.plan.precision
         with core.together.telling:
             return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
@@ -298,7 +305,10 @@ class Loop:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
         together = self._core.together
-        loader, validate = together.share(loader), together.share_validation(validate, metrics)
+        loader, validate = (
+            together.share(loader),
+            together.share_validation(validate, metrics, fills=is_sharded(self.model)),
+        )
         length = length_of(loader)
         together.must_agree({"number of batches": length, "number of epochs": epochs})
         kind = Saver if together.is_first else OtherRankSaver
@@ -331,7 +341,8 @@ class Loop:
         if length is not None:
             updates = math.ceil(length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
             made = fit.first * updates + fit.consumed // self.plan.accumulate
-            self._core.schedule.check_length(epochs * updates - made, epochs - fit.first)
+            size = self._core.together.size
+            self._core.schedule.check_length(epochs * updates - made, epochs - fit.first, size)
 
     def largest_batch(
         self,

@@ -62,8 +62,11 @@ class Schedule:
                 ' mode="min" watches the loss',
             )
 
-    def check_length(self, updates: int, epochs: int) -> None:
-        """Refuse a scheduler that ends before the `updates` and `epochs` that are left of a run."""
+    def check_length(self, updates: int, epochs: int, ranks: int) -> None:
+        """Refuse a scheduler that ends before the `updates` and `epochs` that are left of a run.
+
+        On several ranks, warn of one that was made for the batches of all of them.
+        """
         steps, unit = (updates, "update") if self.every == "step" else (epochs, "epoch")
         for each in self.schedulers:
             if isinstance(each, OneCycleLR) and each.last_epoch + steps > each.total_steps:
@@ -71,6 +74,14 @@ class Schedule:
                     f"the OneCycleLR ends after {plural(each.total_steps, 'step')}, has made {each.last_epoch}, and the"
                     f" run has {plural(steps, unit)} left",
                     fix=f"build it for the whole run: OneCycleLR(…, total_steps={each.last_epoch + steps})",
+                )
+            if isinstance(each, OneCycleLR) and ranks > 1 and each.total_steps > ranks * (each.last_epoch + steps - 1):
+                warnings.warn(
+                    f"the OneCycleLR was made for {each.total_steps} steps, and each of {ranks} ranks makes"
+                    f" {each.last_epoch + steps}: its rate is still high at the end. fix: divide by"
+                    " hotloop.world_size(), since len(loader) counts the batches of all ranks",
+                    PlanWarning,
+                    stacklevel=4,
                 )
 
     def advance(self) -> None:

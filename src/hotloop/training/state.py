@@ -21,6 +21,7 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.plan import Plan, Tuning
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
+from hotloop.step.sharding import optimizer_sharded, sharded, whole
 from hotloop.text import an, printable, shorten
 from hotloop.training.claims import (
     AS_IT_WAS,
@@ -53,11 +54,11 @@ def state_of(core: Core) -> dict[str, Any]:
     modules = modules_of(core)
     return {
         "format": FORMAT,
-        "model": modules[0].state_dict(),
+        "model": whole(modules[0].state_dict()),
         "others": [module.state_dict() for module in modules[1:]],
         "loose": _loose(core),
         "buffers": [_unsaved(module) for module in modules],
-        "optimizers": [optimizer.state_dict() for optimizer in core.optimizers],
+        "optimizers": [whole(optimizer.state_dict()) for optimizer in core.optimizers],
         "held": _held(core),
         "schedulers": [scheduler.state_dict() for scheduler in core.schedule.schedulers],
         "kinds": _kinds(core.schedule.schedulers),
@@ -116,7 +117,7 @@ def put_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
     with core.unplanned():
         for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True):
             with _own_flags(optimizer):
-                optimizer.load_state_dict(_with_own_settings(optimizer, values))
+                optimizer.load_state_dict(optimizer_sharded(optimizer, _with_own_settings(optimizer, values)))
             if schedule.schedulers and state["update"]["steps"]:
                 mark_stepped(optimizer)
         for scheduler, values in zip(schedule.schedulers, state["schedulers"], strict=True):
@@ -138,7 +139,7 @@ def put_weights(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]
         for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
             if has_extra_state(values):
                 undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
-            module.load_state_dict(values)
+            module.load_state_dict(sharded(module, values))
         with torch.no_grad():
             for parameter, value in zip(_loose(core), state["loose"], strict=True):
                 parameter.copy_(value)

@@ -1,0 +1,142 @@
+"""FSDP2: parameters, gradients and optimizer states sharded over the ranks, and whole again for a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hotloop.errors import BadArgument
+from hotloop.levers import repeated_blocks
+from hotloop.plan import Plan
+from hotloop.ranks import Ranks
+from hotloop.text import shorten
+
+# Settings of a plan that change weights, capture or scale, none of which was tried with shards.
+_OTHERS = ("channels_last", "flipped", "graph", "micro_batch", "memory_budget", "cudnn_benchmark")
+
+
+def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> None:
+    """Shard a model in place, by the blocks that it repeats, and hand its new parameters to its optimizers.
+
+    The weights are those of rank 0. In bf16, blocks are gathered in bf16 and gradients are reduced in fp32.
+    """
+    from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415  # these take a second to import
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: PLC0415
+
+    _check(model, optimizers, plan)
+    for tensor in (*model.parameters(), *model.buffers()):
+        dist.broadcast(tensor.detach(), 0, group=ranks.group)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    group = ranks.group or dist.group.WORLD
+    mesh = DeviceMesh.from_group(group, ranks.device.type)  # type: ignore[arg-type]  # the default group is there
+    bf16 = plan.precision == "bf16"
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bf16 else MixedPrecisionPolicy()
+    for block in [*repeated_blocks(model), model]:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    parameters = dict(model.named_parameters())
+    for optimizer in optimizers:
+        for settings in optimizer.param_groups:
+            settings["params"] = [parameters[names[id(each)]] for each in settings["params"]]
+
+
+def _check(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> None:
+    """Refuse what shards do not go with."""
+    default = Plan(plan.device)
+    others = [name for name in _OTHERS if getattr(plan, name) != getattr(default, name)]
+    if plan.precision == "fp16":
+        others.append("precision='fp16'")
+    if plan.compile != "off":
+        others.append("compile")
+    if others:
+        raise BadArgument(f"parallel='fsdp' with {shorten(others, 4)}", fix="leave that out of the plan, or use DDP")
+    if lazy := [name for name, p in model.named_parameters() if is_lazy(p)]:
+        raise BadArgument(
+            f"{shorten(lazy, 3)} have no shapes yet, so that they cannot be sharded",
+            fix="run one batch through the model before it is handed to the Loop",
+        )
+    if any(optimizer.state for optimizer in optimizers):
+        raise BadArgument(
+            "the optimizer has made steps before the model is sharded", fix="make the Loop first, then train or load"
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    if any(id(p) not in known for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]):
+        raise BadArgument(
+            "the optimizer has parameters that are not the model's, and only the model is sharded",
+            fix="make them parameters of the model, or use parallel='ddp'",
+        )
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether a model has parameters that are shards."""
+    return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
+
+
+def whole(tree: Any) -> Any:
+    """A state_dict whose shards are gathered, on the host; all ranks call it in the same order."""
+    if isinstance(tree, Tensor):
+        return tree.full_tensor().cpu() if hasattr(tree, "full_tensor") else tree
+    if isinstance(tree, Mapping):
+        gathered = {key: whole(value) for key, value in tree.items()}
+        return gathered if any(gathered[key] is not tree[key] for key in tree) else tree
+    if isinstance(tree, list | tuple):
+        return type(tree)(map(whole, tree)) if type(tree) in (list, tuple) else tree
+    return tree
+
+
+def sharded_as(value: Any, like: Any) -> Any:
+    """A whole tensor as this rank's shard of it, where `like` is one of the same shape; else what was given."""
+    if not isinstance(value, Tensor) or not hasattr(like, "full_tensor") or value.shape != like.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415  # loaded where there are shards
+
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def sharded(module: nn.Module, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A whole state_dict with its tensors sharded as those of the module are."""
+    if not is_sharded(module):
+        return values
+    now = module.state_dict()
+    return {name: sharded_as(value, now.get(name)) for name, value in values.items()}
+
+
+def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
+    """The whole state_dict of an optimizer with its tensors sharded as their parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(hasattr(parameter, "full_tensor") for parameter in parameters):
+        return values
+    numbers = [number for group in values["param_groups"] for number in group["params"]]
+    owners = dict(zip(numbers, parameters, strict=True))
+    state = {
+        number: {name: sharded_as(value, owners.get(number)) for name, value in each.items()}
+        for number, each in values["state"].items()
+    }
+    return {**values, "state": state}
+
+
+def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks | None, plan: Plan) -> nn.Module:
+    """The model as a plan wants it on several ranks; what cannot be is refused."""
+    if ranks is None:
+        if plan.parallel == "fsdp":
+            raise BadArgument(
+                "parallel='fsdp' in a process that is alone", fix="start several: `hotloop launch --gpus 2 script.py`"
+            )
+        return model
+    if plan.graph:
+        raise BadArgument(
+            f"graph={plan.graph} on {ranks.size} ranks: CUDA graphs were not tried there",
+            fix="leave it out of the plan",
+        )
+    if plan.sync_batchnorm:
+        if ranks.device.type != "cuda":
+            raise BadArgument(
+                f"sync_batchnorm on {ranks.device.type}: PyTorch has it for GPUs", fix="use GroupNorm or LayerNorm"
+            )
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model, ranks.group)
+    if plan.parallel == "fsdp":
+        shard(model, optimizers, ranks, plan)
+    return model

@@ -1,0 +1,51 @@
+"""A training over two hosts that saves and goes on from what it finds: `crossing.py FOLDER NAME SECONDS [RANK STEP]`.
+
+A step takes so many seconds; at the step, the rank ends as by the kernel.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import hotloop
+
+from scenes import GLOBAL, network, rows
+
+RANK = int(os.environ["RANK"])  # of this process, not of the one that it is a fork of
+folder, name, seconds, *kill = sys.argv[1:]
+steps = 0
+
+
+def objective(model: nn.Module, batch: Any) -> Tensor:
+    global steps
+    if model.training:
+        steps += 1
+        time.sleep(float(seconds))
+        Path(folder, f"{name} {RANK} at").write_text(str(steps))
+        if kill and (RANK, steps) == tuple(map(int, kill)):
+            os.kill(os.getpid(), signal.SIGKILL)
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+torch.manual_seed(3 + RANK)
+model = network(nn.Tanh(), nn.Dropout(0.2))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan="plain")
+report = loop.fit(
+    DataLoader(rows(), GLOBAL // 2, shuffle=True),
+    epochs=3,
+    validate=DataLoader(rows(), 11),
+    save=Path(folder, f"saved {name}"),
+    every="2 steps",
+    resume=True,
+    progress=False,
+    monitor=False,
+)
+torch.save({"model": model.state_dict(), "resumed": report.resumed, "host": os.uname().nodename}, Path(folder, f"{name} {RANK}.pt"))

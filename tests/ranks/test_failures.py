@@ -1,0 +1,219 @@
+"""A rank that dies, hangs or does something else is named by the others, and wrong set-ups end in words."""
+
+import re
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hotloop.errors import BadArgument, DeviceUnavailable
+from hotloop.ranks import ranks_of
+
+from ..warm import Warm
+from .conftest import Ended, Launch, Launcher, free_port, until
+
+HERE = Path(__file__).parent
+FAILING = HERE / "failing.py"
+HOST = socket.gethostname()
+
+
+def within(seconds: float, **more: str) -> Callable[[int], dict[str, str]]:
+    return lambda rank: {"HOTLOOP_RANK_TIMEOUT": str(seconds), **more}
+
+
+def words(ended: Ended) -> str:
+    """The error that ended a rank, without the lines before it."""
+    found = re.findall(r"^(?:\[rank\d\]:\s*)?hotloop\.[\w.]+: (?:.|\n)*", ended.err, re.MULTILINE)
+    assert found, ended.err
+    return " ".join(found[-1].split())
+
+
+def after_others(run: Launch, hung: int) -> list[Ended]:
+    """How the ranks end of which one hangs, which is ended when the others have been."""
+    others = [run.folder / f"err {rank}" for rank in range(len(run.ranks)) if rank != hung]
+    until(lambda: all("fix:" in file.read_text(encoding="utf-8") for file in others))
+    run.kill(hung)
+    return run.wait()
+
+
+# A rank that is lost
+
+
+@pytest.mark.parametrize("dead", [0, 2])
+def test_a_rank_that_dies_is_named(launch: Launcher, dead: int) -> None:
+    ended = launch(FAILING, "killed", str(dead), "7", ranks=3).wait()
+
+    for rank in {0, 1, 2} - {dead}:
+        said = words(ended[rank])
+        assert "RankLost" in said
+        assert f"rank {dead} on {HOST} is gone: its process" in said
+        assert re.search(
+            r"its last word, \d s ago, came from the training step of batch \d of epoch 1 after step", said
+        )
+        assert "failing.py" in said
+        assert "in objective" in said
+        assert f"rank {rank} of 3 on {HOST} was in the training step" in said
+        assert "resume=True" in said
+        assert "--max-restarts" in said
+        assert "The above exception was the direct cause" in ended[rank].err
+        assert f"rank {({0, 1, 2} - {dead, rank}).pop()} on" not in said
+
+
+def test_a_rank_that_is_stopped_is_named_within_the_timeout(launch: Launcher) -> None:
+    run = launch(FAILING, "stopped", "1", ranks=3, each=within(3))
+    began = time.monotonic()
+    ended = after_others(run, 1)
+
+    assert time.monotonic() - began < 30
+    for rank in (0, 2):
+        assert f"rank 1 on {HOST} is stopped: its process" in words(ended[rank])
+
+
+def test_a_rank_that_is_late_is_named_at_first_and_in_the_end(launch: Launcher) -> None:
+    ended = after_others(launch(FAILING, "endless", ranks=3, each=within(8, HOTLOOP_RANK_LATE="2")), 2)
+
+    for rank in (0, 1):
+        assert f"rank 2 on {HOST} is late: it has been in the wait for a batch after step 5" in words(ended[rank])
+        assert "in __getitem__" in words(ended[rank])
+    assert re.search(rf"RankWarning: rank 0 of 3 on {HOST} has waited \d s for rank 2 on {HOST}, in the", ended[0].err)
+    assert "RankWarning" not in ended[1].err
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_a_rank_that_fails_is_named_with_its_error(launch: Launcher, failed: int) -> None:
+    ended = launch(FAILING, "raised", str(failed)).wait()
+
+    assert "KeyError: 'no such row'" in ended[failed].err
+    said = words(ended[1 - failed])
+    assert f"rank {failed} on {HOST} ended with KeyError: 'no such row', in the training step of batch 4" in said
+    assert "in objective" in said
+
+
+def test_a_rank_that_evaluates_alone(launch: Launcher) -> None:
+    ended = launch(FAILING, "apart", "0", each=within(6)).wait()
+    for e in ended:
+        print(e.code, e.err[-3000:])
+
+
+def test_different_numbers_of_batches_of_unknown_length(launch: Launcher) -> None:
+    ended = launch(FAILING, "uneven", each=within(20)).wait()
+
+    for each in ended:
+        assert "RankLost" in words(each)
+        assert f"different numbers of batches: rank 0 of 2 on {HOST} had 4 batches in epoch 1" in words(each)
+        assert f"rank 1 on {HOST} is in the training step of batch 4 of epoch 1" in words(each)
+
+
+# Out of memory on one rank
+
+
+@pytest.mark.parametrize(
+    ("scene", "step", "rows"),
+    [("forward", 1, "even"), ("forward", 5, "uneven"), ("backward", 5, "even"), ("backward", 5, "uneven")],
+)
+def test_memory_that_runs_out_on_one_rank_alone(
+    launch: Launcher, tmp_path: Path, scene: str, step: int, rows: str
+) -> None:
+    undisturbed = launch(FAILING, "nothing", "1", str(step), rows).wait()
+    ended = launch(FAILING, scene, "1", str(step), rows, each=within(5)).wait()
+
+    assert [each.code for each in (*undisturbed, *ended)] == [0, 0, 0, 0], ended[1].err
+    assert [int(each.out.split()[-1]) > 0 for each in ended] == [False, True]  # times that memory ran out
+    assert undisturbed[0].out.split()[1] == ended[0].out.split()[1] == ended[1].out.split()[1]
+    expected, *found = (torch.load(tmp_path / f"{name}.pt") for name in ("nothing 0", f"{scene} 0", f"{scene} 1"))
+    for each in found:
+        torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_that_runs_out_after_a_part_of_the_gradient_was_sent(launch: Launcher) -> None:
+    ended = launch(FAILING, "sent", each=within(20)).wait()
+
+    assert "DoesNotFit" in words(ended[1])
+    assert f"memory ran out on rank 1 of 2 on {HOST} when other ranks had begun" in words(ended[1])
+    assert f"rank 1 on {HOST} ended with hotloop.errors.DoesNotFit" in words(ended[0])
+
+
+# Wrong set-ups
+
+
+@pytest.mark.parametrize(("scene", "name"), [("model", "model"), ("plan", "plan"), ("unequal", "number of batches")])
+def test_ranks_that_are_not_set_up_alike(launch: Launcher, scene: str, name: str) -> None:
+    ended = launch(FAILING, scene).wait()
+
+    for each in ended:
+        assert "RanksDiffer" in words(each)
+        assert f"rank 1 on {HOST} has another {name} than rank 0 on {HOST}" in words(each)
+
+
+def test_ranks_with_another_script(warm: Warm, tmp_path: Path) -> None:
+    port = str(free_port())
+    runs = []
+    for rank, comment in enumerate(("", "# a newer version\n")):
+        folder = tmp_path / str(rank)
+        folder.mkdir()
+        shutil.copy(HERE / "scenes.py", folder)
+        (folder / "failing.py").write_text(FAILING.read_text() + comment)
+        settings = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT": port}
+        runs.append(Launch(warm, folder / "failing.py", "nothing", ranks=1, cwd=folder, each=lambda _, s=settings: s))
+
+    for run in runs:
+        (ended,) = run.wait()
+        assert f"rank 1 on {HOST} has another script than rank 0" in words(ended)
+
+
+def test_a_port_that_another_program_has(launch: Launcher) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = launch(FAILING, "nothing", each=within(2, MASTER_PORT=str(port))).wait()
+
+    for rank, each in enumerate(ended):
+        assert f"rank {rank} of 2 on {HOST} could not join the others at 127.0.0.1:{port}" in words(each)
+    assert f"fix: port {port} belongs to another program: give all ranks another MASTER_PORT" in words(ended[0])
+    assert "nothing there has answered as a rank does for 2 s" in words(ended[1])
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "192.0.2.1"])
+def test_a_master_that_does_not_answer(launch: Launcher, address: str) -> None:
+    settings = within(2, RANK="1", WORLD_SIZE="2", MASTER_ADDR=address)
+    began = time.monotonic()
+    (ended,) = launch(FAILING, "nothing", ranks=1, each=settings).wait()
+
+    assert time.monotonic() - began < 20
+    assert f"rank 1 of 2 on {HOST} could not join the others at {address}:" in words(ended)
+    assert "firewall" in words(ended)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("WORLD_SIZE", "two"), ("RANK", "first"), ("RANK", "2"), ("LOCAL_RANK", "-1"), ("MASTER_PORT", "http")),
+        ("HOTLOOP_RANK_TIMEOUT", "soon"),
+    ],
+)
+def test_variables_that_make_no_sense(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    settings = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "0"}
+    for each, words in {**settings, name: value}.items():
+        monkeypatch.setenv(each, words)
+
+    with pytest.raises(BadArgument, match=name):
+        ranks_of("cpu")
+
+
+def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_RANK": "1"}
+    for each, words in settings.items():
+        monkeypatch.setenv(each, words)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    for want in (None, "cuda"):
+        with pytest.raises(DeviceUnavailable, match="rank 1 is process 1 .* has 1 GPU") as found:
+            ranks_of(want)
+        assert "hotloop launch --gpus 1" in str(found.value)

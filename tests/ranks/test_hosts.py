@@ -1,0 +1,121 @@
+"""A run over two hosts: network namespaces joined by a cable that can be cut, with an agent of torchrun on each."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ..warm import Running, Warm
+from .conftest import free_port, until
+
+HERE = Path(__file__).parent
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+@dataclass
+class Hosts:
+    """Two hosts, and what they write."""
+
+    warm: Warm
+    folder: Path
+    names: tuple[str, str]
+    addresses: tuple[str, str]
+
+    def begin(self, name: str, *arguments: str) -> list[Running]:
+        """Start the agents of a run of `crossing.py`."""
+        master = f"{self.addresses[0]}:{free_port()}"
+        environment = {**os.environ, "HOTLOOP_DEVICE": "cpu", "HOTLOOP_RANK_TIMEOUT": "4"}
+        command = [master, str(HERE / "crossing.py"), str(self.folder), name, *arguments]
+        return [
+            self.warm.start(
+                HERE / "agent.py",
+                *(host, address, *command),
+                cwd=self.folder,
+                environment=environment,
+                out=self.folder / f"{name} out {number}",
+                err=self.folder / f"{name} err {number}",
+            )
+            for number, (host, address) in enumerate(zip(self.names, self.addresses, strict=True))
+        ]
+
+    def told(self, name: str) -> str:
+        """What both hosts have printed."""
+        return "\n".join((self.folder / f"{name} err {number}").read_text(encoding="utf-8") for number in (0, 1))
+
+    def link(self, state: str) -> None:
+        ip("-n", self.names[1], "link", "set", "cable", state)
+
+    def ends(self, name: str) -> list[dict[str, Any]]:
+        """What each rank had at the end of a run."""
+        return [torch.load(self.folder / f"{name} {rank}.pt") for rank in (0, 1)]
+
+    def step(self, name: str) -> int:
+        file = self.folder / f"{name} 1 at"
+        return int(file.read_text() or 0) if file.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def hosts(warm: Warm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    if shutil.which("ip") is None:
+        pytest.skip("needs `ip` (Debian's iproute2)")
+    names = tuple(f"hl{os.getpid()}{each}" for each in "ab")
+    net = f"10.{os.getpid() % 250}.77"
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for number, name in enumerate(names, start=1):
+            ip("-n", name, "addr", "add", f"{net}.{number}/24", "dev", "cable")
+            for device in ("lo", "cable"):
+                ip("-n", name, "link", "set", device, "up")
+        yield Hosts(warm, tmp_path_factory.mktemp("hosts"), (names[0], names[1]), (f"{net}.1", f"{net}.2"))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"needs rights to make network namespaces: {error.stderr.strip()}")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(hosts: Hosts) -> list[dict[str, Any]]:
+    codes = [agent.wait() for agent in hosts.begin("whole", "0")]
+
+    assert codes == [0, 0], hosts.told("whole")
+    return hosts.ends("whole")
+
+
+def test_a_run_over_two_hosts(hosts: Hosts, undisturbed: list[dict[str, Any]]) -> None:
+    assert [each["host"] for each in undisturbed] in ([*hosts.names], [*reversed(hosts.names)])
+    assert [each["resumed"] for each in undisturbed] == [0, 0]
+
+
+def test_a_rank_that_is_killed(hosts: Hosts, undisturbed: list[dict[str, Any]]) -> None:
+    codes = [agent.wait() for agent in hosts.begin("killed", "0.1", "1", "20")]
+
+    assert codes == [0, 0], hosts.told("killed")
+    for each, expected in zip(hosts.ends("killed"), undisturbed, strict=True):
+        assert each["resumed"] == 1
+        torch.testing.assert_close(each["model"], expected["model"], rtol=0, atol=0)
+
+
+def test_a_link_that_is_cut_for_a_while(hosts: Hosts, undisturbed: list[dict[str, Any]]) -> None:
+    agents = hosts.begin("cut", "0.1")
+    until(lambda: hosts.step("cut") >= 10)
+    hosts.link("down")
+    until(lambda: "RankLost" in hosts.told("cut"))
+    hosts.link("up")
+    codes = [agent.wait() for agent in agents]
+
+    assert codes == [0, 0], hosts.told("cut")
+    for each, expected in zip(hosts.ends("cut"), undisturbed, strict=True):
+        assert each["resumed"] == 1
+        torch.testing.assert_close(each["model"], expected["model"], rtol=0, atol=0)
