@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from hotloop.simulate import _Simulate
     from hotloop.step.survive import survive_oom as survive_oom
     from hotloop.training import Loop as Loop
+    from hotloop.training.hooks import Ema as Ema
     from hotloop.waits import waits as waits
 
     simulate: _Simulate  # a package that is called
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Choice": "device",
     "DeviceMismatch": "errors",
+    "Ema": "training.hooks",
     "HotloopError": "errors",
     "Loop": "training",
     "Plan": "plan",
@@ -64,6 +66,7 @@ _HOMES = {
 __all__ = [  # found by __getattr__
     "Choice",
     "DeviceMismatch",
+    "Ema",
     "HotloopError",
     "Loop",
     "Plan",

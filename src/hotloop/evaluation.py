@@ -19,7 +19,7 @@ from hotloop.memory.oom import surely
 from hotloop.misfit import attempt
 from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, losses_of, uniform
 from hotloop.objective import predict as predict_by_convention
-from hotloop.placement import tensors_in
+from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Split
 from hotloop.ranks import Ranks
@@ -27,7 +27,7 @@ from hotloop.reductions import Classes, Reduction, ReductionMode, eager
 from hotloop.snapshot import Snapshot
 from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.step.sharding import is_sharded
-from hotloop.text import an
+from hotloop.text import an, plural
 from hotloop.weighing import Probe, Weighing, check_cut, watched
 
 
@@ -40,6 +40,7 @@ class Metric(Protocol):
     def compute(self) -> Any: ...
 
 
+ON_DEVICE = 256 * 2**20  # bytes of outputs that wait there before they are copied to the host
 Metrics = Mapping[str, Any]  # name → a metric of torchmetrics, or `(output, target) → tensor`
 
 
@@ -114,6 +115,80 @@ class Evaluation:
                 if is_filler(batches.loader, batches.origin):
                     tally.restore()  # the pass was made for the other ranks alone
             return surely(partial(tally.result, ranks), self._device)
+
+    def outputs(
+        self,
+        loader: Iterable[Any],
+        predict: Callable[[nn.Module, Any], Any] | None,
+        precision: str,
+        tell: Callable[[str], None],
+    ) -> Any:
+        """What the model gives for every item, in order, joined on the host."""
+        call = predict or _output_by_convention
+        pieces: list[Any] = []  # on the host
+        waiting: list[Any] = []  # on the device
+        without_gradients = torch.no_grad if is_sharded(self._model) else torch.inference_mode
+        done = 0
+        with _eval_mode(self._model), without_gradients(), autocast(self._device, precision):
+            for number, batch in enumerate(Stream(loader, self._device, origins=False)):
+                items = self._weighing.items_in(batch)
+                found: list[Any] = []
+                some = partial(_add_output, found, self._model, batch, items, call, self._split)
+                work = partial(in_rows, some, items, self.memory)
+                attempt(work, self._model, batch, f"batch {number}")
+                waiting += found
+                done += items
+                if sum(tensor.nbytes for _, tensor in tensors_in(waiting)) > ON_DEVICE:
+                    pieces.append(_on_host(waiting))
+                    waiting = []
+                tell(plural(done, "item"))
+            if waiting:
+                pieces.append(_on_host(waiting))
+        return _joined(pieces)
+
+
+def _output_by_convention(model: nn.Module, batch: Any) -> Any:
+    """The output for a batch `(input, …, target)`, a dict, or an input alone; of Hugging Face models, the logits."""
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+    elif isinstance(batch, list | tuple):
+        output = model(*(batch[:-1] if len(batch) > 1 else batch))
+    else:
+        output = model(batch)
+    return getattr(output, "logits", output)
+
+
+def _add_output(
+    found: list[Any],
+    model: nn.Module,
+    batch: Any,
+    items: int,
+    call: Callable[[nn.Module, Any], Any],
+    split: Split,
+    rows: slice,
+) -> None:
+    part, _ = part_of(batch, items, rows, split)
+    found.append(call(model, part))
+
+
+def _on_host(outputs: list[Any]) -> Any:
+    """Outputs of several batches as one, on the host."""
+    return map_tensors(_joined(outputs), torch.Tensor.cpu)
+
+
+def _joined(outputs: list[Any]) -> Any:
+    """Outputs one after the other: tensors as one tensor, of tuples and dicts each part."""
+    first = outputs[0]
+    if isinstance(first, Tensor):
+        return torch.cat([each.unsqueeze(0) if each.dim() == 0 else each for each in outputs])
+    if isinstance(first, Mapping):
+        return {key: _joined([each[key] for each in outputs]) for key in first}
+    if isinstance(first, list | tuple):
+        return tuple(_joined(list(parts)) for parts in zip(*outputs, strict=True))
+    raise BadArgument(
+        f"the model gives {an(type(first).__name__)}, which cannot be joined",
+        fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+    )
 
 
 def check_metrics(metrics: Metrics | None) -> None:

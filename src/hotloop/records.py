@@ -169,6 +169,15 @@ class PlanChange(Record):
 
 
 @dataclass(frozen=True)
+class BestEpoch(Record):
+    """The best epoch of a run, by one metric."""
+
+    epoch: int  # its number, from 1
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
 class Report(Record):
     """What a run did, as it was measured."""
 
@@ -199,6 +208,7 @@ class Report(Record):
     plans: tuple[PlanChange, ...] = ()  # that were carried out, the first one first
     ranks: int = 1  # processes that trained together; items, losses and metrics are those of all
     batch: int | None = None  # items of a step on all ranks together, where the loader tells
+    best: BestEpoch | None = None  # by the metric that was asked for, else by the validation loss
 
     @property
     def items_per_second(self) -> float | None:
@@ -218,6 +228,8 @@ class Report(Record):
             loss = f"{first.loss:.4g} → {last.loss:.4g}" if len(self.epochs) > 1 else f"{last.loss:.4g}"
             metrics = ", ".join(f"{name} {value:.4g}" for name, value in last.metrics.items())
             lines.append(f"loss {loss}" + (f"; validation: {metrics}" if metrics else ""))
+            if self.best is not None and self.best.epoch != last.number:
+                lines.append(f"best {self.best.metric} {self.best.value:.4g} in epoch {self.best.epoch}")
         if (rate := self.items_per_second) is not None:
             memory = f", peak memory {size(self.peak_memory)}" if self.peak_memory is not None else ""
             lines.append(f"{count(rate)} items/s{memory}")

@@ -92,6 +92,7 @@ class Core:
         self.evaluation = Evaluation(self.model, self.device, begin.split)
         self.stream: Stream[Any] | None = None
         self.given: Any = None  # the batch that `batches` gave out last
+        self.is_one_by_one = False  # whether `fit` is told of each step, so that several in one graph are not used
         self.expected: int | None = None  # batches of the run, where `fit` knows them
         self.seen_before: dict[str, Any] | None = None  # of an epoch that is resumed, until it has begun
         self.changes: Changes | None = None  # since the first run that was saved
@@ -137,7 +138,7 @@ class Core:
                 yield batch, 1, self.step.weighing.items_in(batch)
             return
         self._begin_epoch(loader)
-        draws = stretches(resident.draws(), lambda: self.stretches.size(self.step.captured, resident))
+        draws = stretches(resident.draws(), lambda: self._stretch_size(resident))
         for number, drawn in ((stream.first + number, drawn) for number, drawn in draws):
             if len(drawn) > 1 and self.watch.batches >= self.tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
@@ -160,6 +161,9 @@ class Core:
         if not self.watch.items_seen:
             raise nothing_came(loader)
         self._end_epoch()
+
+    def _stretch_size(self, resident: Resident) -> int:
+        return 1 if self.is_one_by_one else self.stretches.size(self.step.captured, resident)
 
     def _begin_epoch(self, loader: Iterable[Any]) -> None:
         self.stream = self.stream_of(loader)
@@ -242,7 +246,7 @@ class Core:
             len(drawn),
             self._left(loader),
             self.step.is_between_windows,
-            can_be_several=resident is not None,
+            can_be_several=resident is not None and not self.is_one_by_one,
             sample=partial(self._sample, resident, drawn[0], transform),
         )
         self.tuner.before(ahead, self.watch.batches)

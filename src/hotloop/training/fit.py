@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from hotloop.checkpoint import CheckpointWarning
@@ -21,14 +22,16 @@ from hotloop.data import Resumption
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.data.validation import Validation
 from hotloop.evaluation import Metrics
-from hotloop.heartbeat import READING, SAVING
+from hotloop.heartbeat import BETWEEN, READING, SAVING
 from hotloop.levers import levers_of
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
+from hotloop.step.sharding import sharded, whole
 from hotloop.text import shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
+from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, is_of_a_loader
 from hotloop.training.saving import OtherRankSaver, Saver
@@ -75,6 +78,7 @@ class Fit:
     loader: Iterable[Any] = ()
     validate: Iterable[Any] | None = None
     transform: object = None  # of batches on the device
+    hooks: RunHooks = field(default_factory=RunHooks)
     stop: Stop = field(default_factory=Stop)
     epochs: list[Epoch] = field(default_factory=list)
     first: int = 0  # epochs that an earlier part of the run has done
@@ -100,6 +104,7 @@ class Fit:
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
         self._last: dict[str, Any] | None = None  # the state before it
+        self._best_weights: Mapping[str, Any] | None = None  # of the best epoch of this part, where they are wanted
         self._tuned_before = self.core.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.core.watch.batches, self.loop.out_of_memory)
         self._planned = len(self.core.plans) - 1  # the plan that this part begins with
@@ -110,7 +115,7 @@ class Fit:
         """Those since the loop began, where the same one goes on: as in a notebook, where nothing is built anew."""
         core = self.core
         makers = {**makers_of(self.loader), **makers_of(self.validate, "validation ")}
-        others = handed_to(core, self.transform, makers)
+        others = {**handed_to(core, self.transform, makers), **self.hooks.handed()}
         known = [self.loop, core, self, saver, self.loader, self.validate]
         if saver.found is None or core.changes is None:
             modules = modules_of(core)
@@ -202,6 +207,7 @@ class Fit:
                     self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
             self._finish(validate, metrics, wait=True)
             self._save_end()
+            self._restore_best()
             self.core.together.end()
         self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
@@ -235,7 +241,10 @@ class Fit:
         try:
             for batch, batches, items in work:
                 if batch is not None:
-                    self.loop.step(batch)
+                    loss = self.loop.step(batch)
+                    if self.hooks.on_step:
+                        record = StepRecord(self.loop.steps, number, self.consumed + 1, loss, self.loop)
+                        self._ask(self.hooks.on_step, record, "on_step")
                 self.stop.shield()
                 items *= self.core.together.size  # noqa: PLW2901  # other ranks train on as many
                 done += items
@@ -261,6 +270,10 @@ class Fit:
         if whole:
             self._epoch_earlier = 0.0
         return whole
+
+    def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
+        if asks_to_stop(hooks, record, name) and not self.stop.asked:
+            self.stop.why = name
 
     def _must_end(self) -> bool:
         """After a stretch: save where it is time to. Whether the run has to end here."""
@@ -291,12 +304,12 @@ class Fit:
         """After an epoch: save where it is time to, at the end of the run, and where the validation loss is best."""
         if self.saver is None or self._last is not None:
             return
-        loss = self.epochs[-1].metrics.get("loss") if self.epochs and not self._pending else None
-        best = loss is not None and all(loss < e.metrics.get("loss", math.inf) for e in self.epochs[:-1])
+        score = self.hooks.goal.score(self.epochs[-1]) if self.epochs and not self._pending else math.inf
+        best = score < min((self.hooks.goal.score(epoch) for epoch in self.epochs[:-1]), default=math.inf)
         if last or best or self.core.together.any(self.saver.is_due(self.loop.steps)):
             self._finish(validate, metrics, wait=True)
             self._tell_what_is_lost(surely=last)
-            self.saver.save(self.loop.steps, lambda: self._tree(None), loss, wait=last)
+            self.saver.save(self.loop.steps, lambda: self._tree(None), None if score == math.inf else score, wait=last)
 
     def _save_end(self) -> None:
         """Save what is not yet: the evaluation was cut short, or the end was asked for between two epochs."""
@@ -406,6 +419,34 @@ class Fit:
         self.epochs.append(epoch)
         self.display.epoch(epoch)
         self.journal.epoch(epoch)
+        if whole and not self._cut_short:
+            self._after_epoch(epoch)
+
+    def _after_epoch(self, epoch: Epoch) -> None:
+        """Tell the hooks, keep the weights of the best epoch, and end the run where nothing gets better any more."""
+        hooks = self.hooks
+        best = hooks.goal.best(self.epochs)
+        if hooks.restores_best and best is not None and best.epoch == epoch.number:
+            now = whole(self.core.model.state_dict())
+            self._best_weights = {
+                name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+                for name, value in now.items()
+            }
+        self._ask(hooks.on_epoch, EpochRecord(epoch, self.loop.steps, self.loop), "on_epoch")
+        if hooks.patience is not None and not self.stop.asked:
+            self.stop.why = hooks.goal.words_for_patience(self.epochs, hooks.patience)
+
+    def _restore_best(self) -> None:
+        """Give the model the weights of the best epoch."""
+        best = self.hooks.goal.best(self.epochs)
+        if not self.hooks.restores_best or best is None or best.epoch == self.epochs[-1].number:
+            return
+        weights = self._best_weights
+        if weights is None and self.saver is not None and (path := self.saver.writer.store.best()) is not None:
+            weights = self.saver.writer.store.load(path).tree["loop"]["model"]  # of an earlier part of the run
+        if weights is not None:
+            with self.core.unplanned():
+                self.core.model.load_state_dict(sharded(self.core.model, weights))
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
         """The evaluation after an epoch; empty where the run has to end before it is done."""
@@ -454,6 +495,7 @@ class Fit:
             plans=tuple(self._all_plans()),
             ranks=self.core.together.size,
             batch=self.core.together.global_batch(self.loader),
+            best=self.hooks.goal.best(self.epochs),
         )
 
 
@@ -479,6 +521,7 @@ def samplers_in(loader: object) -> list[object]:
 
 
 PHASES = {  # what a rank does, by the function that it is in
+    Fit.run.__code__: BETWEEN,
     Fit._train.__code__: READING,
     Fit._tree.__code__: SAVING,
     Saver.save.__code__: SAVING,

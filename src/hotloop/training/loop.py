@@ -1,7 +1,7 @@
 """`Loop`: the training loop a person would write by hand, on the right device, fast and hard to kill."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,13 +10,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.evaluation import Metrics, check_metrics
-from hotloop.heartbeat import EVALUATION, TRAINING, Progress
+from hotloop.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
 from hotloop.misfit import REFUSALS, explanation
@@ -35,6 +36,7 @@ from hotloop.training.budgeting import Budgeting
 from hotloop.training.collective import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.fit import PHASES, Fit
+from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.journal import Journal, Logged
 from hotloop.training.largest import Largest, largest_batch
 from hotloop.training.looking import Memory, memory_of, profile_of
@@ -130,6 +132,11 @@ class Loop:
     def device(self) -> torch.device:
         """Where the model is."""
         return self._core.device
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Those that it steps."""
+        return self._core.optimizers
 
     @property
     def plan(self) -> Plan:
@@ -260,6 +267,26 @@ class Loop:
         with core.together.telling:
             return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
 
+    def predict(
+        self,
+        loader: Iterable[Any],
+        *,
+        predict: Callable[[nn.Module, Any], Any] | None = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """The model's outputs for every item of `loader`, in order and joined on the host: eval mode, no gradients.
+
+        Of batches `(input, …, target)` the target is left out, of Hugging Face models the logits are taken; a dict is
+        given as keywords. `predict=lambda model, batch: …` says otherwise. Where memory runs out, batches are computed
+        in parts.
+        """
+        core = self._core
+        check_loader(loader)
+        if length_of(loader) == 0:
+            raise nothing_came(loader)
+        with telling("predicting", progress) as tell:
+            return core.evaluation.outputs(loader, predict, core.step.plan.precision, tell)
+
     def fit(
         self,
         loader: Iterable[Any],
@@ -276,6 +303,11 @@ class Loop:
         time_limit: str | float | None = None,
         monitor: bool = True,
         log: Logged = None,
+        on_step: OnStep | None = None,
+        on_epoch: OnEpoch | None = None,
+        best: str | tuple[str, str] = "loss",
+        patience: int | None = None,
+        restore_best: bool = False,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
 
@@ -290,7 +322,13 @@ class Loop:
         With `monitor` the device is looked at twice a second, and the report tells what the run asked of it:
         utilisation, memory, energy, throttling. `log` takes these and the losses as they come: "tensorboard", a file
         that ends in `.jsonl`, or a `Log` of your own.
+
+        `on_step` and `on_epoch` are called with a small record after each of them, and may return "stop"; nothing waits
+        for the device unless a hook reads a value. `best` names the metric that says which epoch is the best, as
+        "accuracy" or ("distance", "min"); that of `report.best` and of the best checkpoint. With `patience=3` the run
+        ends after three epochs that were no better; with `restore_best` the model has the best epoch's weights then.
         """
+        hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
         if metrics and validate is None:
@@ -319,7 +357,8 @@ class Loop:
                 progress, monitor, log = False, False, None
             journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
             given = (loader, validate, device_transform)
-            fit = Fit(self, self._core, journal, saver, limit, *given)
+            fit = Fit(self, self._core, journal, saver, limit, *given, hooks)
+            self._core.is_one_by_one = bool(hooks.on_step)
             check = partial(self._check_length, fit, length, epochs)
             self._core.tuner.begin()
             try:
@@ -335,6 +374,28 @@ class Loop:
                 self._core.expected = None
                 self._core.rest()
                 fit.close()
+
+    def _hooks(
+        self,
+        on_step: OnStep | None,
+        on_epoch: OnEpoch | None,
+        best: Any,
+        patience: int | None,
+        restore_best: bool,
+        validate: object,
+        metrics: Metrics | None,
+    ) -> RunHooks:
+        """What a person wants to be told, checked."""
+        if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
+            raise BadArgument(f"patience={patience!r}", fix="give a number of epochs, from 1")
+        for name, given in (("patience", patience), ("restore_best", restore_best), ("best", best != "loss")):
+            if given and validate is None:
+                raise BadArgument(f"{name}= without validate=", fix="say on which data: validate=val_loader")
+        check_metrics(metrics)
+        goal = Goal.of(best, metrics or ())
+        return RunHooks(
+            hooks_in(on_step, "on_step"), hooks_in(on_epoch, "on_epoch"), goal, patience, bool(restore_best)
+        )
 
     def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
         """Refuse schedulers that end before the run does."""
@@ -410,4 +471,9 @@ class Loop:
         load_state(self._core, dict(state))
 
 
-ALL_PHASES = {**PHASES, Loop.step.__code__: TRAINING, Loop.evaluate.__code__: EVALUATION}
+ALL_PHASES = {
+    **PHASES,
+    Loop.fit.__code__: BEGINNING,
+    Loop.step.__code__: TRAINING,
+    Loop.evaluate.__code__: EVALUATION,
+}

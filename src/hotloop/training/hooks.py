@@ -1,0 +1,210 @@
+"""Hooks of a run, told of its steps and epochs; which epoch is the best, early stopping, EMA."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from hotloop.errors import BadArgument
+from hotloop.records import BestEpoch, Epoch
+from hotloop.text import an, plural, printable
+
+if TYPE_CHECKING:
+    from hotloop.training.loop import Loop
+
+STOP = "stop"
+Direction = Literal["min", "max"]
+_LOWER = ("loss", "error", "perplexity", "ppl", "mae", "mse", "rmse", "wer", "cer", "nll", "fid")
+_HIGHER = (
+    "acc",
+    "f1",
+    "auc",
+    "auroc",
+    "precision",
+    "recall",
+    "iou",
+    "dice",
+    "bleu",
+    "rouge",
+    "psnr",
+    "ssim",
+    "r2",
+    "map",
+)
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """A step that was made. Nothing of it was read from the device; `float(record.loss)` reads, and waits."""
+
+    step: int  # updates of the weights so far
+    epoch: int  # from 1
+    batch: int  # of the epoch, from 1
+    loss: Tensor  # detached, on the device
+    loop: "Loop"
+
+    @property
+    def model(self) -> nn.Module:
+        return self.loop.model
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group of the first optimizer."""
+        return float(self.loop.optimizers[0].param_groups[0]["lr"])
+
+
+@dataclass(slots=True)
+class EpochRecord:
+    """An epoch that was trained and evaluated."""
+
+    epoch: Epoch  # its number, loss, items, seconds and metrics
+    step: int
+    loop: "Loop"
+
+    @property
+    def model(self) -> nn.Module:
+        return self.loop.model
+
+
+OnStep = Callable[[StepRecord], object] | Sequence[Callable[[StepRecord], object]]
+OnEpoch = Callable[[EpochRecord], object] | Sequence[Callable[[EpochRecord], object]]
+
+
+def hooks_in(given: Any, name: str) -> tuple[Callable[[Any], object], ...]:
+    """One hook or several, as a person gives them."""
+    several = () if given is None else tuple(given) if isinstance(given, list | tuple) else (given,)
+    for each in several:
+        if not callable(each):
+            raise BadArgument(
+                f"{name}={an(type(each).__name__)} cannot be called", fix=f"give a function: {name}=lambda record: …"
+            )
+    return several
+
+
+def asks_to_stop(hooks: Iterable[Callable[[Any], object]], record: Any, name: str) -> bool:
+    """Call hooks; whether one of them wants the run to end."""
+    stops = False
+    for hook in hooks:
+        returned = hook(record)
+        if isinstance(returned, str) and returned == STOP:
+            stops = True
+        elif isinstance(returned, str):
+            raise BadArgument(
+                f"{name} returned {printable(returned)!r}", fix=f'return "{STOP}" to end the run, or nothing'
+            )
+    return stops
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Which metric says what is best, and whether more of it is better."""
+
+    metric: str
+    direction: Direction
+
+    @classmethod
+    def of(cls, best: Any, metrics: Iterable[str]) -> "Goal":
+        """From a name, or a name and "min" or "max".
+
+        >>> Goal.of("accuracy", ["accuracy"])
+        Goal(metric='accuracy', direction='max')
+        """
+        name, direction = best if isinstance(best, tuple) and len(best) == 2 else (best, None)
+        known = ["loss", *metrics]
+        if not isinstance(name, str) or (direction not in ("min", "max") and direction is not None):
+            raise BadArgument(f"best={best!r}", fix='give the name of a metric, or ("name", "max")')
+        if name not in known:
+            raise BadArgument(
+                f"best={name!r}, and the evaluation gives {', '.join(known)}",
+                fix="name one of them, or add it to metrics=",
+            )
+        words = set(name.lower().replace("-", "_").replace("/", "_").replace("@", "_").split("_"))
+        if direction is None and any(word.startswith(_HIGHER) for word in words):
+            direction = "max"
+        elif direction is None and words & set(_LOWER):
+            direction = "min"
+        if direction is None:
+            raise BadArgument(
+                f"whether more or less {name} is better cannot be told from its name",
+                fix=f'best=("{name}", "max"), or "min"',
+            )
+        return cls(name, "max" if direction == "max" else "min")
+
+    def score(self, epoch: Epoch) -> float:
+        """Lower is better; of an epoch that has no such number, or none that is one, infinity."""
+        value = epoch.metrics.get(self.metric, math.nan)
+        signed = value if self.direction == "min" else -value
+        return math.inf if math.isnan(signed) else signed
+
+    def best(self, epochs: Sequence[Epoch]) -> BestEpoch | None:
+        """The best of some epochs, the first of equals; None where none was evaluated."""
+        scored = [(self.score(epoch), epoch) for epoch in epochs]
+        best = min(scored, key=lambda each: each[0], default=(math.inf, None))
+        if best[1] is None or best[0] == math.inf:
+            return None
+        return BestEpoch(best[1].number, self.metric, best[1].metrics[self.metric])
+
+    def words_for_patience(self, epochs: Sequence[Epoch], patience: int) -> str | None:
+        """Why a run ends whose last `patience` epochs were no better than an earlier one."""
+        best = self.best(epochs)
+        if best is None or epochs[-1].number - best.epoch < patience:
+            return None
+        return f"no better {self.metric} in {plural(patience, 'epoch')}"
+
+
+@dataclass(frozen=True)
+class RunHooks:
+    """What a person wants to be told of a run, and what they call its best."""
+
+    on_step: tuple[Callable[[Any], object], ...] = ()
+    on_epoch: tuple[Callable[[Any], object], ...] = ()
+    goal: Goal = Goal("loss", "min")
+    patience: int | None = None  # epochs without a better one, after which the run ends
+    restores_best: bool = False  # whether the model has the weights of the best epoch at the end
+
+    def handed(self) -> dict[str, object]:
+        """Objects that may keep something of their own, by name."""
+        several = {"on_step": self.on_step, "on_epoch": self.on_epoch}
+        return {
+            name if len(hooks) == 1 else f"{name} {number}": hook
+            for name, hooks in several.items()
+            for number, hook in enumerate(hooks, 1)
+        }
+
+
+class Ema:
+    """An exponential moving average of a model's weights, as a hook: `fit(…, on_step=ema)`.
+
+    `ema.model` has the averaged weights, for evaluation. Hand it over as `Loop(…, stateful={"ema": ema})` so that
+    checkpoints hold it.
+
+    >>> ema = Ema(nn.Linear(2, 1), decay=0.99)
+    >>> sorted(ema.state_dict())[:2]
+    ['module.bias', 'module.weight']
+    """
+
+    def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
+        if not 0 < decay < 1:
+            raise BadArgument(f"decay={decay}", fix="give a number between 0 and 1, such as 0.999")
+        self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model with the averaged weights."""
+        return self.averaged.module
+
+    def __call__(self, record: StepRecord) -> None:
+        first = next(self.averaged.parameters(), None)
+        now = next(record.model.parameters(), None)
+        if first is not None and now is not None and first.device != now.device:
+            self.averaged.to(now.device)  # the model was moved after this was made
+        self.averaged.update_parameters(record.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.averaged.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.averaged.load_state_dict(state)

@@ -1,0 +1,236 @@
+"""Hooks are told of every step and epoch, may end a run, and read nothing from the device by themselves."""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+from hotloop.errors import BadArgument
+from hotloop.records import Epoch
+from hotloop.training.hooks import EpochRecord, Goal, StepRecord, asks_to_stop
+
+
+def data(rows: int = 48, batch: int = 8) -> DataLoader[Any]:
+    x = torch.linspace(-1, 1, rows * 3).view(rows, 3)
+    return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch)
+
+
+def loop_of(lr: float = 0.1, **options: Any) -> hotloop.Loop:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    return hotloop.Loop(
+        model, torch.optim.SGD(model.parameters(), lr), nn.MSELoss(), device="cpu", plan="plain", **options
+    )
+
+
+def test_each_step_and_epoch_is_told() -> None:
+    loop, steps, epochs = loop_of(), [], []
+
+    def on_step(record: StepRecord) -> None:
+        steps.append((record.step, record.epoch, record.batch, float(record.loss), record.lr))
+        assert record.model is loop.model
+
+    def on_epoch(record: EpochRecord) -> None:
+        epochs.append((record.step, record.epoch.number, record.epoch.metrics["loss"]))
+
+    report = loop.fit(data(), epochs=2, validate=data(), on_step=on_step, on_epoch=on_epoch, progress=False)
+    assert [each[:3] for each in steps] == [
+        (6 * (epoch - 1) + batch, epoch, batch) for epoch, batch in itertools.product((1, 2), range(1, 7))
+    ]
+    assert all(each[4] == 0.1 for each in steps)
+    assert sum(each[3] for each in steps[:6]) / 6 == pytest.approx(report.epochs[0].loss)
+    assert epochs == [(6, 1, report.epochs[0].metrics["loss"]), (12, 2, report.epochs[1].metrics["loss"])]
+
+
+def test_hooks_change_nothing() -> None:
+    weights = []
+    for hooks in ({}, {"on_step": [lambda record: None] * 2, "on_epoch": lambda record: None}):
+        loop = loop_of()
+        loop.fit(data(), epochs=2, progress=False, **hooks)
+        weights.append(loop.model.weight)
+    assert torch.equal(*weights)
+
+
+@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.parametrize(("hook", "steps"), [("on_step", 3), ("on_epoch", 6)])
+def test_a_hook_ends_the_run(hook: str, steps: int, tmp_path: Path) -> None:
+    loop = loop_of()
+    calls: list[int] = []
+
+    def ends(record: Any) -> str | None:
+        calls.append(1)
+        return "stop" if hook == "on_epoch" or len(calls) == 3 else None
+
+    report = loop.fit(data(), epochs=5, progress=False, save=tmp_path, **{hook: ends})
+    assert report.steps == report.saved == steps
+    assert report.stopped == hook
+    report = loop_of().fit(data(), epochs=5, progress=False, save=tmp_path, resume=True)
+    assert report.steps == 30, "it goes on from there"
+
+
+def accuracy_of(values: list[float]) -> Any:
+    numbers = iter(values)
+    return lambda output, target: torch.full((len(output),), next(numbers))
+
+
+def test_patience_and_the_best_epoch() -> None:
+    loop, weights = loop_of(), []
+    values = [0.5, 0.7, 0.6, 0.7, 0.65, 0.9]
+    report = loop.fit(
+        data(),
+        epochs=6,
+        validate=data(batch=48),
+        metrics={"accuracy": accuracy_of(values)},
+        best="accuracy",
+        patience=3,
+        restore_best=True,
+        on_epoch=lambda record: weights.append(record.model.weight.detach().clone()),
+        progress=False,
+    )
+    assert len(report.epochs) == 5
+    assert report.stopped == "no better accuracy in 3 epochs"
+    assert report.best is not None
+    assert (report.best.epoch, report.best.metric) == (2, "accuracy")
+    assert report.best.value == pytest.approx(0.7)
+    assert torch.equal(loop.model.weight, weights[1])
+    assert "best accuracy 0.7 in epoch 2" in str(report)
+    assert hotloop.Report.from_json(report.to_json()) == report
+
+
+@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+def test_the_best_checkpoint_is_that_of_the_metric_and_is_found_by_a_run_that_was_resumed(tmp_path: Path) -> None:
+    weights: list[Tensor] = []
+
+    def fit(epochs: int, values: list[float]) -> tuple[hotloop.Loop, hotloop.Report]:
+        loop = loop_of()
+        report = loop.fit(
+            data(),
+            epochs=epochs,
+            validate=data(batch=48),
+            metrics={"accuracy": accuracy_of(values)},
+            best="accuracy",
+            restore_best=True,
+            save=tmp_path,
+            keep=1,
+            resume=True,
+            on_epoch=lambda record: weights.append(record.model.weight.detach().clone()),
+            progress=False,
+        )
+        return loop, report
+
+    fit(2, [0.4, 0.8])
+    loop, report = fit(4, [0.5, 0.6])
+    assert report.resumed == 1
+    assert report.best is not None
+    assert report.best.epoch == 2
+    assert torch.equal(loop.model.weight, weights[1])
+
+
+def test_an_average_of_the_weights_is_the_one_of_pytorch_and_is_saved(tmp_path: Path) -> None:
+    loop = loop_of()
+    ours, theirs = hotloop.Ema(loop.model, 0.9), AveragedModel(loop.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    loop.fit(data(), epochs=2, on_step=[ours, lambda r: theirs.update_parameters(r.model)], progress=False)
+    assert torch.equal(ours.model.weight, theirs.module.weight)
+    assert not torch.equal(ours.model.weight, loop.model.weight)
+
+    whole = []
+    for parts in ([3], [1, 3]):
+        for epochs in parts:
+            torch.manual_seed(0)
+            model = nn.Linear(3, 1)
+            ema = hotloop.Ema(model, 0.9)
+            again = hotloop.Loop(
+                model,
+                torch.optim.SGD(model.parameters(), 0.1),
+                nn.MSELoss(),
+                device="cpu",
+                plan="plain",
+                stateful={"ema": ema},
+            )
+            folder = tmp_path / str(len(parts))
+            again.fit(data(), epochs=epochs, on_step=ema, save=folder, resume=True, progress=False)
+        whole.append(ema.model.weight)
+    assert torch.equal(*whole)
+
+
+@pytest.mark.parametrize(
+    ("best", "direction"),
+    [
+        ("accuracy", "max"),
+        ("val_acc", "max"),
+        ("top5_accuracy", "max"),
+        ("f1", "max"),
+        ("mIoU", None),
+        (("mIoU", "max"), "max"),
+        ("loss", "min"),
+        ("word_error", "min"),
+        ("perplexity", "min"),
+        ("banana", None),
+    ],
+)
+def test_which_way_is_better_is_told_by_the_name_or_asked_for(best: Any, direction: str | None) -> None:
+    name = best[0] if isinstance(best, tuple) else best
+    if direction is None:
+        with pytest.raises(BadArgument, match="max"):
+            Goal.of(best, [name])
+    else:
+        assert Goal.of(best, [name]).direction == direction
+
+
+def test_an_epoch_without_a_number_is_never_the_best() -> None:
+    epochs = [Epoch(n, 1.0, 8, 1.0, {}, {"loss": value}) for n, value in enumerate([float("nan"), 2.0, 2.0], 1)]
+    best = Goal("loss", "min").best(epochs)
+    assert best is not None
+    assert best.epoch == 2
+    assert Goal("loss", "min").best(epochs[:1]) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"on_step": 3}, "on_step"),
+        ({"on_step": lambda record: "halt"}, "halt"),
+        ({"patience": 2}, "validate="),
+        ({"patience": 0, "validate": True}, "patience=0"),
+        ({"restore_best": True}, "validate="),
+        ({"best": "accuracy", "validate": True}, "gives loss"),
+        ({"best": ("loss", "less"), "validate": True}, "best="),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_fix(options: dict[str, Any], says: str) -> None:
+    if options.get("validate"):
+        options = {**options, "validate": data()}
+    with pytest.raises(BadArgument, match=says) as error:
+        loop_of().fit(data(), progress=False, **options)
+    assert "fix:" in str(error.value)
+
+
+def test_what_a_hook_keeps_and_no_checkpoint_holds_is_named(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def count(record: StepRecord) -> None:
+        seen.append(record.step)
+
+    with pytest.warns(UserWarning, match="seen"):
+        loop_of().fit(data(), epochs=2, on_step=count, save=tmp_path, progress=False)
+
+
+def test_an_empty_hook_costs_next_to_nothing() -> None:
+    record, hook = None, [lambda record: None]
+    loop = loop_of()
+    loss = torch.zeros(())
+    times = []
+    for _ in range(7):
+        start = time.thread_time()
+        for number in range(1000):
+            record = StepRecord(number, 1, number, loss, loop)
+            asks_to_stop(hook, record, "on_step")
+        times.append((time.thread_time() - start) / 1000)
+    assert min(times) < 5e-6

@@ -1,0 +1,78 @@
+"""`loop.predict` gives the outputs of every item in order, on the host."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+from hotloop.errors import BadArgument, EmptyLoader
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.drop(self.layer(x))
+        return {"y": y, "norm": y.norm(dim=1)}
+
+
+def loop_of(model: nn.Module) -> hotloop.Loop:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain")
+
+
+X = torch.linspace(-1, 1, 33).view(11, 3)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(TensorDataset(X, X), 4),
+        DataLoader(TensorDataset(X), 4),
+        DataLoader(X, 4),  # type: ignore[arg-type]
+        [{"input": X[:5]}, {"input": X[5:]}],
+    ],
+    ids=["input and target", "one of each", "inputs alone", "dicts"],
+)
+def test_outputs_come_in_order_whatever_the_batches_are(loader: Any) -> None:
+    model = nn.Linear(3, 2)
+    assert torch.equal(loop_of(model).predict(loader), model(X).detach())
+    assert model.training, "it is put back into its mode"
+
+
+def test_parts_are_joined_each_for_itself_and_dropout_is_off() -> None:
+    model = Two()
+    outputs = loop_of(model).predict(DataLoader(TensorDataset(X, X), 4))
+    model.eval()
+    expected = model(X)
+    assert outputs.keys() == expected.keys()
+    assert all(torch.allclose(outputs[name], expected[name]) for name in expected)
+    assert not any(value.requires_grad for value in outputs.values())
+
+
+def test_the_person_says_what_is_wanted() -> None:
+    model = Two().eval()
+    norms = loop_of(model).predict(DataLoader(X, 4), predict=lambda model, batch: model(batch)["norm"])  # type: ignore[arg-type]
+    assert torch.allclose(norms, model(X)["norm"])
+
+
+def test_memory_that_runs_out_changes_nothing(memory_of: Any) -> None:
+    model = nn.Sequential(nn.Linear(3, 4096), nn.ReLU(), nn.Linear(4096, 2))
+    loop = loop_of(model)
+    expected = model(X).detach()
+    with memory_of(8 * 4096 * 4):
+        outputs = loop.predict(DataLoader(TensorDataset(X, X), 11))
+    assert torch.allclose(outputs, expected)
+
+
+def test_what_cannot_be_joined_and_an_empty_loader_are_refused() -> None:
+    with pytest.raises(BadArgument, match="cannot be joined"):
+        loop_of(nn.Linear(3, 2)).predict(DataLoader(TensorDataset(X, X), 4), predict=lambda model, batch: "words")
+    with pytest.raises(EmptyLoader):
+        loop_of(nn.Linear(3, 2)).predict([])
