@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from hotloop.version import __version__
 
 if TYPE_CHECKING:
+    from hotloop import metrics as metrics
     from hotloop.checkpoint import read_weights as read_weights
     from hotloop.clock import measure as measure
     from hotloop.data import pad_to as pad_to
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from hotloop.plan import Plan as Plan
     from hotloop.ranks import world_size as world_size
     from hotloop.records import Report as Report
+    from hotloop.rng import seed as seed
     from hotloop.simulate import _Simulate
     from hotloop.step.survive import survive_oom as survive_oom
     from hotloop.training import Loop as Loop
@@ -54,6 +56,7 @@ _HOMES = {
     "place": "placement",
     "read_weights": "checkpoint",
     "release": "memory.release",
+    "seed": "rng",
     "stream": "data",
     "survive_oom": "step.survive",
     "to_numpy": "placement",
@@ -75,12 +78,14 @@ __all__ = [  # found by __getattr__
     "evaluate",
     "golden_rule",
     "measure",
+    "metrics",
     "move",
     "pad_to",
     "pick",
     "place",
     "read_weights",
     "release",
+    "seed",
     "simulate",
     "stream",
     "survive_oom",
@@ -94,8 +99,8 @@ __all__ = [  # found by __getattr__
 
 
 def __getattr__(name: str) -> object:
-    if name in ("simulate", "waits"):
-        return import_module(f"hotloop.{name}")  # which is called
+    if name in ("metrics", "simulate", "waits"):
+        return import_module(f"hotloop.{name}")  # of which the last two are called
     if name not in _HOMES:
         raise AttributeError(f"hotloop has no attribute {name!r}; it has {', '.join(__all__)}")
     value: object = getattr(import_module(f"hotloop.{_HOMES[name]}"), name)

@@ -17,7 +17,7 @@ from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.memory.micro_batches import part_of
 from hotloop.memory.oom import surely
 from hotloop.misfit import attempt
-from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, losses_of, uniform
+from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, logits_of, losses_of, uniform
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
@@ -155,7 +155,7 @@ def _output_by_convention(model: nn.Module, batch: Any) -> Any:
         output = model(*(batch[:-1] if len(batch) > 1 else batch))
     else:
         output = model(batch)
-    return getattr(output, "logits", output)
+    return logits_of(output)
 
 
 def _add_output(
@@ -285,7 +285,8 @@ class _Tally:
         if objective is None and loss is not None:
 
             def objective(model: nn.Module, batch: Any) -> Tensor:
-                return loss(*predict(model, batch))
+                output, target = predict(model, batch)
+                return loss(logits_of(output), target)
 
         if objective is None or items < 2:
             return
@@ -322,13 +323,13 @@ class _Tally:
 
     def add(self, output: Any, target: Any, *, items: int) -> None:
         for metric in self._stateful.values():
-            metric.update(output, target)
+            metric.update(logits_of(output), target)
         for name, function in self._means.items():
             self._add(name, torch.as_tensor(function(output, target), device=self._zero.device), items)
         if self._compare is not None:
             watch = ReductionMode(items, guards=True)
             with watch:
-                value = self._compare(output, target)
+                value = self._compare(logits_of(output), target)
             self._add_loss("loss", value, items, watch.of(value))
             watch.forget()
 

@@ -1,9 +1,11 @@
 """What is trained: a criterion, an objective function or a model that returns its own loss, all as one callable."""
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -137,8 +139,10 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
 
     def criterion(model: nn.Module, batch: Any) -> Tensor:
         if type(batch) in (list, tuple) and len(batch) == 2:  # most batches; asking what else it may be takes longer
-            return compare(model(batch[0]), batch[1])
-        return compare(*predict(model, batch))
+            output = model(batch[0])
+            return compare(output if type(output) is Tensor else logits_of(output), batch[1])
+        output, target = predict(model, batch)
+        return compare(logits_of(output), target)
 
     criterion.criterion = loss  # type: ignore[attr-defined]  # so that the loss can be watched without the model
     return criterion
@@ -192,6 +196,11 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     )
 
 
+def logits_of(output: Any) -> Any:
+    """The logits of an output that has them besides other things, as those of Hugging Face do; else the output."""
+    return output if isinstance(output, Tensor) else getattr(output, "logits", output)
+
+
 def items_in(batch: Any) -> int:
     """Number of items: the first size that the tensors have in common.
 
@@ -221,15 +230,39 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:
-    """For models that compute their loss, as those of Hugging Face do when they are given labels."""
-    output = model(**batch) if isinstance(batch, Mapping) else model(batch)
+    """For models that compute their loss: `model(**batch)`, `model(*batch)` or `model(batch)`, whichever they take.
+
+    They may return the loss, something with `.loss` or `["loss"]`, or a tuple in which it is the only single number.
+    """
+    if isinstance(batch, Mapping):
+        call, output = "model(**batch)", model(**batch)
+    elif type(batch) in (list, tuple) and _takes_each(type(model), len(batch)):
+        call, output = "model(*batch)", model(*batch)
+    else:
+        call, output = "model(batch)", model(batch)
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if not isinstance(loss, Tensor):
+    if loss is None and isinstance(output, Tensor):
+        loss = output
+    elif loss is None and isinstance(output, tuple):
+        single = [each for each in output if isinstance(each, Tensor) and each.numel() == 1 and each.requires_grad]
+        loss = single[0] if len(single) == 1 else None
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise BadArgument(
-            f"{type(model).__name__} returned {_kind(output)}, which has no .loss",
-            fix="give loss=nn.CrossEntropyLoss() or another criterion, or objective=lambda model, batch: …",
+            f"{type(model).__name__} was called as {call} and returned {_kind(output)}, in which no loss was found",
+            fix="give loss=nn.CrossEntropyLoss() or another criterion, or say where the loss is:"
+            f" objective=lambda model, batch: {call}[…]",
         )
     return loss
+
+
+@cache
+def _takes_each(kind: Any, count: int) -> bool:
+    """Whether the forward of such models takes so many arguments, each by its place."""
+    try:
+        inspect.signature(kind.forward).bind(None, *range(count))
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _kind(value: object) -> str:

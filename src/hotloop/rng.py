@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotloop.errors import BadArgument
+
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 _DEEPEST = 4  # how far into a dataset to look for generators: its transform, that one's parts, theirs
@@ -45,6 +47,20 @@ class Rng:
         if isinstance(generator, np.random.RandomState):
             return cls(partial(generator.get_state, legacy=False), generator.set_state)
         return cls(generator.get_state, generator.set_state)
+
+
+def seed(number: int) -> None:
+    """Seed every global generator: PyTorch's on the host and on all devices, Python's and NumPy's.
+
+    >>> seed(0)
+    >>> random.random(), torch.rand(()).item()
+    (0.8444218515250481, 0.49625658988952637)
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**32:
+        raise BadArgument(f"seed={number!r}", fix="give a whole number from 0 to 4,294,967,295")
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
 
 
 class RngStates:

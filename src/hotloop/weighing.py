@@ -18,7 +18,7 @@ from hotloop.effects import Skip, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.micro_batches import bounds, items_along, part_of
 from hotloop.memory.oom import clear, is_capturing, is_out_of_memory
-from hotloop.objective import Losses, Objective, items_in, losses_of, predict, uniform
+from hotloop.objective import Losses, Objective, items_in, logits_of, losses_of, predict, uniform
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager, total_of
@@ -351,7 +351,7 @@ def watched(objective: Objective, model: nn.Module, batch: Any, mode: Any, *, wh
     else:
         output, target = predict(model, batch)
     with mode:
-        return criterion(output, target)
+        return criterion(logits_of(output), target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,83 @@
+"""A few metrics ready for `fit(metrics=…)` and `evaluate`: `(output, target) → a value for each item`.
+
+Any function of that kind will do, and so does every metric of torchmetrics. Outputs of Hugging Face models are taken by
+their logits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotloop.errors import BadArgument
+from hotloop.objective import logits_of
+
+IGNORED = -100  # the label that PyTorch's cross entropy leaves out
+
+
+def accuracy(given: Any, target: Tensor) -> Tensor:
+    """Whether the largest of the classes, in dimension 1, is the target; labels of -100 are left out.
+
+    One output per item is a logit of a binary target, as `BCEWithLogitsLoss` takes it.
+
+    >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
+    tensor([ True, False])
+    """
+    output: Tensor = logits_of(given)
+    if output.dim() == target.dim():
+        if target.is_floating_point() and output.dim() > 1 and output.size(1) > 1:  # probabilities of classes
+            target = target.argmax(1)
+        else:
+            return ((output > 0) == (target > 0.5)).flatten()
+    _check(output, target)
+    right = output.argmax(1) == target
+    return torch.masked_select(right, target != IGNORED)
+
+
+def top_k(k: int) -> Callable[[Any, Tensor], Tensor]:
+    """Whether the target is among the `k` largest classes: `metrics={"top5": hotloop.metrics.top_k(5)}`.
+
+    >>> top_k(2)(torch.tensor([[0.1, 0.5, 0.4]]), torch.tensor([2]))
+    tensor([True])
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise BadArgument(f"k={k!r}", fix="give a number of classes, from 1")
+
+    def among(given: Any, target: Tensor) -> Tensor:
+        output: Tensor = logits_of(given)
+        _check(output, target)
+        largest = output.topk(min(k, output.size(1)), 1).indices
+        return (largest == target.unsqueeze(1)).any(1)[target != IGNORED]
+
+    return among
+
+
+def absolute_error(output: Tensor, target: Tensor) -> Tensor:
+    """The distance of each number from its target; its mean is the MAE."""
+    return (_alike(output, target) - target).abs().flatten()
+
+
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """The squared distance of each number from its target; its mean is the MSE."""
+    return (_alike(output, target) - target).square().flatten()
+
+
+def _alike(output: Tensor, target: Tensor) -> Tensor:
+    if output.shape != target.shape:
+        raise BadArgument(
+            f"an output of shape {tuple(output.shape)} and a target of shape {tuple(target.shape)}",
+            fix="give both one shape, as by output.squeeze(-1)",
+        )
+    return output
+
+
+def _check(output: Tensor, target: Tensor) -> None:
+    if output.dim() != target.dim() + 1 or output.shape[:1] + output.shape[2:] != target.shape:
+        raise BadArgument(
+            f"an output of shape {tuple(output.shape)} is not the classes of a target of shape {tuple(target.shape)}",
+            fix="give (items, classes, …) and (items, …), as cross entropy takes them",
+        )
+
+
+__all__ = ["absolute_error", "accuracy", "squared_error", "top_k"]
