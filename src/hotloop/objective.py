@@ -236,7 +236,7 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     """
     if isinstance(batch, Mapping):
         call, output = "model(**batch)", model(**batch)
-    elif type(batch) in (list, tuple) and _takes_each(type(model), len(batch)):
+    elif type(batch) in (list, tuple) and _takes_each(type(model), len(batch)):  # type: ignore[arg-type]
         call, output = "model(*batch)", model(*batch)
     else:
         call, output = "model(batch)", model(batch)

@@ -113,6 +113,10 @@ VERBS = [
             "profile",
             "simulate",
             "bench",
+            "launch",
+            "learn",
+            "learn check",
+            "learn quiz",
             "report",
             "top",
         )

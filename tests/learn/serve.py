@@ -1,0 +1,38 @@
+"""The process of `tests/warm.py`, with what a check of an exercise imports loaded as well."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+
+def warm_up() -> None:
+    """A step on the simulated GPU: what it imports, reads and compiles, no fork has to do again."""
+    import torch
+
+    lab = importlib.import_module("hotloop.learn.lab")
+    importlib.import_module("hotloop.learn.child")
+    importlib.import_module("torch._dynamo")
+    with lab.gpu(quiet=True):
+        model = torch.nn.Linear(2, 2).to("cuda")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(
+                model(torch.rand(4, 2).to("cuda")), torch.zeros(4).long().to("cuda")
+            ).backward()
+            optimizer.step()
+
+
+def main() -> None:
+    warm_up()
+    spec = importlib.util.spec_from_file_location("warm", Path(__file__).parents[1] / "warm.py")
+    assert spec is not None
+    assert spec.loader is not None
+    warm = importlib.util.module_from_spec(spec)
+    sys.modules["warm"] = warm  # its dataclasses look for their module
+    spec.loader.exec_module(warm)
+    warm.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Every exercise: its solution passes, its starting file fails with a hint, typical wrong fixes get their own hints."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from hotloop.learn.checking import RUNS, Result, check
+from hotloop.learn.exercise import Exercise, exercise, exercises
+
+WRONG = Path(__file__).parent / "wrong"
+EXPECTED: dict[str, str] = tomllib.loads((WRONG / "hints.toml").read_text(encoding="utf-8"))  # file → part of its hint
+EACH = pytest.mark.parametrize("chosen", exercises(), ids=lambda each: each.file.stem)
+
+
+@pytest.fixture
+def checked(warm_checks: None, tmp_path: Path) -> "Checked":
+    return Checked(tmp_path)
+
+
+class Checked:
+    """Checks a file as a learner does: from a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __call__(self, chosen: Exercise, source: Path) -> Result:
+        file = self._folder / chosen.file.name
+        file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        return check(chosen, file)
+
+
+def hints(result: Result) -> str:
+    return "\n".join(verdict.hint for verdict in result.verdicts if not verdict.right)
+
+
+@EACH
+def test_the_solution_passes(chosen: Exercise, checked: Checked) -> None:
+    result = checked(chosen, chosen.solution)
+    assert result.passed, hints(result)
+    assert len(result.verdicts) >= 3
+
+
+@EACH
+def test_the_starting_file_fails_with_a_hint_for_each_thing_that_is_not_right(
+    chosen: Exercise, checked: Checked
+) -> None:
+    result = checked(chosen, chosen.file)
+    assert not result.passed
+    assert all(len(verdict.hint) > 20 for verdict in result.verdicts if not verdict.right)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_typical_wrong_fix_gets_its_own_hint(name: str, checked: Checked) -> None:
+    result = checked(exercise(int(name[:2])), WRONG / name)
+    assert not result.passed
+    assert EXPECTED[name] in hints(result)
+
+
+def test_every_exercise_has_three_wrong_fixes_and_no_two_have_the_same_hint() -> None:
+    assert sorted(EXPECTED) == sorted(file.name for file in WRONG.glob("*.py"))
+    for each in exercises():
+        mine = [hint for name, hint in EXPECTED.items() if int(name[:2]) == each.lesson]
+        assert len(mine) >= 3, each.file.name
+        assert len(set(mine)) == len(mine), each.file.name
+
+
+MISCHIEF = {
+    "an endless loop": ("while True:\n    pass\n", "a loop without an end? It was at line 1."),
+    "a huge allocation": (
+        "import torch\nkept = []\nwhile True:\n    kept.append(torch.ones(4_000_000))\n",
+        "more than 700.0 MiB, and was ended. It was at line 4.",
+    ),
+    "more than there is": ("import torch\nx = torch.ones(10**15)\n", "it asks for more memory than there is"),
+    "sys.exit": ("import sys\nsys.exit(0)\n", "line 2: it ends itself with sys.exit()"),
+    "os._exit": ("import os\nos._exit(3)\n", "exit code 3"),
+    "input": ("name = input('who? ')\n", "line 1: it asks for input()"),
+    "a deleted variable": ("x = 1\ndel x\nprint(x)\n", "line 3: name 'x' is not defined. Was the line"),
+    "a syntax error": ("x = (1\n", "line 1 is no Python"),
+    "a zero byte": ("x = 1\0\n", "it is no Python"),
+    "an interrupt": ("raise KeyboardInterrupt\n", "line 1: it interrupts itself"),
+    "no recursion's end": ("def f(): return f()\nf()\n", "a function calls itself without end"),
+    "a module that is not there": ("import nothing_of_this_name\n", "nothing but torch and hotloop"),
+    "nothing at all": ("", "the check looks at `evaluate`"),
+}
+
+
+@pytest.mark.parametrize("what", MISCHIEF)
+def test_mischief_is_caught_and_explained(what: str, warm_checks: None, tmp_path: Path) -> None:
+    source, words = MISCHIEF[what]
+    file = tmp_path / "06_evaluation.py"
+    file.write_text(source)
+    result = check(exercise(6), file, limit=2, memory=700 << 20)
+    assert not result.passed
+    assert words in hints(result)
+
+
+def test_what_a_file_starts_ends_with_it_and_what_it_writes_is_gone(warm_checks: None, tmp_path: Path) -> None:
+    import psutil
+
+    file, told = tmp_path / "06_evaluation.py", tmp_path / "pid"
+    file.write_text(
+        "import subprocess, sys, pathlib\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "pathlib.Path('litter').write_text('here')\n"
+        f"pathlib.Path({str(told)!r}).write_text(f'{{child.pid}} {{pathlib.Path.cwd()}}')\n"
+    )
+    result = check(exercise(6), file)
+    assert result.verdicts[0].what == RUNS
+    assert result.verdicts[0].right
+    number, folder = told.read_text().split()
+    gone, _ = psutil.wait_procs([psutil.Process(int(number))] if psutil.pid_exists(int(number)) else [], timeout=5)
+    assert gone or not psutil.pid_exists(int(number))
+    assert not Path(folder).exists()
+    assert not (tmp_path / "litter").exists()
