@@ -42,15 +42,13 @@ WAITING = (  # modules in which a rank waits for others; in the backward pass it
 )
 # Errors of gloo have no type of their own; those inside a backward pass are known by their words alone.
 GLOO = re.compile(r"\bgloo(/|::)|\bpair closure\b|ddp_comm_hooks|connection (closed|reset) by peer", re.IGNORECASE)
-COLLECTIVES = (
-    "torch.distributed.distributed_c10d",
-    "hotloop.ranks",
-    "hotloop.step.across",
-)  # all that they do fails so
-WHERE = re.compile(r"^.*\.(cc|cpp|h|hpp):\d+\]\s*")  # the place in PyTorch's sources, before the words of an error
+COLLECTIVES = ("torch.distributed.distributed_c10d", "hotloop.ranks", "hotloop.step.across")  # their errors are so too
+# What stands before the words of an error: where in PyTorch's sources it was raised.
+WHERE = re.compile(r"^(Got the following error when running the callback: \w+: )?(\[?\S+\.(cc|cpp|h|hpp):\d+\]\s*)?")
 TRAINING, READING = "the training step", "the wait for a batch"  # what a rank does
 EVALUATION, SAVING = "the evaluation", "the saving of a checkpoint"
-ELSEWHERE = "the work between two epochs"  # where nothing else is known
+BEGINNING, BETWEEN = "the beginning of fit", "the work between two epochs"
+ELSEWHERE = "code of its own"  # where nothing else is known
 RESUME = (
     "with save= and resume=True the run goes on from its last checkpoint; `hotloop launch --max-restarts 3`"
     " (torchrun --max-restarts=3) starts all ranks again by itself"
@@ -162,12 +160,13 @@ class Heartbeat:
         self._has_warned = False
 
     def __enter__(self) -> None:
+        if not self._depth:
+            self._late = _late()
         self._depth += 1
         if self._depth > 1:
             return
         if self._store is None:
             self._store = store_of_ranks(PERIOD)
-        self._late = _late()
         self._main = threading.get_ident()
         self._said = None
         self._has_warned = False
@@ -191,9 +190,11 @@ class Heartbeat:
 
     def _end(self, error: BaseException | None) -> None:
         """Say the last word, and leave the others the time to hear it where their store ends with this process."""
-        if error is None:
+        if self._said is not None and self._said.ended:
+            pass  # it is said
+        elif error is None:
             self._say(Place(ELSEWHERE, "", waits=False), ended="done")
-        elif self._said is None or not self._said.ended:
+        else:
             words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
             self._say(self._place_of(error), ended="failed", said=printable(words)[:200])
         holds = self._ranks.is_first and _first_holds_the_store()
@@ -228,8 +229,9 @@ class Heartbeat:
             before, now, progress = self._said, time.time(), self.progress()
             if before is not None and before.ended and not is_last:
                 return None
-            is_same = before is not None and (before.progress, before.place.phase) == (progress, place.phase)
-            is_same = is_same and before is not None and before.place.waits == place.waits
+            since = now
+            if before is not None and (before.progress, before.place[::2]) == (progress, place[::2]):
+                since = before.since  # it is on another line at most
             self._said = word = Word(
                 rank=self._ranks.rank,
                 host=self._ranks.host,
@@ -238,7 +240,7 @@ class Heartbeat:
                 space=_space(),
                 number=next(_numbers),
                 when=now,
-                since=before.since if is_same and before is not None else now,
+                since=since,
                 progress=progress,
                 place=place,
                 ended=ended,
@@ -265,21 +267,22 @@ class Heartbeat:
     # The store, which ends with the process that holds it
 
     def _write(self, key: str, value: bytes) -> None:
-        if self._store is not None:
+        store = self._store  # which the other thread may give up
+        if store is not None:
             try:
-                self._store.set(key, value)
+                store.set(key, value)
             except (RuntimeError, OSError):
                 self._store = None
 
     def _read(self, ranks: Iterable[int]) -> None:
         """Hear what others have said last; nothing new where the store is gone."""
-        others = [rank for rank in ranks if rank != self._ranks.rank]
+        store, others = self._store, [rank for rank in ranks if rank != self._ranks.rank]
         try:
-            if self._store is None or not others:
+            if store is None or not others:
                 return
-            if not self._store.check([_key(rank) for rank in others]):
-                others = [rank for rank in others if self._store.check([_key(rank)])]
-            words = self._store.multi_get([_key(rank) for rank in others]) if others else []
+            if not store.check([_key(rank) for rank in others]):
+                others = [rank for rank in others if store.check([_key(rank)])]
+            words = store.multi_get([_key(rank) for rank in others]) if others else []
         except (RuntimeError, OSError):
             self._store = None
             return
@@ -352,7 +355,7 @@ class Heartbeat:
         if apart := [word for word in words.values() if _differ(mine, word)]:
             return self._apart(mine, apart), _APART
         for word in words.values():
-            if word.ended == "lost" and word.said:
+            if word.ended == "lost" and word.said and not word.said.startswith(f"rank {mine.rank} on "):
                 return f"{word.name} says: {word.said}", RESUME
         return (
             f"the connection between ranks broke, although all {self._ranks.size} of them are alive",
@@ -364,13 +367,15 @@ class Heartbeat:
         if word is None:
             return f"rank {rank} has said nothing" if self._store is not None else ""
         process = word.process()
-        if word.ended and (word.ended, process) != ("done", "gone"):
+        if word.ended and not (word.ended == "done" and (process == "gone" or self._store is None)):
             return ""
         last = f"its last word, {word.age} ago, came from {word}"
         if process == "gone":
             return f"{word.name} is gone: its process {word.pid} no longer runs; {last}"
         if process == "stopped":
             return f"{word.name} is stopped: its process {word.pid} gets no time (SIGSTOP, a debugger); {last}"
+        if self._store is None and process:
+            return ""  # it runs here, and has nothing to say it with
         if self._store is None:
             return f"{word.name} cannot be reached, and nor can the store over which ranks talk; {last}"
         if rank not in fresh:
@@ -408,33 +413,37 @@ class Heartbeat:
         Its next collective would meet another one of this rank, which ends processes, or adds up what does not belong
         together.
         """
-        name = f"hotloop/epoch {next(_meetings)}/"
+        store = self._store
+        if store is None:
+            return
+        number = next(_meetings)
+        keys = [f"hotloop/meeting {number} of rank {rank}" for rank in range(self._ranks.size)]
         end, pause = time.monotonic() + _seconds(), 0.001
-        self._say(Place(ELSEWHERE, "", waits=False), is_last=False)
-        self._write(f"{name}{self._ranks.rank}", str(batches).encode())
+        self._say(Place(BETWEEN, "", waits=False), is_last=False)
+        store.set(keys[self._ranks.rank], str(batches))
         missing = set(range(self._ranks.size)) - {self._ranks.rank}
-        while self._store is not None and time.monotonic() < end:
-            with suppress(RuntimeError, OSError):
-                missing = {rank for rank in missing if not self._store.check([f"{name}{rank}"])}
-            if not missing:
-                break
+        while missing := {rank for rank in missing if not store.check([keys[rank]])}:
+            if time.monotonic() > end:
+                raise dist.DistStoreError(f"no word from {plural(len(missing), 'rank')} after the epoch")
             time.sleep(pause)
             pause = min(2 * pause, PERIOD)
-            if pause == PERIOD:
-                self._read(missing)
+            if pause < PERIOD:
+                continue
+            self._read(missing)
             words = [self._known[rank] for rank in sorted(missing) if rank in self._known]
-            if more := [w for w in words if w.ended or (w.progress.epoch == epoch and w.progress.batch > batches)]:
+            if any(word.ended in ("failed", "lost") or word.process() in LOST for word in words):
+                raise dist.DistStoreError("another rank has ended in the epoch")
+            if more := [w for w in words if w.progress.epoch == epoch and w.progress.batch > batches]:
                 mine = f"{self._ranks} had {plural(batches, 'batch', 'batches')} in epoch {epoch}"
                 others = _several([f"{word.name} is in {word}" for word in more])
                 self._must_not_go_on(f"ranks have different numbers of batches: {mine}, but {others}")
-        if self._store is not None and not missing:
-            numbers = [int(each) for each in self._store.multi_get([f"{name}{r}" for r in range(self._ranks.size)])]
-            if len(set(numbers)) > 1:
-                each = _several([f"rank {rank} had {number}" for rank, number in enumerate(numbers)])
-                self._must_not_go_on(f"ranks have different numbers of batches in epoch {epoch}: {each}")
+        numbers = [int(each) for each in store.multi_get(keys)]
+        if len(set(numbers)) > 1:
+            each = _several([f"rank {rank} had {number}" for rank, number in enumerate(numbers)])
+            self._must_not_go_on(f"ranks have different numbers of batches in epoch {epoch}: {each}")
 
     def _must_not_go_on(self, what: str) -> None:
-        self._say(Place(ELSEWHERE, "", waits=False), ended="apart", said=what)
+        self._say(Place(BETWEEN, "", waits=False), ended="apart", said=what)
         raise RankLost(what, fix=_APART)
 
 

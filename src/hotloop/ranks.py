@@ -9,16 +9,20 @@ import json
 import os
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # it is there
+from torch.distributed.rendezvous import rendezvous
 
 from hotloop.device import Choice, pick
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, PlanWarning
@@ -225,7 +229,7 @@ def _joined(device: torch.device, local: int) -> Ranks:
     if not dist.is_initialized():
         longest = timeout()
         try:
-            _in_time(partial(dist.init_process_group, "gloo", timeout=longest), longest)
+            _in_time(partial(_join, longest), longest)
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise _cannot_join(error) from error
         os.environ[JOINED] = str(os.getpid())
@@ -250,14 +254,50 @@ def _group_of_gpus(ranks: Ranks) -> Any:
     return dist.new_group(backend="nccl", timeout=timeout())
 
 
+def _join(longest: timedelta) -> None:
+    """Make the process group. One store of torchrun serves all restarts of a run, with what earlier ranks left in it.
+
+    So that nobody reads the address of a rank that is no more, each restart has a prefix of its own.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        dist.init_process_group("gloo", timeout=longest)
+        return
+    store, rank, size = next(iter(rendezvous("env://", timeout=longest)))
+    store = PrefixStore(_prefix(store, rank, size, longest), store)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=longest)
+
+
+def _prefix(store: Any, rank: int, size: int, longest: timedelta) -> str:
+    """A word that all ranks of this restart have, and none of an earlier one: rank 0 answers each by its own name."""
+    mine = uuid4().hex
+    if rank:
+        store.set(f"hotloop/hello {rank}", mine)
+        store.wait([f"hotloop/answer {mine}"], longest)
+        prefix = str(store.get(f"hotloop/answer {mine}").decode())
+        store.set(f"hotloop/{prefix} {rank}", "heard")
+        return prefix
+    end = time.monotonic() + longest.total_seconds()
+    answered: set[str] = set()
+    missing = set(range(1, size))
+    while missing := {other for other in missing if not store.check([f"hotloop/{mine} {other}"])}:
+        for hello in (f"hotloop/hello {other}" for other in missing):
+            if store.check([hello]) and (name := store.get(hello).decode()) not in answered:
+                answered.add(name)
+                store.set(f"hotloop/answer {name}", mine)
+        if time.monotonic() > end:
+            raise TimeoutError(f"no word from {plural(len(missing), 'rank')}, such as rank {min(missing)}")
+        time.sleep(0.01)
+    return mine
+
+
 def _in_time(join: Callable[[], object], longest: timedelta) -> None:
     """Call it in a thread: PyTorch waits without end for the answer of a program that is none of the ranks."""
-    failed: list[BaseException] = []
+    failed: list[Exception] = []
 
     def call() -> None:
         try:
             join()
-        except BaseException as error:  # raised again where it is waited for
+        except Exception as error:  # noqa: BLE001  # raised again where it is waited for
             failed.append(error)
 
     thread = threading.Thread(target=call, daemon=True)

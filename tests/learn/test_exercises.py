@@ -66,7 +66,7 @@ def test_every_exercise_has_three_wrong_fixes_and_no_two_have_the_same_hint() ->
 
 
 MISCHIEF = {
-    "an endless loop": ("while True:\n    pass\n", "a loop without an end? It was at line 1."),
+    "an endless loop": ("while True: pass\n", "a loop without an end? It was at line 1."),
     "a huge allocation": (
         "import torch\nkept = []\nwhile True:\n    kept.append(torch.ones(4_000_000))\n",
         "more than 700.0 MiB, and was ended. It was at line 4.",

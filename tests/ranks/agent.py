@@ -1,5 +1,7 @@
 """One host of a run: torchrun's agent in its own network, with one rank: `agent.py NETWORK ADDRESS MASTER SCRIPT …`.
 
+Without the name of a network it stays in that of its parent.
+
 The agent is the one behind `torchrun --nnodes 2 --rdzv-backend c10d --max-restarts 2`; its ranks are forks of it, which
 have torch already.
 """
@@ -20,7 +22,7 @@ NEW_NETWORK = 0x40000000
 def enter(network: str) -> None:
     """Be in a network namespace that `ip netns` made, under a hostname of that name."""
     libc = ctypes.CDLL(None, use_errno=True)
-    with open(f"/run/netns/{network}", "rb") as file:
+    with Path("/run/netns", network).open("rb") as file:
         if libc.setns(file.fileno(), NEW_NETWORK) or libc.unshare(NEW_HOSTNAME):
             raise OSError(ctypes.get_errno(), "no rights")
     socket.sethostname(network)
@@ -33,8 +35,9 @@ def rank(script: str, *arguments: str) -> None:
 
 def main() -> None:
     network, address, master, script, *arguments = sys.argv[1:]
-    enter(network)
-    os.environ["GLOO_SOCKET_IFNAME"] = "cable"
+    if network:
+        enter(network)
+    os.environ["GLOO_SOCKET_IFNAME"] = "cable" if network else "lo"
     config = LaunchConfig(
         min_nodes=2,
         max_nodes=2,

@@ -11,25 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scenes import GLOBAL, network, rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hotloop
 
-from scenes import GLOBAL, network, rows
-
 RANK = int(os.environ["RANK"])  # of this process, not of the one that it is a fork of
 folder, name, seconds, *kill = sys.argv[1:]
-steps = 0
+place = Path(folder, f"{name} {RANK} at")  # which holds the number of steps of this process
+place.write_text("0")
+killed = Path(folder, f"{name} was killed")
 
 
 def objective(model: nn.Module, batch: Any) -> Tensor:
-    global steps
     if model.training:
-        steps += 1
+        steps = int(place.read_text()) + 1
         time.sleep(float(seconds))
-        Path(folder, f"{name} {RANK} at").write_text(str(steps))
-        if kill and (RANK, steps) == tuple(map(int, kill)):
+        place.write_text(str(steps))
+        if kill and (RANK, steps) == tuple(map(int, kill)) and not killed.exists():
+            killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
@@ -48,4 +49,5 @@ report = loop.fit(
     progress=False,
     monitor=False,
 )
-torch.save({"model": model.state_dict(), "resumed": report.resumed, "host": os.uname().nodename}, Path(folder, f"{name} {RANK}.pt"))
+end = {"model": model.state_dict(), "resumed": report.resumed, "host": os.uname().nodename}
+torch.save(end, Path(folder, f"{name} {RANK}.pt"))

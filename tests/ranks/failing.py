@@ -11,18 +11,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from scenes import GLOBAL, RANK, RANKS, network, rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
-
-from scenes import GLOBAL, RANK, RANKS, network, rows
 
 scene, *rest = sys.argv[1:]
 wrong = int(rest[0]) if rest else RANKS - 1
 step = int(rest[1]) if len(rest) > 1 else 5
 steps = 0
 updates: list[None] = []
+IS_WRONG = wrong == RANK
 
 
 def goes_wrong(kind: str) -> bool:
@@ -43,17 +43,17 @@ class Pieces(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         x, y = rows().tensors
-        yield from list(zip(x.split(8), y.split(8), strict=True))[: 6 if RANK == wrong else 4]
+        yield from list(zip(x.split(8), y.split(8), strict=True))[: 6 if IS_WRONG else 4]
 
 
 class Known(Pieces):
     def __len__(self) -> int:
-        return 6 if RANK == wrong else 4
+        return 6 if IS_WRONG else 4
 
 
 def memory_ends(kind: str, items: int) -> None:
     """On one rank memory is too small for more than 4 items at once, from a step on."""
-    if scene == kind and RANK == wrong and len(updates) >= step and items > 4:
+    if scene == kind and IS_WRONG and len(updates) >= step and items > 4:
         raise torch.OutOfMemoryError(f"{items} items do not fit")
 
 
@@ -71,7 +71,7 @@ class Spiked(torch.autograd.Function):
 
 
 def objective(model: nn.Module, batch: Any) -> Tensor:
-    global steps
+    global steps  # noqa: PLW0603
     if model.training:
         steps += 1
         if scene == "killed":
@@ -88,7 +88,7 @@ def objective(model: nn.Module, batch: Any) -> Tensor:
 
 
 torch.manual_seed(3)
-first = [nn.Linear(6, 6), nn.Tanh()] if scene == "model" and RANK == wrong else []
+first = [nn.Linear(6, 6), nn.Tanh()] if scene == "model" and IS_WRONG else []
 model = nn.Sequential(*first, network())
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 optimizer.register_step_post_hook(lambda *_: updates.append(None))
@@ -98,7 +98,7 @@ loop = hotloop.Loop(
     objective=objective,
     device="cpu",
     plan="plain",
-    accumulate=2 if scene == "plan" and RANK == wrong else 1,
+    accumulate=2 if scene == "plan" and IS_WRONG else 1,
 )
 data: Any = DataLoader(Rows(*rows(items=131 if "uneven" in rest else 128).tensors), GLOBAL // RANKS)
 if scene in ("uneven", "unequal"):
@@ -106,7 +106,7 @@ if scene in ("uneven", "unequal"):
 if scene == "apart":  # as a person does who wants one rank to evaluate
     for batch in loop.batches(data):
         loop.step(batch)
-        if loop.steps == step and RANK == wrong:
+        if loop.steps == step and IS_WRONG:
             time.sleep(0.5)
             print(loop.evaluate(data))
 else:
