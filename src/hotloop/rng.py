@@ -125,6 +125,10 @@ def quick_rng(device: torch.device) -> Rng:
     if device.type != "cuda":
         return Rng(torch.default_generator.get_state, torch.default_generator.set_state)
     generator = torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+    try:
+        generator.get_offset()
+    except RuntimeError:  # that of a simulated GPU draws on the host
+        return Rng(generator.get_state, generator.set_state)
     return Rng(generator.get_offset, generator.set_offset)  # the seed stays
 
 

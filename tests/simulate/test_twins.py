@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from hotloop import simulate
+from hotloop import Loop, simulate
 
 PROGRAMS: list[Any] = []
 
@@ -368,3 +368,16 @@ def test_views_and_changes_in_place_are_as_on_the_cpu(changes: list[int]) -> Non
 
     wanted, found, _ = both(change)
     assert found == wanted
+
+
+def test_a_loop_trains_on_a_simulated_gpu_with_values() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(8, 4)
+    losses = []
+    with simulate("h200", values=True):
+        model = nn.Linear(4, 2)
+        loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cuda", plan="plain")
+        for _ in range(4):
+            losses.append(float(loop.step((x, x[:, :2]))))
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
