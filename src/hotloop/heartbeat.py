@@ -71,7 +71,7 @@ class Progress(NamedTuple):
     batch: int = 0
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """Where a rank is in its code."""
 
     phase: str
@@ -92,7 +92,7 @@ class Word:
     when: float  # by its clock
     since: float  # when it came to where it is
     progress: Progress
-    place: Place
+    place: CodePlace
     ended: str = ""  # how: "done", "failed", "lost", "apart"
     said: str = ""  # why
 
@@ -135,7 +135,7 @@ class Word:
     @classmethod
     def decoded(cls, data: bytes) -> "Word":
         fields = json.loads(data)
-        place, progress = Place(*fields.pop("place")), Progress(*fields.pop("progress"))
+        place, progress = CodePlace(*fields.pop("place")), Progress(*fields.pop("progress"))
         return cls(**fields, place=place, progress=progress)
 
 
@@ -193,7 +193,7 @@ class Heartbeat:
         if self._said is not None and self._said.ended:
             pass  # it is said
         elif error is None:
-            self._say(Place(ELSEWHERE, "", waits=False), ended="done")
+            self._say(CodePlace(ELSEWHERE, "", waits=False), ended="done")
         else:
             words = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
             self._say(self._place_of(error), ended="failed", said=printable(words)[:200])
@@ -223,7 +223,7 @@ class Heartbeat:
             self._has_warned = True
             self._tell_who_is_late(now, waited)
 
-    def _say(self, place: Place, *, is_last: bool = True, ended: str = "", said: str = "") -> Word | None:
+    def _say(self, place: CodePlace, *, is_last: bool = True, ended: str = "", said: str = "") -> Word | None:
         """Write a word; after one that is about the end of this rank, none."""
         with self._lock:
             before, now, progress = self._said, time.time(), self.progress()
@@ -249,12 +249,12 @@ class Heartbeat:
             self._write(_key(word.rank), word.encoded())
             return word
 
-    def _place_of(self, error: BaseException) -> Place:
+    def _place_of(self, error: BaseException) -> CodePlace:
         """Where an error was raised."""
         inside = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__)]
         return self._place([*reversed(inside), *_stack(sys._getframe(1))])
 
-    def _place(self, stack: Iterable[tuple[FrameType, int]]) -> Place:
+    def _place(self, stack: Iterable[tuple[FrameType, int]]) -> CodePlace:
         """What a stack tells, innermost frame first."""
         stack = list(stack)
         phase = next((self.phases[f.f_code] for f, _ in stack if f.f_code in self.phases), ELSEWHERE)
@@ -262,7 +262,7 @@ class Heartbeat:
         users = [(f, line) for f, line in outside if not f.f_code.co_filename.startswith(INSTALLED)]
         line = next((f"{short(f.f_code.co_filename)}:{n} in {f.f_code.co_name}" for f, n in users or outside), "")
         module = str(stack[0][0].f_globals.get("__name__", "")) if stack else ""
-        return Place(phase, line, module.startswith(WAITING))
+        return CodePlace(phase, line, module.startswith(WAITING))
 
     # The store, which ends with the process that holds it
 
@@ -357,8 +357,10 @@ class Heartbeat:
         for word in words.values():
             if word.ended == "lost" and word.said and not word.said.startswith(f"rank {mine.rank} on "):
                 return f"{word.name} says: {word.said}", RESUME
+        if not words:
+            return "another rank is lost, and nothing is known of it", f"see what the others printed last; {RESUME}"
         return (
-            f"the connection between ranks broke, although all {self._ranks.size} of them are alive",
+            "the connection between ranks broke, and none of them is known to have ended",
             f"look at the network between {_several(sorted({w.host for w in [mine, *words.values()]}))}; {RESUME}",
         )
 
@@ -419,7 +421,7 @@ class Heartbeat:
         number = next(_meetings)
         keys = [f"hotloop/meeting {number} of rank {rank}" for rank in range(self._ranks.size)]
         end, pause = time.monotonic() + _seconds(), 0.001
-        self._say(Place(BETWEEN, "", waits=False), is_last=False)
+        self._say(CodePlace(BETWEEN, "", waits=False), is_last=False)
         store.set(keys[self._ranks.rank], str(batches))
         missing = set(range(self._ranks.size)) - {self._ranks.rank}
         while missing := {rank for rank in missing if not store.check([keys[rank]])}:
@@ -443,7 +445,7 @@ class Heartbeat:
             self._must_not_go_on(f"ranks have different numbers of batches in epoch {epoch}: {each}")
 
     def _must_not_go_on(self, what: str) -> None:
-        self._say(Place(BETWEEN, "", waits=False), ended="apart", said=what)
+        self._say(CodePlace(BETWEEN, "", waits=False), ended="apart", said=what)
         raise RankLost(what, fix=_APART)
 
 

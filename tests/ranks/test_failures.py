@@ -3,15 +3,19 @@
 import re
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
+from hotloop._torch import store_of_ranks
 from hotloop.errors import BadArgument, DeviceUnavailable
-from hotloop.ranks import ranks_of
+from hotloop.heartbeat import Heartbeat, RankLost, Word
+from hotloop.ranks import Ranks, ranks_of
 
 from ..warm import Warm
 from .conftest import Ended, Launch, Launcher, free_port, until
@@ -111,15 +115,12 @@ def test_different_numbers_of_batches_of_unknown_length(launch: Launcher) -> Non
 # Out of memory on one rank
 
 
-DDP = "DDP is built, or prepared for a backward pass, between the micro-batches of a batch that is repeated"
-
-
 @pytest.mark.parametrize(
     ("scene", "step", "rows"),
     [
-        pytest.param("forward", 1, "even", marks=pytest.mark.xfail(reason=DDP, strict=True)),
+        ("forward", 1, "even"),
         ("forward", 5, "uneven"),
-        pytest.param("backward", 1, "uneven", marks=pytest.mark.xfail(reason=DDP, strict=True)),
+        ("backward", 1, "uneven"),
     ],
 )
 def test_memory_that_runs_out_on_one_rank_alone(
@@ -136,7 +137,7 @@ def test_memory_that_runs_out_on_one_rank_alone(
         torch.testing.assert_close(each, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("scene", [pytest.param("backward", marks=pytest.mark.xfail(reason=DDP, strict=True)), "sent"])
+@pytest.mark.parametrize("scene", ["backward", "sent"])
 def test_memory_that_runs_out_in_a_backward_pass_that_sends_gradients(launch: Launcher, scene: str) -> None:
     ended = launch(FAILING, scene, each=within(4)).wait()
 
@@ -224,3 +225,50 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DeviceUnavailable, match=r"rank 1 is process 1 .* has 1 GPU") as found:
             ranks_of(want)
         assert "hotloop launch --gpus 1" in str(found.value)
+
+
+# The words of ranks
+
+
+def heartbeat(monkeypatch: pytest.MonkeyPatch, store: object) -> Heartbeat:
+    monkeypatch.setattr("hotloop.heartbeat.store_of_ranks", lambda timeout: store)
+    monkeypatch.setattr("hotloop.heartbeat.PERIOD", 0.05)
+    return Heartbeat(Ranks(1, 2, 1, "here", torch.device("cpu")))
+
+
+def test_a_thread_tells_where_a_rank_is_until_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    beats = heartbeat(monkeypatch, store)
+    before = threading.active_count()
+
+    with beats:
+        first = Word.decoded(store.get("hotloop/rank 1"))
+        (thread,) = (each for each in threading.enumerate() if each.name == "hotloop-heartbeat")
+        assert thread.daemon
+        until(lambda: Word.decoded(store.get("hotloop/rank 1")).number > first.number)
+        word = Word.decoded(store.get("hotloop/rank 1"))
+    assert word.host == "here"
+    assert not word.place.waits
+    assert re.search(r"conftest\.py:\d+ in until|test_failures\.py:\d+ in", word.place.line)
+    assert threading.active_count() == before
+    assert Word.decoded(store.get("hotloop/rank 1")).ended == "done"
+
+
+def test_ranks_that_can_tell_nothing_go_on_and_end_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RankLost, match="another rank is lost") as found, heartbeat(monkeypatch, None):
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+
+    assert isinstance(found.value.__cause__, RuntimeError)
+    assert "its collective failed: Connection closed by peer" in str(found.value)
+
+
+def test_other_errors_stay_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), heartbeat(monkeypatch, None):
+        torch.ones(2, 3) @ torch.ones(2, 3)
+
+
+def test_outside_of_a_run_there_is_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert store_of_ranks(1.0) is None
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store")
+    assert store_of_ranks(1.0) is None

@@ -114,7 +114,7 @@ class _Copies(DispatchMode):
     """Notes every copy between host and device with its line."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.counts: Counter[tuple[Any, ...]] = Counter()
         self.bytes: Counter[tuple[Any, ...]] = Counter()
 

@@ -112,8 +112,8 @@ class AcrossRanks(ABC):
 
     def _begin_sum(self, weight: float | Tensor) -> None:
         """Begin to add up the weights of all ranks' windows, while the backward pass runs."""
-        if not isinstance(weight, Tensor) and self.is_even():
-            return
+        if self._sum is not None or (not isinstance(weight, Tensor) and self.is_even()):
+            return  # it was begun by a pass over the same batch that failed, or it is known
         total = weight.detach().clone().float() if isinstance(weight, Tensor) else torch.tensor(float(weight))
         group = self.ranks.group if isinstance(weight, Tensor) else self.ranks.hosts
         self._sum = (total, dist.all_reduce(total, group=group, async_op=True))
@@ -169,8 +169,6 @@ class Replicas(AcrossRanks):
         self._was_sent = False
         if not self._is_same:
             self._take_weights()
-        if self._ddp is None and self._updates >= SEEN:
-            self._ddp = self._built()
         return self._module(batch) if self._ddp is None else self._ddp(batch)
 
     def _take_weights(self) -> None:
@@ -202,14 +200,16 @@ class Replicas(AcrossRanks):
         return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
 
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
+        if self._ddp is None and self._updates >= SEEN:
+            self._ddp = self._built()
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
     def sets_aside(self, *, is_last: bool) -> bool:
         return not is_last  # whose pass sends all of them
 
     def undo(self, *, holds_others: bool) -> None:
-        self._is_lost = self._was_sent or (holds_others and self._has_begun)
-        self._sum = None
+        # Once DDP has been prepared for a backward pass, it sends what the next one computes, a micro-batch or not.
+        self._is_lost = self._was_sent or (self._has_begun and (holds_others or self._ddp is not None))
         if self._ddp is not None:
             self._ddp.require_forward_param_sync = False  # the failed pass has had the buffers of rank 0 already
 

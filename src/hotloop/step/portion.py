@@ -25,6 +25,7 @@ class Portion:
     def __init__(self, most: int | None = None, room: Callable[[], int | None] = lambda: None) -> None:
         self.most = most
         self.limit = most  # items at once; None for all
+        self.grows = True  # whether larger ones are tried again
         self.failures = 0
         self.cuts = 0  # failures on which smaller micro-batches followed
         self._room = room
@@ -75,7 +76,7 @@ class Portion:
         if not self.failures:
             return False
         self._passes += passes
-        if self.limit == self.most or self.limit is None:
+        if self.limit == self.most or self.limit is None or not self.grows:
             return False
         if self._passes < self._patience and not self._has_more_room():
             return False

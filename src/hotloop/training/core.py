@@ -89,6 +89,7 @@ class Core:
             told=self._tell_of_memory,
             witness=self._witness,
         )
+        self.memory.portion.grows = ranks is None  # a try that fails in a backward pass would end the run of all ranks
         self.evaluation = Evaluation(self.model, self.device, begin.split)
         self.stream: Stream[Any] | None = None
         self.given: Any = None  # the batch that `batches` gave out last
