@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+import hotloop
+from hotloop.errors import BadArgument
+
 from .conftest import Launcher
 from .scenes import SCENES
 
@@ -95,6 +98,14 @@ def test_a_checkpoint_is_resumed_with_other_ranks(
     assert told["steps"] == whole["steps"]
     for epoch, same in zip(told["epochs"], whole["epochs"], strict=True):
         assert epoch == pytest.approx(same, abs=1e-5)
+
+
+def test_a_rank_does_not_tune_by_itself() -> None:
+    model = torch.nn.Linear(2, 1)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), torch.nn.MSELoss(), device="cpu")
+    loop._core.together.size = 2
+    with pytest.raises(BadArgument, match="2 ranks"):
+        loop.tune([(torch.rand(4, 2), torch.rand(4, 1))])
 
 
 def test_sigterm_on_one_rank_saves_and_ends_all(launch: Launcher, tmp_path: Path) -> None:

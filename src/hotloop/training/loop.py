@@ -244,6 +244,11 @@ class Loop:
         fp32. All of these steps are undone: model, optimizers, random state and data order are left as they were.
         `fit` and `batches` find a plan by themselves.
         """
+        if (size := self._core.together.size) > 1:
+            raise BadArgument(
+                f"loop.tune on {size} ranks, each of which would find a plan of its own",
+                fix="tune in one process and hand the plan over: Loop(…, plan=tuning.plan); `fit` tunes ranks in step",
+            )
         for name, value in (("steps", steps), ("seconds", seconds)):
             if value is not None and not 0 < value < math.inf:
                 raise BadArgument(f"{name}={value}", fix="give a number above 0")
