@@ -56,9 +56,9 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: loop().fit(LOADER, validate=DataLoader(DATA, 9, drop_last=True)),
         "validate= gave no batch: its dataset has 8 items, fewer than batch_size=9",
     ),
-    "an optimizer with a closure": (lambda: loop_with(torch.optim.LBFGS), "LBFGS.step needs a closure"),
+    "an optimizer with a closure": (lambda: loop_with(torch.optim.LBFGS, accumulate=2), "go with accumulate=2"),
     "a closure among several": (
-        lambda: loop_with(lambda p: {"a": torch.optim.LBFGS(p)}, objective={"a": max}),
+        lambda: loop_with(lambda p: [torch.optim.LBFGS(each := [*p]), torch.optim.SGD(each, 0.1)]),
         "LBFGS.step needs a closure",
     ),
     "a schedule that is too short": (

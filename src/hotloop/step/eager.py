@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotloop._torch import BatchNorm
-from hotloop.errors import DoesNotFit
+from hotloop._torch import BatchNorm, version_of
+from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective import Losses, autocast, uniform
 from hotloop.plan import Plan
 from hotloop.snapshot import Gradients
 from hotloop.step.across import AcrossRanks
 from hotloop.step.guard import guarded
-from hotloop.step.objectives import TrainedObjective
+from hotloop.step.objectives import TrainedObjective, needs_closure
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
 from hotloop.weighing import Probe, Verdict, Weighing, check_cut
@@ -77,6 +77,9 @@ class EagerStep:
         self._autocast = autocast(self._device, plan.precision)
         self._scales = plan.precision == "fp16"
         self.scaler = _scaler(self._device, enabled=self._scales)
+        self._closes = any(map(needs_closure, trained.optimizers))
+        if self._closes:
+            _check_closure(trained, plan, across)
         self._updates = 0
         self._earlier: Gradients | None = None  # of the window, out of reach of a pass that may fail
         self._captured_weight: Tensor | None = None  # of a captured window, so far
@@ -144,11 +147,14 @@ class EagerStep:
         if self.is_capturing and window.batches == 1:
             self._captured_window = replace(window)
         if window.batches >= self._accumulate:
-            self.update()
+            self.update(self._closure(batch, losses, size) if self._closes else None)
         return losses.parts
 
-    def update(self) -> bool:
-        """Average, unscale, clip and step. Whether the scaler let the optimizers step."""
+    def update(self, closure: Callable[[], Tensor] | None = None) -> bool:  # noqa: PLR0912  # as above
+        """Average, unscale, clip and step. Whether the scaler let the optimizers step.
+
+        `closure` is for an optimizer that computes the loss again.
+        """
         window, self.window = self.window, Window()
         optimizers, scaler, most = self.trained.optimizers, self.scaler, self._plan.clip_norm
         may_run_out = self._memory is not None and not self.is_capturing
@@ -162,7 +168,9 @@ class EagerStep:
                 for optimizer in optimizers if self._scales else ():
                     surely(partial(scaler.unscale_, optimizer), self._device)
                 _clip(self.trained.parameters, most, self._device)
-            if self._memory and may_run_out and (self._updates < FIRST_UPDATES or self._memory.portion.is_tight):
+            if closure is not None:
+                optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
+            elif self._memory and may_run_out and (self._updates < FIRST_UPDATES or self._memory.portion.is_tight):
                 with guarded(optimizers):
                     for optimizer in optimizers:
                         surely(partial(scaler.step, optimizer), self._device)
@@ -183,6 +191,30 @@ class EagerStep:
         if stepped and self.after_update is not None:
             self.after_update(self.trained)
         return stepped
+
+    def _closure(self, batch: Any, losses: Losses, size: int | None) -> Callable[[], Tensor]:
+        """Computes loss and gradient of a batch again; not where no weight has changed since that was done."""
+        if size is not None:
+            raise DoesNotFit(
+                "a batch does not fit into the memory, and an optimizer that computes the loss itself needs all of it",
+                fix="use smaller batches, bf16 or activation checkpointing",
+            )
+        parameters, inputs = self.trained.parameters, None if self._is_alone else self.trained.parameters
+        first, known = losses.total, [version_of(p) for p in parameters]
+
+        def closure() -> Tensor:
+            if known == [version_of(p) for p in parameters]:
+                return first
+            with torch.enable_grad():
+                self.trained.zero_grad()
+                with self._autocast:
+                    loss = uniform(self.objective(self.model, batch), batch, self.trained.name).total
+                loss.backward(inputs=inputs)
+            if self._plan.clip_norm is not None:
+                _clip(parameters, self._plan.clip_norm, self._device)
+            return loss.detach()
+
+        return closure
 
     @property
     def phase(self) -> tuple[bool, bool]:
@@ -283,6 +315,22 @@ class EagerStep:
                 weighing.tell_of_difference(verdict.differs)
             weighing.tell_of_norms(self.model, "batch")
         return verdict
+
+
+def _check_closure(trained: TrainedObjective, plan: Plan, across: object) -> None:
+    """Refuse what an optimizer that computes the loss itself does not go with."""
+    name = type(trained.optimizers[0]).__name__
+    obstacles = {
+        f"accumulate={plan.accumulate}": plan.accumulate > 1,
+        "precision='fp16'": plan.precision == "fp16",
+        f"micro_batch={plan.micro_batch}": plan.micro_batch is not None,
+        "several ranks": across is not None,
+    }
+    if found := [each for each, is_there in obstacles.items() if is_there]:
+        raise BadArgument(
+            f"{name} computes the loss several times in a step, which does not go with {' and '.join(found)}",
+            fix="leave that out, or use an optimizer whose step() takes no closure, such as torch.optim.AdamW",
+        )
 
 
 def total(parts: Parts) -> Tensor:

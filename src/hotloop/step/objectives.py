@@ -63,20 +63,25 @@ def objectives_of(
 
 
 def _check(optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse what is no optimizer, and one that computes the loss itself, several times in a step."""
+    """Refuse what is no optimizer, and one that computes the loss itself beside others."""
     wrong = [o for o in optimizers if not isinstance(o, Optimizer)]
     if wrong or not optimizers:
         raise BadArgument(
             f"the optimizer is {an(type(wrong[0]).__name__)}" if wrong else "no optimizer was given",
             fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
         )
-    for each in optimizers:
-        if any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in _arguments_of_step(each)):
-            raise BadArgument(
-                f"{type(each).__name__}.step needs a closure that computes the loss again, and the Loop gives none",
-                fix="use an optimizer whose step() takes no closure, such as torch.optim.AdamW;"
-                f" {type(each).__name__} works in a loop of your own",
-            )
+    if len(optimizers) > 1 and (closures := [each for each in optimizers if needs_closure(each)]):
+        raise BadArgument(
+            f"{type(closures[0]).__name__}.step needs a closure that computes the loss again, which goes with no other"
+            " optimizer",
+            fix="give it all parameters of its objective, or use optimizers whose step() takes no closure",
+        )
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether an optimizer computes the loss itself, several times in a step, as LBFGS does."""
+    arguments = _arguments_of_step(optimizer)
+    return any(p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD for p in arguments)
 
 
 def _arguments_of_step(optimizer: Optimizer) -> list[inspect.Parameter]:
