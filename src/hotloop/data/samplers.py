@@ -25,7 +25,8 @@ class Dealt:
 
     def __init__(self, every: Any, ranks: Ranks, *, fills: bool, drop_last: bool = False) -> None:
         self.fillers: set[int] = set()  # numbers of batches of this epoch that count for nothing on this rank
-        self._every, self._ranks, self._fills, self._drop_last = every, ranks, fills, drop_last
+        self.fills = fills  # whether each rank gets as many as the others
+        self._every, self._ranks, self._drop_last = every, ranks, drop_last
 
     def __iter__(self) -> Iterator[Any]:
         self.fillers.clear()
@@ -38,7 +39,7 @@ class Dealt:
                 return
             if rank < len(together):
                 yield together[rank]
-            elif self._fills:
+            elif self.fills:
                 self.fillers.add(number)
                 yield together[0]
             number += 1
@@ -47,7 +48,7 @@ class Dealt:
         batches, size = len(self._every), self._ranks.size
         if self._drop_last:
             return batches // size
-        return math.ceil(batches / size) if self._fills else math.ceil(max(batches - self._ranks.rank, 0) / size)
+        return math.ceil(batches / size) if self.fills else math.ceil(max(batches - self._ranks.rank, 0) / size)
 
 
 class RankBatches(Dealt):

@@ -49,8 +49,19 @@ def is_shared(loader: Any) -> bool:
 
 def is_filler(loader: Any, origin: BatchOrigin | None) -> bool:
     """Whether a batch counts for nothing on this rank."""
+    dealt = _dealt(loader)
+    return origin is not None and dealt is not None and origin.number in dealt.fillers
+
+
+def may_be_empty(loader: Any) -> bool:
+    """Whether a loader was dealt out to more ranks than it has batches, so that this one may have none."""
+    dealt = _dealt(loader)
+    return dealt is not None and not dealt.fills
+
+
+def _dealt(loader: Any) -> Dealt | None:
     dealt = loader if isinstance(loader, RankItems) else index_sampler(loader) if type(loader) is DataLoader else None
-    return origin is not None and isinstance(dealt, Dealt) and origin.number in dealt.fillers
+    return dealt if isinstance(dealt, Dealt) else None
 
 
 def is_even(loader: Any, origin: BatchOrigin | None) -> bool:

@@ -12,6 +12,7 @@ from hotloop.data.feed import LoaderBatches
 from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
+from hotloop.data.sharing import may_be_empty
 from hotloop.data.worker_count import LoadingLimits
 from hotloop.device import as_device
 from hotloop.errors import BadArgument
@@ -70,7 +71,7 @@ class Stream(Generic[T]):
             empty = False
             moved = move(batch, self.device)
             yield moved if self._transform is None else self._transform(moved)
-        if empty and not self._epochs.first:
+        if empty and not self._epochs.first and not may_be_empty(self.loader):
             raise nothing_came(self.loader)
 
     @property
