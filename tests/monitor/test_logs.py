@@ -1,19 +1,33 @@
-"""Logs: lines that survive a crash, and event files that TensorBoard itself reads."""
+"""Logs: lines that survive a crash, event files that TensorBoard itself reads, what W&B and MLflow are told."""
 
 import builtins
+import csv
 import json
 import math
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from hotloop.errors import BadArgument, OutputError
-from hotloop.monitor.logs import JsonLines, MissingTensorBoard, TensorBoard, open_log, read_lines, scalars
+from hotloop.monitor.logs import (
+    Csv,
+    JsonLines,
+    MissingLogger,
+    MissingTensorBoard,
+    MLflow,
+    TensorBoard,
+    WeightsAndBiases,
+    open_log,
+    read_lines,
+    scalars,
+)
 from hotloop.monitor.reading import Gpu, Host, Reading
 
 READING = Reading(
@@ -189,14 +203,16 @@ def test_without_tensorboard_the_line_to_install_it_is_said(tmp_path: Path, monk
 
 def test_a_log_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    lines, events = open_log("run.jsonl"), open_log("tensorboard")
+    lines, events, rows, named = open_log("run.jsonl"), open_log("tensorboard"), open_log("run.csv"), open_log("csv")
     assert isinstance(lines, JsonLines)
     assert isinstance(events, TensorBoard)
-    assert events.folder.parent == Path("runs")
-    lines.close()
-    events.close()
+    assert isinstance(rows, Csv)
+    assert isinstance(named, Csv)
+    assert events.folder.parent == named.path.parent.parent == Path("runs")
+    for log in (lines, events, rows, named):
+        log.close()
     with pytest.raises(BadArgument, match="tensorboard"):
-        open_log("wandb")
+        open_log("neptune")
 
 
 def test_lines_are_plain_json(tmp_path: Path) -> None:
@@ -205,3 +221,220 @@ def test_lines_are_plain_json(tmp_path: Path) -> None:
     log.close()
     assert (tmp_path / "run.jsonl").read_text() == '{"time":2.0,"step":1,"loss":1}\n'
     json.loads((tmp_path / "run.jsonl").read_text())
+
+
+# CSV
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "run.csv"
+    log = Csv(path)
+    log.write({"loss": 0.1 + 0.2, "unknown": None, 'a, "b"': math.inf}, step=3, time=7.5)
+    log.write({"unknown": None}, step=4)
+    log.close()
+    again = Csv(path)
+    again.write({"löss": np.float32(0.5)}, step=5, time=8.0)
+    again.close()
+    assert [(row["time"], row["step"], row["name"], float(row["value"])) for row in rows_of(path)] == [
+        ("7.5", "3", "loss", 0.1 + 0.2),
+        ("7.5", "3", 'a, "b"', math.inf),
+        ("8.0", "5", "löss", 0.5),
+    ]
+
+
+def test_a_crash_leaves_no_row_with_another_value(tmp_path: Path) -> None:
+    path = tmp_path / "run.csv"
+    log = Csv(path)
+    for step in range(3):
+        log.write({"löss": 0.125}, step=step, time=1.0)
+    log.close()
+    whole = path.read_bytes()
+    for kept in range(len(whole) + 1):
+        path.write_bytes(whole[:kept])
+        log = Csv(path)
+        log.write({"löss": 9.0}, step=9, time=1.0)
+        log.close()
+        left = max(0, whole[:kept].count(b"\n") - 1)
+        assert [(row["step"], row["value"]) for row in rows_of(path)] == [
+            *((str(step), "0.125") for step in range(left)),
+            ("9", "9.0"),
+        ]
+
+
+def test_a_table_of_data_is_not_written_to(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(BadArgument, match=r"train\.csv is not a log"):
+        Csv(path)
+    assert path.read_text() == "x,y\n1,2\n"
+
+
+# Weights & Biases and MLflow, by the calls that they document
+
+
+class WandbRun:
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options, self.axis, self.history, self.finished = options, {}, [], False
+
+    def define_metric(self, name: str, *, step_metric: str) -> None:
+        self.axis[name] = step_metric
+
+    def log(self, data: dict[str, Any]) -> None:
+        self.history.append(data)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module: Any = ModuleType("wandb")
+    module.run = None
+    module.init = lambda **options: WandbRun(options)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gets_the_numbers_over_the_steps(wandb: Any) -> None:
+    log = WeightsAndBiases(project="sprites")
+    log.write({"loss": 0.5, "unknown": None}, step=3, time=7.5)
+    log.write({"unknown": None}, step=4)
+    log.write({"gpu0/utilisation": 97.0}, step=2)
+    run = log._run
+    assert run.options == {"project": "sprites"}
+    assert run.axis == {"*": "step"}, "W&B drops what comes with an earlier step than its own"
+    assert run.history == [{"loss": 0.5, "step": 3}, {"gpu0/utilisation": 97.0, "step": 2}]
+    log.close()
+    assert run.finished
+
+
+def test_a_run_of_wandb_that_is_active_is_used_and_not_ended(wandb: Any) -> None:
+    wandb.run = WandbRun({})
+    log = open_log("wandb")
+    log.write({"loss": 0.5}, step=3)
+    log.close()
+    assert wandb.run.history == [{"loss": 0.5, "step": 3}]
+    assert not wandb.run.finished
+
+
+def test_wandb_that_cannot_begin_says_why(wandb: Any) -> None:
+    def init() -> WandbRun:
+        raise RuntimeError("No API key configured.")
+
+    wandb.init = init
+    with pytest.raises(OutputError, match=r"No API key configured\.\n  fix: .*WANDB_MODE=offline"):
+        open_log("wandb")
+
+
+class MlflowServer:
+    """What the modules of MLflow share; the active run is one of a thread, as theirs is."""
+
+    def __init__(self) -> None:
+        self.local = threading.local()
+        self.metrics: list[tuple[Any, ...]] = []
+        self.batches: list[int] = []
+        self.ended: list[str] = []
+        self.fails = False
+        self.answers = threading.Event()
+        self.answers.set()
+
+    def active_run(self) -> Any:
+        return getattr(self.local, "run", None)
+
+    def start_run(self, **options: Any) -> Any:
+        self.local.run = SimpleNamespace(info=SimpleNamespace(run_id="r1"), options=options)
+        return self.local.run
+
+    def end_run(self) -> None:
+        self.ended.append(self.local.run.info.run_id)
+        self.local.run = None
+
+    def set_terminated(self, run_id: str) -> None:
+        self.ended.append(run_id)
+
+    def log_batch(self, run_id: str, *, metrics: list[tuple[Any, ...]]) -> None:
+        self.answers.wait(60)
+        if self.fails:
+            raise ConnectionError("the server is gone")
+        assert run_id == "r1"
+        self.batches.append(len(metrics))
+        self.metrics += metrics
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> MlflowServer:
+    server = MlflowServer()
+    module, entities, tracking = (ModuleType(f"mlflow{name}") for name in ("", ".entities", ".tracking"))
+    vars(module).update(active_run=server.active_run, start_run=server.start_run, end_run=server.end_run)
+    vars(entities).update(Metric=lambda key, value, timestamp, step: (key, value, timestamp, step))
+    vars(tracking).update(MlflowClient=lambda: server)
+    for each in (module, entities, tracking):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
+    return server
+
+
+def test_mlflow_gets_the_numbers(mlflow: MlflowServer) -> None:
+    log = MLflow(run_name="sprites")
+    assert mlflow.active_run().options == {"run_name": "sprites"}
+    log.write({"loss": 0.5, "unknown": None, "validation/top@5": 1.0}, step=3, time=7.5)
+    log.write({"epoch": 1.0, "epoch/loss": 0.25}, step=4, time=8.0)
+    log.close()
+    assert mlflow.metrics == [
+        ("loss", 0.5, 7500, 3),
+        ("validation/top_5", 1.0, 7500, 3),
+        ("epoch/number", 1.0, 8000, 4),
+        ("epoch/loss", 0.25, 8000, 4),
+    ]
+    assert mlflow.ended == ["r1"]
+    assert mlflow.active_run() is None
+
+
+def test_a_slow_server_of_mlflow_is_not_waited_for(mlflow: MlflowServer) -> None:
+    mlflow.answers.clear()
+    log = MLflow()
+    for step in range(1200):
+        log.write({"loss": 1.0, "rate": 2.0}, step=step)  # would never return
+    assert mlflow.metrics == []
+    mlflow.answers.set()
+    log.close()
+    assert [step for name, _, _, step in mlflow.metrics if name == "loss"] == list(range(1200))
+    assert max(mlflow.batches) <= 1000, "more are refused in one request"
+
+
+def test_what_mlflow_could_not_take_is_said(mlflow: MlflowServer) -> None:
+    mlflow.fails = True
+    log = MLflow()
+    log.write({"loss": 1.0}, step=1)
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        log.close()
+    assert mlflow.ended == ["r1"]
+
+
+def test_a_run_of_mlflow_that_is_active_is_used_and_not_ended(mlflow: MlflowServer) -> None:
+    mlflow.start_run()
+    log = open_log("mlflow")
+    log.write({"loss": 1.0}, step=1)
+    log.close()
+    assert len(mlflow.metrics) == 1
+    assert mlflow.ended == []
+
+
+def test_a_run_of_mlflow_is_ended_from_another_thread(mlflow: MlflowServer) -> None:
+    log = MLflow()
+    ending = threading.Thread(target=log.close)
+    ending.start()
+    ending.join()
+    assert mlflow.ended == ["r1"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_without_a_package_the_line_to_install_it_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (None, ModuleType(name)):  # not there; a folder of that name, as W&B makes one
+        monkeypatch.setitem(sys.modules, name, module)
+        with pytest.raises(MissingLogger, match=f"pip install {name}"):
+            open_log(name)

@@ -160,6 +160,21 @@ def test_an_average_of_the_weights_is_the_one_of_pytorch_and_is_saved(tmp_path: 
     assert torch.equal(*whole)
 
 
+def test_under_accumulation_an_average_takes_every_update_once_that_of_a_short_window_too() -> None:
+    loop = loop_of(accumulate=4)  # 6 batches: a window of 4, and one of 2 at the end of the epoch
+    ours, theirs = hotloop.Ema(loop.model, 0.9), AveragedModel(loop.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    seen: list[int] = []
+
+    def by_hand(record: StepRecord) -> None:
+        if record.step != (seen[-1] if seen else 0):
+            theirs.update_parameters(record.model)
+        seen.append(record.step)
+
+    loop.fit(data(), epochs=2, on_step=[ours, by_hand], progress=False)
+    assert seen == [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 4]
+    assert torch.equal(ours.model.weight, theirs.module.weight)
+
+
 @pytest.mark.parametrize(
     ("best", "direction"),
     [

@@ -1,5 +1,10 @@
-"""A run is watched and logged, and neither can harm it."""
+"""A run is watched and logged, and what it was begun with is kept; none of that can harm it."""
 
+import csv
+import json
+import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,9 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop import Loop, Report
-from hotloop.errors import HotloopError, PlanWarning
-from hotloop.monitor.logs import read_lines
+from hotloop import Loop, Plan, Report, pick, seed
+from hotloop.errors import BadArgument, HotloopError, PlanWarning
+from hotloop.monitor.logs import JsonLines, MissingLogger, read_lines
+from hotloop.training import folder as run_folder
+from hotloop.training.folder import write_run
+from hotloop.training.journal import Journal
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +76,72 @@ def test_tensorboard_gets_the_same_numbers(task, tmp_path: Path, monkeypatch: py
     assert losses == pytest.approx([epoch.loss for epoch in report.epochs], rel=1e-6)
 
 
+class Kept:
+    """A log in memory."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, dict[str, float | None]]] = []
+        self.closed = False
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        self.entries.append((step, dict(numbers)))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def of(self, name: str) -> list[float | None]:
+        return [numbers[name] for _, numbers in self.entries if name in numbers]
+
+
+def test_several_logs_get_the_same_numbers(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = Kept()
+    report = loop_of(task).fit(
+        task.loader(16), epochs=3, progress=False, log=["tensorboard", tmp_path / "run.jsonl", "run.csv", own]
+    )
+    losses = [epoch.loss for epoch in report.epochs]
+    assert own.of("epoch/loss") == losses
+    assert [line["epoch/loss"] for line in read_lines("run.jsonl") if "epoch/loss" in line] == losses
+    with Path("run.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["value"]) for row in rows if row["name"] == "epoch/loss"] == losses
+    assert {row["name"] for row in rows} >= {"loss", "items per second", "lr", "epoch", "host/cpu"}
+    assert list(tmp_path.rglob("events.*"))
+    assert not own.closed, "whoever made it closes it"
+
+
+def test_the_learning_rate_is_that_of_the_moment(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.training.journal.EVERY", 0.0)  # every step
+
+    def run(epochs: int, log: Kept) -> None:
+        model = nn.Linear(task.inputs.shape[1], 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.8)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        loop = Loop(
+            model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain", scheduler=scheduler, schedule="epoch"
+        )
+        loop.fit(task.loader(16), epochs=epochs, progress=False, log=log, monitor=False, save=tmp_path, resume=True)
+
+    first, resumed = Kept(), Kept()
+    run(2, first)
+    assert list(dict.fromkeys(first.of("lr"))) == [0.8, 0.4]
+    run(3, resumed)
+    assert set(resumed.of("lr")) == {0.2}, "not that of an optimizer whose state was replaced"
+
+
+def test_a_learning_rate_on_the_device_is_not_read(task) -> None:
+    log = Kept()
+    loop = loop_of(task)
+    loop.optimizers[0].param_groups[0]["lr"] = torch.tensor(0.1)
+    loop.fit(task.loader(16), progress=False, log=log, monitor=False)
+    assert log.of("lr") == pytest.approx([0.1]), "a tensor on the host can be read"
+    with Journal(
+        torch.device("cpu"), lambda: 0, monitor=False, log=log, lr=lambda: torch.tensor(0.1, device="meta")
+    ) as journal:
+        journal.stretch(1.0, 2.0)
+    assert log.entries[-1] == (0, {"loss": 1.0, "items per second": 2.0})
+
+
 class Broken:
     """A log on a disk that fills up."""
 
@@ -90,6 +164,60 @@ def test_a_log_that_breaks_is_told_once_and_ends_no_run(task) -> None:
     assert not log.closed, "whoever made it closes it"
 
 
+def test_a_log_that_breaks_and_cannot_be_closed_is_told_once(
+    task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = JsonLines.close
+
+    def broken(log: JsonLines, *_: object, **more: object) -> None:
+        close(log)
+        raise RuntimeError("the server is gone")
+
+    monkeypatch.setattr(JsonLines, "write", broken)
+    monkeypatch.setattr(JsonLines, "close", broken)
+    with pytest.warns(PlanWarning, match="not written any more: the server is gone") as told:
+        loop_of(task).fit(task.loader(16), epochs=2, progress=False, log=tmp_path / "run.jsonl", monitor=False)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize("monitor", [True, False])
+def test_a_log_that_breaks_leaves_the_others_whole(task, monitor: bool) -> None:
+    first, last = Kept(), Kept()
+    options = {"progress": False, "log": [first, Broken(), last], "monitor": monitor}
+    with pytest.warns(PlanWarning, match="no space left") as told:
+        report = loop_of(task).fit(task.loader(16), epochs=3, **options)
+    assert len(told) == 1
+    assert first.of("epoch/loss") == last.of("epoch/loss") == [epoch.loss for epoch in report.epochs]
+    assert bool(last.of("host/cpu")) == monitor
+    notes = [] if report.load is None else [note for note in report.load.notes if "log" in note]
+    assert notes == [], "the readings went on too"
+
+
+def test_a_log_that_cannot_be_closed_costs_no_report(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close = JsonLines.close
+
+    def broken(log: JsonLines) -> None:
+        close(log)
+        raise RuntimeError("the server is gone")
+
+    monkeypatch.setattr(JsonLines, "close", broken)
+    with pytest.warns(PlanWarning, match="the server is gone"):
+        report = loop_of(task).fit(task.loader(16), progress=False, log=tmp_path / "run.jsonl", monitor=False)
+    assert len(report.epochs) == 1
+
+
+def test_of_several_logs_all_are_opened_or_none(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[JsonLines] = []
+    close = JsonLines.close
+    monkeypatch.setattr(JsonLines, "close", lambda log: (closed.append(log), close(log)))
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    loop = loop_of(task)
+    with pytest.raises(MissingLogger, match="pip install wandb"):
+        loop.fit(task.loader(16), progress=False, log=[tmp_path / "run.jsonl", "wandb"])
+    assert loop.steps == 0
+    assert len(closed) == 1
+
+
 def test_a_log_that_cannot_be_opened_is_told_before_anything_is_trained(task, tmp_path: Path) -> None:
     loop = loop_of(task)
     (tmp_path / "file").write_text("")
@@ -97,7 +225,10 @@ def test_a_log_that_cannot_be_opened_is_told_before_anything_is_trained(task, tm
         loop.fit(task.loader(16), progress=False, log=tmp_path / "file" / "run.jsonl")
     assert loop.steps == 0
     with pytest.raises(HotloopError, match="jsonl"):
-        loop.fit(task.loader(16), progress=False, log="run.csv")
+        loop.fit(task.loader(16), progress=False, log="run.txt")
+    with pytest.raises(BadArgument, match="an int, which has no `write`"):
+        loop.fit(task.loader(16), progress=False, log=[3])
+    assert loop.steps == 0
 
 
 @pytest.mark.gpu
@@ -113,3 +244,135 @@ def test_a_gpu_at_work_is_seen() -> None:
     assert gpu.memory_peak is not None
     assert report.load.joules is not None
     assert report.load.joules > 0
+
+
+# What a run was begun with: run.json
+
+PLAN = Plan("cpu", accumulate=2)
+
+
+def written(folder: Path, *, resumed: bool = False, **arguments: Any) -> dict[str, Any]:
+    write_run(folder, arguments, PLAN, pick("cpu"), resumed=resumed)
+    assert [entry.name for entry in folder.iterdir() if "run.json" in entry.name] == ["run.json"]
+    data: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return data
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    command = [shutil.which("git") or pytest.skip("needs git"), "-C", str(folder), *who, *words]
+    told = subprocess.run(command, check=True, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def test_it_holds_what_decides_how_a_run_goes(tmp_path: Path) -> None:
+    seed(7)
+    data = written(tmp_path, epochs=3)
+    assert data["arguments"] == {"epochs": 3}
+    assert Plan.from_json(data["plan"]) == PLAN
+    assert data["seed"] == 7
+    assert (data["device"], data["device_name"], data["ranks"]) == ("cpu", pick("cpu").name, 1)
+    assert data["versions"]["torch"] == torch.__version__
+    assert data["host"]
+    assert data["script"] is None or Path(data["script"]).is_absolute()
+    assert data["resumed"] == []
+
+
+class Odd:
+    """An object that answers to every name, with an error."""
+
+    def __getattr__(self, name: str) -> object:
+        raise RuntimeError(name)
+
+
+def test_arguments_are_there_as_far_as_they_are_plain(tmp_path: Path) -> None:
+    data = written(
+        tmp_path,
+        save=Path("runs/a"),
+        every=0.5,
+        limit=float("inf"),
+        best=("accuracy", "max"),
+        metrics={"accuracy": nn.functional.cross_entropy, "odd": Odd()},
+        validate=torch.utils.data.DataLoader([1, 2]),
+        log=[Odd],
+    )
+    assert data["arguments"] == {
+        "save": str(Path("runs/a")),
+        "every": 0.5,
+        "limit": None,
+        "best": ["accuracy", "max"],
+        "metrics": {"accuracy": "<torch.nn.functional.cross_entropy>", "odd": f"<{Odd.__module__}.Odd>"},
+        "validate": "<torch.utils.data.dataloader.DataLoader>",
+        "log": [f"<{Odd.__module__}.Odd>"],
+    }
+
+
+def test_a_list_that_holds_itself_ends(tmp_path: Path) -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    assert written(tmp_path, odd=endless)["arguments"] == {"odd": [[[["<list>"]]]]}
+
+
+def test_a_part_that_goes_on_is_added(tmp_path: Path) -> None:
+    first = written(tmp_path, epochs=1)
+    second = written(tmp_path, epochs=2, resumed=True)
+    third = written(tmp_path, epochs=3, resumed=True)
+    assert {**second, "resumed": []} == {**third, "resumed": []} == first
+    assert [part["arguments"]["epochs"] for part in third["resumed"]] == [2, 3]
+    assert written(tmp_path, epochs=9)["resumed"] == [], "a new run in the folder of one that saved nothing"
+
+
+@pytest.mark.parametrize("content", ["mine", '{"epochs": 3}', "[" * 100_000])
+def test_a_file_of_somebody_else_stays(tmp_path: Path, content: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.warns(PlanWarning, match=r"run\.json is not of a run and stays as it is"):
+        write_run(tmp_path, {}, PLAN, pick("cpu"))
+    assert (tmp_path / "run.json").read_text() == content
+
+
+def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.warns(PlanWarning, match=r"cannot write .*run\.json"):
+        write_run(tmp_path / "file" / "folder", {}, PLAN, pick("cpu"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "repository"
+    place.mkdir()
+    git(place, "init")
+    (place / "train.py").write_text("pass\n")
+    git(place, "add", "train.py")
+    git(place, "commit", "-m", "first")
+    monkeypatch.setattr("__main__.__file__", str(place / "train.py"))
+    return place
+
+
+def test_the_commit_is_that_of_the_script(repository: Path, tmp_path: Path) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    (repository / "runs").mkdir()
+    data = written(repository / "runs")
+    assert data["script"] == str(repository / "train.py")
+    assert data["git"] == {"commit": commit, "dirty": False}
+    assert written(repository / "runs")["git"]["dirty"] is False, "run.json itself is not a change"
+    (repository / "train.py").write_text("changed\n")
+    assert written(repository / "runs")["git"] == {"commit": commit, "dirty": True}
+
+
+@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("git", 2.0), FileNotFoundError("git")])
+def test_git_that_does_not_answer_is_not_known(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(*_: object, **more: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run_folder.subprocess, "run", fails)
+    assert written(tmp_path)["git"] is None
+    monkeypatch.setattr(run_folder.shutil, "which", lambda name: None)
+    assert written(tmp_path)["git"] is None
+
+
+def test_a_script_outside_of_any_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("__main__.__file__", str(tmp_path / "train.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert written(tmp_path)["git"] is None

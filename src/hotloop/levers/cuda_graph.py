@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
@@ -70,6 +71,8 @@ class GraphLever(Lever):
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.without_cuda:
             return target.without_cuda
+        if torch.cuda.CUDAGraph.__module__.startswith("hotloop."):
+            return "a simulated GPU captures nothing"
         if plan.precision == "fp16":
             return "the scaler of fp16 decides on the host whether to update"
         for optimizer in target.optimizers:

@@ -1,9 +1,14 @@
-"""Logs: the numbers of a run and of its hardware, step by step, as lines of JSON or for TensorBoard."""
+"""Logs: the numbers of a run and of its hardware, step by step, in files or for tools that show them."""
 
+import csv
+import io
 import json
 import os
+import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
@@ -19,9 +24,14 @@ from hotloop.text import an, printable
 
 RESERVED = ("time", "step")
 FLUSH_EVERY = 10  # seconds until TensorBoard's file is up to date
+MLFLOW_BATCH = 1000  # numbers that MLflow takes in one request
 
 
-class MissingTensorBoard(HotloopError, ImportError):
+class MissingLogger(HotloopError, ImportError):
+    """A package that a log needs is not installed."""
+
+
+class MissingTensorBoard(MissingLogger):
     """TensorBoard is not installed."""
 
 
@@ -34,12 +44,8 @@ class Log(Protocol):
     def close(self) -> None: ...
 
 
-class JsonLines:
-    """A log of one JSON object per line, which is in the file as soon as it is written.
-
-    Lines go to the end of the file in one piece each, so that several writers may share one, and a crash costs at most
-    the line that was being written.
-    """
+class _LineFile:
+    """A file that grows by whole lines, each of which is there as soon as it is written."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -51,23 +57,21 @@ class JsonLines:
             raise self._cannot(error) from error
         self._lock = Lock()
 
-    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
-        """Note numbers; those that are not known or not finite become null."""
-        self.append({"time": _now(time), "step": step, **_checked(numbers)})
-
-    def append(self, data: Mapping[str, Any]) -> None:
-        """Write any JSON object as a line, such as a whole reading's `to_json()`."""
-        line = json.dumps(finite(dict(data)), allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    def _append(self, data: bytes) -> None:
         with self._lock:
-            if not self._whole:  # somebody's half line, which must not spoil this one
-                line = b"\n" + line
-            self._whole = False
             try:
-                self._whole = self._file.write(line) == len(line)
+                if not self._whole:
+                    data = self._mended(data)
+                self._whole = False
+                self._whole = self._file.write(data) == len(data)
             except OSError as error:
                 raise self._cannot(error) from error
             if not self._whole:
                 raise self._cannot(OSError("the disk is full"))
+
+    def _mended(self, data: bytes) -> bytes:
+        """What to write after somebody's half line, which must not spoil the next one."""
+        return b"\n" + data
 
     def close(self) -> None:
         self._file.close()
@@ -77,6 +81,72 @@ class JsonLines:
             f"cannot write {printable(str(self.path))}: {error.strerror or error}",
             fix="choose a place that you may write to, with enough space",
         )
+
+
+class JsonLines(_LineFile):
+    """A log of one JSON object per line, which is in the file as soon as it is written.
+
+    Lines go to the end of the file in one piece each, so that several writers may share one, and a crash costs at most
+    the line that was being written.
+    """
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        """Note numbers; those that are not known or not finite become null."""
+        self.append({"time": _now(time), "step": step, **_checked(numbers)})
+
+    def append(self, data: Mapping[str, Any]) -> None:
+        """Write any JSON object as a line, such as a whole reading's `to_json()`."""
+        self._append(json.dumps(finite(dict(data)), allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+
+class Csv(_LineFile):
+    """A log with a row for each number: `time,step,name,value`.
+
+    Entries have different names, and columns for all of them would have to be known before the first row. In pandas,
+    `read_csv(path).pivot_table(index="step", columns="name", values="value")` has a column for each name.
+    """
+
+    HEADER = b"time,step,name,value\n"
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        try:
+            self._begin()
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self) -> None:
+        """Write the header where it is not there; refuse a file of somebody's data."""
+        try:
+            with self.path.open("rb") as file:
+                begins = file.read(len(self.HEADER))
+            if begins and begins != self.HEADER and self.HEADER.startswith(begins):
+                self._file.truncate(0)  # half a header, which a crash has left
+                begins = b""
+        except OSError as error:
+            raise self._cannot(error) from error
+        if not begins:
+            self._whole = True
+            self._append(self.HEADER)
+        elif begins != self.HEADER:
+            raise BadArgument(
+                f"{printable(str(self.path))} is not a log, and rows would be added to it",
+                fix=f"choose another path; a log begins with {self.HEADER.decode().strip()}",
+            )
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        """Note numbers; those that are not known are left out."""
+        now, rows = _now(time), io.StringIO()
+        known = ((name, value) for name, value in _checked(numbers).items() if value is not None)
+        csv.writer(rows, lineterminator="\n").writerows((now, step, name, value) for name, value in known)
+        if rows.tell():
+            self._append(rows.getvalue().encode())
+
+    def _mended(self, data: bytes) -> bytes:
+        """Half a row is removed: it may read as a whole one with another value."""
+        self._file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
+        return data
 
 
 class TensorBoard:
@@ -115,15 +185,116 @@ class TensorBoard:
         self._writer.close()
 
 
+class WeightsAndBiases:
+    """A log that Weights & Biases shows: in the program's own run where one is active, else in a new one.
+
+    `options` are those of `wandb.init`. Without a server, `WANDB_MODE=offline` keeps everything in `wandb/`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        wandb = _package("wandb", "Weights & Biases", "init")
+        self._own = wandb.run is None
+        with _beginning("Weights & Biases", "`wandb login`, or set WANDB_MODE=offline"):
+            self._run = wandb.init(**options) if self._own else wandb.run
+            # W&B drops what comes with an earlier step than its own, and readings come from another thread: the step
+            # is a number like the others, and the axis of all of them.
+            self._run.define_metric("*", step_metric="step")
+        self._lock = Lock()
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        """Note numbers; those that are not known are left out. W&B notes the time itself."""
+        known = {name: value for name, value in _checked(numbers).items() if value is not None}
+        if known:
+            with self._lock:
+                self._run.log({**known, "step": step})
+
+    def close(self) -> None:
+        """End the run where the log began it; this waits for what is not uploaded yet."""
+        if self._own:
+            self._run.finish()
+
+
+class MLflow:
+    """A log that MLflow shows: in the program's own run where one is active, else in a new one.
+
+    `options` are those of `mlflow.start_run`; MLFLOW_TRACKING_URI says where. A thread sends the numbers, so that
+    training does not wait for the server; what it could not send is an error of the next `write`, or of `close`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._mlflow = _package("mlflow", "MLflow", "start_run")
+        self._metric = import_module("mlflow.entities").Metric
+        with _beginning("MLflow", "see that the server of MLFLOW_TRACKING_URI answers"):
+            self._client = import_module("mlflow.tracking").MlflowClient()
+            active = self._mlflow.active_run()
+            self._own = active is None
+            self.run_id: str = (self._mlflow.start_run(**options) if active is None else active).info.run_id
+        self._waiting: list[Any] = []
+        self._lock = Lock()
+        self._sender = ThreadPoolExecutor(1, thread_name_prefix="hotloop mlflow")
+        self._sending: Future[None] | None = None
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        """Note numbers; those that are not known are left out."""
+        milliseconds = int(_now(time) * 1000)
+        known = ((name, value) for name, value in _checked(numbers).items() if value is not None)
+        metrics = [self._metric(_mlflow_name(name), value, milliseconds, step) for name, value in known]
+        with self._lock:
+            self._waiting += metrics
+            if self._sending is None or self._sending.done():
+                done, self._sending = self._sending, None
+                if done is not None:
+                    done.result()  # which may have failed
+                self._sending = self._sender.submit(self._send)
+
+    def close(self) -> None:
+        """Send what waits, and end the run where the log began it."""
+        try:
+            self._sender.shutdown()
+            if self._sending is not None:
+                self._sending.result()
+            self._send()
+        finally:
+            if self._own:
+                self._end()
+
+    def _send(self) -> None:
+        with self._lock:
+            metrics, self._waiting = self._waiting, []
+        for first in range(0, len(metrics), MLFLOW_BATCH):
+            self._client.log_batch(self.run_id, metrics=metrics[first : first + MLFLOW_BATCH])
+
+    def _end(self) -> None:
+        active = self._mlflow.active_run()  # of this thread, which need not be the one that began it
+        if active is not None and active.info.run_id == self.run_id:
+            self._mlflow.end_run()
+        else:
+            self._client.set_terminated(self.run_id)
+
+
+NAMED: dict[str, Callable[[], Log]] = {
+    "tensorboard": lambda: TensorBoard(_new_folder()),
+    "csv": lambda: Csv(_new_folder() / "log.csv"),
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+
+
 def open_log(where: str | os.PathLike[str]) -> Log:
-    """The log that a person means: `tensorboard`, in a new folder under `runs`, or a path that ends in `.jsonl`."""
-    if where == "tensorboard":
-        return TensorBoard(Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    if Path(where).suffix in (".jsonl", ".json", ".ndjson"):
+    """The log that a person means: one of `NAMED`, or a path that ends in `.jsonl` or `.csv`.
+
+    `tensorboard` and `csv` write into a new folder under `runs`.
+    """
+    if isinstance(where, str) and where in NAMED:
+        return NAMED[where]()
+    suffix = Path(where).suffix
+    if suffix in (".jsonl", ".json", ".ndjson"):
         return JsonLines(where)
+    if suffix == ".csv":
+        return Csv(where)
     raise BadArgument(
-        f"log={printable(str(where))!r} is neither `tensorboard` nor a file of JSON lines",
-        fix='log="tensorboard", log="run.jsonl", or hotloop.monitor.logs.TensorBoard(folder)',
+        f"log={printable(str(where))!r} is neither a logger's name nor a path that ends in .jsonl or .csv",
+        fix=f"choose one of: {', '.join(NAMED)}, run.jsonl, run.csv; or give hotloop.monitor.logs.TensorBoard(folder)",
     )
 
 
@@ -177,6 +348,38 @@ def _checked(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
                 fix="of a tensor, log `.item()`, which waits for the device: not in every step",
             )
     return {name: value if value is None or isinstance(value, int) else float(value) for name, value in numbers.items()}
+
+
+def _package(name: str, title: str, function: str) -> Any:
+    """A package that a log needs, or the line that installs it."""
+    try:
+        package = import_module(name)
+        getattr(package, function)  # which a folder of that name, such as the one that W&B makes, does not have
+    except (ImportError, AttributeError) as error:
+        raise MissingLogger(f"{title} cannot be used: {printable(str(error))}", fix=f"pip install {name}") from error
+    return package
+
+
+@contextmanager
+def _beginning(title: str, fix: str) -> Iterator[None]:
+    """Say it in one way where a logger cannot begin; each has errors of its own."""
+    try:
+        yield
+    except Exception as error:
+        raise OutputError(f"{title} did not begin: {type(error).__name__}: {printable(str(error))}", fix=fix) from error
+
+
+def _mlflow_name(name: str) -> str:
+    """A name as MLflow allows it. Its file store keeps each in a file, so that `epoch` must not be a folder too.
+
+    >>> _mlflow_name("validation/top@5"), _mlflow_name("epoch")
+    ('validation/top_5', 'epoch/number')
+    """
+    return "epoch/number" if name == "epoch" else re.sub(r"[^\w\-. /]", "_", name)
+
+
+def _new_folder() -> Path:
+    return Path("runs") / time.strftime("%Y-%m-%d_%H-%M-%S")
 
 
 def _now(given: float | None) -> float:

@@ -65,8 +65,8 @@ class SimulatedEvent:
 class Within:
     """Stands in for `torch.cuda.stream(...)` and `torch.cuda.graph(...)`."""
 
-    def __init__(self, stream: Any = None, *_: Any, **__: Any) -> None:
-        self.stream = stream
+    def __init__(self, first: Any = None, *_: Any, stream: Any = None, **__: Any) -> None:
+        self.stream = first if stream is None else stream
 
     def __enter__(self) -> Any:
         return self.stream

@@ -238,6 +238,7 @@ class Fit:
         clock = Clock(self.loop.device)
         start = self._epoch_clock = time.perf_counter()
         done, whole = 0, False
+        record: StepRecord | None = None
         try:
             for batch, batches, items in work:
                 if batch is not None:
@@ -258,6 +259,9 @@ class Fit:
                     break
             else:
                 whole = True
+                if self.hooks.on_step and record is not None and record.step != self.loop.steps:
+                    record.step = self.loop.steps  # the end of the epoch has updated with a short window
+                    self._ask(self.hooks.on_step, record, "on_step")
         except (KeyboardInterrupt, *FAILURES) as error:
             of_a_loader = is_of_a_loader(error)
             if not (self.stop.asked or (of_a_loader and self.stop.comes())):

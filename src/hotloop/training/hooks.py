@@ -190,6 +190,7 @@ class Ema:
         if not 0 < decay < 1:
             raise BadArgument(f"decay={decay}", fix="give a number between 0 and 1, such as 0.999")
         self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        self._step = 0  # of the last update that is in the average
 
     @property
     def model(self) -> nn.Module:
@@ -197,6 +198,9 @@ class Ema:
         return self.averaged.module
 
     def __call__(self, record: StepRecord) -> None:
+        if record.step == self._step:  # a batch of an accumulation window that is not full yet
+            return
+        self._step = record.step
         first = next(self.averaged.parameters(), None)
         now = next(record.model.parameters(), None)
         if first is not None and now is not None and first.device != now.device:

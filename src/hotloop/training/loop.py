@@ -85,6 +85,8 @@ class Loop:
         objectives = objectives_of(optimizer, function)
         optimizers = [each for trained in objectives for each in trained.optimizers]
         self.model = place(model, choice.device, *optimizers)
+        if isinstance(loss, nn.Module):
+            loss.to(choice.device)  # class weights and the like
         check_that_it_can_learn(self.model, objectives)
         begin = Plan(
             str(choice.device), "fp32" if precision == "auto" else precision, accumulate, clip_norm, stream="direct"
@@ -325,8 +327,9 @@ class Loop:
         `time_limit` ("2h") save and end.
 
         With `monitor` the device is looked at twice a second, and the report tells what the run asked of it:
-        utilisation, memory, energy, throttling. `log` takes these and the losses as they come: "tensorboard", a file
-        that ends in `.jsonl`, or a `Log` of your own.
+        utilisation, memory, energy, throttling. `log` takes these, the losses and the learning rate as they come:
+        "tensorboard", "wandb", "mlflow", "csv", a path that ends in `.csv` or `.jsonl`, a `Log` of your own, or a list
+        of these.
 
         `on_step` and `on_epoch` are called with a small record after each of them, and may return "stop"; nothing waits
         for the device unless a hook reads a value. `best` names the metric that says which epoch is the best, as
@@ -360,7 +363,7 @@ class Loop:
                 together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
             if not together.is_first:
                 progress, monitor, log = False, False, None
-            journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log)
+            journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log, lr=self._lr)
             given = (loader, validate, device_transform)
             fit = Fit(self, self._core, journal, saver, limit, *given, hooks)
             self._core.is_one_by_one = bool(hooks.on_step)
@@ -379,6 +382,9 @@ class Loop:
                 self._core.expected = None
                 self._core.rest()
                 fit.close()
+
+    def _lr(self) -> object:
+        return self.optimizers[0].param_groups[0]["lr"]
 
     def _hooks(
         self,
