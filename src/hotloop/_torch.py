@@ -206,6 +206,7 @@ def inner_schedulers(scheduler: Any) -> Sequence[Any]:
 # Data loaders
 
 LOADER = DataLoader.__module__  # the name of the module whose frames belong to a loader
+OF_WORKERS = (LOADER, "torch.utils.data._utils.signal_handling")  # those that complain of workers
 LoaderIterator: type[Any] = _BaseDataLoaderIter  # of every DataLoader: its `__next__` gives a batch
 
 

@@ -322,6 +322,24 @@ def test_a_part_that_goes_on_is_added(tmp_path: Path) -> None:
     assert written(tmp_path, epochs=9)["resumed"] == [], "a new run in the folder of one that saved nothing"
 
 
+def test_fit_writes_it_beside_the_checkpoints(task, tmp_path: Path) -> None:
+    loop_of(task).fit(task.loader(16), save=tmp_path, progress=False)
+    loop_of(task).fit(task.loader(16), epochs=2, save=tmp_path, progress=False, resume=True)
+    data = json.loads((tmp_path / "run.json").read_text())
+    (again,) = data["resumed"]
+    assert (data["arguments"]["epochs"], again["arguments"]["epochs"]) == (1, 2)
+    assert data["arguments"]["loader"] == "<torch.utils.data.dataloader.DataLoader>"
+    assert data["arguments"]["save"] == str(tmp_path)
+    assert "self" not in data["arguments"]
+    assert data["plan"]["device"] == data["device"] == "cpu"
+
+
+def test_a_run_that_is_refused_leaves_nothing(task, tmp_path: Path) -> None:
+    with pytest.raises(BadArgument):
+        loop_of(task).fit(task.loader(16), save=tmp_path, progress=False, log=[3])
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("content", ["mine", '{"epochs": 3}', "[" * 100_000])
 def test_a_file_of_somebody_else_stays(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
@@ -344,7 +362,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (place / "train.py").write_text("pass\n")
     git(place, "add", "train.py")
     git(place, "commit", "-m", "first")
-    monkeypatch.setattr("__main__.__file__", str(place / "train.py"))
+    monkeypatch.setattr("__main__.__file__", str(place / "train.py"), raising=False)
     return place
 
 
@@ -373,6 +391,6 @@ def test_git_that_does_not_answer_is_not_known(
 
 
 def test_a_script_outside_of_any_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("__main__.__file__", str(tmp_path / "train.py"))
+    monkeypatch.setattr("__main__.__file__", str(tmp_path / "train.py"), raising=False)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert written(tmp_path)["git"] is None

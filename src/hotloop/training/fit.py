@@ -181,34 +181,41 @@ class Fit:
         wait = wait or self.core.together.size > 1  # ranks add up their losses at one moment
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
         listening = self.stop.listening(terminate=self.saver is not None)
-        with self.journal, listening, shown as self.display, EmptyCacheWatch() as self._cache:
-            self.core.tuner.display = self.display
-            if (words := self.core.together.words(self.core.model, self.core.plan, self.loader)) is not None:
-                self.display.say(words)
-            self._say_where_it_goes_on(epochs, length)
-            if self.saver is not None and self._changes is not None:
-                if is_shaped(self.core):
-                    self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
-                self._unsaved = Unsaved(self._changes, self._searched())
-            if self._unevaluated is not None:
-                self._note(self._unevaluated, validate, metrics, whole=True)
-                self._save_epoch(validate, metrics, last=self._is_asked() or self.first >= epochs)
-            for number in range(self.first + 1, epochs + 1):
-                if self._is_asked():
-                    break
-                whole = self._train(number, epoch())
-                if whole and length is None:
-                    self.core.together.meet(self.core.epoch, self.consumed)
-                if not self.core.watch.items_seen:
-                    break  # stopped before the first batch
-                self._finish(validate, metrics, wait=wait)
-                if whole:
-                    self.first, self.consumed, self._between = number, 0, True
-                    self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
-            self._finish(validate, metrics, wait=True)
-            self._save_end()
-            self._restore_best()
-            self.core.together.end()
+        is_over = False
+        try:
+            with listening, self.journal, shown as self.display, EmptyCacheWatch() as self._cache:
+                self.core.tuner.display = self.display
+                if (words := self.core.together.words(self.core.model, self.core.plan, self.loader)) is not None:
+                    self.display.say(words)
+                self._say_where_it_goes_on(epochs, length)
+                if self.saver is not None and self._changes is not None:
+                    if is_shaped(self.core):
+                        self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
+                    self._unsaved = Unsaved(self._changes, self._searched())
+                if self._unevaluated is not None:
+                    self._note(self._unevaluated, validate, metrics, whole=True)
+                    self._save_epoch(validate, metrics, last=self._is_asked() or self.first >= epochs)
+                for number in range(self.first + 1, epochs + 1):
+                    if self._is_asked():
+                        break
+                    whole = self._train(number, epoch())
+                    if whole and length is None:
+                        self.core.together.meet(self.core.epoch, self.consumed)
+                    if not self.core.watch.items_seen:
+                        break  # stopped before the first batch
+                    self._finish(validate, metrics, wait=wait)
+                    if whole:
+                        self.first, self.consumed, self._between = number, 0, True
+                        self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
+                self._finish(validate, metrics, wait=True)
+                self._save_end()
+                self._restore_best()
+                self.core.together.end()
+                self.core.rest()  # while the death of workers is not told everywhere
+                is_over = True
+        except FAILURES as error:
+            if not (is_over and self.stop.asked and is_of_a_loader(error)):
+                raise  # PyTorch tells of a worker that the same signal has ended, wherever this thread is by then
         self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 

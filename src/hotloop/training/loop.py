@@ -36,6 +36,7 @@ from hotloop.training.budgeting import Budgeting
 from hotloop.training.collective import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.fit import PHASES, Fit
+from hotloop.training.folder import write_run
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.journal import Journal, Logged
 from hotloop.training.largest import Largest, largest_batch
@@ -324,7 +325,8 @@ class Loop:
         `save` is a folder for checkpoints, written beside the training `every` so often ("30s", "5min", "1000 steps")
         and at the end; the last `keep` and the best stay. With `resume` the run goes on from the last of them, or
         begins where there is none: it ends with the weights of a run that was never stopped. Ctrl-C, SIGTERM and
-        `time_limit` ("2h") save and end.
+        `time_limit` ("2h") save and end. `run.json` there tells what the run was begun with: arguments, plan,
+        versions, commit, machine.
 
         With `monitor` the device is looked at twice a second, and the report tells what the run asked of it:
         utilisation, memory, energy, throttling. `log` takes these, the losses and the learning rate as they come:
@@ -336,6 +338,7 @@ class Loop:
         "accuracy" or ("distance", "min"); that of `report.best` and of the best checkpoint. With `patience=3` the run
         ends after three epochs that were no better; with `restore_best` the model has the best epoch's weights then.
         """
+        asked = {name: value for name, value in locals().items() if name != "self"}
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
@@ -377,6 +380,9 @@ class Loop:
                 done = 0 if length is None else fit.first * length + fit.consumed
                 self._core.expected = None if length is None else self._core.watch.batches + epochs * length - done
                 epoch = partial(self._core.work, loader, device_transform)
+                if saver is not None and together.is_first:
+                    resumed = saver.found is not None
+                    write_run(saver.folder, asked, self.plan, self.choice, ranks=together.size, resumed=resumed)
                 return fit.run(epoch, length, epochs, metrics, progress)
             finally:
                 self._core.expected = None

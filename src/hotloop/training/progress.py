@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from hotloop._torch import LOADER, waits_for_workers
+from hotloop._torch import OF_WORKERS, waits_for_workers
 from hotloop.records import Epoch
 from hotloop.terminal import (
     BarColumn,
@@ -214,5 +214,5 @@ class Stop:
 def is_of_a_loader(error: BaseException) -> bool:
     """Whether a DataLoader complains, of workers that a signal has killed, which it does between two steps."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    complains = any(frame.f_globals.get("__name__") == LOADER for frame in frames)
+    complains = any(frame.f_globals.get("__name__") in OF_WORKERS for frame in frames)
     return complains and isinstance(error, FAILURES)

@@ -593,11 +593,11 @@ class Tuner:
     def _timed(self, steps: int, seconds: float) -> "Course[float]":
         """Let steps pass; the seconds of a batch, from an idle device until it has done all of them.
 
-        On a CPU, that of the quickest step: other programs disturb some of them.
+        On a CPU, that of the quickest step of as few as are timed of the eager loop: other programs disturb some.
         """
         if self.subject.device.type == "cpu":
             quickest = math.inf
-            for _ in range(steps):
+            for _ in range(min(steps, PLAIN_STEPS)):
                 watch = self._stopwatch = _Stopwatch(self.subject.device)
                 watch.begin()
                 yield 0
