@@ -127,10 +127,10 @@ class LoaderBatches(Epochs[Batch]):
         digest.update(str(self.batches).encode())
         return int.from_bytes(digest.digest(), "big")
 
-    def end_workers(self) -> None:
+    def end_workers(self, *, persistent: bool = False) -> None:
         """End workers that wait for the next epoch."""
         if self._tap is not None:
-            self._tap.end_workers()
+            self._tap.end_workers(persistent=persistent)
 
     def _has_begun(self) -> bool:
         return self._staff is not None and self._staff.are_there

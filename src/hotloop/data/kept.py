@@ -93,9 +93,9 @@ class EpochWorkers:
         """Whether workers are there which stay because the person asked for it."""
         return bool(self._own["persistent_workers"]) and keeps_workers(self._loader)
 
-    def end(self) -> None:
-        """End workers that stay, unless the person asked for it."""
-        if not self.persist:
+    def end(self, *, persistent: bool = False) -> None:
+        """End workers that stay; those that the person asked for only where nobody will use them again."""
+        if persistent or not self.persist:
             dismiss_workers(self._loader)
 
     def _begin_again(self, send: Callable[[Note | None], object]) -> Iterator[Any] | None:

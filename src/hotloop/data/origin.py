@@ -102,10 +102,10 @@ class Tap:
             if self._workers is not None and self._epoch is epoch and not epoch.ended:
                 self._workers.end()
 
-    def end_workers(self) -> None:
-        """End workers that wait for the next epoch, unless the person asked for them to."""
+    def end_workers(self, *, persistent: bool = False) -> None:
+        """End workers that wait for the next epoch; those that the person asked for only if `persistent`."""
         if self._workers is not None and (self._epoch is None or self._epoch.ended):
-            self._workers.end()
+            self._workers.end(persistent=persistent)
 
     def why_workers_stay(self) -> str | None:
         """Why other workers would not do as these do; None where they would."""

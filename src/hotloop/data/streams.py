@@ -133,10 +133,13 @@ class Stream(Generic[T]):
                 self.asked = (*self.asked[:2], number)
         return self.workers
 
-    def close(self) -> None:
-        """End workers that wait for the next epoch, if there are any; it then starts new ones, as a loader does."""
+    def close(self, *, persistent: bool = False) -> None:
+        """End workers that wait for the next epoch, if there are any; it then starts new ones, as a loader does.
+
+        `persistent`: those that the person asked for too, as where this stream is not used any more.
+        """
         if isinstance(self._epochs, LoaderBatches):
-            self._epochs.end_workers()
+            self._epochs.end_workers(persistent=persistent)
 
     def position(self, consumed: int | None = None) -> Position:
         """Where the loader is when the training has had so many batches of this epoch; None: between two epochs.

@@ -34,6 +34,11 @@ class Validation:
             here = isinstance(loader, DataLoader) and not loader.num_workers  # where items are made
             self._rng = LoaderRng(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)
 
+    def close(self) -> None:
+        """The run is over: the next one has a stream of its own, with workers of its own."""
+        if isinstance(self.loader, Stream):
+            self.loader.close(persistent=True)
+
     @property
     def changed_in_workers(self) -> list[str]:
         """Names of what items have changed in workers that persist."""

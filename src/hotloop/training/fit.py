@@ -221,6 +221,7 @@ class Fit:
 
     def close(self) -> None:
         """Whatever ended it: nothing is written any more."""
+        self._validation.close()
         if self._changes is not None:
             self._changes.leave()
 
