@@ -1,7 +1,7 @@
 """Run every example and write what they print into one Markdown file.
 
 python examples/record.py --out examples.md
-python examples/record.py --only 03
+python examples/record.py --only 13
 """
 
 import argparse
@@ -28,7 +28,7 @@ class Failed(Exception):
 
 def find(only: str) -> list[Path]:
     """The examples in order, those whose name contains `only`."""
-    files = sorted(EXAMPLES.glob("[0-9][0-9]_*.py")) + sorted(EXAMPLES.glob("*_example.py"))
+    files = sorted(EXAMPLES.glob("[0-9][0-9]_*.py"))
     return [file for file in files if only in file.name]
 
 
@@ -93,7 +93,7 @@ def write(text: str, out: Path | None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the examples and write what they print as Markdown.")
     parser.add_argument("--out", type=Path, help="the file to write; without it, the screen")
-    parser.add_argument("--only", default="", help="run only examples whose name contains this, for example 03")
+    parser.add_argument("--only", default="", help="run only examples whose name contains this, for example 13")
     arguments = parser.parse_args()
     examples = find(arguments.only)
     if not examples:

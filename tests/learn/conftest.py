@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,9 @@ import psutil
 import pytest
 
 from hotloop.children import end_group, signal_group
-from hotloop.learn import checking
+from hotloop.learn import checking, steps
 
-from ..warm import Warm
+from ..warm import Running, Warm
 
 
 class WarmLearn(Warm):
@@ -26,7 +27,12 @@ class WarmLearn(Warm):
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
+        self._one_at_a_time = threading.Lock()
         return self
+
+    def ask(self, request: dict[str, Any]) -> int:
+        with self._one_at_a_time:  # a page checks and runs at one time
+            return super().ask(request)
 
 
 class WarmChild:
@@ -34,19 +40,28 @@ class WarmChild:
 
     server: WarmLearn
 
-    def __init__(self, command: list[str], *, grace: float, cwd: Path, stderr: Any, **_: Any) -> None:
-        self._command, self._grace, self._cwd, self._err = command, grace, cwd, Path(stderr.name)
+    def __init__(self, command: list[str], *, grace: float, cwd: Path, **streams: Any) -> None:
+        self._command, self._grace, self._cwd = command, grace, cwd
+        self._files = [_name(streams[each]) for each in ("stdin", "stdout", "stderr")]
         self._code: int | None = None
 
     def __enter__(self) -> Self:
         module = self._command.index("-m")
-        self._running = self.server.start(*self._command[module:], cwd=self._cwd, err=self._err, own_session=True)
+        request = {
+            "command": self._command[module:],
+            "cwd": str(self._cwd),
+            "environment": dict(os.environ),
+            "files": self._files,
+            "own_session": True,
+        }
+        self._running = Running(self.server, self.server.ask(request))
         self.pid = self._running.pid
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._code is None:
             end_group(self.pid, lambda seconds: self.wait(seconds) is not None, self._grace)
+        if self._code is None:
             self._code = self._running.wait()
 
     def wait(self, timeout: float) -> int | None:
@@ -60,6 +75,13 @@ class WarmChild:
         return self._code
 
 
+def _name(stream: Any) -> str:
+    """What another process opens to have the same stream: a file, nothing, or an end of a pipe of ours."""
+    if stream == subprocess.DEVNULL:
+        return os.devnull
+    return f"/proc/{os.getpid()}/fd/{stream}" if isinstance(stream, int) else str(stream.name)
+
+
 @pytest.fixture(scope="session")
 def warm_learn() -> Iterator[WarmLearn]:
     with WarmLearn() as running:
@@ -68,9 +90,10 @@ def warm_learn() -> Iterator[WarmLearn]:
 
 @pytest.fixture
 def warm_checks(warm_learn: WarmLearn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are checked in forks: importing torch for each would take minutes in all."""
+    """Files are checked and steps run in forks: importing torch for each would take minutes in all."""
     monkeypatch.setattr(WarmChild, "server", warm_learn, raising=False)
     monkeypatch.setattr(checking, "Child", WarmChild)
+    monkeypatch.setattr(steps, "Child", WarmChild)
 
 
 @pytest.fixture(autouse=True)

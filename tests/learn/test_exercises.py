@@ -1,6 +1,8 @@
 """Every exercise: its solution passes, its starting file fails with a hint, typical wrong fixes get their own hints."""
 
 import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,36 @@ import pytest
 from hotloop.learn.checking import RUNS, Result, check
 from hotloop.learn.exercise import Exercise, exercise, exercises
 
-WRONG = Path(__file__).parent / "wrong"
-EXPECTED: dict[str, str] = tomllib.loads((WRONG / "hints.toml").read_text(encoding="utf-8"))  # file → part of its hint
+
+@dataclass(frozen=True)
+class Wrong:
+    """A typical wrong fix of an exercise: what it changes, and a part of the hint that it gets."""
+
+    exercise: Exercise
+    name: str
+    hint: str
+    of: str  # "solution" or "start": the file that is changed
+    changes: Sequence[tuple[str, str]]  # old text, which is there once → new text
+
+    def __str__(self) -> str:
+        return f"{self.exercise.file.stem[:2]}_{self.name}"
+
+    @property
+    def source(self) -> str:
+        file = self.exercise.solution if self.of == "solution" else self.exercise.file
+        text = file.read_text(encoding="utf-8")
+        for old, new in self.changes:
+            assert text.count(old) == 1, f"{self}: {old!r} is there {text.count(old)} times"
+            text = text.replace(old, new)
+        return text
+
+
+FOLDER = Path(__file__).parent / "wrong"
+WRONG = [
+    Wrong(each, name, **said)
+    for each in exercises()
+    for name, said in tomllib.loads((FOLDER / f"{each.file.stem}.toml").read_text(encoding="utf-8")).items()
+]
 EACH = pytest.mark.parametrize("chosen", exercises(), ids=lambda each: each.file.stem)
 
 
@@ -24,9 +54,9 @@ class Checked:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def __call__(self, chosen: Exercise, source: Path) -> Result:
+    def __call__(self, chosen: Exercise, source: str) -> Result:
         file = self._folder / chosen.file.name
-        file.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
+        file.write_text(source, encoding="utf-8")
         return check(chosen, file)
 
 
@@ -36,7 +66,7 @@ def hints(result: Result) -> str:
 
 @EACH
 def test_the_solution_passes(chosen: Exercise, checked: Checked) -> None:
-    result = checked(chosen, chosen.solution)
+    result = checked(chosen, chosen.solution.read_text(encoding="utf-8"))
     assert result.passed, hints(result)
     assert len(result.verdicts) >= 3
 
@@ -45,22 +75,23 @@ def test_the_solution_passes(chosen: Exercise, checked: Checked) -> None:
 def test_the_starting_file_fails_with_a_hint_for_each_thing_that_is_not_right(
     chosen: Exercise, checked: Checked
 ) -> None:
-    result = checked(chosen, chosen.file)
+    result = checked(chosen, chosen.file.read_text(encoding="utf-8"))
     assert not result.passed
     assert all(len(verdict.hint) > 20 for verdict in result.verdicts if not verdict.right)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_typical_wrong_fix_gets_its_own_hint(name: str, checked: Checked) -> None:
-    result = checked(exercise(int(name[:2])), WRONG / name)
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_a_typical_wrong_fix_gets_its_own_hint(wrong: Wrong, checked: Checked) -> None:
+    result = checked(wrong.exercise, wrong.source)
     assert not result.passed
-    assert EXPECTED[name] in hints(result)
+    assert wrong.hint in hints(result)
 
 
 def test_every_exercise_has_three_wrong_fixes_and_no_two_have_the_same_hint() -> None:
-    assert sorted(EXPECTED) == sorted(file.name for file in WRONG.glob("*.py"))
+    assert {file.stem for file in FOLDER.iterdir()} == {each.file.stem for each in exercises()}
+    assert len({wrong.source for wrong in WRONG}) == len(WRONG) == 62
     for each in exercises():
-        mine = [hint for name, hint in EXPECTED.items() if int(name[:2]) == each.lesson]
+        mine = [wrong.hint for wrong in WRONG if wrong.exercise == each]
         assert len(mine) >= 3, each.file.name
         assert len(set(mine)) == len(mine), each.file.name
 

@@ -13,10 +13,11 @@ from contextlib import ExitStack, asynccontextmanager, closing, suppress
 import pytest
 
 from hotloop.monitor.reading import Host, Reading
-from hotloop.top.door import Door
 from hotloop.top.feed import Feed
-from hotloop.top.gate import Gate
-from hotloop.top.server import application, listening
+from hotloop.top.server import application
+from hotloop.web.door import Door
+from hotloop.web.gate import Gate
+from hotloop.web.site import listening
 
 from .pretend import ask
 

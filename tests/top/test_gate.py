@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.top.feed import Feed
-from hotloop.top.gate import Gate, is_local
 from hotloop.top.web import serving
+from hotloop.web.gate import Gate, is_local
 
 from .pretend import Machine, ask, served, workstation
 

@@ -348,6 +348,12 @@ def test_names_steer_nothing(size: tuple[int, int]) -> None:
     assert "\\x1b[2J" in shown(lines)
 
 
+def test_a_rank_is_named_before_its_command() -> None:
+    one = Process(7, GIB, "compute", "python", "python train.py", "ada", rank=1, ranks=4)
+    lines = drawn(Reading(0.0, Host(), (Gpu(0, "H200", processes=(one,)),)), (), (100, 24))
+    assert "rank 1 of 4: python train.py" in shown(lines)
+
+
 def test_columns_stay_aligned_behind_wide_names() -> None:
     rows = tuple(Process(pid, GIB, "compute", "x", "x", user) for pid, user in ((1, "漢字かな"), (2, "bob"), (3, None)))
     lines = drawn(Reading(0.0, Host(), (Gpu(0, "H200", processes=rows),)), (), (80, 24))

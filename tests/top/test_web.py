@@ -18,11 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top import web
 from hotloop.top.feed import Feed, HardwareSample
-from hotloop.top.gate import Gate
 from hotloop.top.server import ASSETS, application
 from hotloop.top.web import serve
+from hotloop.web.gate import Gate
 
 from .pretend import Machine, ask, served, workstation
 
@@ -244,7 +243,7 @@ def test_a_port_that_needs_permission(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> socket.socket:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(web.socket, "create_server", refuse)
+    monkeypatch.setattr(socket, "create_server", refuse)
     with pytest.raises(HotloopError, match="may not listen on port 80") as caught:
         try_to_serve(port=80)
     assert "above 1023" in str(caught.value.fix)
@@ -259,7 +258,7 @@ def test_a_host_that_this_machine_is_not(host: str, monkeypatch: pytest.MonkeyPa
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return look_up(name, *rest, **settings)
 
-    monkeypatch.setattr(web.socket, "getaddrinfo", without_asking_the_network)
+    monkeypatch.setattr(socket, "getaddrinfo", without_asking_the_network)
     with pytest.raises(BadArgument, match="has no address") as caught:
         try_to_serve(host=host, port=0)
     assert "127.0.0.1" in str(caught.value.fix)

@@ -5,7 +5,9 @@ after another in one namespace (`python raises` is a block that ends in an error
 
 - `lesson.py` reads it into steps, `running.py` runs a step and keeps what it prints;
 - `terminal.py` shows it step by step; `notebook.py` and `page.py` write it as a notebook and as a page of the docs,
-  and `python -m hotloop.learn build` writes all of them. A page in a browser would call the same two files;
+  and `python -m hotloop.learn build` writes all of them;
+- `web.py` serves it to a browser on this machine: `server.py` is the application, `views.py` with `site/` its pages,
+  and `steps.py` starts `kernel.py`, the process in which the steps of one lesson run;
 - `lab.py` is what lessons import: `gpu()`, a real GPU or a simulated one that says so, and `beside()`, a table of what
   was measured here beside the same rows on a named GPU (`reference.json`, which `python -m hotloop.learn reference`
   writes).
@@ -14,5 +16,6 @@ An exercise is a script in `exercises/`: `NN_name.py` to repair, `NN_name_soluti
 `check(ran)` yields verdicts. `checking.py` starts `child.py` on the learner's file, in a process group and a temporary
 folder of its own, with a time limit and a watchdog on its memory; `judging.py` holds what the checks share.
 
-`quiz.toml` are the questions; `quiz.py` judges choices and code. `progress.py` keeps what was done.
+`quiz.toml` are the questions; `quiz.py` judges choices and code. `progress.py` keeps what was done, for the
+terminal and the browser alike.
 """

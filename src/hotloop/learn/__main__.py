@@ -1,4 +1,4 @@
-"""`python -m hotloop.learn build` writes notebooks, exercises and pages; `reference` measures the machine it is on."""
+"""`python -m hotloop.learn build` writes notebooks and pages; `reference` measures the machine it is on."""
 
 import argparse
 import json
@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 
 from hotloop.learn import lab
-from hotloop.learn.exercise import exercises
 from hotloop.learn.lesson import Lesson, lessons
 from hotloop.learn.notebook import notebook
 from hotloop.learn.page import index, outputs_in, page
@@ -39,9 +38,6 @@ def files(root: Path, chosen: set[int] = frozenset()) -> dict[Path, str]:  # typ
         file = root / "docs" / "lessons" / f"{lesson.name}.md"
         old = file.read_text(encoding="utf-8") if file.is_file() else ""
         made[file] = page(lesson, outputs_of(lesson) if lesson.number in chosen else outputs_in(old, lesson))
-    for exercise in exercises():
-        for folder, source in (("exercises", exercise.file), ("solutions", exercise.solution)):
-            made[root / "lessons" / folder / exercise.file.name] = source.read_text(encoding="utf-8")
     menu = root / "mkdocs.yml"
     made[menu] = with_menu(menu.read_text(encoding="utf-8"))
     return made
@@ -68,7 +64,7 @@ def measure(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m hotloop.learn", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    build = verbs.add_parser("build", help="write notebooks, exercises and pages")
+    build = verbs.add_parser("build", help="write notebooks and pages")
     build.add_argument("root", type=Path, nargs="?", default=Path(), help="a clone of the project")
     build.add_argument("--run", type=int, nargs="*", metavar="N", help="make the outputs of these lessons anew, or all")
     verbs.add_parser("reference", help="measure this machine").add_argument("out", type=Path)

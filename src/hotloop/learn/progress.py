@@ -11,12 +11,23 @@ from typing import Any
 
 from hotloop.cache import make_private
 from hotloop.files import write_json
+from hotloop.learn.exercise import Exercise
+
+
+def data_folder() -> Path:
+    """HOTLOOP_DATA, or `hotloop` in the folder for data of programs."""
+    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(os.environ.get("HOTLOOP_DATA") or Path(home, "hotloop")).expanduser()
 
 
 def progress_file() -> Path:
-    """Where it is kept: HOTLOOP_DATA, or `hotloop` in the folder for data of programs."""
-    home = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(os.environ.get("HOTLOOP_DATA") or Path(home, "hotloop")).expanduser() / "learn.json"
+    """Where progress is kept."""
+    return data_folder() / "learn.json"
+
+
+def draft_file(exercise: Exercise) -> Path:
+    """Where the page in a browser keeps what a learner has written."""
+    return data_folder() / "exercises" / exercise.file.name
 
 
 @dataclass

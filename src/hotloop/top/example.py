@@ -22,6 +22,7 @@ from hotloop.top.view import screen
 GIB = 2**30
 FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 NOTE = "Made-up readings of a machine that does not exist."
+DEMO = "DEMO: made-up readings"  # in place of the machine's name, which every view and every sample has
 PROCESSES = (
     ("user", "python train.py --data /data/birds --epochs 90", 57.3, 104.0, 3 * 3600 + 420),
     ("guest", "python3 -m ipykernel_launcher -f kernel-4b1c.json", 4.1, 0.0, 2 * 86400),
@@ -36,7 +37,7 @@ HELD = Advice(
 )
 
 
-def machine(gpus: int = 1, *, start: float | None = None) -> Callable[[], Reading]:
+def machine(gpus: int = 1, *, start: float | None = None, name: str = "workstation") -> Callable[[], Reading]:
     """A source of readings; with a given start, each is a second after the one before, and they are always the same."""
     counted = iter(range(sys.maxsize))
 
@@ -45,7 +46,7 @@ def machine(gpus: int = 1, *, start: float | None = None) -> Callable[[], Readin
         now = time.time() if start is None else start + second
         return Reading(
             time=now,
-            host=_host(second),
+            host=_host(second, name),
             gpus=tuple(_gpu(index, second, now) for index in range(gpus)),
             driver="580.95.05",
             notes=(NOTE,),
@@ -108,9 +109,9 @@ def _processes(index: int, now: float) -> Iterator[Process]:
         )
 
 
-def _host(second: int) -> Host:
+def _host(second: int, name: str) -> Host:
     return Host(
-        name="workstation",
+        name=name,
         cpu=34 + 12 * _wave(second, 13),
         cores=32,
         memory_used=int((71.5 + 2 * _wave(second, 40)) * GIB),

@@ -31,9 +31,10 @@ class ProcessRow:
 
     @property
     def told(self) -> str:
-        """The command; where the process cannot be seen from here, that."""
+        """The command, and which rank it is; where the process cannot be seen from here, that."""
         if self.process.command or self.process.name:
-            return tame(self.process.command or self.process.name)
+            rank = "" if self.process.rank is None else f"rank {self.process.rank} of {self.process.ranks}: "
+            return rank + tame(self.process.command or self.process.name)
         return "not visible from here"
 
 

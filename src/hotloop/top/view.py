@@ -68,6 +68,8 @@ def header(reading: Reading, width: int) -> Text:
     machine = [tame(reading.host.name), f"driver {tame(reading.driver)}"]
     line = Text("hotloop top", style="bold").append(BETWEEN + BETWEEN.join(machine), style="not bold")
     clock = _time(reading.time)
+    if line.cell_len + len(clock) + 2 > width:
+        clock = clock.rpartition(" ")[2]  # the date gives way to the machine's name
     cropped(line, width - len(clock) - 2)
     line.append(" " * (width - line.cell_len - len(clock))).append(clock, style="not bold dim")
     return cropped(line, width)

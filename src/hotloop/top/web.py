@@ -1,26 +1,18 @@
 """`hotloop top --web`: the page, its events, `/api/readings` and `/metrics`, on this machine or behind a token."""
 
 import asyncio
-import errno
 import ipaddress
 import math
 import secrets
-import signal
-import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from importlib import import_module
-from types import ModuleType
-from urllib.parse import quote
+from contextlib import asynccontextmanager
 
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.errors import BadArgument
 from hotloop.monitor.advice import Advisor
 from hotloop.monitor.reading import Reading
-from hotloop.text import printable
 from hotloop.top.feed import HOUR, Feed
-from hotloop.top.gate import Gate
-
-SHORTEST = 8  # characters of a token that a person makes up
+from hotloop.web.gate import Gate
+from hotloop.web.listening import address_of, bound, check_token, needing_extra, until_ended
 
 
 def serve(
@@ -41,7 +33,8 @@ def serve(
     """
     if not (math.isfinite(every) and 0.1 <= every <= HOUR):
         raise BadArgument(f"a sample every {every} s", fix="choose from 0.1 to 3600 seconds")
-    asyncio.run(_until_ended(Feed(read, every=every, advisor=advisor), host, port, token, ready or _announce))
+    feed = Feed(read, every=every, advisor=advisor)
+    asyncio.run(until_ended(serving(feed, host=host, port=port, token=token), ready or _announce))
 
 
 @asynccontextmanager
@@ -49,102 +42,21 @@ async def serving(
     feed: Feed, *, host: str = "127.0.0.1", port: int = 8080, token: str | None = None
 ) -> AsyncIterator[str]:
     """The same inside an event loop: the address, served until the block ends."""
-    _check(token)
-    server = _server()
-    with _bound(host, port) as bound:
-        address, port = bound.getsockname()[:2]
+    check_token(token)
+    server, site = needing_extra("hotloop.top.server"), needing_extra("hotloop.web.site")
+    with bound(host, port) as listener:
+        address, port = listener.getsockname()[:2]
         loopback = ipaddress.ip_address(address).is_loopback
         if token is None and not loopback:
             token = secrets.token_urlsafe(24)
         app = server.application(feed, Gate(token, loopback=loopback))
-        async with server.listening(app, bound):
+        async with site.listening(app, listener):
             feed.start()
             try:
-                yield _address(address, port, token)
+                yield address_of(address, port, token)
             finally:
                 feed.close()
 
 
-async def _until_ended(feed: Feed, host: str, port: int, token: str | None, ready: Callable[[str], None]) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        # Only the main thread of a program may do this, and not on Windows, where Ctrl-C is an exception.
-        with suppress(NotImplementedError, RuntimeError, ValueError):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serving(feed, host=host, port=port, token=token) as address:
-        ready(address)
-        await stop.wait()
-
-
 def _announce(address: str) -> None:
     print(f"hotloop top: {address} (Ctrl-C ends it)", flush=True)
-
-
-def _check(token: str | None) -> None:
-    if token is not None and (len(token) < SHORTEST or not all("!" <= char <= "~" for char in token)):
-        raise BadArgument(
-            "this token is too easily guessed, or cannot be sent",
-            fix=f"leave it out, and one is made; or take {SHORTEST} or more ASCII characters without a space",
-        )
-
-
-def _server() -> ModuleType:
-    """The half of this that is built on packages which the rest of hotloop does without."""
-    try:
-        return import_module("hotloop.top.server")
-    except ModuleNotFoundError as error:
-        raise HotloopError(
-            f"the web page needs a package that is not installed: {error.name}", fix="pip install hotloop[web]"
-        ) from error
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there, or the reason in words why there can be none."""
-    if not 0 <= port <= 65535:
-        raise BadArgument(f"there is no port {port}", fix="choose from 1024 to 65535, or 0 for any that is free")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if host else []
-    except (OSError, ValueError):  # no such name; not a name at all
-        found = []
-    if not found:
-        raise _no_such_host(host)
-    family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    try:
-        return socket.create_server(where[:2], family=family)
-    except OSError as error:
-        raise _explained(error, host, port) from error
-
-
-def _explained(error: OSError, host: str, port: int) -> HotloopError:
-    if error.errno == errno.EADDRINUSE:
-        other = port + 1 if port < 65535 else port - 1
-        return HotloopError(
-            f"port {port} is taken by another program",
-            fix=f"choose another, such as `--port {other}`, or `--port 0` for any that is free",
-        )
-    if error.errno in {errno.EACCES, errno.EPERM}:
-        return HotloopError(f"you may not listen on port {port}", fix="choose one above 1023, such as `--port 8080`")
-    if error.errno == errno.EADDRNOTAVAIL:
-        return _no_such_host(host)
-    return HotloopError(
-        f"cannot listen on {printable(host)}, port {port}: {error.strerror or error}",
-        fix="choose another `--bind` or `--port`",
-    )
-
-
-def _no_such_host(host: str) -> BadArgument:
-    return BadArgument(
-        f"this machine has no address {printable(host)!r}",
-        fix="`--bind 127.0.0.1` is for this machine alone, `--bind 0.0.0.0` for all its networks, behind a token",
-    )
-
-
-def _address(address: str, port: int, token: str | None) -> str:
-    """What to open in a browser.
-
-    >>> _address("::1", 8080, None), _address("10.0.0.7", 8080, "swordfish")
-    ('http://[::1]:8080/', 'http://10.0.0.7:8080/?token=swordfish')
-    """
-    ip = ipaddress.ip_address(address)
-    name = socket.gethostname() if ip.is_unspecified else f"[{address}]" if ip.version == 6 else address
-    return f"http://{name}:{port}/" + (f"?token={quote(token, safe='')}" if token else "")
