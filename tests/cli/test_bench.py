@@ -1,17 +1,23 @@
 """`hotloop bench` as a person runs it."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner, Result
 
+from hotloop.bench.scaling import ScalingSetup
 from hotloop.cli.bench import bench
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError, OutputError
 from hotloop.records import Benchmark
 from hotloop.report.runs import read_run
 from hotloop.scaling import ScalingBenchmark
+
+from ..report.test_scaling import FOUND
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 QUICK = ("mlp", "--quick", "--devices", "cpu", "--contestants", "tutorial,hotloop", "--plan-for", "1", "--repeats", "1")
@@ -140,10 +146,19 @@ def test_the_help_teaches_by_examples() -> None:
         assert words in done.stdout
 
 
-def test_ranks_are_measured_written_and_drawn(tmp_path: Path) -> None:
+def test_ranks_are_measured_written_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ScalingSetup] = []
+
+    def measure(setup: ScalingSetup, *, command: str, tell: Callable[[str], None]) -> ScalingBenchmark:
+        asked.append(setup)
+        tell("turn 1: a step of 1 rank")
+        return replace(FOUND, command=command, workload=setup.workload)
+
+    monkeypatch.setattr("hotloop.bench.scaling.run_scaling", measure)  # tests/bench/test_scaling.py runs it
     args = ("--scaling", "mlp", "--ranks", "1,2", "--quick", "--devices", "cpu", "--repeats", "1")
     done = run(*args, "--out", str(tmp_path), "--json")
     assert done.exit_code == 0, done.output
+    assert asked == [ScalingSetup("mlp", torch.device("cpu"), ranks=(1, 2), repeats=1, quick=True)]
     data = json.loads(done.stdout)
     found = ScalingBenchmark.from_json({name: value for name, value in data.items() if name != "files"})
     assert {each.ranks for each in found.measured} == {1, 2}

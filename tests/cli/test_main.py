@@ -109,6 +109,7 @@ VERBS = [
             "train draw",
             "evaluate",
             "generate",
+            "export",
             "tune",
             "profile",
             "simulate",
@@ -150,3 +151,18 @@ def test_help_in_80_columns_breaks_no_line_early_and_no_example_at_all(
     early = [line for line, after in prose if line and after and len(f"{line} {after.split()[0]}") <= 78]
     assert not early
     assert "<bool>" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("hotloop t", ["train", "tune", "top"]), ("hotloop top --de", ["--demo"]), ("hotloop learn ", ["check"])],
+)
+def test_a_shell_is_told_what_can_follow_and_loads_nothing_heavy(typed: str, offered: list[str]) -> None:
+    script = "import sys; sys.argv = ['hotloop']\nfrom hotloop.cli import main\ntry: main()\nfinally: "
+    script += f"print('heavy:', [name for name in {HEAVY} if name in sys.modules])"
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_HOTLOOP_COMPLETE": "complete_bash"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **words}
+    )
+    assert set(offered) <= set(done.stdout.split()), done.stderr
+    assert "heavy: []" in done.stdout

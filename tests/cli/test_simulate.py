@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from hotloop.cli import main
 
 from ..simulate.conftest import built, output_of, simulator  # noqa: F401  # the fixtures of those tests
+from ..warm import HOTLOOP, Warm
 
 BROKEN = """
     import argparse
@@ -196,21 +198,22 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("how", "code", "words"), [("SIGINT", 130, "hotloop: stopped\n"), ("SIGTERM", 143, "")])
-def test_it_ends_with_all_it_started(how: str, code: int, words: str, tmp_path: Path) -> None:
+def test_it_ends_with_all_it_started(how: str, code: int, words: str, tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
-    command = [sys.executable, "-m", "hotloop", "simulate", str(tmp_path / "slow.py")]
-    scratch = tmp_path / "scratch"
+    scratch, out, err = (tmp_path / name for name in ("scratch", "out", "err"))
     scratch.mkdir()
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(scratch)}
-    ) as running:
-        assert running.stdout is not None
-        assert running.stderr is not None
-        assert running.stdout.readline() == "started\n"
-        family = psutil.Process(running.pid).children(recursive=True)
-        running.send_signal(getattr(signal, how))
-        assert running.wait(60) == code
-        assert running.stderr.read() == words
+    environment = {**os.environ, "TMPDIR": str(scratch)}
+    running = warm.start(
+        *HOTLOOP, "simulate", tmp_path / "slow.py", cwd=tmp_path, environment=environment, out=out, err=err
+    )
+    end = time.monotonic() + 120
+    while out.read_text() != "started\n":
+        assert time.monotonic() < end, err.read_text()
+        time.sleep(0.05)
+    family = psutil.Process(running.pid).children(recursive=True)
+    os.kill(running.pid, getattr(signal, how))
+    assert running.wait() == code
+    assert err.read_text() == words
     assert len(family) == 3  # the simulated GPU, the script, and what the script started
     _, alive = psutil.wait_procs(family, timeout=20)
     assert alive == []

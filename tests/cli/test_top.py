@@ -227,6 +227,29 @@ def test_web_without_its_package_says_what_to_install(run: Run, monkeypatch: pyt
     assert "pip install hotloop[web]" in done.err
 
 
+def test_a_demo_is_labelled_as_one_everywhere(run: Run, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    text = run("--demo", "--count", "2", "--interval", "0.1", "--log", str(log)).out
+    assert [line for line in text.splitlines() if line.startswith("hotloop top")]
+    assert all("DEMO: made-up readings" in line for line in text.splitlines() if line.startswith("hotloop top"))
+    assert "GPU 1 NVIDIA H200" in text
+    sample = json.loads(run("--demo", "--json").out)
+    for each in (sample, *map(json.loads, log.read_text().splitlines())):
+        assert each["host"]["name"] == "DEMO: made-up readings"
+        assert len(each["gpus"]) == 2
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 40), (80, 24), (60, 12), (40, 5), (30, 2)])
+def test_a_demo_is_labelled_as_one_in_a_terminal_of_any_size(width: int, height: int) -> None:
+    from hotloop.monitor.history import History
+    from hotloop.top.example import DEMO, machine
+    from hotloop.top.view import screen
+
+    reading = machine(2, name=DEMO)()
+    lines = screen(reading, History(60), (), width=width, height=height)
+    assert "DEMO" in lines[0].plain
+
+
 @pytest.mark.gpu
 def test_the_gpu_as_nvidia_smi_tells_of_it() -> None:
     import torch

@@ -18,7 +18,7 @@ from hotloop.records import Benchmark, Curves, Score
 from hotloop.report.benchmark import bars, curve_figures, curves, scores_table
 from hotloop.report.plots import DARK
 from hotloop.report.roofline import roofline, spread_out
-from hotloop.report.tuning import times
+from hotloop.report.words import times
 
 RATES = {"tutorial": 1000.0, "accelerate": 800.0, "fabric": 2000.0, "lightning": 900.0, "hotloop": 8000.0}
 

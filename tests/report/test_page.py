@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from hotloop.records import Report
-from hotloop.report import page as module
 from hotloop.report.document import Gallery, Picture, data_uri
 from hotloop.report.page import Training
 from hotloop.report.page import page as page_of
@@ -26,12 +25,6 @@ from .reports import made_report
 def page(report: Report, pictures: Sequence[Picture] = (), **words: Any) -> str:
     """A page of one training with one gallery."""
     return page_of([Training("", report)], galleries=[Gallery("Pictures", pictures)] if pictures else [], **words)
-
-
-@pytest.fixture
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes most of the time of a page, and is tested elsewhere."""
-    monkeypatch.setattr(module, "loss_curve", lambda *args, **kwargs: b"<svg/>")
 
 
 def test_everything_that_was_measured_is_on_the_page() -> None:
@@ -64,13 +57,11 @@ def test_nothing_is_loaded_from_anywhere() -> None:
     assert "default-src 'none'" in html
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_memory_that_is_unknown_prints_as_unknown() -> None:
     text = Reader(page(made_report(), title="A run")).text
     assert re.search(r"peak memory on the device\s*unknown", text)
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_an_interrupted_run_says_so() -> None:
     assert "Stopped by Ctrl-C" in page(replace(made_report(), interrupted=True), title="A run")
     assert "Stopped by Ctrl-C" not in page(made_report(), title="A run")
@@ -87,7 +78,6 @@ def test_a_run_that_never_began_has_a_page() -> None:
 HOSTILE = '<script>alert("1")</script>\'"><img src=x onerror=alert(1)>{{ 7 * 7 }}'
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_hostile_text_is_shown_as_text() -> None:
     plain, hostile = made_report(), made_report()
     hostile = replace(
@@ -110,7 +100,6 @@ def test_hostile_text_is_shown_as_text() -> None:
     assert not extra
 
 
-@pytest.mark.usefixtures("no_plots")
 @settings(max_examples=30, deadline=None)
 @given(text=st.text(max_size=40))
 def test_any_text_leaves_the_page_whole(text: str) -> None:
@@ -123,7 +112,6 @@ def test_a_data_address_holds_the_bytes() -> None:
     assert data_uri(b"\x00\xff", "image/png") == "data:image/png;base64,AP8="
 
 
-@pytest.mark.usefixtures("no_plots")
 def test_several_trainings_stand_below_one_another() -> None:
     second = replace(made_report(), precision="bf16", interrupted=True)
     html = page_of([Training("sorting", made_report()), Training("drawing", second)], title="Two")
@@ -161,11 +149,8 @@ def test_a_label_is_not_broken_inside_a_word() -> None:
 
 def test_a_picture_may_have_another_ground_on_a_dark_page() -> None:
     html = page(made_report(), title="A run", pictures=[Picture(b"day", "", "", dark=b"night")])
-    night = data_uri(b"night", "image/png")
-    assert (
-        f'<source media="(prefers-color-scheme: dark)" srcset="{night}"><img src="{data_uri(b"day", "image/png")}"'
-        in html
-    )
+    day, night = (data_uri(each, "image/png") for each in (b"day", b"night"))
+    assert f'<source media="screen and (prefers-color-scheme: dark)" srcset="{night}"><img src="{day}"' in html
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (`apt install chromium`)")
@@ -184,6 +169,11 @@ def test_in_a_browser_pictures_fill_their_section_and_are_dark_on_a_dark_page(tm
             assert gallery["width"] > 0.9 * section["width"]
             current = shown.locator("div.gallery img").first.evaluate("image => image.currentSrc")
             assert current == data_uri(picture, "image/png")
+            assert shown.locator("section.drawing svg path").count() > 5
+            lines = shown.evaluate("getComputedStyle(document.querySelector('section.drawing path:last-child')).stroke")
+            assert lines == {"light": "rgb(11, 114, 133)", "dark": "rgb(76, 201, 216)"}[scheme]
+            shown.emulate_media(media="print")
+            assert shown.evaluate("getComputedStyle(document.body).color") == "rgb(31, 36, 48)", "dark on white paper"
         browser.close()
 
 

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.report.plots import DARK
-from hotloop.report.tuning import half_spread, times, tuning_table, tuning_words, waterfall
+from hotloop.report.tuning import half_spread, tuning_table, tuning_words, waterfall
+from hotloop.report.words import times
 
 KEPT = (
     Trial("resident data", "A", "kept", "it fits", gain=4.1, low=4.0, high=4.2, step=2e-3),

@@ -58,10 +58,10 @@ def test_the_chief_metric_is_accuracy_else_the_first_that_is_not_the_loss() -> N
         report = made_report()
         return replace(report, epochs=tuple(replace(epoch, metrics=metrics) for epoch in report.epochs))
 
-    assert words.chief_metric(with_metrics({"f1": 0.5, "accuracy": 0.5})) == "accuracy"
-    assert words.chief_metric(with_metrics({"loss": 0.5, "f1": 0.5})) == "f1"
-    assert words.chief_metric(with_metrics({"loss": 0.5})) is None
-    assert words.chief_metric(with_metrics({})) is None
+    assert with_metrics({"f1": 0.5, "accuracy": 0.5}).chief_metric == "accuracy"
+    assert with_metrics({"loss": 0.5, "f1": 0.5}).chief_metric == "f1"
+    assert with_metrics({"loss": 0.5}).chief_metric is None
+    assert with_metrics({}).chief_metric is None
 
 
 def test_rows_have_a_cell_for_every_metric_of_any_epoch() -> None:

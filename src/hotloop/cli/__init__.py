@@ -10,6 +10,7 @@ from hotloop.cli import bench as bench
 from hotloop.cli import demo as demo
 from hotloop.cli import device as device
 from hotloop.cli import evaluate as evaluate
+from hotloop.cli import export as export
 from hotloop.cli import generate as generate
 from hotloop.cli import launch as launch
 from hotloop.cli import learn as learn
@@ -40,6 +41,7 @@ class InOrder(Verbs):
             "train",
             "evaluate",
             "generate",
+            "export",
             "launch",
             "tune",
             "profile",
@@ -57,7 +59,6 @@ app = typer.Typer(
     help="Your PyTorch loop at the speed of your hardware.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -86,6 +87,7 @@ app.add_typer(sprites.app, name="sprites")
 app.add_typer(train.app, name="train")
 app.command("evaluate", cls=Verb)(evaluate.evaluate)
 app.command("generate", cls=Verb)(generate.generate)
+app.command("export", cls=Verb)(export.export)
 app.command("launch", cls=launch.LaunchVerb)(launch.launch)
 app.command("tune", cls=Verb)(tune.tune)
 app.command("bench", cls=Verb)(bench.bench)

@@ -62,6 +62,9 @@ def top(
             show_default="none, or made up",
         ),
     ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Show a made-up machine with two GPUs, labelled as a demo all the time.")
+    ] = False,
     example: Annotated[
         int | None, typer.Option(metavar="GPUS", hidden=True, help="Show a made-up machine with so many GPUs.")
     ] = None,
@@ -78,13 +81,14 @@ def top(
       hotloop top --json                 [dim]one sample, for a script[/dim]
       hotloop top --json --interval 5    [dim]a line every 5 s, until Ctrl-C[/dim]
       hotloop top --log gpu.jsonl        [dim]look, and keep every sample[/dim]
+      hotloop top --demo                 [dim]how it looks, where there is no GPU[/dim]
       hotloop top --web                  [dim]a page for the browser here[/dim]
       hotloop top --web --bind 0.0.0.0   [dim]for others too, behind a token[/dim]
     """
     _must_make_sense(once, as_json, web, interval, count)
     every = 1.0 if interval is None else interval
     many = 1 if once else count
-    with _machine(example) as read, _log(log) as keep:
+    with _machine(example, demo) as read, _log(log) as keep:
         if web:
             _serve(read, keep, bind, port, token, every)
         elif as_json and interval is None and count is None:
@@ -109,12 +113,12 @@ def _must_make_sense(once: bool, as_json: bool, web: bool, interval: float | Non
 
 
 @contextmanager
-def _machine(example: int | None) -> "Iterator[Read]":
+def _machine(example: int | None, demo: bool = False) -> "Iterator[Read]":
     """Where readings come from: the hardware, or one that is made up."""
-    if example is not None:
-        from hotloop.top.example import machine
+    if demo or example is not None:
+        from hotloop.top.example import DEMO, machine
 
-        yield machine(example)
+        yield machine(2, name=DEMO) if example is None else machine(example)
         return
     from hotloop.monitor.sampler import Sampler
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import torch
 
+from hotloop import markup
 from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, why_no_xpu
 from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.machine import cpu_name
@@ -37,6 +38,18 @@ class Choice(Record):
 
     def __str__(self) -> str:
         return f"{self.device} in {self.precision}: {self.reason}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the device, why this one, and what to do for a better one."""
+        name = f" ({self.name})" if self.name else ""
+        rows = [(cause.what, cause.fix) for cause in self.causes]
+        return markup.box(
+            markup.line(f"{self.device}{name} in {self.precision}", strong=True),
+            markup.line(self.reason),
+            markup.table(rows, ["why nothing better", "fix"], words=(0, 1)) if rows else "",
+        )
 
     def to_json(self) -> dict[str, Any]:
         causes = [cause.to_json() for cause in self.causes]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hotloop import markup
 from hotloop.records import Record
 from hotloop.text import duration, plural
 
@@ -149,6 +150,28 @@ class Profile(Record):
             lines.append(f"  {each.share:6.1%}  {each.name}, {each.phase}  {each.line or ''}".rstrip())
         lines += [f"{advice.what}\n  fix: {advice.fix}" for advice in self.advice]
         return "\n".join(lines)
+
+    __repr__ = __str__  # the fields have every operation and every moment of the memory
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the parts of a step as bars, the costliest lines and what to do."""
+        parts, seconds = self.parts.shares, self.parts.over(self.steps).seconds if self.steps else {}
+        rows = [
+            [part, markup.bar(share, colour=markup.SECOND, width="14em"), f"{share:.1%}", duration(seconds.get(part))]
+            for part, share in parts.items()
+            if share >= 0.0005
+        ]
+        costs = [
+            [f"{each.share:.1%}", f"{each.name}, {each.phase}", each.line or "", each.line.code if each.line else ""]
+            for each in self.operations[:5]
+        ]
+        header = ["share", "operation", "your line", ""]
+        return markup.box(
+            markup.line(str(self).partition("\n")[0], strong=True),
+            markup.table(rows, words=(0, 1), html=True),
+            markup.table(costs, header, words=(1, 2, 3)) if costs else "",
+            *(markup.line(each.what) + markup.line(f"fix: {each.fix}", faint=True) for each in self.advice),
+        )
 
     @property
     def median(self) -> float:

@@ -15,7 +15,8 @@ from rich.text import Text
 
 from hotloop.records import DEFAULT, Benchmark, Curves, EndToEnd, Score, WholeRun
 from hotloop.report.plots import FEW, LIGHT, Form, Theme, dress, encoded
-from hotloop.report.tuning import DASH, TIMES, half_spread, times
+from hotloop.report.tuning import half_spread
+from hotloop.report.words import DASH, TIMES, times
 from hotloop.text import clipped, count, duration, printable
 
 OURS, TUTORIAL, CAREFUL, EXPERT = "hotloop", "tutorial", "careful", "expert"

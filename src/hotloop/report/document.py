@@ -64,6 +64,15 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """Markup that was made by `hotloop.markup`: it takes the page's colours, by day, by night and on paper."""
+
+    title: str
+    markup: str
+    kind: ClassVar = "drawing"
+
+
+@dataclass(frozen=True)
 class Table:
     """Rows of cells under their names."""
 
@@ -110,7 +119,7 @@ class Beside:
     kind: ClassVar = "beside"
 
 
-Block = Gallery | Plot | Table | Facts | Words | Answer | Beside
+Block = Gallery | Plot | Drawing | Table | Facts | Words | Answer | Beside
 
 
 @dataclass(frozen=True)

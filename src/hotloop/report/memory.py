@@ -1,4 +1,4 @@
-"""Where the memory of a step went, as a picture over time and as tables; read from the plain data of a `Track`."""
+"""Where the memory of a step went, as a picture over time; read from the plain data of a `Track`."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -11,16 +11,12 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from hotloop.files import write_whole
 from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.report.words import UNKNOWN
-from hotloop.text import clipped, printable, size
+from hotloop.text import clipped, size
 
-TOP = 15  # modules that a table names
 DASH = "\N{EN DASH}"
 PHASES = ("between", "forward", "backward", "optimizer")
 PURPLE = {False: "#7048b6", True: "#b79cf5"}  # of the optimizer, on a light and on a dark ground
@@ -67,64 +63,6 @@ def timeline_picture(data: Data, form: Form = "png", theme: Theme = LIGHT) -> by
         axes.set_axis_off()
     _head(figure, axes, data, {phase for *_, phase in points}, theme)
     return encoded(figure, form)
-
-
-def memory_table(data: Data) -> Table:
-    """The modules that keep most for the backward pass; those below the first fifteen are summed."""
-    modules = sorted(data["modules"], key=lambda module: (-module["saved"], -module["forward_peak"]))
-    shown, rest = modules[:TOP], modules[TOP:]
-    whole = sum(module["saved"] for module in modules)
-    inputs, parameters = size(data["kept"]["inputs"]), size(data["kept"]["parameters"])
-    table = _table(f"besides: {inputs} of inputs and {parameters} of parameters are kept too")
-    table.add_column("module", overflow="fold")
-    table.add_column("kind", overflow="fold")
-    table.add_column("kept for backward", justify="right", no_wrap=True)
-    table.add_column("share", justify="right", no_wrap=True)
-    table.add_column("forward peak", justify="right", no_wrap=True)
-    for module in shown:
-        name = Text(printable(module["name"])) if module["name"] else Text(OUTSIDE, style="italic")
-        peak = size(module["forward_peak"]) if module["name"] else DASH
-        share = _share(module["saved"], whole)
-        table.add_row(name, Text(printable(module["kind"]), style="dim"), size(module["saved"]), share, peak)
-    if rest:
-        left = sum(module["saved"] for module in rest)
-        table.add_row(f"{len(rest)} more", "", size(left), _share(left, whole), DASH, style="dim")
-    table.add_section()
-    table.add_row("all", "", size(whole), "", "", style="bold")
-    return table
-
-
-def phases_table(data: Data) -> Table:
-    """The peak of each phase; as CUDA's allocator counts it too, where it was asked."""
-    allocator = data.get("allocator")
-    table = _table(peak_words(data))
-    table.add_column("phase", no_wrap=True)
-    table.add_column("peak of tensors", justify="right", no_wrap=True)
-    table.add_column("of the highest", justify="right", no_wrap=True)
-    if allocator is not None:
-        table.add_column("peak of the allocator", justify="right", no_wrap=True)
-    for phase in (name for name in PHASES if name in data["phases"]):
-        peak = data["phases"][phase]
-        cells = [phase, size(peak), _share(peak, data["peak"])]
-        cells += [size(allocator.get(phase))] if allocator is not None else []
-        table.add_row(*cells, style="bold" if peak == data["peak"] else "")
-    return table
-
-
-def _table(caption: str) -> Table:
-    return Table(
-        box=box.HORIZONTALS,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        border_style="dim",
-        header_style="dim",
-        caption=Text(caption),
-        caption_justify="left",
-    )
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%}" if whole > 0 else ""
 
 
 def _draw_curve(axes: Axes, points: Sequence[tuple[float, float, str]], theme: Theme) -> None:

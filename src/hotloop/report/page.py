@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from hotloop.records import Report
 from hotloop.report import words
-from hotloop.report.document import Answer, Beside, Block, Document, Facts, Gallery, Plot, Table, Words
-from hotloop.report.plots import DARK, LIGHT, loss_curve
+from hotloop.report.document import Answer, Beside, Block, Document, Drawing, Facts, Gallery, Table, Words
 
 
 @dataclass(frozen=True)
@@ -19,10 +18,7 @@ class Training:
     def blocks(self) -> list[Block]:
         report, name = self.report, f": {self.title}" if self.title else ""
         header, *rows = words.rows(report)
-        light, dark = (loss_curve(report, "svg", theme) for theme in (LIGHT, DARK))
-        thin_light, thin_dark = (loss_curve(report, "svg", theme, narrow=True) for theme in (LIGHT, DARK))
-        alt = "The loss of each batch, its trend, and the validation metric by epoch"
-        learned = Plot(f"How it learned{name}", alt, light, dark, thin_light, thin_dark)
+        learned = Drawing(f"How it learned{name}", report.picture())
         epochs = [Table(f"Epochs{name}", header, rows)] if rows else []
         timings = Facts("Where the time went", words.timings(report))
         return [learned, *epochs, Beside([timings, Facts("What ran", words.setting(report))])]

@@ -25,8 +25,8 @@ from hotloop.report.plots import DARK, LIGHT, Form, Theme
 from hotloop.report.roofline import roofline
 from hotloop.report.runs import Run
 from hotloop.report.tuning import cells_of as trial_cells
-from hotloop.report.tuning import times, tuning_words, waterfall
-from hotloop.report.words import Fact
+from hotloop.report.tuning import tuning_words, waterfall
+from hotloop.report.words import Fact, times
 from hotloop.text import count, duration
 
 Draw = Callable[[Theme, Form], bytes]

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from hotloop.records import Report
-from hotloop.report.words import chief_metric, metric
+from hotloop.report.words import metric
 
 Form = Literal["png", "svg"]
 FEW = 75  # points of a curve below which there is nothing to smooth: a GPU's loss is only looked at now and then
@@ -38,7 +38,7 @@ DARK = Theme(text="#e6e8ee", faint="#9aa3b2", grid="#2b303b", loss="#ff8a4c", me
 
 def loss_curve(report: Report, form: Form = "png", theme: Theme = LIGHT, *, narrow: bool = False) -> bytes:
     """The loss of each batch and its trend, the ends of the epochs, and below them the validation metric."""
-    name = chief_metric(report)
+    name = report.chief_metric
     figure = Figure(figsize=(4.2, 4.4) if narrow else (9, 4.6), layout="constrained", facecolor=theme.background)
     if name is None:
         upper = figure.subplots()

@@ -15,7 +15,7 @@ from rich.text import Text
 from hotloop.errors import BadArgument
 from hotloop.records import Record, Report
 from hotloop.report import words
-from hotloop.report.tuning import DASH, times
+from hotloop.report.words import DASH, times
 from hotloop.text import count, duration, printable, shorten, size
 
 PAGE, DATA = "report.html", "report.json"

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from hotloop.report.benchmark import QUICK, title
 from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
-from hotloop.report.tuning import DASH, half_spread
+from hotloop.report.tuning import half_spread
+from hotloop.report.words import DASH
 from hotloop.scaling import DDP, LOOP, Cluster, MeasuredRanks, ModelledRanks, ScalingBenchmark
 from hotloop.text import clipped, count, duration, printable, size
 
@@ -109,6 +110,8 @@ def _measured_words(found: ScalingBenchmark) -> list[str]:
             duration(max(getattr(each.communication, name), 0.0)) for name in ("low", "median", "high")
         )
         predicted = duration(each.predicted.exposed)
+        if each.waiting is not None:
+            predicted += f" and {duration(max(each.waiting.median, 0.0))} of waits for the slower"
         said.append(
             f"{each.ranks} ranks: communication takes {middle} of a step ({low} to {high}), predicted {predicted};"
             f" without it, a step takes {each.sharing:+.0%} against that of one rank: they share the machine"

@@ -16,11 +16,9 @@ from rich.text import Text
 
 from hotloop.plan import Trial, Tuning
 from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
-from hotloop.report.words import UNKNOWN
+from hotloop.report.words import DASH, TIMES, UNKNOWN, times
 from hotloop.text import clipped, duration, plural, printable
 
-TIMES = "\N{MULTIPLICATION SIGN}"
-DASH = "\N{EN DASH}"  # in place of what was not timed
 # Inches of the picture, from left to right and from top to bottom.
 WIDTH, EDGE, NAMES, BARS = 9.0, 0.15, 1.8, 3.75
 STEP, WHY = BARS + 0.7, BARS + 0.87  # from the left of the bars: where the times of a step end and the reasons begin
@@ -44,18 +42,6 @@ class _Bar:
     def reach(self) -> list[float]:
         """The ends of everything that is drawn in the row."""
         return [value for value in (self.start, self.end, self.low, self.high) if value is not None]
-
-
-def times(ratio: float | None) -> str:
-    """How many times as fast, with the digits that mean something.
-
-    >>> [times(ratio)[:-1] for ratio in (0.789, 2.314, 15.06, 1542.6)]
-    ['0.79', '2.31', '15.1', '1,543']
-    """
-    if ratio is None or not math.isfinite(ratio):
-        return UNKNOWN
-    digits = 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0
-    return f"{ratio:,.{digits}f}{TIMES}"
 
 
 def half_spread(middle: float | None, low: float | None, high: float | None) -> str:

@@ -9,6 +9,8 @@ from hotloop.records import Epoch, Report
 from hotloop.text import count, duration, plural, size
 
 UNKNOWN = "unknown"
+TIMES = "\N{MULTIPLICATION SIGN}"
+DASH = "\N{EN DASH}"  # in place of what was not timed
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Fact:
 def headlines(report: Report) -> list[Fact]:
     """The numbers that a person looks for first."""
     scored = last_scored(report)
-    name = chief_metric(report)
+    name = report.chief_metric
     facts = []
     if name is not None and scored is not None:
         facts.append(Fact(f"validation {name}", metric(name, scored.metrics[name]), f"after epoch {scored.number}"))
@@ -110,18 +112,6 @@ def energy(joules: float) -> str:
     return f"{joules / 1e3:.1f} kJ" if joules < 3.6e6 else f"{joules / 3.6e6:.2f} kWh"
 
 
-def chief_metric(report: Report) -> str | None:
-    """The metric that stands for the run: accuracy where there is one, else the first that is not the loss."""
-    scored = last_scored(report)
-    names = [name for name in (scored.metrics if scored else {}) if name != "loss"]
-    return "accuracy" if "accuracy" in names else next(iter(names), None)
-
-
-def metric_names(report: Report) -> list[str]:
-    """Every metric that any epoch has, in the order in which they appear."""
-    return list(dict.fromkeys(name for epoch in report.epochs for name in epoch.metrics))
-
-
 def last_scored(report: Report) -> Epoch | None:
     """The last epoch that was evaluated."""
     return next((epoch for epoch in reversed(report.epochs) if epoch.metrics), None)
@@ -140,6 +130,18 @@ def metric(name: str, value: float | None) -> str:
     return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e3 else f"{value:.4g}"
 
 
+def times(ratio: float | None) -> str:
+    """How many times as fast, with the digits that mean something.
+
+    >>> [times(ratio)[:-1] for ratio in (0.789, 2.314, 15.06, 1542.6)]
+    ['0.79', '2.31', '15.1', '1,543']
+    """
+    if ratio is None or not math.isfinite(ratio):
+        return UNKNOWN
+    digits = 2 if ratio < 9.995 else 1 if ratio < 99.95 else 0
+    return f"{ratio:,.{digits}f}{TIMES}"
+
+
 def when(iso: str) -> str:
     """A time of day as people write it, and the text itself where it is not one.
 
@@ -154,10 +156,10 @@ def when(iso: str) -> str:
 
 def rows(report: Report) -> Iterator[list[str]]:
     """The table of epochs, its header first."""
-    names = metric_names(report)
-    yield ["epoch", "loss", *(f"validation {name}" for name in names), "items/s", "time"]
+    names = list(dict.fromkeys(name for epoch in report.epochs for name in epoch.scores))
+    yield ["epoch", "loss", *names, "items/s", "time"]
     for epoch in report.epochs:
-        scores = (metric(name, epoch.metrics.get(name)) for name in names)
+        scores = (metric(name, epoch.scores.get(name)) for name in names)
         speed = count(epoch.items_per_second) if epoch.seconds > 0 else UNKNOWN
         yield [str(epoch.number), metric("loss", epoch.loss), *scores, speed, duration(epoch.seconds)]
 

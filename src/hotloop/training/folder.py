@@ -1,4 +1,4 @@
-"""`run.json`: what a run was begun with, beside its checkpoints: arguments, plan, versions, commit, machine."""
+"""What a run leaves beside its checkpoints: `run.json`, what it was begun with, and `report.html`, what it gave."""
 
 import inspect
 import json
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from hotloop.device import Choice
-from hotloop.errors import OutputError, PlanWarning
-from hotloop.files import write_json
+from hotloop.errors import BadArgument, OutputError, PlanWarning
+from hotloop.files import write_json, write_whole
 from hotloop.plan import Plan
+from hotloop.records import Report
 from hotloop.text import printable
 from hotloop.version import __version__
 
@@ -45,6 +46,27 @@ def write_run(
         data = {**earlier, "resumed": [*earlier["resumed"], data][-MOST_PARTS:]}
     try:
         write_json(path, {"resumed": [], **data})
+    except OutputError as error:
+        warnings.warn(str(error), PlanWarning, stacklevel=3)
+
+
+def write_report(folder: Path, report: Report, name: str) -> None:
+    """Write the page of a run and its data; a later part of the run writes both again.
+
+    Files of somebody else stay, and what cannot be written is a warning: the run is worth more.
+    """
+    from hotloop.report.page import Training, page  # noqa: PLC0415  # jinja2 is loaded with it
+    from hotloop.report.runs import DATA, PAGE, read_run, run_of  # noqa: PLC0415
+
+    try:
+        if (folder / PAGE).exists() or (folder / DATA).exists():
+            read_run(folder)
+        title = f"Training of {name}"
+        write_json(folder / DATA, run_of(report, title).with_data(report.to_json()))
+        write_whole(folder / PAGE, page([Training("", report)], title=title).encode(errors="backslashreplace"))
+    except BadArgument:
+        told = f"{printable(str(folder / PAGE))} is not of a run and stays as it is"
+        warnings.warn(told, PlanWarning, stacklevel=3)
     except OutputError as error:
         warnings.warn(str(error), PlanWarning, stacklevel=3)
 

@@ -1,17 +1,22 @@
-"""What a person sees while a long run is under way: a bar in a terminal, a line per epoch elsewhere."""
+"""What a person sees while a long run is under way: a bar in a terminal or a notebook, lines elsewhere."""
 
+import secrets
 import signal
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from hotloop import markup
 from hotloop._torch import OF_WORKERS, waits_for_workers
-from hotloop.records import Epoch
+from hotloop.records import Epoch, epochs_table
 from hotloop.terminal import (
     BarColumn,
     Console,
@@ -22,16 +27,22 @@ from hotloop.terminal import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from hotloop.text import count, duration, wrap
+from hotloop.text import count, duration, printable, wrap
 
 REFRESH = 0.1  # seconds
+REDRAW = 0.5  # seconds between two drawings of a notebook's cell
+EVERY = 30.0  # seconds between two lines of an epoch where there is no bar
+LONG = 10.0  # seconds; what is left of a run is told from there on
+MARKS, BETWEEN_MARKS = 60, 5.0  # by which the time left is reckoned, and the seconds between two of them
 PATIENCE = 1.0  # seconds between the death of a worker and the signal that it died of
 FAILURES = (RuntimeError, OSError, EOFError)  # of a loader, where a worker dies, or dies while it hands over a tensor
+ENDINGS = ("Ctrl-C", "SIGTERM", "the time limit", "another rank")  # of a run that is meant to go on
 MANY = 20  # lines of epochs, from which on they are shown only now and then
 
 
 class Display:
-    """The progress of a fit. `show=None` draws a bar in a terminal and prints lines elsewhere; False is silent.
+    """The progress of a fit. `show=None` draws a bar in a terminal or a notebook, prints lines elsewhere; False is
+    silent.
 
     `done` are batches that an earlier part of the run has done: the bar begins there, and the time left is reckoned
     without them.
@@ -49,18 +60,27 @@ class Display:
         self._console = console or Console(stderr=True)
         self._silent = show is False
         self._epochs = epochs
+        self._length = batches_per_epoch
+        self._total = epochs * batches_per_epoch if batches_per_epoch is not None else None
         self._bar: Progress | None = None
-        if not self._silent and self._console.is_terminal:
+        self._cell: _Cell | None = None
+        if not self._silent and self._console.is_jupyter:
+            self._cell = _Cell()
+        elif not self._silent and self._console.is_terminal:
             self._bar = _bar(self._console)
-            total = epochs * batches_per_epoch if batches_per_epoch is not None else None
-            self._task = self._bar.add_task("starting", total=total, completed=done, loss="", rate="")
+            self._task = self._bar.add_task("starting", total=self._total, completed=done, loss="", rate="")
         self._done = done
+        self._pace = _Pace()
         self._last = self._last_line = 0.0
         self._lines = 0
 
     def __enter__(self) -> Self:
+        self._last_line = time.monotonic()
         if self._bar:
             self._bar.start()
+        if self._cell:
+            self._cell.status = "starting"
+            self._cell.draw()
         return self
 
     def __exit__(
@@ -68,16 +88,24 @@ class Display:
     ) -> None:
         if self._bar:
             self._bar.stop()
+        if self._cell:
+            self._cell.close(None if kind is None else f"ended by {kind.__name__} after batch {self._batches()}")
 
     def tell(self, words: str) -> None:
         """Say what goes on beside the training."""
         if self._bar:
             self._bar.update(self._task, description=words)
             self._bar.refresh()
+        if self._cell:
+            self._cell.status = words
+            self._cell.draw()
 
     def say(self, words: str) -> None:
         """A line that stays, and that a terminal gets in lines of its width."""
         if self._silent:
+            return
+        if self._cell:
+            self._cell.say(words)
             return
         width = self._console.width if self._console.is_terminal else sys.maxsize
         for line in wrap(words, width, hanging="  "):
@@ -87,44 +115,192 @@ class Display:
         """Batches that were trained on."""
         self._done += batches
         now = time.monotonic()
-        if self._bar is None or now - self._last < REFRESH:
+        if self._silent or now - self._last < REFRESH:
             return
         self._last = now
-        self._bar.update(
-            self._task,
-            completed=self._done,
-            description=f"epoch {epoch}/{self._epochs}",
-            loss="" if loss is None else f"loss {loss:.4g}",
-            rate=f"{count(rate)} items/s",
-        )
+        self._pace.mark(now, self._done)
+        place, speed = f"epoch {epoch}/{self._epochs}", f"{count(rate)} items/s"
+        value = "" if loss is None else f"loss {loss:.4g}"
+        if self._bar:
+            self._bar.update(self._task, completed=self._done, description=place, loss=value, rate=speed)
+        elif self._cell:
+            if self._cell.is_due(now):
+                spent = f"{_clock(now - self._cell.begun)} elapsed"
+                parts = [place, f"batch {self._batches()}", value, speed, spent, self._left(now)]
+                self._cell.status, self._cell.share = " · ".join(filter(None, parts)), self._share()
+                self._cell.draw()
+        elif now - self._last_line >= EVERY:
+            self._last_line = now
+            parts = [place, self._batch(), value, speed, self._left(now)]
+            self.say("  ".join(filter(None, parts)))
 
     def epoch(self, done: Epoch) -> None:
         if self._bar:
             self._bar.update(self._task, completed=self._done)
         now = time.monotonic()
+        if self._cell:
+            self._cell.share = self._share()
+            self._cell.epoch(done, self._epochs)
+            return
         self._lines += 1
         if self._silent or (self._lines > MANY and now - self._last_line < REFRESH and done.number < self._epochs):
             return  # epochs of a few milliseconds would scroll past unread, and the printing would be most of the work
         self._last_line = now
         parts = [f"epoch {done.number}/{self._epochs}", f"loss {done.loss:.4g}"]
-        if done.metrics:
-            parts.append("validation " + ", ".join(f"{name} {value:.4g}" for name, value in done.metrics.items()))
+        for kind, metrics in (("training", done.train_metrics), ("validation", done.metrics)):
+            if metrics:
+                parts.append(f"{kind} " + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
         parts += [f"{count(done.items_per_second)} items/s", duration(done.seconds)]
+        if self._bar is None and (left := self._left(now, least=LONG)):
+            parts.append(left)
         whole = (part.replace(" ", "\xa0").replace(",\xa0", ", ") for part in parts)  # a figure keeps its name and unit
         self.say("  ".join(whole))
+
+    def _share(self) -> float | None:
+        return self._done / self._total if self._total else None
+
+    def _batches(self) -> str:
+        """How many batches of the run are done."""
+        return f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
+
+    def _batch(self) -> str:
+        """The batch of the epoch, or of the run where nobody knows how long an epoch is."""
+        if not self._length:
+            return f"batch {self._done:,}"
+        return f"batch {(self._done - 1) % self._length + 1:,}/{self._length:,}"
+
+    def _left(self, now: float, least: float = 0.0) -> str:
+        """The time left in words; nothing where it is not known, or shorter than `least`."""
+        seconds = None if self._total is None else self._pace.seconds_for(self._total - self._done, now, self._done)
+        return "" if seconds is None or seconds <= least else f"{_clock(seconds)} left"
+
+
+class _Pace:
+    """How fast batches went by in the last minutes: the start of a run, with its warm-up, is soon forgotten."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
+
+    def mark(self, now: float, done: int) -> None:
+        if not self._marks or now - self._marks[-1][0] >= BETWEEN_MARKS:
+            self._marks.append((now, done))
+
+    def seconds_for(self, batches: int, now: float, done: int) -> float | None:
+        """How long so many more batches take, with all that is between them; None before that can be said."""
+        if not self._marks or done <= self._marks[0][1] or batches <= 0:
+            return None
+        began, before = self._marks[0]
+        return batches * (now - began) / (done - before)
+
+
+class _Cell:
+    """One output of a notebook's cell, drawn again in its place. It is drawn by whoever trains: no thread."""
+
+    def __init__(self) -> None:
+        self.status: str | None = None
+        self.share: float | None = None
+        self.begun = time.monotonic()
+        self._name = f"hotloop-{secrets.token_hex(8)}"
+        self._shown = False
+        self._last = 0.0
+        self._said: list[list[str]] = [[], []]  # before the first epoch, and since then
+        self._epochs: list[Epoch] = []
+        self._table = (0, "")  # of so many epochs: it is made once for each
+
+    def is_due(self, now: float) -> bool:
+        return now - self._last >= REDRAW
+
+    def say(self, words: str) -> None:
+        lines = self._said[bool(self._epochs)]
+        lines.append(words)
+        del lines[:-MANY]
+        self.draw()
+
+    def epoch(self, done: Epoch, epochs: int) -> None:
+        self._epochs.append(done)
+        self.status = f"epoch {done.number}/{epochs}"
+        if self.is_due(time.monotonic()):
+            self.draw()
+
+    def close(self, words: str | None = None) -> None:
+        """The bar goes; what was said stays, and where the run has ended early, where that was."""
+        self.status, self.share = None, None
+        if words is not None:
+            self._said[bool(self._epochs)].insert(0, words)
+        self.draw()
+
+    def draw(self) -> None:
+        self._last = time.monotonic()
+        content = {"text/html": self._html(), "text/plain": self._text()}
+        display = import_module("IPython.display")  # which every notebook has
+        draw = display.update_display if self._shown else display.display
+        draw(content, raw=True, display_id=self._name)
+        self._shown = True
+
+    def _html(self) -> str:
+        before, since = self._said
+        if self._table[0] != len(self._epochs):
+            self._table = (len(self._epochs), self._rows())
+        parts = [*map(markup.line, before), self._table[1], *map(markup.line, since)]
+        if self.status is not None:
+            parts += [markup.bar(self.share), markup.line(self.status, faint=True)]
+        return markup.box(*parts)
+
+    def _rows(self) -> str:
+        """The last epochs as a table."""
+        hidden = len(self._epochs) - MANY
+        above = markup.line(f"{hidden:,} epochs before these are in the report", faint=True) if hidden > 0 else ""
+        return above + epochs_table(self._epochs[-MANY:])
+
+    def _text(self) -> str:
+        """The same where there is no HTML."""
+        rows = ["  ".join([f"epoch {each.number}", f"loss {each.loss:.4g}"]) for each in self._epochs[-MANY:]]
+        return "\n".join([*self._said[0], *rows, *self._said[1], *filter(None, [self.status])])
+
+
+def _clock(seconds: float) -> str:
+    """A length of time as a clock shows it.
+
+    >>> _clock(75.4), _clock(7300)
+    ('0:01:15', '2:01:40')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 @contextmanager
 def telling(what: str, show: bool | None, console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """A line that says what is being tried just now and for how long; only a terminal shows it."""
+    """A line that says what is being tried just now and for how long; only a terminal and a notebook show it."""
     where = console or Console(stderr=True)
-    if show is False or not where.is_terminal:
+    if show is False or not (where.is_terminal or where.is_jupyter):
         yield lambda words: None
+        return
+    if where.is_jupyter:
+        with _telling_in_a_cell(what) as tell:
+            yield tell
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=where, transient=True) as bar:
         task = bar.add_task(what)
         yield lambda words: bar.update(task, description=f"{what}: {words}")
+
+
+@contextmanager
+def _telling_in_a_cell(what: str) -> Iterator[Callable[[str], None]]:
+    cell = _Cell()
+    cell.status = what
+
+    def tell(words: str) -> None:
+        now = time.monotonic()
+        if cell.is_due(now):
+            cell.status = f"{what}: {words} · {_clock(now - cell.begun)}"
+            cell.draw()
+
+    cell.draw()
+    try:
+        yield tell
+    finally:
+        cell.close()
 
 
 def _bar(console: Console) -> Progress:
@@ -209,6 +385,24 @@ class Stop:
         if callable(raises):
             self._before[signal.SIGCHLD] = raises
             signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if waits_for_workers(frame) else None)
+
+
+def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None) -> str:
+    """What is told of a run that has ended early; `saved` is its folder and the step of the last checkpoint there.
+
+    >>> ending_words("Ctrl-C", "step 9, epoch 3 of 10", (Path("runs/a"), 9))
+    'ended early: Ctrl-C, at step 9, epoch 3 of 10; saved in runs/a: the same call with resume=True goes on from there'
+    """
+    words = f"ended early: {why}, at {place}"
+    if why not in ENDINGS:  # the person's own hook or patience: nothing is to go on
+        return words
+    if saved is None:
+        return f"{words}; the model keeps its weights, and nothing is on disk (fit(save='runs/…') makes runs resumable)"
+    folder, step = printable(str(saved[0])), saved[1]
+    if step is None:
+        return f"{words}; no checkpoint could be written to {folder}"
+    at = "" if place.startswith(f"step {step:,},") else f" at step {step:,}"
+    return f"{words}; saved in {folder}{at}: the same call with resume=True goes on from there"
 
 
 def is_of_a_loader(error: BaseException) -> bool:

@@ -1,0 +1,57 @@
+"""`hotloop export`: the weights of a checkpoint as one file."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hotloop.checkpoint import Store
+from hotloop.cli import main
+
+
+@pytest.fixture
+def call(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*args: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hotloop", "export", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    return run
+
+
+def test_the_latest_or_the_best_becomes_a_file(call, tmp_path: Path) -> None:
+    store = Store(tmp_path / "run")
+    for step, score in ((1, 0.1), (2, 0.2)):
+        store.save(step, {"loop": {"model": {"weight": torch.full((2, 3), float(step))}, "epoch": 1}}, score=score)
+    code, out, _ = call("run")
+    assert code == 0
+    assert "model.safetensors: " in out
+    assert load_file(tmp_path / "model.safetensors")["weight"].unique() == 2
+    code, out, _ = call("run", "--best", "-o", "best.safetensors", "--json")
+    assert json.loads(out)["checkpoint"] == str(Path("run/step-000000001"))
+    assert load_file(tmp_path / "best.safetensors")["weight"].unique() == 1
+
+
+WRONG = {
+    "nothing there": (("none",), "none holds no checkpoint"),
+    "no model in it": (("other",), "is no checkpoint of a model"),
+    "another name": (("other", "-o", "model.pt"), "is not named like one"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_be_exported_says_why(call, tmp_path: Path, what: str) -> None:
+    Store(tmp_path / "other").save(1, {"rows": [1, 2, 3]})
+    arguments, words = WRONG[what]
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert words in err
+    assert not list(tmp_path.glob("model*"))

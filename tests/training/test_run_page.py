@@ -1,0 +1,77 @@
+"""What `fit` leaves beside its checkpoints, and what it says when it is ended early."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hotloop import Loop, Report
+from hotloop.errors import PlanWarning
+from hotloop.report.runs import kept_in
+
+
+def fit(folder: Path | None, epochs: int = 2, **options: Any) -> Report:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), lr=0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    data = TensorDataset(torch.randn(32, 4), torch.randint(0, 2, (32,)))
+    return loop.fit(DataLoader(data, batch_size=8), epochs=epochs, monitor=False, save=folder, **options)
+
+
+def test_a_run_with_a_folder_leaves_its_page_and_its_data(tmp_path: Path) -> None:
+    report = fit(tmp_path / "a", progress=False)
+    html = (tmp_path / "a" / "report.html").read_text()
+    assert "Training of Linear" in html
+    assert "How it learned" in html
+    kept_data = Report.from_json(json.loads((tmp_path / "a" / "report.json").read_text()))
+    assert (kept_data.epochs, kept_data.curve, kept_data.steps) == (report.epochs, report.curve, report.steps)
+    (kept,), failed = kept_in(tmp_path)
+    assert failed == []
+    assert kept.run.kind == "train"
+    assert kept.run.figures["training loss"] == pytest.approx(report.epochs[-1].loss)
+
+
+def test_a_run_that_goes_on_writes_both_again(tmp_path: Path) -> None:
+    fit(tmp_path, progress=False)
+    fit(tmp_path, epochs=3, resume=True, progress=False)
+    assert len(json.loads((tmp_path / "report.json").read_text())["epochs"]) == 3
+
+
+def test_a_page_of_somebody_else_stays(tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.warns(PlanWarning, match="stays as it is"):
+        fit(tmp_path, progress=False)
+    assert (tmp_path / "report.html").read_text() == "mine"
+    assert not (tmp_path / "report.json").exists()
+
+
+def test_a_page_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.warns(PlanWarning):
+        assert len(fit(tmp_path, progress=False).epochs) == 2
+
+
+def test_a_run_without_a_folder_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fit(None, progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_early_end_says_where_it_was_saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path / "a", epochs=500, time_limit=0.2)
+    told = " ".join(capfd.readouterr().err.split())
+    assert "ended early: the time limit, at step" in told
+    assert f"saved in {tmp_path / 'a'}" in told
+    assert "resume=True" in told
+    assert "Stopped by the time limit" in (tmp_path / "a" / "report.html").read_text()
+    fit(None, epochs=500, time_limit=0.2)
+    assert "nothing is on disk" in capfd.readouterr().err
+
+
+def test_a_run_that_came_to_its_end_says_nothing_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path)
+    assert "ended early" not in capfd.readouterr().err
