@@ -114,7 +114,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no sums": (lambda path: (path / "sums.json").unlink(), r"sums\.json is missing"),
     "a file of somebody else": (lambda path: (path / "sums.json").write_text('{"a": 1}'), "not written by hotloop"),
     "sums that are a list": (lambda path: (path / "sums.json").write_text("[]"), "not written by hotloop"),
-    "sums that are long": (lambda path: (path / "sums.json").write_bytes(b" " * 10**6), "far too long"),
+    "sums that are long": (lambda path: (path / "sums.json").write_bytes(b" " * 10**7), "far too long"),
     "sums that are deep": (lambda path: (path / "sums.json").write_bytes(b"[" * 60_000), "not JSON"),
     "another version": (other_version, r"version 99, written by hotloop 9\.9\\x1b"),
     "a pipe": (be_a_pipe, r"state\.json is not a file"),

@@ -14,7 +14,8 @@ import pytest
 from ..warm import Running, Warm
 
 PATIENCE = 120  # seconds
-collect_ignore = ["agent.py", "crossing.py", "failing.py", "resuming.py", "scenes.py"]  # scripts that tests run
+SCRIPTS = ("agent", "compiling", "crossing", "failing", "resuming", "scenes", "slowly")  # that tests run
+collect_ignore = [f"{name}.py" for name in SCRIPTS]
 
 
 @dataclass

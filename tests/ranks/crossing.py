@@ -1,6 +1,6 @@
 """A training over two hosts that saves and goes on from what it finds: `crossing.py FOLDER NAME SECONDS [RANK STEP]`.
 
-A step takes so many seconds; at the step, the rank ends as by the kernel.
+Up to a restart a step takes so many seconds; at the step, the rank ends as by the kernel.
 """
 
 import os
@@ -16,18 +16,23 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hotloop
+from hotloop import heartbeat
 
+heartbeat.PERIOD, heartbeat.PATIENCE = 0.5, 2.0  # seconds; as many rounds of words as ever, in less time
 RANK = int(os.environ["RANK"])  # of this process, not of the one that it is a fork of
 folder, name, seconds, *kill = sys.argv[1:]
 place = Path(folder, f"{name} {RANK} at")  # which holds the number of steps of this process
 place.write_text("0")
 killed = Path(folder, f"{name} was killed")
+saved = Path(folder, f"saved {name}")
+is_restarted = saved.exists()
 
 
 def objective(model: nn.Module, batch: Any) -> Tensor:
     if model.training:
         steps = int(place.read_text()) + 1
-        time.sleep(float(seconds))
+        if not is_restarted:
+            time.sleep(float(seconds))
         place.write_text(str(steps))
         if kill and (RANK, steps) == tuple(map(int, kill)) and not killed.exists():
             killed.touch()
@@ -43,7 +48,7 @@ report = loop.fit(
     DataLoader(rows(), GLOBAL // 2, shuffle=True),
     epochs=3,
     validate=DataLoader(rows(), 11),
-    save=Path(folder, f"saved {name}"),
+    save=saved,
     every="2 steps",
     resume=True,
     progress=False,

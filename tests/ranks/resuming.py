@@ -5,6 +5,7 @@ At the step, the rank sends itself the signal.
 
 import json
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -26,10 +27,14 @@ def objective(model: nn.Module, batch: Any) -> Tensor:
         steps.append(1)
         if rest and (RANK, len(steps)) == (int(rest[0]), int(rest[1])):
             os.kill(os.getpid(), signal.Signals[rest[2] if len(rest) > 2 else "SIGKILL"])
-    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+    x = batch[0]
+    if model.training and "without dropout" not in name:
+        x = x * random.uniform(0.9, 1.1)  # noqa: S311  # by a generator that is another on each rank
+    return nn.functional.cross_entropy(model(x), batch[1])
 
 
 torch.manual_seed(3 + RANK)
+random.seed(3 + RANK)
 dropout = [] if "without dropout" in name else [nn.Dropout(0.2)]
 model = network(nn.Tanh(), *dropout)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)

@@ -18,6 +18,7 @@ import hotloop
 
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
+DEVICE = os.environ.get("SCENE_DEVICE", "cpu")  # of all ranks: a GPU is shared
 GLOBAL = 16  # items of a step, on all ranks together
 ROWS = 131  # which divides by nothing
 
@@ -43,7 +44,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 def trained(model: nn.Module, criterion: Any, data: Any, *, epochs: int = 3, **options: Any) -> Any:
     optimizer = options.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), 1e-2)
     fit = {name: options.pop(name) for name in ("validate", "metrics") if name in options}
-    loop = hotloop.Loop(model, optimizer, criterion, device="cpu", plan=options.pop("plan", "plain"), **options)
+    loop = hotloop.Loop(model, optimizer, criterion, device=DEVICE, plan=options.pop("plan", "plain"), **options)
     return loop, loop.fit(data, epochs=epochs, progress=False, monitor=False, **fit)
 
 
@@ -131,7 +132,7 @@ def unused() -> Any:
     def objective(model: Any, batch: Any) -> Tensor:
         return nn.functional.cross_entropy(model[2](model[1](model[0](batch[0]))), batch[1])
 
-    loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan="plain")
+    loop = hotloop.Loop(model, optimizer, objective=objective, device=DEVICE, plan="plain")
     return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
 
 
@@ -146,7 +147,7 @@ def two_objectives() -> Any:
     def g(model: Any, batch: Any) -> Tensor:
         return -model["d"](model["g"](batch[0])).sigmoid().mean()
 
-    loop = hotloop.Loop(model, optimizers, objective={"d": d, "g": g}, device="cpu", plan="plain")
+    loop = hotloop.Loop(model, optimizers, objective={"d": d, "g": g}, device=DEVICE, plan="plain")
     return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
 
 
@@ -183,12 +184,12 @@ def sharded() -> Any:
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
         validate=DataLoader(rows(), 7),
         metrics={"accuracy": accuracy},
-        plan=hotloop.Plan("cpu", accumulate=2, clip_norm=0.5, parallel="fsdp" if RANKS > 1 else "ddp"),
+        plan=hotloop.Plan(DEVICE, accumulate=2, clip_norm=0.5, parallel="fsdp" if RANKS > 1 else "ddp"),
     )
 
 
 def sharded_and_checkpointed() -> Any:
-    plan = hotloop.Plan("cpu", checkpointing=True, fused=True, parallel="fsdp" if RANKS > 1 else "ddp")
+    plan = hotloop.Plan(DEVICE, checkpointing=True, fused=True, parallel="fsdp" if RANKS > 1 else "ddp")
     return trained(blocks(), nn.CrossEntropyLoss(), loader(rows()), plan=plan)
 
 
@@ -219,7 +220,8 @@ def main() -> None:
         torch.manual_seed(0 if RANKS == 1 else 10 * RANK)  # the weights and the order of rank 0 are those of all
         loop, report = SCENES[name]()
         where = Path(folder, f"{name} {RANKS} {RANK}")
-        torch.save(loop.state_dict()["model"], where.with_suffix(".pt"))
+        weights = {key: value.cpu() for key, value in loop.state_dict()["model"].items()}
+        torch.save(weights, where.with_suffix(".pt"))
         epochs = [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs]
         plans = [[change.batch, change.plan] for change in report.plans]
         where.with_suffix(".json").write_text(json.dumps({"epochs": epochs, "steps": report.steps, "plans": plans}))

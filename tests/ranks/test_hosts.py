@@ -39,7 +39,7 @@ class Hosts:
     def begin(self, name: str, *arguments: str) -> list[Running]:
         """Start the agents of a run of `crossing.py`."""
         master = f"{self.addresses[0]}:{free_port()}"
-        environment = {**os.environ, "HOTLOOP_DEVICE": "cpu", "HOTLOOP_RANK_TIMEOUT": "6"}
+        environment = {**os.environ, "HOTLOOP_DEVICE": "cpu", "HOTLOOP_RANK_TIMEOUT": "4"}
         command = [master, str(HERE / "crossing.py"), str(self.folder), name, *arguments]
         return [
             self.warm.start(

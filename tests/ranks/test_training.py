@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hotloop
+from hotloop.checkpoint import export_weights
 from hotloop.errors import BadArgument
 
 from .conftest import Launcher
@@ -78,10 +79,14 @@ def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_
     told = [json.loads((tmp_path / f"end {name} 2 0.json").read_text()) for name in names]
     assert told[1]["resumed"] == 1
     assert told[1]["epochs"] == told[0]["epochs"]
+    saved = export_weights(tmp_path / f"saved {names[1]}", tmp_path / "model.safetensors")
+    assert len([*saved.glob("rank-*-of-2.safetensors")]) == (2 if parallel == "fsdp" else 0), "each rank writes its own"
+    one_file, whole = hotloop.read_weights(tmp_path / "model.safetensors"), weights(tmp_path / f"end {names[0]} 2 0.pt")
+    assert all(torch.equal(one_file[key], whole[key]) for key in whole)
 
 
 @pytest.mark.parametrize(
-    ("parallel", "before", "after"), [("fsdp", 2, 1), ("ddp", 2, 4), ("ddp", 1, 2), ("fsdp", 4, 2)]
+    ("parallel", "before", "after"), [("fsdp", 2, 1), ("fsdp", 2, 4), ("fsdp", 1, 2), ("ddp", 2, 4)]
 )
 def test_a_checkpoint_is_resumed_with_other_ranks(
     parallel: str, before: int, after: int, launch: Launcher, tmp_path: Path
@@ -117,3 +122,22 @@ def test_sigterm_on_one_rank_saves_and_ends_all(launch: Launcher, tmp_path: Path
     assert told[0]["steps"] == told[1]["steps"] < 36
     assert all(rank.code == 0 for rank in launch(script, str(tmp_path), "told to stop").wait())
     assert json.loads((tmp_path / "end told to stop 2 0.json").read_text())["steps"] == 36
+
+
+def test_compiled_ranks_train_as_eager_ones_do(launch: Launcher) -> None:
+    for rank in launch(HERE / "compiling.py").wait():
+        assert rank.code == 0, rank.err
+        apart = dict(line.split() for line in rank.out.splitlines())
+        assert apart.keys() == {"default", "blocks"}
+        assert all(float(each) <= 1e-5 for each in apart.values()), apart
+
+
+def test_the_report_names_the_rank_for_which_the_others_wait(launch: Launcher) -> None:
+    for rank in launch(HERE / "slowly.py").wait():
+        assert rank.code == 0, rank.err
+        told, words = rank.out.splitlines()
+        fast, slow = json.loads(told)
+        assert (fast["rank"], slow["rank"]) == (0, 1)
+        assert slow["own"] > fast["own"] + 0.01
+        assert fast["waited"] > slow["waited"]
+        assert f"the others wait for rank 1 on {slow['host']}" in words

@@ -45,7 +45,6 @@ def test_throughput_never_grows_faster_than_the_gpus(
     assert found.throughput == pytest.approx(found.efficiency * gpus * step.units / step.seconds)
     assert 0 <= found.exposed <= found.communication * (1 + 1e-12)
     assert found.seconds == pytest.approx(step.seconds + found.exposed)
-    assert 0 <= found.exposed_share < 1
 
 
 @given(steps(), links, parallels)
@@ -80,6 +79,14 @@ def test_ddp_hides_all_but_the_last_bucket() -> None:
     found = scaled(step, Cluster(link), 2)
     assert found.communication == pytest.approx(60 * MIB / 1e9)
     assert found.exposed == pytest.approx(30 * MIB / 1e9)
+
+
+def test_ddp_copies_gradients_into_buckets_and_back() -> None:
+    step, copying = (RankStep(1.0, 1.0, 0.5, (GradientReady(MIB, 1.0),), copies=copies) for copies in (0.0, 0.25))
+    network = cluster("nvlink4")
+    assert scaled(copying, network, 2).seconds == scaled(step, network, 2).seconds + 0.25
+    assert scaled(copying, network, 2, "fsdp") == scaled(step, network, 2, "fsdp")
+    assert scaled(copying, network, 1).seconds == 2.5
 
 
 def test_a_bucket_waits_for_the_one_before_it() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.errors import BadArgument
-from hotloop.scaling import Cluster, Interconnect, cluster, fitted, interconnect, interconnects
+from hotloop.scaling import Cluster, Interconnect, MeasuredCluster, cluster, fitted, interconnect, interconnects
 from hotloop.scaling.links import TABLE
 
 FAST, SLOW = Interconnect("fast", "fast", 100e9, 1e-6), Interconnect("slow", "slow", 10e9, 5e-6)
@@ -61,6 +61,15 @@ def test_a_line_never_has_a_negative_part(seconds: list[float]) -> None:
     assert line.latency >= 0
     assert line.rate > 0
     assert line.link.is_sound()
+
+
+def test_ranks_that_were_measured_take_what_was_measured_and_others_what_the_line_says() -> None:
+    line = fitted(2, [1_000, 1_000_000, 20_000_000], [1e-3, 2e-3, 40e-3])
+    here = MeasuredCluster.of(line)
+    assert here.all_reduce(2, 20_000_000) == 40e-3
+    assert here.all_reduce(2, 10_500_000) == pytest.approx(21e-3), "halfway between two sizes"
+    assert here.all_reduce(2, 40_000_000) == pytest.approx(line.latency + 40_000_000 / line.rate)
+    assert here.all_reduce(4, 1e6) == Cluster(line.link, None, 2).all_reduce(4, 1e6)
 
 
 def test_a_line_needs_two_sizes() -> None:

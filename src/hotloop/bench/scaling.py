@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from typing import Any, Self
 
 import psutil
@@ -39,14 +40,15 @@ from hotloop.scaling import (
     DDP,
     LOOP,
     PARALLEL,
-    Cluster,
     CollectiveFit,
     GradientReady,
+    MeasuredCluster,
     MeasuredRanks,
     ModelledRanks,
     RankStep,
     Repeats,
     ScalingBenchmark,
+    buckets,
     cluster,
     fitted,
     scaled,
@@ -108,7 +110,8 @@ def run_scaling(setup: ScalingSetup, *, command: str = "", tell: Tell = lambda _
         turns, others = _turns(groups, setup, tell)
         step = RankStep.from_json(groups[0].ask({"do": "parts", "repeats": setup.repeats})[0]["step"])
         watched = _Others([pid for group in groups for pid in group.pids])
-        fits = [_collectives(group, setup, tell) for group in groups if group.ranks > 1]
+        sizes = sorted({*(SIZES[:4] if setup.quick else SIZES), *(held for held, _ in buckets(step.gradients))})
+        fits = [_collectives(group, setup, sizes, tell) for group in groups if group.ranks > 1]
         others = max(others, watched.share() if fits else 0.0)
     alone = statistics.median(turns[1, DDP])
     step = _lasting(step, alone)
@@ -145,7 +148,7 @@ def run_scaling(setup: ScalingSetup, *, command: str = "", tell: Tell = lambda _
     )
 
 
-UNSYNCED = "no_sync"
+UNSYNCED, WAITING = "no_sync", "waiting"
 Turns = dict[tuple[int, str], list[float]]  # ranks and way → seconds of a step in each turn
 
 
@@ -165,6 +168,8 @@ def _turns(groups: "Sequence[_Group]", setup: ScalingSetup, tell: Tell) -> tuple
                 steps = max(2, math.ceil(least / group.pace))
                 replies = group.ask({"do": "time", "way": way, "steps": steps})
                 taken[group.ranks, way] = max(reply["seconds"] for reply in replies) / steps
+                if way == UNSYNCED and setup.device.type == "cpu":
+                    taken[group.ranks, WAITING] = _waiting([reply["each"] for reply in replies])
         rounds.append((watched.share(), taken))
         said = ", ".join(f"{plural(group.ranks, 'rank')} {duration(taken[group.ranks, DDP])}" for group in groups)
         busy = f"; other programs used {rounds[-1][0]:.0%} of the cores" if rounds[-1][0] > QUIET else ""
@@ -174,9 +179,18 @@ def _turns(groups: "Sequence[_Group]", setup: ScalingSetup, tell: Tell) -> tuple
     return turns, statistics.fmean(others for others, _ in kept)
 
 
-def _collectives(group: "_Group", setup: ScalingSetup, tell: Tell) -> CollectiveFit:
-    """All-reduces of several sizes among these ranks, and the line through them."""
-    sizes = SIZES[:4] if setup.quick else SIZES
+def _waiting(ranks: Sequence[Sequence[float]]) -> float:
+    """Seconds by which steps would be longer if in each of them all ranks waited for the slowest.
+
+    >>> round(_waiting([[0.1, 0.3], [0.3, 0.1]]), 3)
+    0.1
+    """
+    together = statistics.fmean(max(step) for step in zip(*ranks, strict=True))
+    return together - max(statistics.fmean(steps) for steps in ranks)
+
+
+def _collectives(group: "_Group", setup: ScalingSetup, sizes: Sequence[int], tell: Tell) -> CollectiveFit:
+    """All-reduces of several sizes among these ranks, those of DDP's buckets among them, and the line through them."""
     medians = []
     for size in sizes:
         calls = max(3, min(50, 2**24 // size))
@@ -201,13 +215,14 @@ def _measured(turns: Turns, ranks: int, step: RankStep, fits: Sequence[Collectiv
     synced, found = turns[ranks, DDP], _rates(turns, ranks, step, DDP)
     if ranks == 1:
         return found
-    unsynced = turns[ranks, UNSYNCED]
+    unsynced, waiting = turns[ranks, UNSYNCED], turns.get((ranks, WAITING))
     line = next(fit for fit in fits if fit.gpus == ranks)
     return replace(
         found,
         unsynced=_spread(unsynced),
         communication=_spread([with_it - without for with_it, without in zip(synced, unsynced, strict=True)]),
-        predicted=scaled(step, Cluster(line.link, None, ranks), ranks, overlap=overlap),
+        predicted=scaled(step, MeasuredCluster.of(line), ranks, overlap=overlap),
+        waiting=None if waiting is None else _spread(waiting),
     )
 
 
@@ -372,7 +387,7 @@ class _Rank:
         for step in self._steps.values():
             for _ in range(WARMUP):
                 step()
-        seconds = self.time(DDP, 2) / 2
+        seconds = self.time(DDP, 2)[0] / 2
         work = self.work
         return {
             "seconds": seconds,
@@ -422,15 +437,16 @@ class _Rank:
             return
         self._steps[LOOP] = lambda: loop.step(self.batch)
 
-    def time(self, way: str, steps: int) -> float:
-        """Seconds of so many steps, which all ranks begin together."""
+    def time(self, way: str, steps: int) -> tuple[float, list[float]]:
+        """Seconds of so many steps, which all ranks begin together; and of each, as the host sees it."""
         step = self._steps[way]
         self._meet()
-        start = time.perf_counter()
+        marks = [time.perf_counter()]
         for _ in range(steps):
             step()
+            marks.append(time.perf_counter())
         synchronize(self.device)
-        return time.perf_counter() - start
+        return time.perf_counter() - marks[0], [end - start for start, end in pairwise(marks)]
 
     def reduce(self, size: int, calls: int) -> float:
         """Seconds of so many all-reduces."""
@@ -474,7 +490,23 @@ class _Rank:
             for n in sorted(ready, key=ready.__getitem__)
         ]
         units = self.work.batch * self.work.units_per_item
-        return RankStep(forward, taken, max(end - backward, 0.0), tuple(gradients), float(units))
+        copies = self._copies([p.grad for p in parameters if p.grad is not None], max(repeats, 3))
+        return RankStep(forward, taken, max(end - backward, 0.0), tuple(gradients), float(units), copies)
+
+    def _copies(self, gradients: Sequence[torch.Tensor], repeats: int) -> float:
+        """Seconds in which all gradients are copied into buckets, divided by the number of ranks, and copied back."""
+        rooms = [torch.empty_like(gradient) for gradient in gradients]
+        taken = []
+        for _ in range(1 + repeats):
+            synchronize(self.device)
+            start = time.perf_counter()
+            for gradient, room in zip(gradients, rooms, strict=True):
+                torch.mul(gradient, 1.0, out=room)
+            for gradient, room in zip(gradients, rooms, strict=True):
+                gradient.copy_(room)
+            synchronize(self.device)
+            taken.append(time.perf_counter() - start)
+        return statistics.median(taken[1:])
 
     def _meet(self) -> None:
         synchronize(self.device)
@@ -534,7 +566,7 @@ def _answer(rank: _Rank, command: dict[str, Any]) -> dict[str, Any]:
     if command["do"] == "begin":
         return rank.begin()
     if command["do"] == "time":
-        return {"seconds": rank.time(command["way"], command["steps"])}
+        return dict(zip(("seconds", "each"), rank.time(command["way"], command["steps"]), strict=True))
     if command["do"] == "reduce":
         return {"seconds": rank.reduce(command["bytes"], command["calls"])}
     return {"step": rank.parts(command["repeats"]).to_json()}

@@ -2,8 +2,9 @@
 
 from hotloop.checkpoint.errors import CheckpointWarning, DamagedCheckpoint
 from hotloop.checkpoint.reading import Checkpoint, load
+from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.store import Store
-from hotloop.checkpoint.weights import Weights, read_weights
+from hotloop.checkpoint.weights import Weights, export_weights, read_weights
 from hotloop.checkpoint.writer import Problem, Writer
 
 __all__ = [
@@ -12,8 +13,10 @@ __all__ = [
     "DamagedCheckpoint",
     "Problem",
     "Store",
+    "Team",
     "Weights",
     "Writer",
+    "export_weights",
     "load",
     "read_weights",
 ]

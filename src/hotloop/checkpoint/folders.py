@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import os
+import re
 import socket
 import stat
 import sys
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import IO, ClassVar
 from weakref import WeakValueDictionary
 
-from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum
+from hotloop.checkpoint.sums import SHARD, STATE, SUMS, TENSORS, Sum
 
 if sys.platform != "win32":
     import fcntl
 
+_RANK = re.compile(SHARD.pattern + r"(?:\.json|\.making)?", re.ASCII)  # what ranks write: shards, and receipts
 LOCK = ".lock"  # in a folder of checkpoints, while a run saves into it
 _TAKEN = (errno.EAGAIN, errno.EACCES)  # what POSIX lets `lockf` say of a lock that another process has
 
@@ -79,7 +81,7 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder that others can see is in use. What is left of it when the block fails is removed."""
+    """A new folder that others can see is in use. What the block has not given another name is removed."""
     handle = None
     for _ in range(3):  # another process may take the folder for dead in the moment before it is locked
         folder = parent / f"{prefix}{os.getpid()}-{os.urandom(4).hex()}"
@@ -89,10 +91,8 @@ def locked_folder(parent: Path, prefix: str) -> Iterator[Path]:
             break
     try:
         yield folder
-    except BaseException:
-        remove(folder)
-        raise
     finally:
+        remove(folder)
         if handle is not None:
             os.close(handle)
 
@@ -113,7 +113,7 @@ def remove(folder: Path) -> None:
         if folder.is_symlink():
             folder.unlink()
             return
-        for name in (SUMS, STATE, TENSORS):
+        for name in (SUMS, STATE, TENSORS, *filter(_RANK.fullmatch, os.listdir(folder))):  # noqa: PTH208
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 

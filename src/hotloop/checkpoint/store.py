@@ -6,7 +6,8 @@ import operator
 import os
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 from hotloop.checkpoint import folders
 from hotloop.checkpoint.errors import CheckpointWarning, DamagedCheckpoint
 from hotloop.checkpoint.reading import LARGEST_STATE, Checkpoint, load, read_checkpoint, read_sums
-from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sums
+from hotloop.checkpoint.shards import Team
+from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum, Sums
 from hotloop.checkpoint.tensorfile import HostSource, Source, in_file_order, write_tensors
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, OutputError
@@ -63,6 +65,41 @@ class Store:
 
     def write(self, step: int, sources: Sequence[Source], state: Any, *, score: float | None = None) -> Path:
         """The same for a tree that `pack` took apart, with tensors that may still be on their way to the host."""
+        with self.begin(as_step(step)) as making:
+            return self.finish(making, step, sources, state, score=score)
+
+    @contextmanager
+    def begin(self, step: int) -> Iterator[Path]:
+        """A folder for a checkpoint that is being made, which nobody takes for one; what is left of it is removed."""
+        try:
+            if not self.folder.is_dir():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                folders.sync_folder(self.folder.parent)
+            self._clear()
+            with folders.locked_folder(self.folder, _SAVING) as making:
+                yield making
+        except OutputError:
+            raise
+        except OSError as error:
+            raise OutputError(
+                f"cannot save the checkpoint of step {step} in {_shown(self.folder)}: {error.strerror or error}",
+                fix="make room there, or choose a place that you may write to; earlier checkpoints are untouched",
+            ) from error
+
+    def finish(
+        self,
+        making: Path,
+        step: int,
+        sources: Sequence[Source],
+        state: Any,
+        *,
+        score: float | None = None,
+        others: Callable[[], Mapping[str, Sum]] = dict,
+    ) -> Path:
+        """Write what is whole into a folder that was begun, and give it its name.
+
+        `others` waits for the files of all ranks.
+        """
         step, score = as_step(step), as_score(score)
         content = json.dumps(state, allow_nan=False, separators=(",", ":")).encode()
         if len(content) > LARGEST_STATE:
@@ -70,28 +107,42 @@ class Store:
                 f"a checkpoint cannot hold {size(len(content))} of lists and numbers besides tensors",
                 fix=f"put long lists into tensors; {size(LARGEST_STATE)} are possible",
             )
-        try:
-            return self._write(step, sources, content, score)
-        except OSError as error:
-            raise OutputError(
-                f"cannot save the checkpoint of step {step} in {_shown(self.folder)}: {error.strerror or error}",
-                fix="make room there, or choose a place that you may write to; earlier checkpoints are untouched",
-            ) from error
+        number = 1 + max((each.sums.number for each in self._found() if each.sums), default=0)
+        final = self.folder / f"step-{step:09d}"
+        with folders.written(making / TENSORS) as tensors:
+            write_tensors(tensors, sources)
+        with folders.written(making / STATE) as rest:
+            rest.write(content)
+        sums = Sums(step, number, score, {TENSORS: tensors.sum, STATE: rest.sum, **others()})
+        with folders.written(making / SUMS) as last:
+            last.write(sums.to_bytes())
+        folders.sync_folder(making)
+        self._put(making, final)
+        folders.sync_folder(self.folder)
+        self._prune(final)
+        return final
 
-    def load_latest(self) -> Checkpoint | None:
+    def load_latest(self, team: Team | None = None) -> Checkpoint | None:
         """The newest checkpoint that is sound; each newer one that is not is named in a `CheckpointWarning`.
 
-        None means that there is no checkpoint at all. Some, but no sound one, is an error.
+        None means that there is no checkpoint at all. Some, but no sound one, is an error. The ranks of a `team` each
+        read their rows of what is sharded, and one that is not sound for any of them is so for all.
         """
         found = sorted(self._found(), key=operator.attrgetter("order"), reverse=True)
+        if team is not None:  # all ranks look at what the first has found, in one order
+            found = [_look(self.folder / name, step) for name, step in team.gather(_named(found))[0]]
         damaged = [(each, each.problem) for each in found if each.sums is None]
-        for each in found:
-            if each.sums is None:
-                continue
+        for each in found if team is not None else [each for each in found if each.sums is not None]:
+            loaded, problem = None, each.problem or None
             try:
-                loaded = read_checkpoint(each.path, each.sums)
+                if each.sums is not None:
+                    loaded = read_checkpoint(each.path, each.sums, team)
             except DamagedCheckpoint as error:
-                damaged.append((each, error.what))
+                problem = error.what
+            if team is not None:
+                problem = team.first_problem(problem)
+            if problem is not None or loaded is None:
+                damaged += [(each, problem or "")] if each.sums is not None else []
                 continue
             for bad, what in damaged:
                 if bad.sums is not None or bad.step > loaded.step:
@@ -108,31 +159,15 @@ class Store:
         """Read one checkpoint, wherever it is."""
         return load(path)
 
+    def latest(self) -> Path | None:
+        """The folder of the newest checkpoint whose sums are sound."""
+        found = [each for each in self._found() if each.sums]
+        return max(found, key=operator.attrgetter("order")).path if found else None
+
     def best(self) -> Path | None:
         """The folder of the checkpoint with the lowest score, where any has one."""
         best = _best(self._found())
         return best.path if best else None
-
-    def _write(self, step: int, sources: Sequence[Source], state: bytes, score: float | None) -> Path:
-        if not self.folder.is_dir():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            folders.sync_folder(self.folder.parent)
-        self._clear()
-        number = 1 + max((each.sums.number for each in self._found() if each.sums), default=0)
-        final = self.folder / f"step-{step:09d}"
-        with folders.locked_folder(self.folder, _SAVING) as making:
-            with folders.written(making / TENSORS) as tensors:
-                write_tensors(tensors, sources)
-            with folders.written(making / STATE) as rest:
-                rest.write(state)
-            sums = Sums(step, number, score, {TENSORS: tensors.sum, STATE: rest.sum})
-            with folders.written(making / SUMS) as last:
-                last.write(sums.to_bytes())
-            folders.sync_folder(making)
-            self._put(making, final)
-        folders.sync_folder(self.folder)
-        self._prune(final)
-        return final
 
     def _put(self, made: Path, final: Path) -> None:
         """Give a finished checkpoint its name. One that has the name already can be found until that is done."""
@@ -187,6 +222,10 @@ class Store:
                 fix="name a folder that you may read",
             ) from error
         return [_look(entry, int(match[1])) for entry in entries if (match := _NAME.fullmatch(entry.name))]
+
+
+def _named(found: Sequence[_Found]) -> list[tuple[str, int]]:
+    return [(each.path.name, each.step) for each in found]
 
 
 def as_step(step: int) -> int:

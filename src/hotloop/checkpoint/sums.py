@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +11,18 @@ from hotloop.text import printable
 from hotloop.version import __version__
 
 FORMAT = "hotloop-checkpoint"
-VERSION = 1
+VERSION, WITH_SHARDS = 1, 2  # what a hotloop that knows nothing of shards must refuse has another number
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
 SUMS = "sums.json"
-LONGEST = 1 << 16  # bytes; a longer one is not ours
+LONGEST = 1 << 20  # bytes; a longer one is not ours
+MOST_SHARDS = 1 << 12
+SHARD = re.compile(r"rank-(\d{1,4})-of-(\d{1,4})\.safetensors", re.ASCII)
+
+
+def shard_name(rank: int, size: int) -> str:
+    """The file of one rank's shards."""
+    return f"rank-{rank}-of-{size}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -34,11 +42,17 @@ class Sums:
     score: float | None  # lower is better; never nan
     files: dict[str, Sum]
 
+    @property
+    def shards(self) -> list[str]:
+        """The files that ranks have written, by rank."""
+        size = len(self.files) - 2
+        return [shard_name(rank, size) for rank in range(size)]
+
     def to_bytes(self) -> bytes:
         score = str(self.score) if self.score in (math.inf, -math.inf) else self.score  # JSON has no infinity
         about: dict[str, Any] = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": WITH_SHARDS if self.shards else VERSION,
             "hotloop": __version__,
             "step": self.step,
             "number": self.number,
@@ -56,11 +70,11 @@ class Sums:
             raise ValueError(f"{SUMS} is not JSON") from error
         if not isinstance(about, dict) or about.get("format") != FORMAT:
             raise ValueError(f"{SUMS} was not written by hotloop")
-        if about.get("version") != VERSION:
+        if about.get("version") not in (VERSION, WITH_SHARDS):
             written = printable(str(about.get("hotloop"))[:20])
             raise ValueError(
                 f"its format is version {printable(str(about.get('version'))[:20])}, written by hotloop {written}; "
-                f"this hotloop {__version__} reads version {VERSION}"
+                f"this hotloop {__version__} reads versions up to {WITH_SHARDS}"
             )
         if about.pop("sha256", None) != _own(about):
             raise ValueError(f"{SUMS} does not hold what was written")
@@ -72,7 +86,9 @@ class Sums:
     @classmethod
     def _of(cls, about: dict[str, Any]) -> "Sums":
         files = {name: Sum(_count(each["size"]), str(each["sha256"])) for name, each in about["files"].items()}
-        if files.keys() != {TENSORS, STATE}:
+        size = len(files) - 2
+        shards = [shard_name(rank, size) for rank in range(min(size, MOST_SHARDS))]
+        if files.keys() != {TENSORS, STATE, *shards}:
             raise ValueError("it names other files")
         score = None if about["score"] is None else float(about["score"])
         if score is not None and math.isnan(score):

@@ -6,7 +6,7 @@ while they arrive, which takes no second copy and no second reading; any reader 
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,7 +33,7 @@ NAMES = {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
 
 class Sink(Protocol):
@@ -95,16 +95,17 @@ def in_file_order(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, str(item[1].device))))
 
 
-def write_tensors(file: Sink, sources: Sequence[Source]) -> None:
-    """Write the tensors of all sources; they must come in file order."""
-    file.write(_header({name: entry for source in sources for name, entry in source.entries.items()}))
+def write_tensors(file: Sink, sources: Sequence[Source], about: Mapping[str, str] | None = None) -> None:
+    """Write the tensors of all sources, which must come in file order; `about` goes into the header."""
+    file.write(_header({name: entry for source in sources for name, entry in source.entries.items()}, about))
     for source in sources:
         for chunk in source.chunks():
             file.write(chunk)
 
 
-def _header(entries: Mapping[str, TensorEntry]) -> bytes:
-    table, position = {}, 0
+def _header(entries: Mapping[str, TensorEntry], about: Mapping[str, str] | None) -> bytes:
+    table: dict[str, object] = {} if about is None else {"__metadata__": about}
+    position = 0
     for name, entry in entries.items():
         end = position + entry.nbytes
         table[name] = {"dtype": NAMES[entry.dtype], "shape": entry.shape, "data_offsets": (position, end)}
@@ -114,20 +115,39 @@ def _header(entries: Mapping[str, TensorEntry]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def read_tensors(file: Reader, size: int) -> dict[str, Tensor]:
-    """Read a file of `size` bytes, each byte once and into its place; whatever does not fit is a ValueError."""
+def read_tensors(file: Reader, size: int, wanted: Container[str] | None = None) -> dict[str, Tensor]:
+    """Read a file of `size` bytes, each byte once and into its place; whatever does not fit is a ValueError.
+
+    Of tensors that are not `wanted` the bytes are read and dropped.
+    """
     tensors: dict[str, Tensor] = {}
-    for name, entry in _read_header(file, size):
+    for name, entry in read_header(file, size):
+        if wanted is not None and name not in wanted:
+            skip(file, entry.nbytes)
+            continue
         try:
             tensors[name] = torch.empty(entry.shape, dtype=entry.dtype, device="cpu")
         except (RuntimeError, TypeError, OverflowError) as error:
             raise ValueError(f"no memory for a tensor of shape {entry.shape}") from error
-        for chunk in bytes_of(tensors[name]):
-            _fill(file, chunk)
+        fill(file, tensors[name])
     return tensors
 
 
-def _read_header(file: Reader, size: int) -> Iterable[tuple[str, TensorEntry]]:
+def fill(file: Reader, tensor: Tensor) -> None:
+    """Read the bytes of a tensor of the host, which is contiguous, into its memory."""
+    for chunk in bytes_of(tensor):
+        _fill(file, chunk)
+
+
+def skip(file: Reader, count: int) -> None:
+    """Read so many bytes and drop them; they are summed."""
+    scratch = memoryview(bytearray(min(count, CHUNK)))
+    while count:
+        _fill(file, scratch[: min(count, CHUNK)])
+        count -= min(count, CHUNK)
+
+
+def read_header(file: Reader, size: int) -> list[tuple[str, TensorEntry]]:
     """The tensors in the order of their bytes, after it was seen that these fill the file exactly."""
     length = int.from_bytes(_take(file, 8, size), "little")
     if length > min(size - 8, LONGEST_HEADER):
@@ -153,9 +173,9 @@ def _read_header(file: Reader, size: int) -> Iterable[tuple[str, TensorEntry]]:
 def _row(name: str, about: object) -> tuple[int, int, str, TensorEntry]:
     match about:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(start), int(end)]} if (
-            kind in _DTYPES and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+            kind in DTYPES and len(shape) <= MOST_DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
         ):
-            return start, end, name, TensorEntry(_DTYPES[kind], tuple(shape))
+            return start, end, name, TensorEntry(DTYPES[kind], tuple(shape))
     raise ValueError(f"its header describes {name[:80]!r} in a way that cannot be read")
 
 

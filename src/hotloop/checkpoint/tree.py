@@ -7,6 +7,8 @@ import base64
 import math
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import METADATA, metadata_of, set_metadata, storage_id
+from hotloop.checkpoint.shards import ShardEntry
 from hotloop.checkpoint.tensorfile import NAMES
 from hotloop.errors import BadArgument
 from hotloop.text import printable
@@ -37,13 +40,31 @@ def pack(tree: Any) -> tuple[dict[str, Tensor], Any]:
     return packing.tensors, packing.value(tree)
 
 
-def unpack(tensors: dict[str, Tensor], data: Any) -> Any:
+@dataclass(frozen=True)
+class Packed:
+    """A tree that was taken apart on one of several ranks."""
+
+    tensors: dict[str, Tensor]  # those that are whole
+    shards: dict[str, Tensor]  # this rank's rows, where it has some
+    starts: dict[str, int]  # at which row of the whole tensor these begin
+    data: Any
+
+
+def pack_sharded(tree: Any) -> Packed:
+    """The same for a tree with `DTensor`s, whose rows lie over several ranks; nothing is gathered."""
+    packing = _Packing(takes_shards=True)
+    data = packing.value(tree)
+    return Packed(packing.tensors, packing.shards, packing.starts, data)
+
+
+def unpack(tensors: dict[str, Tensor], data: Any, shards: Mapping[str, Tensor] | None = None) -> Any:
     """The tree that `pack` took apart; data of any other kind is a ValueError.
 
-    Tensors are on the CPU and without gradients, each in the memory order that it had.
+    Tensors are on the CPU and without gradients, each in the memory order that it had. `shards` are those that were put
+    together.
     """
     try:
-        return _Unpacking(tensors).value(data)
+        return _Unpacking(tensors, shards or {}).value(data)
     except (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError, struct.error) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
@@ -51,8 +72,12 @@ def unpack(tensors: dict[str, Tensor], data: Any) -> Any:
 class _Packing:
     """One walk through a tree."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, takes_shards: bool = False) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.shards: dict[str, Tensor] = {}
+        self.starts: dict[str, int] = {}
+        self._takes_shards = takes_shards
+        self._names: set[str] = set()
         self._place: list[Any] = []  # keys from the root to where we are
         self._known: dict[Any, str] = {}  # memory → the name it is stored under
 
@@ -132,6 +157,8 @@ class _Packing:
 
     def _tensor(self, tensor: Tensor) -> Any:
         data = tensor.detach()
+        if self._takes_shards and hasattr(data, "device_mesh"):
+            return self._shard(data)
         if type(data) is not Tensor or data.layout != torch.strided or data.is_quantized or data.is_meta:
             kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
             raise self._refusal(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
@@ -147,12 +174,33 @@ class _Packing:
             self._known[memory] = self._store(_raw(plain) if data.dtype not in NAMES else plain)
         return {"$tensor": self._known[memory], **about}
 
+    def _shard(self, tensor: Any) -> Any:
+        """The rows of this rank. All ranks give a tensor the same name: its place, whether they have rows or not."""
+        entry = ShardEntry.of(tensor)
+        if entry is None:
+            raise self._refusal(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
+        rows = tensor.to_local()
+        memory = (storage_id(rows.untyped_storage()), rows.storage_offset(), tensor.shape, tensor.dtype)
+        if len(rows) == 0 or memory not in self._known:
+            self._known[memory] = name = self._name()
+            if len(rows):
+                self.shards[name] = rows
+                self.starts[name] = entry.rows(tensor.device_mesh.get_local_rank())[0]
+        return {"$shard": self._known[memory], **entry.to_json()}
+
     def _store(self, tensor: Tensor) -> str:
         """Keep a tensor under a name that says where it was."""
-        name = place = self._where()[:200]
-        while name in self.tensors or name in ("__metadata__", ""):  # the first is the format's own
-            name = f"{place}#{len(self.tensors)}" if name == place else name + "#"
+        name = self._name()
         self.tensors[name] = tensor
+        return name
+
+    def _name(self) -> str:
+        """One that says where it is; whatever else a rank holds, all ranks find the same."""
+        name = place = self._where()[:200]
+        number = 1
+        while name in self._names or name in ("__metadata__", ""):  # the first is the format's own
+            name, number = f"{place}#{number}", number + 1
+        self._names.add(name)
         return name
 
     def _where(self) -> str:
@@ -170,8 +218,8 @@ class _Packing:
 class _Unpacking:
     """One walk through data from a file, which may be anything."""
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: dict[str, Tensor], shards: Mapping[str, Tensor]) -> None:
+        self._tensors, self._shards = tensors, shards
         self._made: dict[str, Tensor] = {}
         self._arrays: set[str] = set()  # names that were taken, each of them once: every array is a copy
 
@@ -217,6 +265,8 @@ class _Unpacking:
                 return torch.device(_string(held))
             case "$tensor":
                 return self._tensor(held, data)
+            case "$shard":
+                return self._shards[_string(held)]
             case "$array":
                 return self._array(held, data)
             case "$scalar":

@@ -1,6 +1,7 @@
-"""`read_weights`: weights from elsewhere, as safetensors or as PyTorch files, without running anything in them."""
+"""Weights in one file: those from elsewhere, read without running anything in them; those of a checkpoint, written."""
 
 import io
+import os
 import pickle
 import pickletools
 import re
@@ -16,8 +17,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hotloop._torch import REBUILDING
+from hotloop.checkpoint.errors import CheckpointWarning
+from hotloop.checkpoint.folders import written
+from hotloop.checkpoint.reading import read_part, read_sums
+from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
-from hotloop.errors import BadArgument
+from hotloop.checkpoint.tensorfile import NAMES, HostSource, in_file_order, write_tensors
+from hotloop.errors import BadArgument, OutputError
 from hotloop.text import an, printable, shorten, size
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -66,6 +72,53 @@ def read_weights(path: str | Path) -> Weights:
     return _weights_in(path, held)
 
 
+def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = False) -> Path:
+    """Write the model in a checkpoint as one safetensors file, sharded over ranks or not; the checkpoint that it was.
+
+    `checkpoint` is the folder of one, or of a run: then the latest is taken, or the `best`. It is verified; of its
+    other content nothing is kept in memory, and no more than one process is needed.
+
+        export_weights("runs/a", "model.safetensors")
+        model.load_state_dict(read_weights("model.safetensors"))
+    """
+    folder, file = Path(checkpoint), Path(file)
+    if not (folder / SUMS).is_file():
+        store = Store(folder)
+        found = store.best() if best else store.latest()
+        if found is None:
+            what = "no checkpoint with a score" if best else "no checkpoint"
+            raise _refusal(folder, f"holds {what}", "name the folder of a run that was saved, or of a checkpoint")
+        folder = found
+    sums = read_sums(folder)
+    model = read_part(folder, sums, "loop", "model") or read_part(folder, sums, "model")
+    if not isinstance(model, Mapping):
+        raise _refusal(folder, "is no checkpoint of a model", "name one that `fit(save=…)` has written")
+    tensors = {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype in NAMES}
+    if others := [name for name in model if name not in tensors]:
+        words = f"not written, since safetensors files hold no such values: {printable(shorten(others, 6))}"
+        warnings.warn(CheckpointWarning(words), stacklevel=2)
+    _write_safetensors(file, tensors)
+    return folder
+
+
+def _write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a file that is there whole or not at all, without a second copy of the tensors."""
+    temporary = file.with_name(f".{file.name[:40]}-{os.urandom(4).hex()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with written(temporary) as sink:
+                write_tensors(sink, [HostSource(in_file_order(tensors))], {"format": "pt"})
+            temporary.replace(file)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {printable(str(file))}: {error.strerror or error}",
+            fix="choose a place that you may write to, with enough space",
+        ) from error
+
+
 def _kind(path: Path) -> str:
     """The kind of a file by how it begins: safetensors, zip or pickle; anything else is refused."""
     try:
@@ -96,7 +149,9 @@ def _kind(path: Path) -> str:
 
 def _folder_refusal(path: Path) -> BadArgument:
     if (path / SUMS).is_file():
-        return _refusal(path, "is a checkpoint of hotloop", "hotloop.checkpoint.load reads it")
+        return _refusal(
+            path, "is a checkpoint of hotloop", "hotloop.checkpoint.load reads it; `hotloop export` writes its weights"
+        )
     files = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
     if not files:
         kinds = ", ".join(SUFFIXES)

@@ -2,19 +2,24 @@
 
 import threading
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
 from hotloop.checkpoint.errors import CheckpointWarning
+from hotloop.checkpoint.shards import Team, received, write_shard
 from hotloop.checkpoint.snapshot import Snapshots
 from hotloop.checkpoint.store import Store, as_score, as_step
 from hotloop.checkpoint.tensorfile import Source
-from hotloop.checkpoint.tree import pack
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.checkpoint.tree import pack, pack_sharded
+from hotloop.errors import BadArgument, HotloopError, OutputError
 from hotloop.text import printable
+
+_SHARED = "give a folder that all ranks can write to, on a disk that their hosts share"
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,13 @@ class Writer:
                 writer.submit(step, {"model": model.state_dict()})
 
     The thread lives as long as a save takes and no longer. A program that ends waits for the last one.
+
+    The ranks of a `team` all submit the same step. Each writes its rows of tensors that are sharded; the first writes
+    everything else, waits for the others' files and gives the checkpoint its name.
     """
 
-    def __init__(self, store: Store) -> None:
-        self.store = store
+    def __init__(self, store: Store, team: Team | None = None) -> None:
+        self.store, self.team = store, team
         self.skipped = 0  # submitted while another was being written
         self.stall = 0.0  # seconds for which `submit` held its callers up
         self.problems: list[Problem] = []
@@ -46,6 +54,7 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._warned = False
         self._closed = False
+        self._is_over = threading.Event()  # the run has failed: other ranks may never write their part
 
     def submit(self, step: int, tree: Any, score: float | None = None, *, wait: bool = False) -> bool:
         """Copy a tree as it is now and have it written; False where that was skipped or there was no memory for it.
@@ -67,8 +76,13 @@ class Writer:
             return not thread.is_alive()
         return True
 
-    def close(self) -> None:
-        """Wait for the last checkpoint, and let go of the memory that was kept for the next."""
+    def close(self, *, failed: bool = False) -> None:
+        """Wait for the last checkpoint, and let go of the memory that was kept for the next.
+
+        After a run that has `failed`, ranks that write nothing more are not waited for.
+        """
+        if failed:
+            self._is_over.set()
         self.wait()
         self._snapshots.clear()
         self._closed = True
@@ -87,6 +101,8 @@ class Writer:
     def _submit(self, step: int, tree: Any, score: float | None, *, wait: bool) -> bool:
         if self._closed:
             raise BadArgument("this writer of checkpoints is closed", fix="make another one for the same store")
+        if self.team is not None:
+            return self._submit_together(self.team, step, tree, score, wait=wait)
         if self.busy and not wait:
             self.skipped += 1
             return False
@@ -97,24 +113,81 @@ class Writer:
         except (RuntimeError, MemoryError) as error:
             self._fail(step, "no memory for a copy", error)
             return False
-        self._start(step, sources, state, score)
+        self._start(step, partial(self.store.write, step, sources, state, score=score))
         return True
 
-    def _start(self, *saving: Any) -> None:
+    def _submit_together(self, team: Team, step: int, tree: Any, score: float | None, *, wait: bool) -> bool:
+        """The same on all ranks of a team: either all of them write, or none does."""
+        with ExitStack() as stack:
+            making: Path | None = None
+            problem: Exception | None = None
+            if team.is_first and self.busy and not wait:
+                self.skipped += 1
+            elif team.is_first:
+                self.wait()
+                try:
+                    making = stack.enter_context(self.store.begin(step))
+                except HotloopError as error:
+                    problem = error
+            name = team.gather(None if making is None else making.name)[0]
+            if name is None:
+                if problem is not None:
+                    self._fail(step, "", problem)
+                return False
+            folder = self.store.folder / name
+            try:
+                self.wait()
+                if not folder.is_dir():
+                    raise OutputError(f"{printable(str(self.store.folder))} is not the folder of rank 0", fix=_SHARED)
+                packed = pack_sharded(tree)
+                whole = self._snapshots.take(packed.tensors) if team.is_first else []
+                shards = self._snapshots.take(packed.shards)
+            except (RuntimeError, MemoryError, HotloopError, OSError) as error:
+                problem = error
+            what = team.first_problem(None if problem is None else _words(problem))
+            if isinstance(problem, BadArgument):
+                raise problem
+            if what is not None:
+                self._fail(step, "", OutputError(f"cannot save the checkpoint of step {step}: {what}"))
+                return False
+            write = partial(write_shard, folder, team, shards, packed.starts)
+            if team.is_first:
+                write = partial(self._write_together, stack.pop_all(), folder, write, step, whole, packed.data, score)
+            self._start(step, write)
+            return True
+
+    def _write_together(
+        self,
+        begun: ExitStack,
+        making: Path,
+        write: Callable[[], None],
+        step: int,
+        whole: Sequence[Source],
+        state: Any,
+        score: float | None,
+    ) -> None:
+        """On the first rank: write its own part, wait for those of the others, and put all of it in its place."""
+        assert self.team is not None
+        others = partial(received, making, self.team, self._is_over.is_set)
+        with begun:
+            write()
+            self.store.finish(making, step, whole, state, score=score, others=others)
+
+    def _start(self, step: int, write: Callable[[], object]) -> None:
         """Write in a thread, or here and now where none can be had or the interpreter would no longer wait for it."""
-        thread = threading.Thread(target=self._write, args=saving, name="hotloop-checkpoint", daemon=False)
+        thread = threading.Thread(target=self._write, args=(step, write), name="hotloop-checkpoint", daemon=False)
         try:
             if not threading.main_thread().is_alive():
                 raise RuntimeError("the interpreter is ending")
             thread.start()
         except RuntimeError:
-            self._write(*saving)
+            self._write(step, write)
         else:
             self._thread = thread
 
-    def _write(self, step: int, sources: Sequence[Source], state: Any, score: float | None) -> None:
+    def _write(self, step: int, write: Callable[[], object]) -> None:
         try:
-            self.store.write(step, sources, state, score=score)
+            write()
         except Exception as error:  # noqa: BLE001  # whatever it is, it is not the training's fault
             self._fail(step, f"cannot save the checkpoint of step {step}", error)
         else:
@@ -128,7 +201,7 @@ class Writer:
         else:
             what, fix = f"{doing}: {type(error).__name__}: {printable(str(error)[:300])}", None
         self.problems.append(Problem(step, what))
-        if self._warned:
+        if self._warned or (self.team is not None and not self.team.is_first):
             return
         self._warned = True
         stands = "none was saved before" if self.written is None else f"the one of step {self.written} stands"
@@ -138,3 +211,7 @@ class Writer:
                 CheckpointWarning(f"{what}; training goes on, the next save tries again, and {stands}{advice}"),
                 stacklevel=2,
             )
+
+
+def _words(error: Exception) -> str:
+    return error.what if isinstance(error, HotloopError) else f"{type(error).__name__}: {str(error)[:300]}"

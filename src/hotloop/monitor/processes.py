@@ -34,6 +34,7 @@ class Person:
     started: float
     ours: bool
     cpu: float | None = None  # percent of a core since the reading before
+    rank: tuple[int, int] | None = None  # and how many ranks there are
 
 
 class People:
@@ -105,6 +106,7 @@ class People:
             user=decoded(_or_none(process.username)),
             started=started,
             ours=os.getpid() in (pid, *(parent.pid for parent in parents or ())),
+            rank=_or_none(lambda: _rank(process)),
         )
 
     def _has_driver_open(self, pid: int) -> bool:
@@ -136,6 +138,15 @@ def _which_is_mine(holders: tuple[GpuProcess, ...], foreign: set[int], least: in
     return fitting[0] if least and len(fitting) == 1 else None
 
 
+def _rank(process: psutil.Process) -> tuple[int, int] | None:
+    """Which rank a process of this user was started as, and of how many; of its other variables nothing is kept."""
+    if not hasattr(os, "getuid") or process.uids().real != os.getuid():
+        return None
+    variables = process.environ()
+    rank, size = (int(variables[name][:9]) for name in ("RANK", "WORLD_SIZE"))
+    return (rank, size) if 0 <= rank < size and size > 1 else None
+
+
 def _joined(command: list[str]) -> str:
     """The command line, cut before it is quoted: the kernel allows megabytes."""
     return shlex.join(argument[:LONGEST] for argument in command[:256])
@@ -154,6 +165,8 @@ def _process(holder: GpuProcess, person: Person | None) -> Process:
         ours=person.ours,
         cpu=person.cpu,
         started=person.started,
+        rank=None if person.rank is None else person.rank[0],
+        ranks=None if person.rank is None else person.rank[1],
     )
 
 

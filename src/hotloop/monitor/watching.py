@@ -14,7 +14,7 @@ from hotloop.monitor.history import History
 from hotloop.monitor.load import LoadTally
 from hotloop.monitor.logs import Log, open_log, scalars
 from hotloop.monitor.reading import Reading
-from hotloop.records import Load, Timing
+from hotloop.records import Load
 
 EVERY = 0.5  # seconds between two samples
 LAST_READING = 2.0  # seconds that the end waits for the last reading; a driver that hangs is left behind
@@ -171,17 +171,3 @@ def _sampler(read: Callable[[], Reading] | None) -> Iterator[Callable[[], Readin
 
     with Sampler() as sampler:
         yield sampler.read
-
-
-def sampling_cost(read: Callable[[], Reading] | None = None, *, repeats: int = 50) -> Timing:
-    """Seconds that one sample takes, reading and adding up together; over `every`, the most that watching can cost.
-
-    >>> from hotloop.monitor.reading import Host
-    >>> 0 < sampling_cost(lambda: Reading(time.time(), Host(cpu=3.0)), repeats=3).median < EVERY
-    True
-    """
-    from hotloop.clock import measure  # noqa: PLC0415  # it imports torch, which watching does not need
-
-    watching = Watching(read)
-    with _sampler(read) as reads:
-        return measure(lambda: watching._sample(reads), repeats=repeats)

@@ -14,10 +14,12 @@ from hotloop.scaling.model import PARALLEL as PARALLEL
 from hotloop.scaling.model import GradientReady as GradientReady
 from hotloop.scaling.model import RankStep as RankStep
 from hotloop.scaling.model import ScaledStep as ScaledStep
+from hotloop.scaling.model import buckets as buckets
 from hotloop.scaling.model import scaled as scaled
 from hotloop.scaling.network import Cluster as Cluster
 from hotloop.scaling.network import CollectiveFit as CollectiveFit
 from hotloop.scaling.network import Interconnect as Interconnect
+from hotloop.scaling.network import MeasuredCluster as MeasuredCluster
 from hotloop.scaling.network import fitted as fitted
 from hotloop.scaling.record import DDP as DDP
 from hotloop.scaling.record import LOOP as LOOP

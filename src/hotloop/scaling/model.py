@@ -30,6 +30,7 @@ class RankStep(Record):
     update: float
     gradients: tuple[GradientReady, ...]
     units: float = 1.0  # samples, tokens, … that a rank trains on in a step
+    copies: float = 0.0  # that DDP adds: all gradients into buckets and back
 
     @property
     def seconds(self) -> float:
@@ -62,14 +63,9 @@ class ScaledStep(Record):
     gpus: int
     seconds: float
     communication: float  # of all collectives, one after another
-    exposed: float  # of it, what nothing hides
+    exposed: float  # of it, what nothing hides; and DDP's copies
     throughput: float  # units per second of all GPUs
     efficiency: float  # of the throughput of one GPU times their number, 0 to 1
-
-    @property
-    def exposed_share(self) -> float:
-        """The share of the step in which ranks only communicate."""
-        return self.exposed / self.seconds if self.seconds else 0.0
 
 
 def scaled(step: RankStep, cluster: Cluster, gpus: int, parallel: str = "ddp", *, overlap: float = 1.0) -> ScaledStep:
@@ -86,6 +82,7 @@ def scaled(step: RankStep, cluster: Cluster, gpus: int, parallel: str = "ddp", *
     alone = step.seconds
     exposed = min(max(end - step.forward - step.backward, 0.0), communication)
     exposed += (1 - overlap) * (communication - exposed)
+    exposed += step.copies if parallel == "ddp" and gpus > 1 else 0.0
     seconds = alone + exposed
     efficiency = alone / seconds if seconds else 1.0
     return ScaledStep(

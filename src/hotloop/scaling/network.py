@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
@@ -90,6 +91,19 @@ class CollectiveFit(Record):
     rate: float  # bytes per second of the buffer that is reduced
     error: float  # the mean of |measured - line| / measured
 
+    def at(self, size: float) -> float:
+        """Seconds of an all-reduce of so many bytes: between two sizes that were measured, else by the line.
+
+        >>> line = fitted(2, [1_000, 3_000, 1_000_000], [0.002, 0.004, 0.005])
+        >>> round(line.at(2_000), 4)
+        0.003
+        """
+        known = sorted(zip(self.sizes, self.seconds, strict=True))
+        for (small, short), (large, long) in pairwise(known):
+            if small <= size <= large:
+                return short + (long - short) * (size - small) / (large - small)
+        return self.latency + size / self.rate
+
     @property
     def link(self) -> Interconnect:
         """The link of which a ring of as many ranks would show this line."""
@@ -101,6 +115,22 @@ class CollectiveFit(Record):
             latency=self.latency / hops,
             source=f"all-reduces of {len(self.sizes)} sizes among {self.gpus} ranks on this machine",
         )
+
+
+@dataclass(frozen=True)
+class MeasuredCluster(Cluster):
+    """The ranks whose all-reduces were measured, as they were; of any other number what the line says."""
+
+    measured: CollectiveFit | None = None
+
+    @classmethod
+    def of(cls, fit: CollectiveFit) -> "MeasuredCluster":
+        return cls(fit.link, None, fit.gpus, fit)
+
+    def all_reduce(self, gpus: int, size: float) -> float:
+        if self.measured is None or gpus != self.measured.gpus:
+            return super().all_reduce(gpus, size)
+        return self.measured.at(size)
 
 
 def fitted(gpus: int, sizes: Sequence[int], seconds: Sequence[float]) -> CollectiveFit:

@@ -30,6 +30,9 @@ class MeasuredRanks(Record):
     unsynced: Repeats | None = None  # seconds of a step under `no_sync`
     communication: Repeats | None = None  # seconds of a step, less those under `no_sync`
     predicted: ScaledStep | None = None  # from the step of one rank and the measured all-reduces
+    # Of it, seconds that ranks wait for the slowest one in each step: what steps under `no_sync` would take longer if
+    # all waited for the last after each. None on a GPU, whose host does not know when a step ends.
+    waiting: Repeats | None = None
 
     @property
     def share(self) -> float | None:

@@ -1,8 +1,10 @@
 """An objective across several ranks, through DDP or FSDP, and what the batches of ranks weigh beside one another."""
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from hotloop._torch import foreach_div_, ignored_by_ddp
+from hotloop.clock import Clock
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError
 from hotloop.objective import Losses, Objective
 from hotloop.ranks import Ranks
@@ -21,6 +24,38 @@ from hotloop.step.window import Window
 from hotloop.text import shorten
 
 SEEN = 3  # updates, in which it shows which parameters get gradients; then DDP is built
+TIMED, KEPT = 4, 64  # one update in so many is timed, and so many of them are kept
+
+
+class UpdateTimes:
+    """What updates take a rank of its own, and how long it then waits for others: marks on the device, read at last."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._updates = 0
+        self._clock: Clock | None = None  # since the update before, of one that is timed
+        self._sent: Any = None
+        self._laps: deque[tuple[Clock, Any, Any]] = deque(maxlen=KEPT)
+
+    def sent(self) -> None:
+        """All gradients of this rank are on their way."""
+        if self._clock is not None:
+            self._sent = self._clock.lap()
+
+    def synchronized(self) -> None:
+        """Those of all ranks are there."""
+        if self._clock is not None and self._sent is not None:
+            self._laps.append((self._clock, self._sent, self._clock.lap()))
+        self._updates += 1
+        self._clock = Clock(self._device) if self._updates % TIMED == 0 else None
+        self._sent = None
+
+    def medians(self) -> tuple[float, float] | None:
+        """Seconds of its own and of waiting; None where nothing was timed."""
+        if not self._laps:
+            return None
+        times = [(clock.seconds(sent), clock.seconds(end)) for clock, sent, end in self._laps]
+        return median(own for own, _ in times), median(end - own for own, end in times)
 
 
 class AcrossRanks(ABC):
@@ -47,6 +82,7 @@ class AcrossRanks(ABC):
         self._unit: float | None = None  # in which all ranks count weights
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
         self._is_lost = False  # whether a pass failed that cannot be repeated
+        self.pace: UpdateTimes | None = None  # where it can be told how long a rank waits for others
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         if self._is_lost:
@@ -164,6 +200,7 @@ class Replicas(AcrossRanks):
         self._unused: set[int] = set()  # parameters that had no gradient in the first steps
         self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
         self._is_same = False  # whether all ranks have the weights of rank 0
+        self.pace: UpdateTimes = UpdateTimes(ranks.device)
 
     def _forward(self, batch: Any) -> Any:
         self._was_sent = False
@@ -197,6 +234,8 @@ class Replicas(AcrossRanks):
 
     def _send(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         self._was_sent = True
+        if bucket.is_last():
+            self.pace.sent()
         return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
 
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -233,6 +272,7 @@ class Replicas(AcrossRanks):
         self._is_synchronized = False
         self._updates += 1
         super().finish(window)
+        self.pace.synchronized()
 
     def _synchronize(self) -> None:
         """Average gradients that no backward pass has sent."""

@@ -1,6 +1,8 @@
 """FSDP2: parameters, gradients and optimizer states sharded over the ranks, and whole again for a checkpoint."""
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,10 +11,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
+from hotloop.checkpoint import Team
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.plan import Plan
-from hotloop.ranks import Ranks
+from hotloop.ranks import Ranks, timeout
 from hotloop.text import shorten
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
@@ -78,7 +81,7 @@ def is_sharded(model: nn.Module) -> bool:
 def whole(tree: Any) -> Any:
     """A state_dict whose shards are gathered, on the host; all ranks call it in the same order."""
     if isinstance(tree, Tensor):
-        return tree.full_tensor().cpu() if hasattr(tree, "full_tensor") else tree
+        return _gathered(tree) if hasattr(tree, "full_tensor") else tree
     if isinstance(tree, Mapping):
         gathered = {key: whole(value) for key, value in tree.items()}
         return gathered if any(gathered[key] is not tree[key] for key in tree) else tree
@@ -87,8 +90,39 @@ def whole(tree: Any) -> Any:
     return tree
 
 
+def _gathered(shard: Any) -> Tensor:
+    """The whole tensor of a shard, on the host."""
+    if dist.get_backend(shard.device_mesh.get_group()) == "gloo":
+        shard = shard.cpu()  # from a GPU that ranks share; PyTorch 2.11 crashes where gloo gathers shards on a GPU
+    whole: Tensor = shard.full_tensor()
+    return whole.cpu()
+
+
+def team_of(model: nn.Module, ranks: Ranks | None) -> Team | None:
+    """The ranks that hold a model's shards, as those who write and read its checkpoints; None for a whole model."""
+    shard: Any = next((parameter for parameter in model.parameters() if hasattr(parameter, "full_tensor")), None)
+    if ranks is None or shard is None:
+        return None
+    return Team(ranks.rank, ranks.size, ranks.gather, partial(_joined, shard.device_mesh), timeout().total_seconds())
+
+
+def _joined(mesh: Any, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """The tensor of which this rank has these rows."""
+    from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415  # loaded where there are shards
+
+    strides = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+    return DTensor.from_local(
+        rows.to(mesh.device_type), mesh, (Shard(0),), run_check=False, shape=torch.Size(shape), stride=strides
+    )
+
+
 def sharded_as(value: Any, like: Any) -> Any:
-    """A whole tensor as this rank's shard of it, where `like` is one of the same shape; else what was given."""
+    """A whole tensor as this rank's shard of it, where `like` is one of the same shape; else what was given.
+
+    One that came in shards is gathered where `like` is whole.
+    """
+    if hasattr(value, "full_tensor"):
+        return value if hasattr(like, "full_tensor") else _gathered(value).to(value.device)
     if not isinstance(value, Tensor) or not hasattr(like, "full_tensor") or value.shape != like.shape:
         return value
     from torch.distributed.tensor import distribute_tensor  # noqa: PLC0415  # loaded where there are shards

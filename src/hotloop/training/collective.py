@@ -20,16 +20,22 @@ from hotloop.data.streams import Stream
 from hotloop.heartbeat import Heartbeat, Progress, RankLost
 from hotloop.plan import Plan
 from hotloop.ranks import Agreement, Ranks
+from hotloop.records import RankPace
+from hotloop.step.data_parallel import SpreadModel, ddp_instead
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.training import TrainingStep
 from hotloop.text import plural, shorten
 from hotloop.version import __version__
 from hotloop.weighing import norms_in
 
 
 class Collective:
-    """The ranks of a run, or None of them where a process is alone."""
+    """The ranks of a run, or None of them where a process is alone; `spread` over the GPUs of that process, perhaps."""
 
-    def __init__(self, ranks: Ranks | None) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: Ranks | None, spread: SpreadModel | None = None) -> None:
+        self.ranks, self.spread = ranks, spread
+        self.wrapper = None if spread is None else spread.wrapper
+        self._batch: Any = None  # the last one of an epoch, where a step of DDP is to be measured with it
         self.size = 1 if ranks is None else ranks.size
         self.is_first = ranks is None or ranks.is_first
         self._dealt: dict[tuple[int, bool], tuple[Any, Any]] = {}  # loaders, and what this rank reads of them
@@ -177,10 +183,10 @@ class Collective:
         return {"size": self.size, "batch": batch, "random": self.ranks.gather([plain, data])}
 
     def words(self, model: nn.Module, plan: Plan, loader: Any) -> str | None:
-        """How the ranks train together, in a line; None where a process is alone."""
-        if self.ranks is None:
-            return None
+        """How ranks, or the GPUs of a process, train together, in a line; None where there is one alone."""
         batch = self.global_batch(loader)
+        if self.ranks is None:
+            return None if self.spread is None else self.spread.words(batch)
         kind = "FSDP" if plan.parallel == "fsdp" else "DDP"
         items = "" if batch is None else f": {batch // self.size} items each, {batch} in a step"
         line = f"{self.size} ranks ({kind}){items}; the learning rate stays as it was given"
@@ -189,6 +195,28 @@ class Collective:
             line += f"; batch normalisation ({shorten(names, 2)}) sees the items of its rank alone"
             line += ": Plan(sync_batchnorm=True) lets it see all" if self.ranks.device.type == "cuda" else ""
         return line
+
+    def by_rank(self, step: TrainingStep) -> tuple[RankPace, ...]:
+        """What updates took each rank, which all of them tell at the end of a run."""
+        if self.ranks is None:
+            return ()
+        paces = [eager.across.pace for eager in step.eagers if eager.across is not None and eager.across.pace]
+        times = [each for pace in paces if (each := pace.medians()) is not None]
+        own, waited = (sum(each[n] for each in times) if times else None for n in range(2))
+        mine = RankPace(self.ranks.rank, self.ranks.host, str(self.ranks.device), own, waited)
+        return tuple(RankPace.from_json(each) for each in self.ranks.gather(mine.to_json()))
+
+    def keep(self, batch: Any) -> None:
+        """The last batch of an epoch."""
+        if self.spread is not None and self.spread.is_active and batch is not None:
+            self._batch = batch
+
+    def instead(self, step: TrainingStep, memory: OutOfMemory, seconds: float) -> str | None:
+        """Of a process with several GPUs, after its last epoch: what DDP would give; `seconds` is that of a step."""
+        if self.spread is None or self._batch is None:
+            return None if self.spread is None else self.spread.words()
+        batch, self._batch = self._batch, None
+        return str(ddp_instead(step, memory, batch, self.spread.gpus, seconds))
 
     def global_batch(self, loader: Any) -> int | None:
         """Items of a step on all ranks together, where the loader tells."""

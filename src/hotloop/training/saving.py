@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from hotloop.checkpoint import Checkpoint, CheckpointWarning, Store, Writer
+from hotloop.checkpoint import Checkpoint, CheckpointWarning, Store, Team, Writer
 from hotloop.checkpoint.folders import FolderLock, InUse
-from hotloop.checkpoint.tree import pack
+from hotloop.checkpoint.tree import pack, pack_sharded
 from hotloop.errors import BadArgument, OutputError
 from hotloop.text import printable
 
@@ -67,10 +67,18 @@ def interval_in(words: str | float) -> Interval:
 class Saver:
     """Saves a run into a folder, every so often: after a time such as "5min", or after so many "steps"."""
 
-    def __init__(self, folder: str | Path, every: str | float = "5min", *, keep: int = 3, resume: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        every: str | float = "5min",
+        *,
+        keep: int = 3,
+        resume: bool = False,
+        team: Team | None = None,
+    ) -> None:
         self.every = interval_in(every)
         self.folder = Path(folder)
-        self.writer = Writer(Store(folder, keep=keep))
+        self.writer = Writer(Store(folder, keep=keep), team)
         must_take_files(self.folder)
         self._lock = _locked(self.folder)
         try:
@@ -85,7 +93,7 @@ class Saver:
 
     def _look(self, *, resume: bool) -> Checkpoint | None:
         """The checkpoint to go on from, if there is one."""
-        found = self.writer.store.load_latest()
+        found = self.writer.store.load_latest(self.writer.team)
         if found is not None and not resume:
             raise BadArgument(
                 f"{self.folder} holds the checkpoints of an earlier run, the last of step {found.step}",
@@ -127,7 +135,7 @@ class Saver:
 
     def check(self, tree: dict[str, Any]) -> None:
         """Refuse what a checkpoint cannot hold, before the time to train it was spent."""
-        pack(tree)
+        pack(tree) if self.writer.team is None else pack_sharded(tree)
 
     def settle(self) -> None:
         """Wait until what is being written is there."""
@@ -136,13 +144,16 @@ class Saver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.close(failed=kind is not None)
 
-    def close(self) -> None:
-        """The same, and nothing is written any more: another run may save into the folder."""
+    def close(self, *, failed: bool = False) -> None:
+        """The same, and nothing is written any more: another run may save into the folder.
+
+        After a run that has `failed`, other ranks that write nothing more are not waited for.
+        """
         try:
-            self.writer.close()
+            self.writer.close(failed=failed)
         finally:
             self._lock.release()
 
@@ -154,11 +165,22 @@ class Saver:
 
 
 class OtherRankSaver(Saver):
-    """That of a rank which saves nothing: it reads what the first has saved, and gives its part of what that saves."""
+    """That of another rank than the first: it reads what that has saved, and gives its part of what that saves.
 
-    def __init__(self, folder: str | Path, every: str | float = "5min", *, keep: int = 3, resume: bool = False) -> None:
+    In a team, whose tensors are sharded, it writes its own rows.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        every: str | float = "5min",
+        *,
+        keep: int = 3,
+        resume: bool = False,
+        team: Team | None = None,
+    ) -> None:
         self.every, self.folder = interval_in(every), Path(folder)
-        self.writer = Writer(Store(folder, keep=keep))
+        self.writer = Writer(Store(folder, keep=keep), team)
         self.found = self._look(resume=resume)
         self.stall = 0.0
         self._saved = None if self.found is None else self.found.step
@@ -174,13 +196,21 @@ class OtherRankSaver(Saver):
         self, step: int, tree: Callable[[], dict[str, Any]], score: float | None = None, *, wait: bool = False
     ) -> bool:
         began = time.perf_counter()
-        tree()
-        self._saved = step
+        part, taken = tree(), True
+        if self.writer.team is not None:
+            try:
+                taken = self.writer.submit(step, part, score, wait=wait)
+            except BadArgument:  # of which the first rank tells
+                taken = False
+            if wait:
+                self.writer.wait()
+        if taken:
+            self._saved = step
         self.stall += time.perf_counter() - began
-        return True
+        return taken
 
-    def close(self) -> None:
-        self.writer.close()
+    def close(self, *, failed: bool = False) -> None:
+        self.writer.close(failed=failed)
 
 
 def _locked(folder: Path) -> FolderLock:

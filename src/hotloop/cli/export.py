@@ -1,0 +1,40 @@
+"""`hotloop export`: the weights of a checkpoint as one safetensors file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hotloop.cli.options import Json
+from hotloop.cli.output import console, must_be_writable, print_json, say
+from hotloop.text import size
+
+
+def export(
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder that `fit(save=…)` has filled, or one checkpoint in it.")
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The weights, a safetensors file.")] = Path(
+        "model.safetensors"
+    ),
+    best: Annotated[bool, typer.Option("--best", help="Of a run, the best checkpoint instead of the latest.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the model of a checkpoint as one file.
+
+    One process is enough, however many ranks have written it. The file has the names of
+    [bold]model.state_dict()[/bold], and every program that reads safetensors can read it.
+
+    [bold]Examples[/bold]
+      hotloop export runs/a               [dim]the latest, as model.safetensors[/dim]
+      hotloop export runs/a --best -o best.safetensors
+      hotloop export runs/a/step-000012000
+    """
+    from hotloop.checkpoint import export_weights
+
+    must_be_writable(out, suffix=".safetensors")
+    found = export_weights(checkpoint, out, best=best)
+    if as_json:
+        print_json({"out": str(out), "checkpoint": str(found), "bytes": out.stat().st_size})
+    else:
+        say(console(), f"{out}: {size(out.stat().st_size)}, from {found}")

@@ -1,0 +1,155 @@
+"""`nn.DataParallel`, asked for or found around a model: the GPUs of one process, and what DDP would give instead."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from hotloop.clock import synchronize
+from hotloop.errors import BadArgument
+from hotloop.memory.micro_batches import rows_of
+from hotloop.plan import Plan
+from hotloop.ranks import Ranks, world_size
+from hotloop.scaling import interconnect
+from hotloop.scaling.network import Cluster
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.training import TrainingStep
+from hotloop.text import duration, plural, size
+
+LAUNCH = "`hotloop launch --gpus {gpus} script.py`"
+REPEATS = 3  # passes that are timed, after one that is not
+LINK = "pcie4"  # assumed between GPUs: the slowest that is common
+# Settings that change how the one model computes, of which copies on other GPUs know nothing.
+_OTHERS = ("graph", "compile", "flipped", "checkpointing", "recompute", "memory_budget")
+
+
+@dataclass(frozen=True)
+class SpreadModel:
+    """A model whose passes are spread over the GPUs of one process."""
+
+    wrapper: nn.DataParallel[Any] | None  # which is called in the model's place; None: the model itself
+    gpus: int  # 0 or 1: it passes through
+
+    @property
+    def is_active(self) -> bool:
+        return self.gpus > 1
+
+    def words(self, batch: int | None = None) -> str:
+        """How it trains, in a line."""
+        if not self.is_active:
+            there = "only one is there" if torch.cuda.is_available() else "none is there"
+            return f"DataParallel passes through: it spreads batches over several GPUs, and {there}; {_advice()}"
+        items = "" if batch is None else f": {batch} items in a step, {-(-batch // self.gpus)} on each"
+        return f"DataParallel over {self.gpus} GPUs{items}; the plan stays as it was given; {_advice(self.gpus)}"
+
+
+def _advice(gpus: int | str = "N") -> str:
+    return f"{LAUNCH.format(gpus=gpus)} trains with DDP, which is faster"
+
+
+def unwrapped(model: Any) -> tuple[Any, "nn.DataParallel[Any] | None"]:
+    """The model inside a `DataParallel`, whose `state_dict` has no `module.` before its names, and the wrapper."""
+    return (model.module, model) if isinstance(model, nn.DataParallel) else (model, None)
+
+
+def device_of(found: "nn.DataParallel[Any] | None") -> str | None:
+    """Where a `DataParallel` keeps its model; None where that is left to others, such as several ranks."""
+    return None if found is None or not found.device_ids or world_size() > 1 else f"cuda:{found.device_ids[0]}"
+
+
+def through(found: "nn.DataParallel[Any] | None", device: torch.device, objective: Any) -> Any:
+    """An objective, or several by name, that are called with the `DataParallel` they were written for."""
+    if found is None or (found.device_ids and device.type != "cuda") or world_size() > 1:
+        return objective
+    if isinstance(objective, Mapping):
+        return {name: through(found, device, each) for name, each in objective.items()}
+    return objective if objective is None or isinstance(objective, nn.Module) else Through(found, objective)
+
+
+@dataclass(frozen=True)
+class Through:
+    """An objective that was written for a `DataParallel`, and may ask for its `module`."""
+
+    wrapper: nn.DataParallel[Any]
+    objective: Callable[[Any, Any], Any]
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        return self.objective(self.wrapper, batch)
+
+
+def spread_over_gpus(
+    model: nn.Module, found: "nn.DataParallel[Any] | None", device: torch.device, ranks: Ranks | None, plan: Plan
+) -> SpreadModel | None:
+    """How a model is spread over the GPUs of this process: as it was found, or as the plan asks; None: not at all."""
+    asked = plan.parallel == "data_parallel"
+    if ranks is not None:
+        if asked:
+            raise BadArgument(
+                f"parallel='data_parallel' on {ranks.size} ranks, each of which has a GPU of its own",
+                fix="leave it out: DDP is used there",
+            )
+        return None  # DDP takes its place
+    if found is None and not asked:
+        return None
+    if found is None and device.type == "cuda" and torch.cuda.device_count() > 1:
+        found = nn.DataParallel(model)
+    elif found is not None and found.device_ids and device.type != "cuda":
+        found = None  # it would look for the model on a GPU
+    spread = SpreadModel(found, 0 if found is None else len(found.device_ids))
+    if spread.is_active:
+        default = Plan(plan.device)
+        if others := [name for name in _OTHERS if getattr(plan, name) != getattr(default, name)]:
+            raise BadArgument(
+                f"DataParallel over {spread.gpus} GPUs with {', '.join(others)} in the plan",
+                fix=f"leave that out, or use DDP: {LAUNCH.format(gpus=spread.gpus)}",
+            )
+    return spread
+
+
+@dataclass(frozen=True)
+class DdpInstead:
+    """A step of DDP on as many GPUs: its pass as it was measured on one of them, its exchange as it is modelled."""
+
+    seconds: float  # of the pass over a GPU's share of the batch
+    exchange: float  # seconds of the all-reduce of all gradients, none of it hidden
+    gradient_bytes: int
+    gpus: int
+    now: float  # seconds of a step of DataParallel
+
+    def __str__(self) -> str:
+        return (
+            f"DataParallel over {self.gpus} GPUs took {duration(self.now)} for a step; DDP would take"
+            f" {duration(self.seconds)} to {duration(self.seconds + self.exchange)}: a pass over its share of the batch"
+            f" took {duration(self.seconds)} on one GPU (measured), and the exchange of {size(self.gradient_bytes)} of"
+            f" gradients, which the pass can hide, takes {duration(self.exchange)} over PCIe 4 (modelled);"
+            f" start it with {LAUNCH.format(gpus=self.gpus)}"
+        )
+
+
+def ddp_instead(step: TrainingStep, memory: OutOfMemory, batch: Any, gpus: int, now: float) -> DdpInstead:
+    """Measure the pass of one of so many GPUs over its share of a batch; nothing that it changes stays."""
+    items = step.weighing.items_in(batch)
+    part = rows_of(batch, items, slice(0, -(-items // gpus)))
+    taken = []
+    for _ in range(1 + REPEATS):
+        synchronize(step.device)
+        start = time.perf_counter()
+        step.gradients_of(part, memory)
+        synchronize(step.device)
+        taken.append(time.perf_counter() - start)
+    every = {p for each in step.objectives for p in each.parameters if p.requires_grad}
+    held = sum(p.numel() * p.element_size() for p in every)
+    exchange = Cluster(interconnect(LINK)).all_reduce(gpus, held)
+    return DdpInstead(min(taken[1:]), exchange, held, gpus, now)
+
+
+def refuse_own_loss(spread: SpreadModel | None, *, has_loss: bool) -> None:
+    """A model that computes its own loss gives one for each GPU."""
+    if spread is not None and spread.is_active and not has_loss:
+        raise BadArgument(
+            f"DataParallel gives a loss for each of {plural(spread.gpus, 'GPU')} where the model computes its own",
+            fix=f"give loss= or an objective that takes their mean; or use DDP: {LAUNCH.format(gpus=spread.gpus)}",
+        )

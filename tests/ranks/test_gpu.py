@@ -1,0 +1,35 @@
+"""Ranks with GPUs: two processes that share one over gloo, and one process with NCCL, train as a process alone does."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import Launcher
+from .scenes import SCENES
+
+HERE = Path(__file__).parent
+CLOSE = 1e-5  # of weights after up to 36 updates in fp32; a GPU's sums of products come in an order of its own
+APART = ("tuned",)  # its plan rounds to bf16
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scenes")
+
+
+@pytest.mark.parametrize("name", [name for name in SCENES if name not in APART])
+def test_two_ranks_that_share_a_gpu_train_as_one_process_does(name: str, launch: Launcher, folder: Path) -> None:
+    shared = {"SCENE_DEVICE": "cuda:0", "HOTLOOP_DEVICE": ""}
+    for ranks in (1, 2):
+        for rank in launch(HERE / "scenes.py", str(folder), name, ranks=ranks, each=lambda _: shared).wait():
+            assert rank.code == 0, rank.err
+    alone = torch.load(folder / f"{name} 1 0.pt", weights_only=True)
+    both = [torch.load(folder / f"{name} 2 {rank}.pt", weights_only=True) for rank in range(2)]
+    assert all(torch.equal(both[0][key], both[1][key]) for key in alone), "replicas are the same to the bit"
+    assert max(float((both[0][key] - alone[key]).abs().max()) for key in alone) < CLOSE
+    one, two = (json.loads((folder / f"{name} {ranks} 0.json").read_text()) for ranks in (1, 2))
+    assert [epoch["items"] for epoch in two["epochs"]] == [epoch["items"] for epoch in one["epochs"]]
