@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from hotloop.step.survive import survive_oom as survive_oom
     from hotloop.training import Loop as Loop
     from hotloop.training.hooks import Ema as Ema
+    from hotloop.training.warmup import WarmupCosine as WarmupCosine
+    from hotloop.training.weights import load_weights as load_weights
     from hotloop.waits import waits as waits
 
     simulate: _Simulate  # a package that is called
@@ -47,8 +49,10 @@ _HOMES = {
     "Loop": "training",
     "Plan": "plan",
     "Report": "records",
+    "WarmupCosine": "training.warmup",
     "evaluate": "evaluation",
     "golden_rule": "placement",
+    "load_weights": "training.weights",
     "measure": "clock",
     "move": "placement",
     "pad_to": "data",
@@ -74,9 +78,11 @@ __all__ = [  # found by __getattr__
     "Loop",
     "Plan",
     "Report",
+    "WarmupCosine",
     "__version__",
     "evaluate",
     "golden_rule",
+    "load_weights",
     "measure",
     "metrics",
     "move",

@@ -24,15 +24,23 @@ def accuracy(given: Any, target: Tensor) -> Tensor:
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([ True, False])
     """
+    return torch.masked_select(*_right(given, target))
+
+
+def _right(given: Any, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each output is right, and whether it counts: what `accuracy` selects, for which the host must wait."""
     output: Tensor = logits_of(given)
     if output.dim() == target.dim():
         if target.is_floating_point() and output.dim() > 1 and output.size(1) > 1:  # probabilities of classes
             target = target.argmax(1)
         else:
-            return ((output > 0) == (target > 0.5)).flatten()
+            right = ((output > 0) == (target > 0.5)).flatten()
+            return right, torch.ones_like(right)
     _check(output, target)
-    right = output.argmax(1) == target
-    return torch.masked_select(right, target != IGNORED)
+    return output.argmax(1) == target, target != IGNORED
+
+
+accuracy.weighted = _right  # type: ignore[attr-defined]  # for training metrics, where nothing waits
 
 
 def top_k(k: int) -> Callable[[Any, Tensor], Tensor]:
@@ -44,12 +52,16 @@ def top_k(k: int) -> Callable[[Any, Tensor], Tensor]:
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise BadArgument(f"k={k!r}", fix="give a number of classes, from 1")
 
-    def among(given: Any, target: Tensor) -> Tensor:
+    def weighted(given: Any, target: Tensor) -> tuple[Tensor, Tensor]:
         output: Tensor = logits_of(given)
         _check(output, target)
         largest = output.topk(min(k, output.size(1)), 1).indices
-        return (largest == target.unsqueeze(1)).any(1)[target != IGNORED]
+        return (largest == target.unsqueeze(1)).any(1), target != IGNORED
 
+    def among(given: Any, target: Tensor) -> Tensor:
+        return torch.masked_select(*weighted(given, target))
+
+    among.weighted = weighted  # type: ignore[attr-defined]
     return among
 
 

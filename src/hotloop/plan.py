@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self, get_args
 
+from hotloop import markup
 from hotloop.errors import BadArgument
 from hotloop.records import Record
 from hotloop.text import an, duration, plural
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = Literal["auto", "direct", "prefetched", "resident"]
-Parallel = Literal["ddp", "fsdp"]
+Parallel = Literal["ddp", "fsdp", "data_parallel"]
 Compile = Literal["off", "blocks", "default", "max-autotune"]
 Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
@@ -62,11 +63,14 @@ class Plan(Record):
     split: Split = "auto"
     levers: tuple[str, ...] = ()  # names of further levers, those without a setting of their own
     # Where torchrun has started several processes: "ddp" gives each the whole model, "fsdp" a part of every block.
+    # "data_parallel" spreads the batches of one process over its GPUs, as `nn.DataParallel` does; DDP is faster.
     parallel: Parallel = "ddp"
     sync_batchnorm: bool = False  # batch normalisation over the batches of all ranks, on GPUs
+    clip_value: float | None = None  # largest number in the gradient, None for no clipping
 
     def __post_init__(self) -> None:
         self._check_split()
+        self._check_clipping()
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise BadArgument(
                 f"a plan for the device {self.device!r}, which is not the name of one",
@@ -90,9 +94,6 @@ class Plan(Record):
         for name in _SWITCHES:
             if not isinstance(value := getattr(self, name), bool):
                 raise BadArgument(f"{name}={value!r}", fix="give True or False")
-        clip = self.clip_norm
-        if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
-            raise BadArgument(f"clip_norm={clip!r}", fix="give a norm above 0, or None for no clipping")
         for name, fix in (
             ("recompute", 'give the names of modules: recompute=("blocks.0",)'),
             ("levers", 'give the names of levers: levers=("name",)'),
@@ -118,15 +119,34 @@ class Plan(Record):
                 f'micro_batch={self.micro_batch} and split="off", which never cuts a batch', fix="give one of them"
             )
 
+    def _check_clipping(self) -> None:
+        for name, kind in (("clip_norm", "norm"), ("clip_value", "value")):
+            clip = getattr(self, name)
+            if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not clip > 0):
+                raise BadArgument(f"{name}={clip!r}", fix=f"give a {kind} above 0, or None for no clipping")
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise BadArgument(f"clip_norm={self.clip_norm} and clip_value={self.clip_value}", fix="give one of them")
+
     def __repr__(self) -> str:
         """The settings that are not the usual ones, as a person would write them.
 
         >>> Plan("cuda", precision="bf16", graph=16)
         Plan('cuda', precision='bf16', graph=16)
         """
-        values = [(field, getattr(self, field.name)) for field in fields(self)[1:]]
-        others = [f"{field.name}={value!r}" for field, value in values if value != field.default]
+        others = [f"{name}={value!r}" for name, value in self._unusual()]
         return f"Plan({', '.join([repr(self.device), *others])})"
+
+    def _unusual(self) -> list[tuple[str, Any]]:
+        """The settings that are not the usual ones, but for the device."""
+        values = [(field, getattr(self, field.name)) for field in fields(self)[1:]]
+        return [(field.name, value) for field, value in values if value != field.default]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the settings that are not the usual ones, as a table."""
+        rows = [("device", self.device), *((name, repr(value)) for name, value in self._unusual())]
+        if len(rows) == 1:
+            rows.append(("all else", "as usual"))
+        return markup.box(markup.line("Plan", strong=True), markup.table(rows, words=(0, 1)))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
@@ -182,3 +202,32 @@ class Tuning(Record):
         lines = [str(self.plan), "; ".join([*told, f"found in {duration(self.seconds)}{run} on {self.device_name}"])]
         lines += [f"  {trial.verdict:9}  {trial.lever}: {trial.why}" for trial in self.trials]
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same, with the levers as tables; those that were not tried, where one clicks."""
+        tried = [
+            [
+                *(trial.lever, trial.tier),
+                *(
+                    "" if trial.gain is None else f"{trial.gain:.3g}",
+                    "" if trial.step is None else duration(trial.step),
+                ),
+                *(trial.verdict, trial.why),
+            ]
+            for trial in self.trials
+            if trial.verdict != "not tried"
+        ]
+        others = [[trial.lever, trial.why] for trial in self.trials if trial.verdict == "not tried"]
+        plan, found, *_ = str(self).splitlines()
+        header = ["lever", "tier", "times", "step", "verdict", "why"]
+        return markup.box(
+            markup.line(f"A plan for {self.model}", strong=True),
+            markup.line(found),
+            markup.line(plan, faint=True),
+            markup.table(tried, header, words=(0, 4, 5)) if tried else "",
+            markup.folded(f"{plural(len(others), 'lever')} not tried", markup.table(others, words=(0, 1)))
+            if others
+            else "",
+        )

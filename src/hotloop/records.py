@@ -2,13 +2,16 @@
 
 import math
 import types
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from statistics import median
 from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
-from hotloop.text import count, duration, plural, size
+from hotloop import markup
+from hotloop.text import count, duration, plural, printable, size
 
 DEFAULT = "default"  # the name of a run for which no plan was given
+MOST_ROWS = 50  # epochs that a notebook shows
 
 
 class Record:
@@ -107,10 +110,28 @@ class Epoch(Record):
     seconds: float  # training alone, without the evaluation
     losses: dict[str, float]  # the named parts, where the objective gives several
     metrics: dict[str, float]  # from the evaluation, empty without one
+    train_metrics: dict[str, float] = field(default_factory=dict)  # of the outputs that were trained on
 
     @property
     def items_per_second(self) -> float:
         return self.items / self.seconds if self.seconds else 0.0
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """All metrics, as they are called where there are both kinds: training accuracy, validation accuracy."""
+        of_training = {f"training {name}": value for name, value in self.train_metrics.items()}
+        return of_training | {f"validation {name}": value for name, value in self.metrics.items()}
+
+
+def epochs_table(epochs: Sequence[Epoch]) -> str:
+    """Epochs below one another, as a notebook shows them."""
+    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.scores))
+    rows = []
+    for epoch in epochs:
+        scores = (f"{epoch.scores[name]:.4g}" if name in epoch.scores else "" for name in names)
+        speed, spent = count(epoch.items_per_second), duration(epoch.seconds)
+        rows.append([str(epoch.number), f"{epoch.loss:.4g}", *scores, speed, spent])
+    return markup.table(rows, ["epoch", "loss", *names, "items/s", "time"], words=())
 
 
 @dataclass(frozen=True)
@@ -178,6 +199,17 @@ class BestEpoch(Record):
 
 
 @dataclass(frozen=True)
+class RankPace(Record):
+    """What an update took one of several ranks, in seconds: medians of those that were timed."""
+
+    rank: int
+    host: str
+    device: str
+    own: float | None = None  # until its gradients were sent: reading, computing, the update before; None: unknown
+    waited: float | None = None  # for other ranks and for the exchange of gradients, after that
+
+
+@dataclass(frozen=True)
 class Report(Record):
     """What a run did, as it was measured."""
 
@@ -209,12 +241,35 @@ class Report(Record):
     ranks: int = 1  # processes that trained together; items, losses and metrics are those of all
     batch: int | None = None  # items of a step on all ranks together, where the loader tells
     best: BestEpoch | None = None  # by the metric that was asked for, else by the validation loss
+    by_rank: tuple[RankPace, ...] = ()  # the ranks of the last part of the run
+    parallel: str | None = None  # how several GPUs of one process trained, and what DDP would give; in words
 
     @property
     def items_per_second(self) -> float | None:
         """The median of the epochs; None where there is none."""
         rates = [epoch.items_per_second for epoch in self.epochs if epoch.seconds > 0]
         return median(rates) if rates else None
+
+    @property
+    def straggler(self) -> RankPace | None:
+        """The rank for which the others wait: its own part of an update takes over 10% longer than their median."""
+        timed = [(each.own, each) for each in self.by_rank if each.own is not None]
+        if len(timed) < 2:
+            return None
+        most, slowest = max(timed, key=lambda pair: pair[0])
+        others = median(own for own, each in timed if each is not slowest)
+        return slowest if most > 1.1 * others else None
+
+    def _ranks_words(self) -> list[str]:
+        timed = [(each.own, each.waited) for each in self.by_rank if each.own is not None and each.waited is not None]
+        if not timed:
+            return []
+        own, waited = zip(*timed, strict=True)
+        told = f"an update took ranks {duration(min(own))} to {duration(max(own))} of their own"
+        told += f", and {duration(min(waited))} to {duration(max(waited))} of waiting for one another"
+        if (slow := self.straggler) is not None:
+            told += f"; the others wait for rank {slow.rank} on {printable(slow.host)}"
+        return [told]
 
     def __str__(self) -> str:
         """What a person asks of a run, in a few lines; the fields have the rest."""
@@ -233,6 +288,9 @@ class Report(Record):
         if (rate := self.items_per_second) is not None:
             memory = f", peak memory {size(self.peak_memory)}" if self.peak_memory is not None else ""
             lines.append(f"{count(rate)} items/s{memory}")
+        lines += self._ranks_words()
+        if self.parallel is not None:
+            lines.append(self.parallel)
         if self.out_of_memory:
             lines.append(f"memory ran out {plural(self.out_of_memory, 'time')}, and the batch was repeated")
         if self.stopped is not None:
@@ -241,7 +299,38 @@ class Report(Record):
             lines.append(f"last checkpoint at step {self.saved:,}")
         return "\n".join(lines)
 
-    __repr__ = __str__  # a notebook shows the last value of a cell, and the whole curve would fill pages
+    __repr__ = __str__  # a prompt shows the last value, and the whole curve would fill pages
+
+    @property
+    def chief_metric(self) -> str | None:
+        """The metric that stands for the run: accuracy where there is one, else the first that is not the loss."""
+        scored = next((epoch.metrics for epoch in reversed(self.epochs) if epoch.metrics), {})
+        names = [name for name in scored if name != "loss"]
+        return "accuracy" if "accuracy" in names else next(iter(names), None)
+
+    def picture(self) -> str:
+        """How it learned, as HTML that inherits its colours: the loss, and the chief metric of the validation."""
+        largest = max((epoch.items for epoch in self.epochs), default=0)
+        # An epoch that was cut short holds fewer items, and so counts for less than one.
+        length = sum(epoch.items for epoch in self.epochs) / largest if largest else 1.0
+        scale = length / self.curve[-1][0] if self.curve and self.curve[-1][0] else 1.0
+
+        def scores(name: str) -> list[tuple[float, float]]:
+            return [(float(each.number), each.metrics[name]) for each in self.epochs if name in each.metrics]
+
+        name = self.chief_metric
+        curve = [(batch * scale, loss) for batch, loss in self.curve]
+        return markup.learning(curve, len(self.epochs), scores("loss"), None if name is None else (name, scores(name)))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the same lines, the loss as a picture, and the epochs where they are asked for."""
+        parts = [markup.lines(str(self))]
+        if self.curve:
+            parts.append(self.picture())
+        if len(self.epochs) > 1:
+            last = "the epochs" if len(self.epochs) <= MOST_ROWS else f"the last {MOST_ROWS} epochs"
+            parts.append(markup.folded(last, epochs_table(self.epochs[-MOST_ROWS:])))
+        return markup.box(*parts)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import nn
 
 from hotloop import Loop, Plan, Report, pick, seed
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
-from hotloop.monitor.logs import JsonLines, MissingLogger, read_lines
+from hotloop.monitor.logs import JsonLines, MissingLogger
 from hotloop.training import folder as run_folder
 from hotloop.training.folder import write_run
 from hotloop.training.journal import Journal
@@ -56,7 +56,7 @@ def test_losses_and_readings_are_in_one_file(task, tmp_path: Path, monitor: bool
     log = tmp_path / "new" / "run.jsonl"
     options = {"validate": task.loader(16), "progress": False, "log": log, "monitor": monitor}
     report = loop.fit(task.loader(16), epochs=3, **options)
-    lines = list(read_lines(log))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
     ends = [line for line in lines if "epoch/loss" in line]
     assert [(line["epoch"], line["epoch/loss"]) for line in ends] == [(e.number, e.loss) for e in report.epochs]
     assert [line["validation/loss"] for line in ends] == [e.metrics["loss"] for e in report.epochs]
@@ -101,7 +101,8 @@ def test_several_logs_get_the_same_numbers(task, tmp_path: Path, monkeypatch: py
     )
     losses = [epoch.loss for epoch in report.epochs]
     assert own.of("epoch/loss") == losses
-    assert [line["epoch/loss"] for line in read_lines("run.jsonl") if "epoch/loss" in line] == losses
+    lines = [json.loads(line) for line in Path("run.jsonl").read_text().splitlines()]
+    assert [line["epoch/loss"] for line in lines if "epoch/loss" in line] == losses
     with Path("run.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["value"]) for row in rows if row["name"] == "epoch/loss"] == losses
@@ -138,6 +139,7 @@ def test_a_learning_rate_on_the_device_is_not_read(task) -> None:
     with Journal(
         torch.device("cpu"), lambda: 0, monitor=False, log=log, lr=lambda: torch.tensor(0.1, device="meta")
     ) as journal:
+        journal.before_step()
         journal.stretch(1.0, 2.0)
     assert log.entries[-1] == (0, {"loss": 1.0, "items per second": 2.0})
 

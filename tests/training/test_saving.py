@@ -4,7 +4,6 @@ import contextlib
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -28,6 +27,8 @@ from hotloop.training.fit import Fit
 from hotloop.training.saving import Interval, interval_in, seconds_in
 from hotloop.training.state import state_of
 
+from ..warm import Warm
+
 FILES = ("tensors.safetensors", "state.json", "sums.json")
 
 
@@ -48,7 +49,8 @@ def weights(loop: Loop) -> list[torch.Tensor]:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in folder.iterdir() if entry.name != "run.json")
+    beside = {"run.json", "report.html", "report.json"}
+    return sorted(entry.name for entry in folder.iterdir() if entry.name not in beside)
 
 
 # Words for times
@@ -350,7 +352,7 @@ def test_a_disk_that_is_full_does_not_end_the_training(task, tmp_path: Path, mon
     assert fit(task, tmp_path, epochs=3, resume=True).steps == 21
 
 
-def test_a_file_that_may_not_grow(task, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow(task, tmp_path: Path, warm: Warm) -> None:
     """The same by the system's own limit, which cuts a write in the middle."""
     program = """
         import resource, sys, warnings
@@ -371,8 +373,9 @@ def test_a_file_that_may_not_grow(task, tmp_path: Path) -> None:
         print(len([w for w in told if w.category is CheckpointWarning]), report.steps, report.saved)
         print(Store(sys.argv[1]).load_latest().step)
     """
-    command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(program))
+    done = warm.run(script, tmp_path / "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split() == ["1", "24", "6", "6"]
     assert names(tmp_path / "run") == ["step-000000006"]
@@ -711,44 +714,40 @@ PROGRAM = """
 """
 
 
-def killed(folder: str, signum: int, workers: int, seconds: float) -> tuple[int, list[str], str]:
-    """A process group that trains and gets a signal, workers and all, as a scheduler sends it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PROGRAM), folder, str(workers)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    said = ""
-    for line in process.stderr:
-        said += line
-        if line.startswith("epoch "):
-            break
+def killed(warm: Warm, where: Path, folder: str, signum: int, workers: int, seconds: float) -> tuple[int, str, str]:
+    """A process group that trains and gets a signal, workers and all, as a scheduler sends it: how it ends."""
+    script, out, err = (where / name for name in ("program.py", "out", "err"))
+    script.write_text(textwrap.dedent(PROGRAM))
+    for file in (out, err):
+        file.unlink(missing_ok=True)
+    process = warm.start(script, folder, str(workers), cwd=where, out=out, err=err, own_session=True)
+    end = time.monotonic() + 120
+    while not err.exists() or "\nepoch " not in f"\n{err.read_text()}":
+        assert time.monotonic() < end, err.read_text()
+        time.sleep(0.01)
     time.sleep(seconds)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signum)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out.split(), said + err
+    code = process.wait()
+    return code, out.read_text(), err.read_text()
 
 
-def test_sigterm_to_the_whole_group_saves_although_it_kills_the_workers(tmp_path: Path) -> None:
+def test_sigterm_to_the_whole_group_saves_although_it_kills_the_workers(tmp_path: Path, warm: Warm) -> None:
     before = 0
     for life in range(3):
-        code, told, err = killed(str(tmp_path), signal.SIGTERM, 2, 0.07 * life)
+        code, told, err = killed(warm, tmp_path, str(tmp_path / "run"), signal.SIGTERM, 2, 0.07 * life)
         assert code == 0, err
-        why, steps, saved, resumed = told
+        why, steps, saved, resumed = told.split()
         assert (why, steps, int(resumed)) == ("SIGTERM", saved, life)
         assert int(steps) > before, "nothing is lost"
         before = int(steps)
         assert "Traceback" not in err
 
 
-def test_sigterm_without_save_means_what_it_always_does() -> None:
-    code, told, _ = killed("", signal.SIGTERM, 0, 0)
+def test_sigterm_without_save_means_what_it_always_does(tmp_path: Path, warm: Warm) -> None:
+    code, told, _ = killed(warm, tmp_path, "", signal.SIGTERM, 0, 0)
     assert code == -signal.SIGTERM
-    assert told == []
+    assert told == ""
 
 
 # Two runs and one folder
@@ -786,27 +785,29 @@ def small_loop() -> tuple[Loop, list[Any]]:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such locks")
-def test_another_run_in_the_same_folder_is_noticed_and_its_death_too(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", textwrap.dedent(RUN), str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
-        assert run.stdout is not None
-        assert run.stdout.readline() == "six\n"
-        loop, data = small_loop()
-        for resume in (True, False):
-            with pytest.raises(BadArgument, match=rf"another run saves into .*: process {run.pid}") as refusal:
-                loop.fit(data, save=tmp_path, resume=resume, progress=False)
-            assert "choose another folder" in str(refusal.value.fix)
-        assert run.poll() is None, "the run goes on"
-        run.kill()  # its workers live on for a while
-        run.wait()
-        saved = Store(tmp_path).load_latest()
-        assert saved is not None
-        loop, data = small_loop()
-        report = loop.fit(data * 100, save=tmp_path, resume=True, progress=False)
+def test_another_run_in_the_same_folder_is_noticed_and_its_death_too(tmp_path: Path, warm: Warm) -> None:
+    folder, script, out = tmp_path / "run", tmp_path / "run.py", tmp_path / "out"
+    script.write_text(textwrap.dedent(RUN))
+    run = warm.start(script, folder, cwd=tmp_path, out=out)
+    end = time.monotonic() + 120
+    while not out.exists() or out.read_text() != "six\n":
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    loop, data = small_loop()
+    for resume in (True, False):
+        with pytest.raises(BadArgument, match=rf"another run saves into .*: process {run.pid}") as refusal:
+            loop.fit(data, save=folder, resume=resume, progress=False)
+        assert "choose another folder" in str(refusal.value.fix)
+    os.kill(run.pid, signal.SIGKILL)  # its workers live on for a while
+    assert run.wait() == -signal.SIGKILL, "the run went on"
+    saved = Store(folder).load_latest()
+    assert saved is not None
+    loop, data = small_loop()
+    report = loop.fit(data * 100, save=folder, resume=True, progress=False)
     assert report.resumed == 1
     assert report.saved is not None
     assert report.saved > saved.step
-    assert not any(name.startswith(".") for name in names(tmp_path)), "nothing is left of the lock"
+    assert not any(name.startswith(".") for name in names(folder)), "nothing is left of the lock"
 
 
 def test_a_run_inside_a_run_cannot_save_into_its_folder(tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
 """Schedules: a plateau is given what it watches, and one that nobody steps is told of."""
 
+import math
 import warnings
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, ReduceLROnPlateau, SequentialLR
+from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.errors import PlanWarning
+from hotloop.errors import BadArgument, PlanWarning
 
 BATCHES = [(torch.ones(4, 2), torch.ones(4, 1))] * 2
 
@@ -59,3 +62,123 @@ def test_a_plateau_that_nobody_steps_is_told_of() -> None:
             scheduler.step(1.0)
             for batch in loop.batches(BATCHES):
                 loop.step(batch)
+
+
+# A warm-up and a cosine, and schedulers with a rhythm of their own
+
+
+def optimizer_of(*rates: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": rate} for rate in rates])
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter")
+@pytest.mark.parametrize(("steps", "warmup", "rising"), [(40, 0.1, 4), (40, 10, 10), (7, 0.05, 0), (1, 0, 0)])
+def test_warm_up_and_cosine_are_those_of_pytorch(steps: int, warmup: float, rising: int) -> None:
+    ours, theirs = optimizer_of(0.3, 0.01), optimizer_of(0.3, 0.01)
+    scheduler = hotloop.WarmupCosine(ours, steps, warmup=warmup)
+    warm = LinearLR(theirs, 1 / (rising + 1), total_iters=max(rising, 1))
+    falls = CosineAnnealingLR(theirs, steps - rising)
+    composed = SequentialLR(theirs, [warm, falls], [rising]) if rising else falls
+    if not rising:
+        for group, rate in zip(theirs.param_groups, (0.3, 0.01), strict=True):
+            group["lr"] = rate
+    for step in range(steps + 1):
+        rates = [[group["lr"] for group in each.param_groups] for each in (ours, theirs)]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-9, abs=1e-15), step
+        for each, schedule in ((ours, scheduler), (theirs, composed)):
+            each.step()
+            schedule.step()
+    scheduler.step()
+    assert [group["lr"] for group in ours.param_groups] == [0.0, 0.0], "it stays there"
+
+
+def test_a_warm_up_may_end_above_zero() -> None:
+    optimizer = optimizer_of(0.5)
+    scheduler = hotloop.WarmupCosine(optimizer, 10, warmup=2, end=0.1)
+    for _ in range(10):
+        optimizer.step()
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"steps": 0}, {"steps": 2.5}, {"warmup": 10}, {"warmup": -1}, {"end": 2}, {"steps": True}]
+)
+def test_a_warm_up_that_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadArgument, match=next(iter(wrong))):
+        hotloop.WarmupCosine(optimizer_of(0.5), **{"steps": 10, **wrong})
+
+
+def loop_with(schedulers: Any, **options: Any) -> tuple[hotloop.Loop, torch.optim.Optimizer]:
+    """`schedulers` makes them of an optimizer."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = schedulers(optimizer)
+    loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain", scheduler=scheduler, **options)
+    return loop, optimizer
+
+
+def test_a_run_longer_than_its_warm_up_and_cosine_is_refused() -> None:
+    loop, _ = loop_with(lambda optimizer: hotloop.WarmupCosine(optimizer, 4))
+    with pytest.raises(BadArgument, match=r"(?s)WarmupCosine ends after 4 steps.*WarmupCosine\(…, steps=6\)"):
+        loop.fit(BATCHES, epochs=3, progress=False)
+    loop.fit(BATCHES, epochs=2, progress=False)
+
+
+def test_a_warm_up_is_resumed_and_may_grow_longer(tmp_path: Path) -> None:
+    def run(epochs: int, steps: int, folder: Path) -> tuple[float, torch.Tensor]:
+        loop, optimizer = loop_with(lambda optimizer: hotloop.WarmupCosine(optimizer, steps, warmup=2))
+        loop.fit(BATCHES, epochs=epochs, progress=False, monitor=False, save=folder, resume=True)
+        return optimizer.param_groups[0]["lr"], loop.model.weight.detach()
+
+    whole = run(4, 8, tmp_path / "whole")
+    run(2, 8, tmp_path / "parts")
+    rate, weight = run(4, 8, tmp_path / "parts")
+    assert (rate, weight.tolist()) == (whole[0], whole[1].tolist())
+    assert run(6, 16, tmp_path / "parts")[0] == pytest.approx(0.1 * 0.5 * (1 + math.cos(math.pi * 10 / 14)))
+
+
+def test_each_scheduler_has_its_rhythm() -> None:
+    def both(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        return {
+            "step": ExponentialLR(optimizer, 0.9),
+            "epoch": [ExponentialLR(optimizer, 0.5), ReduceLROnPlateau(optimizer)],
+        }
+
+    loop, optimizer = loop_with(both)
+    loop.fit(BATCHES, epochs=3, progress=False)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**6 * 0.5**3)
+
+
+def test_a_rhythm_that_is_none_is_refused() -> None:
+    for wrong, words in (
+        (lambda o: {"batch": ExponentialLR(o, 0.9)}, "schedulers for every 'batch'"),
+        (lambda o: {"step": 3}, "an int"),
+        (lambda o: o, "scheduler= with a SGD"),
+        (lambda o: ExponentialLR(optimizer_of(0.1), 0.9), "of another optimizer"),
+    ):
+        with pytest.raises(BadArgument, match=words):
+            loop_with(wrong)
+    with pytest.raises(BadArgument, match="leave schedule= out"):
+        loop_with(lambda o: {"step": ExponentialLR(o, 0.9)}, schedule="epoch")
+
+
+@pytest.mark.gpu
+def test_captured_steps_follow_a_warm_up() -> None:
+    x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8)
+    weights = []
+    for graph in (0, 1, 4):
+        torch.manual_seed(0)
+        model = nn.Linear(2, 1).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = hotloop.WarmupCosine(optimizer, 40)
+        plan = hotloop.Plan("cuda", graph=graph, stream="resident")
+        loop = hotloop.Loop(model, optimizer, nn.MSELoss(), plan=plan, scheduler=scheduler)
+        loop.fit(loader, epochs=5, progress=False, monitor=False)
+        assert loop.plan.graph == graph
+        assert optimizer.param_groups[0]["lr"] == 0.0
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(weights[1], weights[0])
+    torch.testing.assert_close(weights[2], weights[0])

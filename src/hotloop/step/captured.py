@@ -263,6 +263,9 @@ class CapturedStep:
                 around.enter_context(self._watching(noted))
             with graph.capturing(self._side.stream, pool):
                 yield graph
+            norms = [eager.norm for eager in self.eagers]
+            graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
+        graph.held = seen.held
         if compares and (where := self._departure(seen)):
             self._departs(where)
             seen.form = self._called
@@ -328,6 +331,8 @@ class CapturedStep:
         self.replays += steps
         graph.replay()
         self._show(graph.gradients)
+        for eager, norm in zip(self.eagers, graph.norms, strict=False):
+            eager.norm = norm
 
     def _schedule(self) -> None:
         if self._after_update is not None:

@@ -48,7 +48,7 @@ TRIES = 4  # calls in which what is compiled ahead must come to be found again
 # Seconds after which a compilation lets the training have the interpreter: each operation asks for it anew. With the
 # usual 5 ms, steps of 4 ms that mostly wait for a device took 1.7 times as long beside a compilation, with this 1.15.
 SWITCH = 0.00005
-CACHED_SHARE = 0.3  # of a compilation's time that it takes again with PyTorch's own cache
+IMPORTS, CACHED_SHARE = 5.0, 0.1  # seconds to load the compiler, and the share of a compilation that is not cached
 AT_EXIT = 10.0  # seconds in which a compilation must have ended when the process does
 
 
@@ -486,7 +486,7 @@ def _remembered(key: str) -> float | None:
 
 def _remember(key: str, seconds: float) -> None:
     """Note that PyTorch has cached a compilation."""
-    again = seconds if _remembered(key) is not None else CACHED_SHARE * seconds
+    again = seconds if _remembered(key) is not None else min(seconds, IMPORTS + CACHED_SHARE * seconds)
     with suppress(OSError, OutputError, RuntimeError):  # without it, the next run takes it for a new one
         folder = cache_folder("compiled")
         make_private(folder)

@@ -28,6 +28,8 @@ class CapturedGraph:
     def __init__(self) -> None:
         self.result: Any = None
         self.gradients: Sequence[Any] = []  # (parameter, gradient) pairs that it writes
+        self.held: Sequence[Any] = []  # tensors that it uses, and that nobody else may hold
+        self.norms: Sequence[Tensor] = ()  # of the gradient of each objective, where they are clipped
         self._graph = torch.cuda.CUDAGraph()
 
     @contextmanager

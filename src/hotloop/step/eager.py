@@ -70,6 +70,8 @@ class EagerStep:
         self._begin = 0 if updates else 1  # batches in a new window: gradients of others that are there count as one
         self.window = Window(self._begin)
         self.is_capturing = False
+        self.norm: Tensor | None = None  # of the gradient of the last update before it was clipped, on the device
+        self.asks_for_norm = False  # of the next update, where nothing else needs it
         self._plan, self._accumulate = plan, plan.accumulate
         self._device = torch.device(plan.device)
         self._is_alone, self._memory = is_alone, memory
@@ -156,7 +158,9 @@ class EagerStep:
         `closure` is for an optimizer that computes the loss again.
         """
         window, self.window = self.window, Window()
-        optimizers, scaler, most = self.trained.optimizers, self.scaler, self._plan.clip_norm
+        optimizers, scaler = self.trained.optimizers, self.scaler
+        most, most_value = self._plan.clip_norm, self._plan.clip_value
+        clips = most is not None or most_value is not None
         may_run_out = self._memory is not None and not self.is_capturing
         before = scaler.get_scale() if self._scales else 0.0
         try:  # what fails for want of memory has done nothing, so that it can be repeated
@@ -164,10 +168,15 @@ class EagerStep:
                 self.across.finish(window)
             if window.is_weighed:
                 window.average(self.trained.parameters, self._device)
+            for optimizer in optimizers if self._scales and clips else ():
+                surely(partial(scaler.unscale_, optimizer), self._device)
             if most is not None:
-                for optimizer in optimizers if self._scales else ():
-                    surely(partial(scaler.unscale_, optimizer), self._device)
-                _clip(self.trained.parameters, most, self._device)
+                self.norm = _clip(self.trained.parameters, most, self._device)
+            elif self.asks_for_norm and not self.is_capturing:
+                self.norm = norm_of(self.trained.parameters, self._device) / ((not clips and before) or 1.0)
+                self.asks_for_norm = False
+            if most_value is not None:
+                _clip_values(self.trained.parameters, most_value, self._device)
             if closure is not None:
                 optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
             elif self._memory and may_run_out and (self._updates < FIRST_UPDATES or self._memory.portion.is_tight):
@@ -212,6 +221,8 @@ class EagerStep:
                 loss.backward(inputs=inputs)
             if self._plan.clip_norm is not None:
                 _clip(parameters, self._plan.clip_norm, self._device)
+            if self._plan.clip_value is not None:
+                _clip_values(parameters, self._plan.clip_value, self._device)
             return loss.detach()
 
         return closure
@@ -256,13 +267,13 @@ class EagerStep:
     @contextmanager
     def capturing(self, see: See) -> Iterator[None]:
         """For calls that are captured and not run: the host counts nothing, and the losses go to `see`."""
-        before = self.see, self.after_update, self.window, replace(self.counts), self._updates
-        self.see, self.after_update = see, None
+        before = self.see, self.after_update, self.window, replace(self.counts), self._updates, self.norm
+        self.see, self.after_update, self.norm = see, None, None
         self.window, self.is_capturing = replace(self.window), True
         try:
             yield
         finally:
-            self.see, self.after_update, self.window, counts, self._updates = before
+            self.see, self.after_update, self.window, counts, self._updates, self.norm = before
             self.counts.steps, self.counts.skipped = counts.steps, counts.skipped
             self.is_capturing = False
 
@@ -361,10 +372,20 @@ def _scaler(device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
     return scaler
 
 
-def _clip(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> None:
-    """`clip_grad_norm_` in parts, each of which is done at once or not at all."""
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norm = surely(partial(nn.utils.get_total_norm, gradients), device)
-    for dtype in {gradient.dtype for gradient in gradients}:
+def norm_of(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
+    """The norm of a gradient, on the device."""
+    return surely(partial(nn.utils.get_total_norm, [p.grad for p in parameters if p.grad is not None]), device)
+
+
+def _clip(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> Tensor:
+    """`clip_grad_norm_` in parts, each of which is done at once or not at all; the norm of before."""
+    norm = norm_of(parameters, device)
+    for dtype in {p.grad.dtype for p in parameters if p.grad is not None}:
         alike = [p for p in parameters if p.grad is not None and p.grad.dtype == dtype]
         surely(partial(nn.utils.clip_grads_with_norm_, alike, most, norm), device)
+    return norm
+
+
+def _clip_values(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> None:
+    """`clip_grad_value_`, which may be done twice."""
+    surely(partial(nn.utils.clip_grad_value_, parameters, most), device)

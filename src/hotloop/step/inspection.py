@@ -18,6 +18,8 @@ from hotloop.text import shorten
 from hotloop.waits import Waits, waits
 
 FEW = 16  # values of a host tensor that are looked at
+_RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
+_OF_SEEDS = ("aten.random_.default", "aten._local_scalar_dense.default")
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Inspection:
     effects: list[str] = field(default_factory=list)  # names of Python values that it changed
     carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
     read: set[int] = field(default_factory=set)  # storages that its operations read
+    held: list[Tensor] = field(default_factory=list)  # that PyTorch may let go of, though a capture writes to them
 
     def compare(self, before: ReachableState, after: ReachableState) -> None:
         """See what the pass has changed in Python between two looks that hold tensors."""
@@ -112,7 +115,7 @@ class Comparison(DispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._where is None:
+        if self._where is None and not _is_preparation(func, args):
             expected, _ = next(self._expected, (None, None))
             if expected != _call(func, args, kwargs):
                 self._where = str(user_site() or "outside your own code")
@@ -124,14 +127,29 @@ class _Noting(DispatchMode):
 
     def __init__(self, seen: Inspection) -> None:
         super().__init__()
-        self._work, self._read = seen.work, seen.read
+        self._work, self._read, self._held = seen.work, seen.read, seen.held
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self._work.append((_call(func, args, kwargs), user_site()))
+        if not _is_preparation(func, args):
+            self._work.append((_call(func, args, kwargs), user_site()))
+        if str(func) == _RECURRENCE and isinstance(args[-1], Tensor):
+            self._held.append(args[-1])  # the state of its dropout, of which PyTorch makes a new one now and then
         self._read.update(_storage(value) for value in leaves_of((args, kwargs)) if isinstance(value, Tensor))
         return func(*args, **(kwargs or {}))
+
+
+def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether an operation prepares the dropout of a recurrent layer.
+
+    cuDNN has a random state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
+    state of the device's generator was set; that a pass does so says nothing about the step.
+    """
+    name = str(func)
+    if name in _OF_SEEDS:
+        return isinstance(args[0], Tensor) and args[0].dim() == 0 and args[0].dtype == torch.int64
+    return name == _DROPOUT_STATE or (name == "aten.empty.memory_format" and not args[0])
 
 
 def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Hashable:

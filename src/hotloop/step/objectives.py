@@ -23,6 +23,7 @@ class TrainedObjective:
     objective: Objective
     optimizers: tuple[Optimizer, ...]
     modules: tuple[nn.Module, ...] = ()  # whose parameters get gradients though no optimizer is known
+    every: int = 1  # accumulation windows, of which the first trains it
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -45,12 +46,16 @@ class TrainedObjective:
 
 
 def objectives_of(
-    optimizer: Optimizers, objective: Objective | Mapping[str, Objective]
+    optimizer: Optimizers, objective: Objective | Mapping[str, Objective], every: Mapping[str, int] | None = None
 ) -> tuple[TrainedObjective, ...]:
-    """Pair objectives with optimizers: by name where there are several objectives, else all follow the one."""
-    every = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
-    optimizers = tuple(every) if isinstance(every, Iterable) else (every,)
+    """Pair objectives with optimizers: by name where there are several objectives, else all follow the one.
+
+    `every` names those that are not trained on every batch.
+    """
+    given = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
+    optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
     _check(optimizers)
+    _check_every(every, objective if isinstance(objective, Mapping) else {})
     if not isinstance(objective, Mapping):
         return (TrainedObjective("loss", objective, optimizers),)
     if not isinstance(optimizer, Mapping) or set(optimizer) != set(objective):
@@ -59,7 +64,27 @@ def objectives_of(
             f"objectives {sorted(objective)} do not pair with optimizers {named}",
             fix="give both as dicts with the same names; they alternate in the order of the objectives",
         )
-    return tuple(TrainedObjective(name, objective[name], (optimizer[name],)) for name in objective)
+    return tuple(
+        TrainedObjective(name, each, (optimizer[name],), every=(every or {}).get(name, 1))
+        for name, each in objective.items()
+    )
+
+
+def _check_every(every: Mapping[str, int] | None, objectives: Mapping[str, object]) -> None:
+    """Refuse what names no objective, is no count, or leaves batches on which nothing is trained."""
+    if every is None:
+        return
+    fix = 'name objectives that wait for others: train_every={"generator": 5}, once in five batches'
+    if not isinstance(every, Mapping) or not every.keys() <= objectives.keys():
+        named = ", ".join(map(str, objectives)) or "none by name"
+        raise BadArgument(f"train_every={every!r}, and the objectives are {named}", fix=fix)
+    if any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in every.values()):
+        raise BadArgument(f"train_every={dict(every)!r}", fix="give whole numbers of batches, from 1")
+    if all(every.get(name, 1) > 1 for name in objectives):
+        raise BadArgument(
+            f"train_every={dict(every)!r} leaves batches on which nothing is trained",
+            fix="leave out at least one objective, which is trained on every batch",
+        )
 
 
 def _check(optimizers: tuple[Optimizer, ...]) -> None:

@@ -1,6 +1,6 @@
 """`TrainingStep`: the step of a plan, composed here and nowhere else: the eager step and its wrappers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -45,9 +45,11 @@ class TrainingStep:
         memory: OutOfMemory | None = None,
         across: Callable[[TrainedObjective, Objective], AcrossRanks] | None = None,
     ) -> None:
+        self.obstacle: str | None = None
+        if plan.graph and any(each.every > 1 for each in objectives):
+            plan, self.obstacle = replace(plan, graph=0), "not every objective is trained on every batch"
         self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
         self.device = torch.device(plan.device)
-        self.obstacle: str | None = None
         self.captured: CapturedStep | None = None
         self.counts = Counts()
         # A comparison blocks, which ends a capture: there, only first cuts are compared.
@@ -64,7 +66,7 @@ class TrainingStep:
             memory.has_captures = lambda: self.captured is not None and self.captured.has_captures
             memory.give_way = self._give_way
             self._retries = [OomRetry(eager, memory, self.weighing.items_in, eager.undo) for eager in self.eagers]
-        self._alternating = Alternating(self.eagers, see)  # one for all: the plan may change while it runs
+        self._alternating = Alternating(self.eagers, see, self.device)  # one for all: the plan may change while it runs
         self.levers = AppliedPlan(plan, model, self.optimizers)
         self._compose()
 
@@ -152,7 +154,7 @@ class TrainingStep:
 
         Each objective starts from the weights of now. `memory` is what the loop knows of its passes.
         """
-        plan = replace(self.plan, accumulate=1, clip_norm=None, micro_batch=None, graph=0)
+        plan = replace(self.plan, accumulate=1, clip_norm=None, clip_value=None, micro_batch=None, graph=0)
         every = list(dict.fromkeys(p for each in self.objectives for p in each.parameters))
         size = memory.portion.size_for(self.weighing.items_in(batch))
         held = Gradients(every)
@@ -196,7 +198,8 @@ class TrainingStep:
     @property
     def is_between_windows(self) -> bool:
         """Whether no gradient waits for its update."""
-        return self.eagers[0].phase[0]
+        first, *others = self.eagers
+        return first.phase[0] and (not others or all(eager.phase[0] for eager in others))
 
     def end_epoch(self) -> None:
         """Update with windows that the end of the epoch cut short."""
@@ -209,6 +212,7 @@ class TrainingStep:
         self.counts.steps, self.counts.skipped = other.counts.steps, other.counts.skipped
         if self.plan.split == other.plan.split:
             self.weighing.take_over(other.weighing)
+        self._alternating.load_state_dict(other._alternating.state_dict())
         theirs = {eager.trained.name: eager.scaler for eager in other.eagers}
         for eager in self.eagers:
             if eager.scaler.is_enabled() and theirs[eager.trained.name].is_enabled():
@@ -217,11 +221,13 @@ class TrainingStep:
     def state_dict(self) -> dict[str, Any]:
         """Counts and loss scales, between two windows."""
         scalers = {e.trained.name: e.scaler.state_dict() for e in self.eagers if e.scaler.is_enabled()}
-        return {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers}
+        alternating = self._alternating.state_dict()
+        return {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers, **alternating}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` gave; half a window that a step has left behind is dropped."""
         self.counts.steps, self.counts.skipped = state["steps"], state["skipped"]
+        self._alternating.load_state_dict(state)
         for eager in self.eagers:
             eager.begin()
             if eager.scaler.is_enabled() and eager.trained.name in state["scalers"]:
@@ -250,27 +256,48 @@ class Whole:
 
 
 class Alternating:
-    """Several objectives on one batch, one after the other, as in a GAN; `see` is told all losses with the last."""
+    """Several objectives on one batch, one after the other, as in a GAN; `see` is told all losses with the last.
 
-    def __init__(self, eagers: Sequence[EagerStep], see: See | None) -> None:
+    An objective that is not trained on every batch takes part in the first of `every` accumulation windows; in the
+    others its last loss stands.
+    """
+
+    def __init__(self, eagers: Sequence[EagerStep], see: See | None, device: torch.device) -> None:
         self.steps: Sequence[Callable[[Any], Parts]] = ()
-        self._see = see
+        self._eagers, self._see, self._device = eagers, see, device
+        self._varies = any(eager.trained.every > 1 for eager in eagers)
+        self._windows = 0  # that have begun
+        self._losses: Parts = {}  # the last of each objective
         self._parts: Parts = {}
+        self._is_last = True
         if len(eagers) > 1:
             for eager in eagers:
                 eager.see = self._collect
-            eagers[-1].see = self._tell
 
     def __call__(self, batch: Any) -> Parts:
-        self._parts = {}
-        for step in self.steps:
+        steps, begins = self.steps, False
+        if self._varies:
+            begins = all(eager.phase[0] for eager in self._eagers)
+            window = self._windows - (not begins)
+            pairs = zip(self._eagers, self.steps, strict=True)
+            steps = [step for eager, step in pairs if window % eager.trained.every == 0]
+        self._parts, last = dict(self._losses), steps[-1]
+        for step in steps:
+            self._is_last = step is last
             step(batch)
+        if self._varies:
+            self._windows, self._losses = self._windows + begins, self._parts
         return self._parts
 
     def _collect(self, parts: Parts, count: int | Tensor) -> None:
         self._parts = {**self._parts, **parts}
-
-    def _tell(self, parts: Parts, count: int | Tensor) -> None:
-        self._parts = {**self._parts, **parts}
-        if self._see is not None:
+        if self._is_last and self._see is not None:
             self._see(self._parts, count)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is, where that decides what the next batch trains."""
+        return {"windows": self._windows, "losses": dict(self._losses)} if self._varies else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._windows, losses = state.get("windows", 0), state.get("losses", {})
+        self._losses = {name: loss.to(self._device) for name, loss in losses.items()} if self._varies else {}

@@ -52,11 +52,6 @@ class Budgeting(Record):
         """Bytes by which the budget is exceeded nevertheless; None where the step still runs out of memory."""
         return None if self.peak_after is None else max(self.peak_after - self.budget, 0)
 
-    @property
-    def slowdown(self) -> float | None:
-        """Seconds of a step over those of before."""
-        return self.step_after / self.step_before if self.step_before and self.step_after else None
-
     def __str__(self) -> str:
         peaks = f"peak {_peak_words(self.peak_before)} before, {_peak_words(self.peak_after)} after"
         steps = f"step {duration(self.step_before)} before, {duration(self.step_after)} after"

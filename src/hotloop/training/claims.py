@@ -335,7 +335,14 @@ def check_sharing(state: Any, name: str) -> None:
 
 
 EPOCH = fields(
-    number=positive, loss=number, items=count, seconds=seconds, losses=table(text, number), metrics=table(text, number)
+    ("train_metrics",),
+    number=positive,
+    loss=number,
+    items=count,
+    seconds=seconds,
+    losses=table(text, number),
+    metrics=table(text, number),
+    train_metrics=table(text, number),
 )
 RUN = fields(
     ("lost", "plans"),
@@ -396,7 +403,14 @@ LOOP = fields(
     held=each(fields(kind=text, groups=each(each(text)))),
     schedulers=each(anything),
     kinds=each(text),
-    update=fields(steps=count, skipped=count, scalers=table(text, table(text, seconds))),
+    update=fields(
+        ("windows", "losses"),
+        steps=count,
+        skipped=count,
+        scalers=table(text, table(text, seconds)),
+        windows=count,
+        losses=table(text, tensor),
+    ),
     portion=fields(tuple(_LEARNT), **_LEARNT),
     watch=_watch,
     random=table(text, anything),

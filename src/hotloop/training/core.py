@@ -29,6 +29,7 @@ from hotloop.rng import RngStates, generators_in
 from hotloop.snapshot import PassSnapshot
 from hotloop.step.across import AcrossRanks, Replicas, Shards
 from hotloop.step.compilation import CompiledObjective
+from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
@@ -65,6 +66,7 @@ class Core:
         plans_itself: bool,
         by_hand: bool,
         ranks: Ranks | None = None,
+        spread: SpreadModel | None = None,
     ) -> None:
         self.choice, self.device = choice, choice.device
         self.model, self.objectives, self.subject = subject.model, subject.objectives, subject
@@ -72,7 +74,7 @@ class Core:
         self.schedule, self.stateful = schedule, stateful
         self.plans_itself = plans_itself  # the person leaves the plan to the loop
         self.by_hand = by_hand  # the plan that is carried out is the person's
-        self.together = Collective(ranks)
+        self.together = Collective(ranks, spread)
         self.tuner = Tuner(subject, self, asked=plans_itself)
         advice, single = advice_on_loss(begin), len(self.objectives) == 1
         self.watch = Watch(self.device, single=single, advice=advice, heard=self.tuner.heard)
@@ -186,6 +188,7 @@ class Core:
             self.step.captured.check()
 
     def _end_epoch(self) -> None:
+        self.together.keep(self.given)
         self.given = None
         self.tuner.pause()
         self.step.end_epoch()
@@ -286,6 +289,9 @@ class Core:
             memory=self.memory,
             across=None if self.together.ranks is None else self._across,
         )
+        if self.together.wrapper is not None:
+            for eager in step.eagers:
+                eager.model = self.together.wrapper
         step.weighing.roots = self.subject.roots
         if self.together.ranks is not None and is_sharded(self.model):
             step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others

@@ -33,8 +33,9 @@ from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
 from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
-from hotloop.training.progress import FAILURES, Display, Stop, is_of_a_loader
+from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
 from hotloop.training.saving import OtherRankSaver, Saver
+from hotloop.training.scores import EpochScores, Scored
 from hotloop.training.state import (
     all_or_nothing,
     check_run,
@@ -64,6 +65,7 @@ class Trained(NamedTuple):
     end: Any
     earlier: float  # seconds of it in an earlier part of the run
     whole: bool  # whether it came to its end
+    scores: EpochScores
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Fit:
     validate: Iterable[Any] | None = None
     transform: object = None  # of batches on the device
     hooks: RunHooks = field(default_factory=RunHooks)
+    scored: Scored | None = None  # the criterion, where it adds up metrics
     stop: Stop = field(default_factory=Stop)
     epochs: list[Epoch] = field(default_factory=list)
     first: int = 0  # epochs that an earlier part of the run has done
@@ -210,6 +213,7 @@ class Fit:
                 self._finish(validate, metrics, wait=True)
                 self._save_end()
                 self._restore_best()
+                self._say_how_it_ended(epochs)
                 self.core.together.end()
                 self.core.rest()  # while the death of workers is not told everywhere
                 is_over = True
@@ -240,6 +244,14 @@ class Fit:
         if why := self._resumption.reason:
             warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 
+    def _say_how_it_ended(self, epochs: int) -> None:
+        """Of a run that has ended early: why, what was saved, and how to go on."""
+        if not self.stop.asked or (self.first >= epochs and not self._cut_short):
+            return
+        place = f"step {self.loop.steps:,}, epoch {min(self.first + 1, epochs)} of {epochs}"
+        saved = None if self.saver is None else (self.saver.folder, self.saver.last)
+        self.display.say(ending_words(self.stop.why or "", place, saved))
+
     def _train(self, number: int, work: Iterable[Work]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
         self._between = False
@@ -247,8 +259,11 @@ class Fit:
         start = self._epoch_clock = time.perf_counter()
         done, whole = 0, False
         record: StepRecord | None = None
+        if self.scored is not None and not self.consumed:
+            self.scored.begin_epoch()
         try:
             for batch, batches, items in work:
+                self.journal.before_step()
                 if batch is not None:
                     loss = self.loop.step(batch)
                     if self.hooks.on_step:
@@ -277,8 +292,9 @@ class Fit:
             if of_a_loader:  # the signal also reached its workers; nothing was left half done here
                 self._must_end()
         if self.core.watch.items_seen:
+            scores = EpochScores() if self.scored is None else self.scored.end_epoch()  # read after the losses
             means = self.core.watch.end_epoch()
-            self._pending.append(Trained(number, means, clock, clock.lap(), self._epoch_earlier, whole))
+            self._pending.append(Trained(number, means, clock, clock.lap(), self._epoch_earlier, whole, scores))
         if whole:
             self._epoch_earlier = 0.0
         return whole
@@ -419,6 +435,7 @@ class Fit:
                 seconds=done.clock.seconds(done.end) + done.earlier,
                 losses=means if len(means) > 1 else {},
                 metrics={},
+                train_metrics=done.scores.means(self.core.together.ranks),
             )
             self._note(epoch, validate, metrics, whole=done.whole)
 
@@ -508,6 +525,10 @@ class Fit:
             ranks=self.core.together.size,
             batch=self.core.together.global_batch(self.loader),
             best=self.hooks.goal.best(self.epochs),
+            by_rank=self.core.together.by_rank(self.core.step),
+            parallel=self.core.together.instead(
+                self.core.step, self.core.memory, sum(e.seconds for e in self.epochs) / max(loop.steps - steps, 1)
+            ),
         )
 
 

@@ -45,6 +45,7 @@ class StepRecord:
     batch: int  # of the epoch, from 1
     loss: Tensor  # detached, on the device
     loop: "Loop"
+    dry_run: bool = False  # whether all of it is undone afterwards, but for what hooks keep somewhere else
 
     @property
     def model(self) -> nn.Module:
@@ -63,6 +64,7 @@ class EpochRecord:
     epoch: Epoch  # its number, loss, items, seconds and metrics
     step: int
     loop: "Loop"
+    dry_run: bool = False  # as in a `StepRecord`
 
     @property
     def model(self) -> nn.Module:

@@ -15,6 +15,7 @@ from hotloop.monitor.logs import Log, open_log
 from hotloop.monitor.watching import EVERY, Watching
 from hotloop.records import Epoch, Load
 from hotloop.text import an
+from hotloop.training.gradients import GradientNorms
 
 LogTarget = Log | str | os.PathLike[str]
 Logged = LogTarget | Sequence[LogTarget] | None
@@ -34,9 +35,12 @@ class Journal:
         monitor: bool,
         log: Logged,
         lr: Callable[[], object] | None = None,
+        norms: GradientNorms | None = None,
     ) -> None:
         self._device, self._step, self._lr, self._monitor = device, step, lr, monitor
-        self._logs = _Logs(_targets(log))
+        self._norms = norms
+        self._is_due = False  # whether the step that runs is logged
+        self._logs = _Logs(targets_of(log))
         self._watching: Watching | None = None
         self._last = 0.0
 
@@ -61,17 +65,31 @@ class Journal:
         """What was asked of the hardware so far; None where nobody looks."""
         return None if self._watching is None else self._watching.load
 
-    def stretch(self, loss: float | None, rate: float) -> None:
-        """Note the loss as far as it is known, items per second and learning rate; as seldom as the hardware."""
+    def before_step(self) -> None:
+        """A step follows; those that are logged are as seldom as looks at the hardware."""
         if self._logs.is_empty or time.monotonic() - self._last < EVERY:
             return
-        self._last = time.monotonic()
-        self._write({"loss": loss, "items per second": rate} | self._rate_of_learning())
+        self._is_due, self._last = True, time.monotonic()
+        if self._norms is not None:
+            self._norms.ask()
+
+    def stretch(self, loss: float | None, rate: float) -> None:
+        """Note the loss as far as it is known, items per second, learning rate and the norm of the gradient."""
+        if not self._is_due:
+            return
+        self._is_due = False
+        if self._norms is not None:
+            self._norms.note()
+        self._write({"loss": loss, "items per second": rate} | self._rate_of_learning() | self._gradient_norms())
 
     def epoch(self, epoch: Epoch) -> None:
         """Note what an epoch gave."""
-        numbers = {"epoch": float(epoch.number), "epoch/loss": epoch.loss}
+        numbers = {"epoch": float(epoch.number), "epoch/loss": epoch.loss} | self._gradient_norms()
+        numbers |= {f"train/{name}": value for name, value in epoch.train_metrics.items()}
         self._write(numbers | {f"validation/{name}": value for name, value in epoch.metrics.items()})
+
+    def _gradient_norms(self) -> dict[str, float]:
+        return {} if self._norms is None else self._norms.read()
 
     def _rate_of_learning(self) -> dict[str, float | None]:
         rate = None if self._lr is None else self._lr()
@@ -134,7 +152,7 @@ class _Logs:
             warnings.warn(self._untold.pop(0), PlanWarning, stacklevel=5)
 
 
-def _targets(log: Logged) -> list[LogTarget]:
+def targets_of(log: Logged) -> list[LogTarget]:
     """One log or several, checked."""
     several: list[Any] = [] if log is None else list(log) if isinstance(log, list | tuple) else [log]
     for each in several:

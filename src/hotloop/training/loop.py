@@ -28,15 +28,18 @@ from hotloop.plan import Plan, Precision, Tuning
 from hotloop.profiling.record import Profile
 from hotloop.ranks import ranks_of
 from hotloop.records import Report
+from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
-from hotloop.step.sharding import across_ranks, is_sharded
+from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting
 from hotloop.training.collective import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
+from hotloop.training.dry_run import DryRun, try_run
 from hotloop.training.fit import PHASES, Fit
-from hotloop.training.folder import write_run
+from hotloop.training.folder import write_report, write_run
+from hotloop.training.gradients import GradientNorms
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.journal import Journal, Logged
 from hotloop.training.largest import Largest, largest_batch
@@ -44,6 +47,7 @@ from hotloop.training.looking import Memory, memory_of, profile_of
 from hotloop.training.progress import telling
 from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
+from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of
 from hotloop.training.words import check_that_it_can_learn
 from hotloop.tune.plans import ASKED, plan_of
@@ -56,8 +60,10 @@ class Loop:
     `loss` is a criterion `(output, target) → loss` for batches `(input, …, target)`. `objective` is any
     `(model, batch) → loss`; it may also return a dict of named losses, which are summed. A model that returns `.loss`
     needs neither. Several optimizers follow one objective together; as dicts with the same names, each objective
-    has its own optimizer and they take turns. `stateful` names what else a checkpoint shall hold, such as an
-    `AveragedModel`: anything with `state_dict` and `load_state_dict`.
+    has its own optimizer and they take turns; `train_every={"generator": 5}` trains one once in five batches.
+    `stateful` names what else a checkpoint shall hold, such as an `AveragedModel`: anything with `state_dict` and
+    `load_state_dict`. `train_metrics` are functions `(output, target) → tensor` of the outputs that are trained on.
+    `scheduler` is one of PyTorch's, or several; `{"step": …, "epoch": …}` gives each its rhythm.
 
     >>> model = nn.Linear(2, 1)
     >>> loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
@@ -76,36 +82,56 @@ class Loop:
         precision: Precision | Literal["auto"] = "auto",
         accumulate: int = 1,
         clip_norm: float | None = None,
+        clip_value: float | None = None,
         scheduler: Schedulers = None,
         schedule: Every = "step",
         plan: Plan | Path | str = "auto",
         stateful: Mapping[str, Any] | None = None,
+        train_every: Mapping[str, int] | None = None,
+        train_metrics: Metrics | None = None,
     ) -> None:
-        ranks, choice = ranks_of(plan.device if device is None and isinstance(plan, Plan) else device)
-        function = objective if isinstance(objective, Mapping) else as_objective(loss, objective)
-        objectives = objectives_of(optimizer, function)
+        model, found = unwrapped(model)
+        if device is None:
+            device = plan.device if isinstance(plan, Plan) else device_of(found)
+        if plan == "auto" and found is not None and len(found.device_ids) > 1:
+            plan = "plain"  # trials would run on one of its GPUs
+        ranks, choice = ranks_of(device)
+        objective = through(found, choice.device, objective)
+        self._scored = Scored.of(loss, train_metrics, choice.device)
+        criterion = self._scored or loss
+        function = objective if isinstance(objective, Mapping) else as_objective(criterion, objective)
+        objectives = objectives_of(optimizer, function, train_every)
         optimizers = [each for trained in objectives for each in trained.optimizers]
         self.model = place(model, choice.device, *optimizers)
         if isinstance(loss, nn.Module):
             loss.to(choice.device)  # class weights and the like
         check_that_it_can_learn(self.model, objectives)
         begin = Plan(
-            str(choice.device), "fp32" if precision == "auto" else precision, accumulate, clip_norm, stream="direct"
+            str(choice.device),
+            "fp32" if precision == "auto" else precision,
+            accumulate,
+            clip_norm,
+            stream="direct",
+            clip_value=clip_value,
         )
         name = choice.name or str(choice.device)
-        modules = modules_of(self.model, loss)
+        modules = modules_of(self.model, criterion)
         subject = Subject(self.model, modules, objectives, averages(loss), begin, precision != "auto", name)
-        asked = {"precision": precision, "accumulate": accumulate, "clip_norm": clip_norm}
+        asked = {"precision": precision, "accumulate": accumulate, "clip_norm": clip_norm, "clip_value": clip_value}
         begin = plan_of(plan, subject, asked)
+        if found is not None and ranks is None and begin.parallel == "ddp":
+            begin = replace(begin, parallel="data_parallel")
         subject = replace(
             subject,
             plan=replace(subject.plan, **{name: getattr(begin, name) for name in ASKED}),
             pinned_precision=subject.pinned_precision or begin.precision != "fp32",
         )
+        spread = spread_over_gpus(self.model, found, choice.device, ranks, begin)
+        refuse_own_loss(spread, has_loss=loss is not None or objective is not None)
         if ranks is not None:
             ranks.must_agree(facts_of_run(self.model, replace(begin, device=choice.device.type)))
         self.model = across_ranks(self.model, optimizers, ranks, begin)
-        subject = replace(subject, model=self.model, modules=modules_of(self.model, loss))
+        subject = replace(subject, model=self.model, modules=modules_of(self.model, criterion))
         self._core = Core(
             choice,
             subject,
@@ -117,6 +143,7 @@ class Loop:
             plans_itself=plan == "auto",
             by_hand=isinstance(plan, Plan),
             ranks=ranks,
+            spread=spread,
         )
         if ranks is not None:
             self._core.together.tell(ALL_PHASES, self._progress)
@@ -316,17 +343,19 @@ class Loop:
         best: str | tuple[str, str] = "loss",
         patience: int | None = None,
         restore_best: bool = False,
+        dry_run: int | None = None,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
 
-        In a terminal a bar shows the loss, items per second and the time left; elsewhere each epoch prints a line
-        (`progress=False`: nothing). Ctrl-C ends after the step that is running, with the report of what was done.
+        In a terminal and in a notebook a bar shows the loss, items per second and the time left; elsewhere each epoch
+        prints a line, and a long one another every 30 seconds (`progress=False`: nothing). Ctrl-C ends after the step
+        that is running, with the report of what was done.
 
         `save` is a folder for checkpoints, written beside the training `every` so often ("30s", "5min", "1000 steps")
         and at the end; the last `keep` and the best stay. With `resume` the run goes on from the last of them, or
         begins where there is none: it ends with the weights of a run that was never stopped. Ctrl-C, SIGTERM and
         `time_limit` ("2h") save and end. `run.json` there tells what the run was begun with: arguments, plan,
-        versions, commit, machine.
+        versions, commit, machine; `report.html` and `report.json` what was measured.
 
         With `monitor` the device is looked at twice a second, and the report tells what the run asked of it:
         utilisation, memory, energy, throttling. `log` takes these, the losses and the learning rate as they come:
@@ -337,19 +366,13 @@ class Loop:
         for the device unless a hook reads a value. `best` names the metric that says which epoch is the best, as
         "accuracy" or ("distance", "min"); that of `report.best` and of the best checkpoint. With `patience=3` the run
         ends after three epochs that were no better; with `restore_best` the model has the best epoch's weights then.
+
+        `dry_run=3` first tries three steps of everything: training, validation, saving, hooks, logs. What fails ends it
+        by name, "dry run: validation: …"; else all is undone, and a line says how long an epoch takes.
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
-        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-            raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
-        if metrics and validate is None:
-            raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
-        if validate is not None:
-            check_loader(validate, "validate=")
-            if length_of(validate) == 0:
-                raise nothing_came(validate, "validate=")
-        check_metrics(metrics)
-        self._core.schedule.check(metrics)
+        self._check(epochs, validate, metrics)
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
@@ -360,15 +383,19 @@ class Loop:
         )
         length = length_of(loader)
         together.must_agree({"number of batches": length, "number of epochs": epochs})
-        kind = Saver if together.is_first else OtherRankSaver
+        kind = partial(Saver if together.is_first else OtherRankSaver, team=team_of(self.model, together.ranks))
         with together.telling, nullcontext() if save is None else kind(save, every, keep=keep, resume=resume) as saver:
             if saver is not None:
                 together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
             if not together.is_first:
                 progress, monitor, log = False, False, None
-            journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log, lr=self._lr)
             given = (loader, validate, device_transform)
-            fit = Fit(self, self._core, journal, saver, limit, *given, hooks)
+            if dry_run is not None:
+                folder = None if saver is None else saver.folder
+                try_run(DryRun(self, self._core, dry_run, *given, metrics, hooks, folder, log), progress)
+            norms = GradientNorms(self._core)
+            journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log, lr=self._lr, norms=norms)
+            fit = Fit(self, self._core, journal, saver, limit, *given, hooks, self._scored)
             self._core.is_one_by_one = bool(hooks.on_step)
             check = partial(self._check_length, fit, length, epochs)
             self._core.tuner.begin()
@@ -383,7 +410,10 @@ class Loop:
                 if saver is not None and together.is_first:
                     resumed = saver.found is not None
                     write_run(saver.folder, asked, self.plan, self.choice, ranks=together.size, resumed=resumed)
-                return fit.run(epoch, length, epochs, metrics, progress)
+                report = fit.run(epoch, length, epochs, metrics, progress)
+                if saver is not None and together.is_first:
+                    write_report(saver.folder, report, type(self.model).__name__)
+                return report
             finally:
                 self._core.expected = None
                 self._core.rest()
@@ -414,13 +444,27 @@ class Loop:
             hooks_in(on_step, "on_step"), hooks_in(on_epoch, "on_epoch"), goal, patience, bool(restore_best)
         )
 
+    def _check(self, epochs: int, validate: Iterable[Any] | None, metrics: Metrics | None) -> None:
+        """Refuse a run that cannot be meant."""
+        if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+            raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
+        if metrics and validate is None:
+            raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
+        if validate is not None:
+            check_loader(validate, "validate=")
+            if length_of(validate) == 0:
+                raise nothing_came(validate, "validate=")
+        check_metrics(metrics)
+        self._core.schedule.check(metrics)
+
     def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
         """Refuse schedulers that end before the run does."""
         if length is not None:
             updates = math.ceil(length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
-            made = fit.first * updates + fit.consumed // self.plan.accumulate
+            left = epochs * updates - fit.first * updates - fit.consumed // self.plan.accumulate
+            rarity = {id(o): each.every for each in self._core.objectives for o in each.optimizers}
             size = self._core.together.size
-            self._core.schedule.check_length(epochs * updates - made, epochs - fit.first, size)
+            self._core.schedule.check_length(lambda o: left // rarity[id(o)], epochs - fit.first, size)
 
     def largest_batch(
         self,
@@ -481,7 +525,8 @@ class Loop:
         not among them.
         """
         core = self._core
-        return {**state_of(core), "stateful": {name: thing.state_dict() for name, thing in core.stateful.items()}}
+        stateful = {name: thing.state_dict() for name, thing in core.stateful.items()}
+        return {**state_of(core, gather=True), "stateful": stateful}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. What does not fit this loop is refused before anything changes."""

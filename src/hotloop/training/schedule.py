@@ -1,7 +1,7 @@
 """`Schedule`: when learning rates change."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,10 +14,12 @@ from hotloop.evaluation import Metrics
 from hotloop.records import Epoch
 from hotloop.snapshot import Snapshot
 from hotloop.step.objectives import TrainedObjective
-from hotloop.text import plural
+from hotloop.text import an, plural
+from hotloop.training.warmup import WarmupCosine
 
-Schedulers = LRScheduler | Sequence[LRScheduler] | None
 Every = Literal["step", "epoch"]
+OneOrMore = LRScheduler | Sequence[LRScheduler]
+Schedulers = OneOrMore | Mapping[Every, OneOrMore] | None
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Schedule:
     """Advances learning-rate schedulers: never for a step that was skipped."""
 
     schedulers: tuple[LRScheduler, ...]
-    every: Every
+    rhythm: tuple[Every, ...]  # of each of them
     _waiting: dict[int, int] = field(default_factory=dict)  # schedulers that watch a metric: how far each was
 
     @classmethod
@@ -33,16 +35,23 @@ class Schedule:
         """`optimizers` are those of the loop: a scheduler of another one would change nothing here."""
         if every not in ("step", "epoch"):
             raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
-        schedulers = (
-            () if scheduler is None else (scheduler,) if isinstance(scheduler, LRScheduler) else tuple(scheduler)
-        )
-        for each in schedulers:
+        if isinstance(scheduler, Mapping) and every != "step":
+            raise BadArgument(f"schedule={every!r} and schedulers by their rhythm", fix="leave schedule= out")
+        given: Mapping[Any, Any] = scheduler if isinstance(scheduler, Mapping) else {every: scheduler}
+        pairs = [(each, name) for name, some in given.items() for each in _several(some)]
+        for each, name in pairs:
+            if not hasattr(each, "optimizer") or name not in ("step", "epoch"):
+                wrong = an(type(each).__name__) if name in ("step", "epoch") else f"schedulers for every {name!r}"
+                raise BadArgument(
+                    f"scheduler= with {wrong}",
+                    fix='give schedulers of torch.optim.lr_scheduler, several as {"step": …, "epoch": …}',
+                )
             if optimizers and all(each.optimizer is not optimizer for optimizer in optimizers):
                 raise BadArgument(
                     f"the {type(each).__name__} is of another optimizer than the loop's",
                     fix="build it with the optimizer that you give to the Loop",
                 )
-        return cls(schedulers, every)
+        return cls(tuple(each for each, _ in pairs), tuple(name for _, name in pairs))
 
     @property
     def watches_a_metric(self) -> bool:
@@ -62,23 +71,26 @@ class Schedule:
                 ' mode="min" watches the loss',
             )
 
-    def check_length(self, updates: int, epochs: int, ranks: int) -> None:
-        """Refuse a scheduler that ends before the `updates` and `epochs` that are left of a run.
+    def check_length(self, updates: Callable[[Optimizer], int], epochs: int, ranks: int) -> None:
+        """Refuse a scheduler that ends before the `updates` of its optimizer and the `epochs` that a run has left.
 
         On several ranks, warn of one that was made for the batches of all of them.
         """
-        steps, unit = (updates, "update") if self.every == "step" else (epochs, "epoch")
-        for each in self.schedulers:
-            if isinstance(each, OneCycleLR) and each.last_epoch + steps > each.total_steps:
+        for each, rhythm in zip(self.schedulers, self.rhythm, strict=True):
+            if not isinstance(each, OneCycleLR | WarmupCosine):
+                continue
+            left, unit = (updates(each.optimizer), "update") if rhythm == "step" else (epochs, "epoch")
+            name, argument = type(each).__name__, "total_steps" if isinstance(each, OneCycleLR) else "steps"
+            if each.last_epoch + left > each.total_steps:
                 raise BadArgument(
-                    f"the OneCycleLR ends after {plural(each.total_steps, 'step')}, has made {each.last_epoch}, and the"
-                    f" run has {plural(steps, unit)} left",
-                    fix=f"build it for the whole run: OneCycleLR(…, total_steps={each.last_epoch + steps})",
+                    f"the {name} ends after {plural(each.total_steps, 'step')}, has made {each.last_epoch}, and the"
+                    f" run has {plural(left, unit)} left",
+                    fix=f"build it for the whole run: {name}(…, {argument}={each.last_epoch + left})",
                 )
-            if isinstance(each, OneCycleLR) and ranks > 1 and each.total_steps > ranks * (each.last_epoch + steps - 1):
+            if ranks > 1 and each.total_steps > ranks * (each.last_epoch + left - 1):
                 warnings.warn(
-                    f"the OneCycleLR was made for {each.total_steps} steps, and each of {ranks} ranks makes"
-                    f" {each.last_epoch + steps}: its rate is still high at the end. fix: divide by"
+                    f"the {name} was made for {each.total_steps} steps, and each of {ranks} ranks makes"
+                    f" {each.last_epoch + left}: its rate is still high at the end. fix: divide by"
                     " hotloop.world_size(), since len(loader) counts the batches of all ranks",
                     PlanWarning,
                     stacklevel=4,
@@ -126,7 +138,14 @@ class Schedule:
 
     def _counting(self, every: Every) -> list[LRScheduler]:
         """The schedulers that count these; one that watches a metric counts nothing."""
-        return [s for s in self.schedulers if every == self.every and not isinstance(s, ReduceLROnPlateau)]
+        pairs = zip(self.schedulers, self.rhythm, strict=True)
+        return [s for s, rhythm in pairs if rhythm == every and not isinstance(s, ReduceLROnPlateau)]
+
+
+def _several(scheduler: Any) -> Sequence[Any]:
+    if scheduler is None:
+        return ()
+    return tuple(scheduler) if isinstance(scheduler, Iterable) else (scheduler,)
 
 
 def parts_of_scheduler(scheduler: Any) -> Iterator[Any]:

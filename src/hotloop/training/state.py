@@ -48,17 +48,21 @@ FORMAT = 2
 _FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's
 
 
-def state_of(core: Core) -> dict[str, Any]:
-    """Everything that decides how training goes on, but the position of the loader. Nothing waits for the device."""
+def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
+    """Everything that decides how training goes on, but the position of the loader. Nothing waits for the device.
+
+    What FSDP has sharded stays so, or is made whole by `gather`, for which all ranks meet.
+    """
     tuning = core.tuner.tuning
     modules = modules_of(core)
+    told = whole if gather else (lambda tree: tree)
     return {
         "format": FORMAT,
-        "model": whole(modules[0].state_dict()),
+        "model": told(modules[0].state_dict()),
         "others": [module.state_dict() for module in modules[1:]],
         "loose": _loose(core),
         "buffers": [_unsaved(module) for module in modules],
-        "optimizers": [whole(optimizer.state_dict()) for optimizer in core.optimizers],
+        "optimizers": [told(optimizer.state_dict()) for optimizer in core.optimizers],
         "held": _held(core),
         "schedulers": [scheduler.state_dict() for scheduler in core.schedule.schedulers],
         "kinds": _kinds(core.schedule.schedulers),

@@ -58,8 +58,8 @@ class Cache:
         """Whether a file holds what `put` writes, and not only something that looks like it."""
         if not tuning.is_sound() or any(trial.gain is not None and trial.gain <= 0 for trial in tuning.trials):
             return False
-        plan, own = tuning.plan, ("device", "accumulate", "clip_norm", "micro_batch", "workers", "recompute")
-        if any(getattr(plan, name) != getattr(begin, name) for name in (*own, "memory_budget")):
+        plan, own = tuning.plan, ("device", "accumulate", "clip_norm", "clip_value", "micro_batch", "workers")
+        if any(getattr(plan, name) != getattr(begin, name) for name in (*own, "recompute", "memory_budget")):
             return False
         on_cuda, levers = plan.device.startswith("cuda"), pulled_levers(plan)
         known = all(lever in LEVERS and (on_cuda or not lever.needs_cuda) for lever in levers)

@@ -18,6 +18,7 @@ ASKED = (
     "precision",
     "accumulate",
     "clip_norm",
+    "clip_value",
     "micro_batch",
     "workers",
     "recompute",
@@ -45,7 +46,7 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
             fix=f'give one of them: Plan("{here}", …), or Loop(…, plan=plan) without device=',
         )
     chosen = replace(chosen, device=here)
-    unset = {"precision": "auto", "accumulate": 1, "clip_norm": None}
+    unset = {"precision": "auto", "accumulate": 1, "clip_norm": None, "clip_value": None}
     for name, value in asked.items():
         if value != unset[name] and value != getattr(chosen, name):
             raise BadArgument(

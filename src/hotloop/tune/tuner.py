@@ -50,7 +50,8 @@ SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
 SLOWER_ON_CPU = 1.1  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower
-SMALL_STEP = 1e-3  # seconds of a captured step; below, the host takes longer to hand over a batch than the device
+SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer to hand over a batch than the device
+HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
 MOST_PASSES = 6  # forward passes beyond one a step in a run
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
@@ -455,7 +456,8 @@ class Tuner:
             yield 0
         now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
         plan = self._loop.step.plan
-        if plan.graph == 1 and self._next.can_be_several and now < SMALL_STEP and plan.stream == "resident":
+        is_short = now < SMALL_STEP and self._stopwatch.host > HOST_LIMITS * now
+        if plan.graph == 1 and self._next.can_be_several and is_short and plan.stream == "resident":
             yield from self._carry_out(replace(plan, graph=MOST_STEPS), "a captured step is short")
             for _ in range(PATIENCE):
                 yield 0
@@ -605,17 +607,20 @@ class Tuner:
                 quickest = min(quickest, watch.seconds)
             return self._loop.together.largest(quickest)
         watch = self._stopwatch = _Stopwatch(self.subject.device)
-        goal = steps
+        cycle = math.lcm(*(each.every for each in self.subject.objectives))  # batches that train all of them
+        goal = steps * cycle
         while watch.batches < goal or watch.seconds < seconds:
             while watch.batches < goal:
                 ahead = self._next
-                watch.begin()
+                is_idle = watch.begin()
                 yield 0
                 watch.batches += ahead.batches
+                if is_idle:
+                    watch.note_host(ahead.batches)
             watch.halt()
             watch.seconds = self._loop.together.largest(watch.seconds)
             rest = seconds - watch.seconds
-            goal = watch.batches + max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6)))
+            goal = watch.batches + cycle * max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6) / cycle))
         return watch.seconds / watch.batches
 
     def _window(self) -> "Course[Ahead]":
@@ -712,15 +717,24 @@ class _Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.seconds = 0.0
+        self.host = math.inf  # seconds in which the host hands over a batch to a device that has nothing to do
         self.batches = 0
         self._device = device
         self._clock = time.thread_time if device.type == "cpu" else time.perf_counter
         self._start: float | None = None
 
-    def begin(self) -> None:
-        if self._start is None:
-            synchronize(self._device)
-            self._start = self._clock()
+    def begin(self) -> bool:
+        """Let it run; whether it stood still."""
+        if self._start is not None:
+            return False
+        synchronize(self._device)
+        self._start = self._clock()
+        return True
+
+    def note_host(self, batches: int) -> None:
+        """The first step since it stood still is handed over; later ones may wait until the device takes them."""
+        if self._start is not None:
+            self.host = min(self.host, (self._clock() - self._start) / batches)
 
     def halt(self) -> None:
         if self._start is not None:

@@ -1,0 +1,212 @@
+"""`DryRun`: a few steps of everything that a run will do, all of which is undone before it begins."""
+
+import copy
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hotloop.checkpoint import Store
+from hotloop.clock import synchronize
+from hotloop.data import Stream, length_of
+from hotloop.data.origin import check_readable_again, twin
+from hotloop.data.rng import is_stateful
+from hotloop.data.samplers import generators_of
+from hotloop.errors import BadArgument, HotloopError, PlanWarning
+from hotloop.evaluation import Metrics
+from hotloop.misfit import attempt
+from hotloop.monitor.logs import try_log
+from hotloop.records import Epoch
+from hotloop.rng import generators_in
+from hotloop.snapshot import Snapshot, is_container
+from hotloop.step.eager import total
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.training import TrainingStep
+from hotloop.text import duration, plural
+from hotloop.training.core import Core, Transform
+from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
+from hotloop.training.journal import Logged, targets_of
+from hotloop.training.progress import Display, telling
+from hotloop.training.state import draws_of
+from hotloop.tune.rehearsal import rehearsing
+
+if TYPE_CHECKING:
+    from hotloop.training.loop import Loop
+
+
+class DryRunFailed(HotloopError):
+    """A part of a run does not work, as its dry run has shown. `__cause__` is what went wrong."""
+
+
+@dataclass
+class DryRun:
+    """Tries each part of a run in turn; what fails ends it with the name of the part.
+
+    Its steps are real ones, without compilation and CUDA graphs, in the model's own memory. Afterwards the weights,
+    optimizers, schedulers, rng states, the loaders, `stateful` and the plain attributes of hooks are what they were.
+    """
+
+    loop: "Loop"
+    core: Core
+    steps: int  # updates
+    loader: Iterable[Any]
+    validate: Iterable[Any] | None
+    transform: Transform | None
+    metrics: Metrics | None
+    hooks: RunHooks
+    folder: Path | None
+    log: Logged
+    tell: Callable[[str], None] = lambda words: None
+    _done: list[str] = field(default_factory=list)  # names of the parts that work
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise BadArgument(f"dry_run={self.steps!r}", fix="give a number of steps to try, such as 3")
+        if (size := self.core.together.size) > 1:
+            raise BadArgument(f"dry_run= on {size} ranks", fix="try it in one process first, without torchrun")
+        for given in (self.loader, self.validate):
+            check_readable_again(
+                given, fix="give what can be iterated again, such as a DataLoader, or leave out dry_run="
+            )
+
+    def run(self) -> str:
+        """Try everything; what worked and how long an epoch takes, in a line."""
+        core, hooks = self.core, [*self.hooks.on_step, *self.hooks.on_epoch]
+        generators = [*generators_in([*hooks, *core.stateful.values(), self.transform])]
+        generators += [*generators_of(self.loader), *generators_of(self.validate)]
+        quiet = warnings.catch_warnings(action="ignore", category=PlanWarning)  # the run tells it
+        with quiet, self._restored(), core.unplanned(), rehearsing(core.subject, generators) as rehearsal:
+            step = self._step()
+            rehearsal.exchange(step)
+            epoch, seconds = self._train(step)
+            scores, more = self._evaluate()
+            epoch = replace(epoch, metrics=scores)
+            with self._part("scheduler", core.schedule.watches_a_metric):
+                core.schedule.after_evaluation(epoch, self.metrics)
+            with self._part("on_epoch", bool(self.hooks.on_epoch)):
+                record = EpochRecord(epoch, step.counts.steps, self.loop, dry_run=True)
+                asks_to_stop(self.hooks.on_epoch, record, "on_epoch")
+            with self._part("saving", self.folder is not None):
+                self._save()
+            with self._part("logging", bool(targets_of(self.log))), tempfile.TemporaryDirectory() as folder:
+                for target in targets_of(self.log):
+                    try_log(target, Path(folder), {"loss": epoch.loss})
+        length = length_of(self.loader)
+        time_of = f"a batch takes {duration(seconds)}"
+        if length is not None:
+            time_of = f"an epoch takes about {duration(seconds * length + more)}"
+        return f"dry run: {plural(step.counts.steps, 'step')} of {', '.join(self._done)} worked; {time_of}"
+
+    def _step(self) -> TrainingStep:
+        core = self.core
+        plan = replace(core.step.plan, compile="off", graph=0)
+        return TrainingStep(
+            core.model,
+            core.objectives,
+            plan,
+            averages=core.subject.averages,
+            after_update=core.schedule.after_update,
+            memory=OutOfMemory(core.subject.modules, core.device, most=plan.micro_batch),
+        )
+
+    def _train(self, step: TrainingStep) -> tuple[Epoch, float]:
+        """Training and its hooks: the epoch so far, and seconds of a batch."""
+        losses: list[Tensor] = []
+        items, times = 0, [time.perf_counter()]
+        with self._first(self.loader, self.steps * step.plan.accumulate, self.transform) as batches:
+            while True:
+                with self._part("training", name_it=not losses):
+                    if (batch := next(batches, None)) is None:
+                        break
+                    parts = attempt(partial(step, batch), self.core.model, batch, f"batch {len(losses)}")
+                    losses.append(total(parts))
+                    items += step.weighing.items_in(batch)
+                    synchronize(self.core.device)
+                with self._part("on_step", bool(self.hooks.on_step), name_it=len(losses) == 1):
+                    record = StepRecord(step.counts.steps, 1, len(losses), losses[-1], self.loop, dry_run=True)
+                    asks_to_stop(self.hooks.on_step, record, "on_step")
+                times.append(time.perf_counter())
+        with self._part("training", name_it=False):
+            step.end_epoch()
+        first = 1 if len(times) > 2 else 0  # in which libraries allocate and choose
+        seconds = (times[-1] - times[first]) / max(len(times) - 1 - first, 1)
+        mean = sum(float(loss) for loss in losses) / max(len(losses), 1)
+        return Epoch(1, mean, items, times[-1] - times[0], {}, {}), seconds
+
+    def _evaluate(self) -> tuple[dict[str, float], float]:
+        """The validation: its scores, and seconds of a whole one."""
+        if self.validate is None:
+            return {}, 0.0
+        start = time.perf_counter()
+        with self._part("validation"):
+            with self._first(self.validate, self.steps) as batches:
+                some = list(batches)
+            scores = self.loop.evaluate(some, self.metrics)
+        length = length_of(self.validate)
+        return scores, (time.perf_counter() - start) / self.steps * max(length or 0, self.steps)
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".dry-run-") as folder:
+            store = Store(folder)
+            store.load(store.save(0, self.loop.state_dict()))
+
+    @contextmanager
+    def _first(self, loader: Iterable[Any], count: int, transform: Transform | None = None) -> Iterator[Iterator[Any]]:
+        """The first batches of a loader, on the device; its workers, which are others than those of the run, end."""
+        plan = self.core.step.plan
+        once = twin(loader, persistent_workers=False) if type(loader) is DataLoader else loader
+        stream = Stream(once, self.core.device, "direct", transform, pinned=plan.pinned, workers=plan.workers)
+        with closing(cast("Generator[Any, None, None]", iter(stream))) as batches:
+            yield islice(batches, count)
+
+    @contextmanager
+    def _part(self, name: str, is_there: bool = True, *, name_it: bool = True) -> Iterator[None]:
+        """A part of the run; what goes wrong in it is told by its name."""
+        if is_there and name_it:
+            self._done.append(name)
+            self.tell(name)
+        try:
+            yield
+        except HotloopError as error:
+            raise DryRunFailed(f"dry run: {name}: {error.what}", fix=error.fix) from error
+        except Exception as error:
+            raise DryRunFailed(f"dry run: {name}: {type(error).__name__}: {error}") from error
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """What a rehearsal does not restore: schedulers, loaders, `stateful`, hooks."""
+        with ExitStack() as undo:
+            undo.callback(draws_of(self.loader))
+            undo.callback(draws_of(self.validate))
+            undo.callback(self.core.schedule.snapshot().restore)
+            hooks = [*self.hooks.on_step, *self.hooks.on_epoch]
+            owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
+            for thing in [*self.core.stateful.values(), *hooks, *owners]:
+                held = None if isinstance(thing, ModuleType | type) else getattr(thing, "__dict__", None)
+                if is_container(thing):
+                    undo.callback(Snapshot().items([thing]).restore)
+                elif isinstance(held, dict):
+                    undo.callback(Snapshot().items([held, *filter(is_container, held.values())]).restore)
+                if is_stateful(thing) and not isinstance(thing, type):
+                    undo.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
+            yield
+
+
+def try_run(dry_run: DryRun, progress: bool | None) -> None:
+    """Carry out a dry run, and say how it went."""
+    with telling("dry run", progress) as tell:
+        dry_run.tell = tell
+        words = dry_run.run()
+    Display(1, None, progress).say(words)

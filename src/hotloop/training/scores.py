@@ -1,0 +1,105 @@
+"""`Scored`: a criterion that adds up metrics of the outputs on which it trains."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotloop.errors import BadArgument
+from hotloop.evaluation import Metrics, check_metrics
+from hotloop.objective import Criterion, compared, items_in
+from hotloop.ranks import Ranks
+
+
+class Scored(nn.Module):
+    """The same loss; metrics of the same outputs are added up on the device, without another forward pass.
+
+    The sums are buffers: a pass that is undone or repeated restores them, a CUDA graph writes to them, a checkpoint
+    holds them.
+    """
+
+    totals: Tensor  # two rows: sums, and what they are divided by
+
+    def __init__(self, loss: Criterion, metrics: Metrics) -> None:
+        super().__init__()
+        self._call = compared(loss)
+        if isinstance(loss, nn.Module):
+            self.criterion = loss  # whose weights are saved and moved
+        self._metrics = {name: _weighted(metric) for name, metric in metrics.items()}
+        self.register_buffer("totals", torch.zeros(2, len(metrics), dtype=torch.float64), persistent=False)
+
+    @classmethod
+    def of(cls, loss: Criterion | None, metrics: Metrics | None, device: torch.device) -> "Scored | None":
+        """For `train_metrics=`; None where none are wanted."""
+        check_metrics(metrics)
+        if not metrics:
+            return None
+        if loss is None:
+            raise BadArgument(
+                "train_metrics= without loss=, so that output and target are not known",
+                fix="give loss=, a criterion; an objective of your own can return what it computes as further losses",
+            )
+        if stateful := [name for name, metric in metrics.items() if hasattr(metric, "compute")]:
+            raise BadArgument(
+                f"train_metrics with {stateful[0]!r}, an object that keeps its own sums",
+                fix="give functions (output, target) → tensor, such as hotloop.metrics.accuracy; metrics= takes both",
+            )
+        scored = cls(loss, metrics)
+        if device.type == "mps":
+            scored.totals = scored.totals.float()  # Metal has no float64
+        return scored.to(device)
+
+    def forward(self, output: Any, target: Any) -> Tensor:
+        with torch.no_grad():  # before the loss, whose reduction is what is noted last where calls are watched
+            for number, metric in enumerate(self._metrics.values()):
+                total, count = self._sum(metric(output, target), output, target)
+                self.totals[0, number].add_(total)
+                self.totals[1, number].add_(count)
+        return self._call(output, target)
+
+    def _sum(self, value: Any, output: Any, target: Any) -> tuple[Tensor, int | Tensor]:
+        """What a metric gave, as a sum and what it is divided by: values, their mean, or values and weights."""
+        if isinstance(value, tuple):
+            values, weights = value
+            return (values * weights).sum(dtype=self.totals.dtype), weights.sum(dtype=self.totals.dtype)
+        value = torch.as_tensor(value, device=self.totals.device)
+        if value.numel() > 1:
+            return value.sum(dtype=self.totals.dtype), value.numel()
+        items = items_in((output, target))
+        return value.reshape(()).to(self.totals.dtype) * items, items
+
+    def begin_epoch(self) -> None:
+        self.totals.zero_()
+
+    def end_epoch(self) -> "EpochScores":
+        """The sums of the epoch, which may still be on their way from the device."""
+        totals = self.totals.clone()
+        if totals.is_cuda:  # read when the losses of the epoch are, which are sent after it
+            totals = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True).copy_(totals, non_blocking=True)
+        return EpochScores(tuple(self._metrics), totals)
+
+
+def _weighted(metric: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A metric that gives values and weights where it can: to select values, the host would wait for the device."""
+    weighted: Callable[[Any, Any], Any] = getattr(metric, "weighted", metric)
+    return weighted
+
+
+@dataclass(frozen=True)
+class EpochScores:
+    """Training metrics of an epoch."""
+
+    names: tuple[str, ...] = ()
+    totals: Tensor | None = None  # on the host, once the losses of the epoch are there
+
+    def means(self, ranks: Ranks | None) -> dict[str, float]:
+        """The metrics, over the items of all ranks."""
+        if self.totals is None:
+            return {}
+        sums: list[float] = self.totals.flatten().tolist()
+        if ranks is not None:
+            sums = list(ranks.total(sums))
+        half = len(self.names)
+        return {name: a / b for name, a, b in zip(self.names, sums[:half], sums[half:], strict=True) if b}

@@ -1,0 +1,230 @@
+"""A dry run tries every part of a run and leaves no trace: the training after it is equal to the bit."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import hotloop
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.training.dry_run import DryRunFailed
+from hotloop.training.hooks import EpochRecord, StepRecord
+
+QUIET: dict[str, Any] = {"progress": False, "monitor": False}
+
+
+class Noisy(nn.Module):
+    """Draws random numbers, keeps buffers, counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return self.layers(x)  # type: ignore[no-any-return]
+
+
+def run(task: Any, dry_run: int | None, folder: Path | None = None, **options: Any) -> tuple[Any, ...]:
+    """A run of two epochs, and everything that it could have left behind."""
+    hotloop.seed(0)
+    model = Noisy()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+    scheduler = hotloop.WarmupCosine(optimizer, steps=14)
+    ema = hotloop.Ema(model, decay=0.9)
+    loop = hotloop.Loop(
+        model,
+        optimizer,
+        nn.CrossEntropyLoss(),
+        device="cpu",
+        plan="plain",
+        scheduler=scheduler,
+        stateful={"ema": ema},
+        train_metrics={"accuracy": hotloop.metrics.accuracy},
+        accumulate=options.pop("accumulate", 1),
+    )
+    report = loop.fit(
+        task.loader(16, **options.pop("data", {})),
+        epochs=2,
+        validate=task.loader(16),
+        metrics={"accuracy": hotloop.metrics.accuracy},
+        on_step=ema,
+        dry_run=dry_run,
+        save=folder,
+        **QUIET,
+        **options,
+    )
+    epochs = [(e.loss, e.items, e.metrics, e.train_metrics) for e in report.epochs]
+    kept = [*model.state_dict().values(), *ema.state_dict().values()]
+    drawn = [torch.rand(1).item(), random.getstate(), np.random.rand()]
+    return epochs, report.steps, report.curve, loop.steps, loop.epoch, model.calls, scheduler.last_epoch, drawn, kept
+
+
+def must_be_equal(one: tuple[Any, ...], other: tuple[Any, ...]) -> None:
+    assert one[:-1] == other[:-1]
+    assert all(map(torch.equal, one[-1], other[-1]))
+
+
+@pytest.mark.filterwarnings("ignore:batch normalisation")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_training_after_it_is_the_same_to_the_bit(task, tmp_path: Path, accumulate: int) -> None:
+    def noisy(batch: Any) -> Any:
+        return [batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]]
+
+    options: dict[str, Any] = {"device_transform": noisy, "accumulate": accumulate}
+    plain = run(task, None, tmp_path / "plain", **dict(options))
+    must_be_equal(plain, run(task, 3, tmp_path / "tried", log=tmp_path / "log.jsonl", **options))
+    assert {each.name for each in (tmp_path / "tried").iterdir()} == {
+        each.name for each in (tmp_path / "plain").iterdir()
+    }, "its files are gone"
+
+
+def test_workers_begin_as_they_would(task) -> None:
+    data = {"num_workers": 1}
+    must_be_equal(run(task, None, data=data), run(task, 2, data=data))
+
+
+def loop_of(**options: Any) -> hotloop.Loop:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain", **options)
+
+
+def test_a_line_says_what_worked_and_how_long_an_epoch_takes(task, tmp_path: Path, capsys) -> None:
+    everything = {"validate": task.loader(16), "save": tmp_path, "log": tmp_path / "a.csv", "monitor": False}
+    loop_of().fit(task.loader(16), dry_run=3, on_step=print, on_epoch=print, **everything)
+    first = capsys.readouterr().err.splitlines()[0]
+    parts = "training, on_step, validation, on_epoch, saving, logging"
+    assert first.startswith(f"dry run: 3 steps of {parts} worked; an epoch takes about ")
+    assert "dry run" not in (tmp_path / "a.csv").read_text()
+
+
+def test_hooks_get_real_records_that_say_what_they_are(task) -> None:
+    loop, steps, epochs = loop_of(), [], []
+
+    def on_step(record: StepRecord) -> str:
+        steps.append((record.dry_run, record.step, record.epoch, record.batch, float(record.loss) > 0))
+        assert record.model is loop.model
+        return "stop"  # which ends the run, and not the dry run
+
+    def on_epoch(record: EpochRecord) -> None:
+        epochs.append((record.dry_run, record.epoch.items, "loss" in record.epoch.metrics))
+
+    report = loop.fit(task.loader(16), dry_run=2, validate=task.loader(16), on_step=on_step, on_epoch=on_epoch, **QUIET)
+    assert steps == [(True, 1, 1, 1, True), (True, 2, 1, 2, True), (False, 1, 1, 1, True)]
+    assert epochs == [(True, 32, True)]
+    assert report.stopped == "on_step"
+
+
+class Diary:
+    """Keeps numbers in its attributes."""
+
+    def __init__(self) -> None:
+        self.steps, self.losses = 0, [0.0]
+
+    def note(self, record: StepRecord) -> None:
+        self.steps += 1
+        self.losses.append(float(record.loss))
+
+
+def test_what_hooks_keep_in_their_attributes_is_put_back(task) -> None:
+    kept: list[Any] = []
+    diary = Diary()
+    loop_of().fit(task.loader(16), dry_run=3, on_step=[diary.note, kept.append], **QUIET)
+    assert diary.steps == len(diary.losses) - 1 == len(kept) == 7
+
+
+class Unsaveable:
+    """Tells a state that no checkpoint can hold."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"lock": object()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Damaged(Dataset[Any]):
+    """Its fourth item cannot be read."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> Any:
+        if index == 3:
+            raise OSError("no such picture")
+        return torch.zeros(6), 0
+
+
+def fails(record: Any) -> None:
+    raise RuntimeError("no display")
+
+
+@pytest.mark.parametrize(
+    ("part", "options", "words"),
+    [
+        ("training", {"loader": DataLoader(Damaged(), 2)}, "OSError: .*no such picture"),
+        ("training", {"loader": [(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long))] * 3}, "does not fit"),
+        ("validation", {"validate": [(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long))]}, "does not fit"),
+        ("validation", {"metrics": {"odd": lambda output, target: 1 / 0}}, "ZeroDivisionError"),
+        ("on_step", {"on_step": fails}, "RuntimeError: no display"),
+        ("on_epoch", {"on_epoch": fails}, "RuntimeError: no display"),
+        ("on_epoch", {"on_epoch": lambda record: "stopp"}, "on_epoch returned 'stopp'"),
+        ("saving", {"stateful": {"odd": Unsaveable()}}, "object"),
+        ("logging", {"log": "run.txt"}, "neither a logger's name nor a path"),
+    ],
+)
+def test_what_fails_is_named_and_all_is_as_before(
+    task, tmp_path: Path, part: str, options: dict[str, Any], words: str
+) -> None:
+    loop = loop_of(stateful=options.pop("stateful", None))
+    before = loop.model.weight.clone()
+    given = {"loader": task.loader(16), "validate": task.loader(16), "save": tmp_path / "run", **options}
+    with pytest.raises(DryRunFailed, match=rf"(?s)^dry run: {part}: .*{words}") as error:
+        loop.fit(given.pop("loader"), dry_run=3, **given, **QUIET)
+    assert isinstance(error.value, HotloopError)
+    assert error.value.__cause__ is not None
+    assert torch.equal(loop.model.weight, before)
+    assert (loop.steps, loop.epoch) == (0, 0)
+    assert not [each for each in (tmp_path / "run").iterdir() if each.is_dir()]
+
+
+def once(task: Any) -> Iterator[Any]:
+    yield from task.loader(16)
+
+
+def test_what_cannot_be_meant_is_refused(task) -> None:
+    for wrong in (0, -1, True, 2.5, "3"):
+        with pytest.raises(BadArgument, match="dry_run="):
+            loop_of().fit(task.loader(16), dry_run=wrong, **QUIET)
+    with pytest.raises(BadArgument, match="can be read only once"):
+        loop_of().fit(once(task), dry_run=3, **QUIET)
+
+
+def test_a_loader_shorter_than_it_is_enough(task) -> None:
+    report = loop_of().fit([(task.inputs, task.targets)], dry_run=3, **QUIET)
+    assert report.steps == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("graph", [0, 2])
+def test_on_a_gpu_the_training_after_it_is_the_same(task, graph: int) -> None:
+    found = []
+    for dry_run in (None, 3):
+        hotloop.seed(0)
+        model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 3)).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        plan = hotloop.Plan("cuda", graph=graph, stream="resident")
+        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), plan=plan)
+        loop.fit(task.loader(16), epochs=4, validate=task.loader(16), dry_run=dry_run, **QUIET)
+        found.append((loop.steps, torch.rand(1, device="cuda").item(), list(model.state_dict().values())))
+    assert found[0][:2] == found[1][:2]
+    for a, b in zip(found[0][2], found[1][2], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
