@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
@@ -94,6 +95,21 @@ OF_STATE_DICT = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The table of a module's own parameters, without those of modules inside it; what is changed in it is changed."""
     return module._parameters
+
+
+def recurrence(layer: nn.RNNBase, weights: Sequence[Tensor], *given: Any) -> Any:
+    """What a recurrent layer gives if it has these weights, which may be results of other operations.
+
+    `torch.func.functional_call` would do, but the layer would hold on to the weights, and to the operations behind
+    them. A layer that is made on `meta` fails where PyTorch keeps weights elsewhere.
+    """
+    held = vars(layer)
+    held["_flat_weight_refs"], held["_flat_weights_names"] = [], []  # by which it would look for its own
+    held["_flat_weights"] = list(weights)
+    try:
+        return layer(*given)
+    finally:
+        held["_flat_weights"] = []
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
@@ -221,6 +237,24 @@ def keeps_workers(loader: DataLoader[Any]) -> bool:
 def dismiss_workers(loader: DataLoader[Any]) -> None:
     """Let the next epoch of a loader begin with new workers."""
     loader.__dict__["_iterator"] = None
+
+
+def end_as_garbage(batches: Iterator[Any]) -> None:
+    """Let the workers of a loader's iterator end at once where the garbage collector comes by it.
+
+    The collector closes their queues first, so that PyTorch cannot tell them to end, and waits five seconds for each.
+    It does so where PyTorch has renamed the queues.
+    """
+    queues, done = getattr(batches, "_index_queues", None), getattr(batches, "_workers_done_event", None)
+    if queues and done is not None:
+        weakref.finalize(batches, _tell_to_end, tuple(queues), done).atexit = False
+
+
+def _tell_to_end(queues: Sequence[Any], done: Any) -> None:
+    with suppress(ValueError, OSError):  # they were closed in good order
+        done.set()
+        for queue in queues:
+            queue.put(None)
 
 
 def waits_for_workers(frame: FrameType | None) -> bool:

@@ -353,7 +353,7 @@ class Heartbeat:
             longer = "HOTLOOP_RANK_TIMEOUT=3600 lets the others wait for an hour"
             return _several(late), f"look at what it does there; {longer}; {RESUME}"
         if apart := [word for word in words.values() if _differ(mine, word)]:
-            return self._apart(mine, apart), _APART
+            return self._apart(mine, apart), f"{_TOGETHER}; {_APART}"
         for word in words.values():
             if word.ended == "lost" and word.said and not word.said.startswith(f"rank {mine.rank} on "):
                 return f"{word.name} says: {word.said}", RESUME
@@ -451,6 +451,7 @@ class Heartbeat:
 
 _numbers, _meetings = count(), count()  # of all loops of this process
 
+_TOGETHER = "call fit and evaluate on all ranks, not only on rank 0"
 _APART = (
     "give every rank as many batches, or a loader with a length; without `is_sharded`, hotloop deals out the batches of"
     " one loader so that no rank has more than another"

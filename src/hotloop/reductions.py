@@ -33,10 +33,6 @@ class Reduction:
     number: float | None = None  # a constant: its value, where it is known
     bare: Tensor | None = None  # a sum that a guard against 0 was put on: what it was before
 
-    @property
-    def is_mean(self) -> bool:
-        return self.kind in ("mean", "constant")
-
 
 UNKNOWN = Reduction("unknown")
 CONSTANT = Reduction("constant")

@@ -91,14 +91,7 @@ class RngStates:
 
     def same_on_host(self, other: "RngStates") -> bool:
         """Whether nothing was drawn on the host between the two."""
-        return self._same(other, host_rngs().keys())
-
-    def same_on_device(self, other: "RngStates") -> bool:
-        """Whether nothing was drawn on the device between the two."""
-        return self._same(other, self._rngs.keys() & other._rngs.keys() - host_rngs().keys())
-
-    def _same(self, other: "RngStates", names: Iterable[str]) -> bool:
-        return all(same_state(self._states[name], other._states[name]) for name in names)
+        return all(same_state(self._states[name], other._states[name]) for name in host_rngs())
 
 
 def host_rngs() -> dict[str, Rng]:

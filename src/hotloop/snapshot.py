@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop._torch import buffers_of, foreach_add_, foreach_copy_, map_leaves, parameters_of, storage_id, version_of
+from hotloop._torch import buffers_of, foreach_add_, foreach_copy_, map_leaves, parameters_of, version_of
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
 from hotloop.placement import tensors_in
@@ -25,11 +25,6 @@ LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its lo
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
 E = TypeVar("E")
-_Memory = dict[int, torch.UntypedStorage]
-
-
-class CannotCopy(Exception):
-    """A tensor that cannot be copied: it has no plain memory of its own."""
 
 
 class Entry(Protocol):
@@ -41,18 +36,12 @@ class Entry(Protocol):
     def restore(self) -> None:
         """Give it back what it held."""
 
-    def copied(self, memory: _Memory) -> "Entry":
-        """The same with tensors of its own; those that share memory in the original share it in `memory`."""
-
     def in_format(self, form: torch.memory_format) -> "Entry":
         """The same with four-dimensional tensors in a memory format."""
 
 
 class _Same:
-    """For entries that have no tensors to copy or convert."""
-
-    def copied(self, memory: _Memory) -> Self:
-        return self
+    """For entries that have no tensors to convert."""
 
     def in_format(self, form: torch.memory_format) -> Self:
         return self
@@ -76,8 +65,7 @@ class Snapshot:
     def of(cls, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> "Snapshot":
         """Modules and optimizers by reference: which tensors they hold, not a copy of them.
 
-        `copied` makes a second set of values. To restore one of the two exchanges pointers alone, so that the other
-        stays as it was.
+        To restore it exchanges pointers alone. What steps write into these tensors is noted by `values`.
         """
         inner = list(dict.fromkeys(m for module in modules for m in module.modules()))
         owned = {
@@ -117,19 +105,9 @@ class Snapshot:
         for entry in self.entries:
             entry.restore()
 
-    def copied(self) -> "Snapshot":
-        """The same with tensors of its own."""
-        memory: _Memory = {}
-        return Snapshot(entry.copied(memory) for entry in self.entries)
-
     def in_format(self, form: torch.memory_format) -> "Snapshot":
         """The same with four-dimensional tensors in a memory format, such as channels_last."""
         return Snapshot(entry.in_format(form) for entry in self.entries)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensors that `copied` would need, gradients apart."""
-        return sum(getattr(entry, "nbytes", 0) for entry in self.entries)
 
 
 class _Pointer:
@@ -146,22 +124,10 @@ class _Pointer:
         self._owner.data = self._data
         self._owner.grad = self._grad
 
-    def copied(self, memory: _Memory) -> "_Pointer":
-        if is_lazy(self._owner):
-            raise CannotCopy("a weight whose shape the first batch decides")
-        return self._with(_copy(self._data, memory), _copy_any(self._grad, memory))
-
     def in_format(self, form: torch.memory_format) -> "_Pointer":
-        return self._with(_formatted(self._data, form), _formatted(self._grad, form))
-
-    def _with(self, data: Tensor, grad: Tensor | None) -> "_Pointer":
         other = _Pointer(self._owner)
-        other._data, other._grad = data, grad
+        other._data, other._grad = _formatted(self._data, form), _formatted(self._grad, form)
         return other
-
-    @property
-    def nbytes(self) -> int:
-        return self._data.nbytes
 
 
 class _Module(_Same):
@@ -183,11 +149,6 @@ class _Module(_Same):
         buffers.clear()
         buffers.update(self._buffers)
 
-    def copied(self, memory: _Memory) -> "_Module":
-        other = _Module(self._module)
-        other._values, other._buffers, other._names = _copy_any(self._values, memory), self._buffers, self._names
-        return other
-
 
 class _OptimizerState:
     """The state and the settings of an optimizer; containers are noted with what they hold."""
@@ -206,20 +167,10 @@ class _OptimizerState:
         for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
             group.update(settings)
 
-    def copied(self, memory: _Memory) -> "_OptimizerState":
-        return self._with(_copy_any(self._state, memory), _copy_any(self._settings, memory))
-
     def in_format(self, form: torch.memory_format) -> "_OptimizerState":
-        return self._with(_formatted(self._state, form), self._settings)
-
-    def _with(self, state: dict[Any, Any], settings: list[dict[str, Any]]) -> "_OptimizerState":
         other = _OptimizerState(self._optimizer)
-        other._state, other._settings = state, settings
+        other._state, other._settings = _formatted(self._state, form), self._settings
         return other
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for _, tensor in tensors_in(self._state))
 
 
 class _Values(_Same):
@@ -704,29 +655,6 @@ def _same_items(container: Any, before: Any) -> bool:
 def _same_value(a: Any, b: Any) -> bool:
     """Whether two values are one, or plain and equal; never a question to a tensor."""
     return a is b or (type(a) is type(b) and type(a) in (int, float, str, bool) and a == b)
-
-
-def _copy_any(value: Any, memory: _Memory) -> Any:
-    if isinstance(value, Tensor):
-        return _copy(value, memory)
-    if isinstance(value, dict):
-        return {key: _copy_any(item, memory) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copy_any(item, memory) for item in value]
-    return value
-
-
-def _copy(tensor: Tensor, memory: _Memory) -> Tensor:
-    """A tensor of the same values, sizes and strides; what shares memory with it shares its copy."""
-    data = tensor.detach()
-    if data.layout != torch.strided or type(data) not in (Tensor, nn.Parameter, nn.Buffer) or data.is_meta:
-        raise CannotCopy(f"a {type(tensor).__name__} of layout {tensor.layout} on {tensor.device}")
-    storage = data.untyped_storage()
-    key = storage_id(storage)
-    if key not in memory:
-        memory[key] = storage.clone()
-    empty = torch.empty(0, dtype=data.dtype, device=data.device)
-    return empty.set_(memory[key], data.storage_offset(), data.size(), data.stride())
 
 
 def _formatted(value: Any, form: torch.memory_format) -> Any:

@@ -23,6 +23,8 @@ from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.compile import CompiledForward
 from hotloop.plan import Plan, Tier
 
+from ..warm import Warm
+
 DOCS = Path(__file__).parents[2] / "docs"
 NAMED: dict[str, Lever] = {lever.name: lever for lever in LEVERS}
 CPU, CUDA = Plan("cpu"), Plan("cuda")
@@ -149,6 +151,7 @@ ON_CPU: dict[str, str | None] = {
     "fp16": NEEDS_CUDA,
     "tf32": NEEDS_CUDA,
     "no cudnn attention": NEEDS_CUDA,
+    "aligned": NEEDS_CUDA,
     "channels last": None,
     "flipped": None,
     "fused": None,
@@ -592,10 +595,10 @@ def test_a_new_lever_is_one_new_file(tmp_path: Path) -> None:
     ("arguments", "code", "words"),
     [(["--help"], 0, "the folder of the documentation"), (["absent"], 2, "levers/index.md")],
 )
-def test_the_command_that_writes_the_pages_explains_itself(arguments: list[str], code: int, words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "hotloop.levers", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+def test_the_command_that_writes_the_pages_explains_itself(
+    arguments: list[str], code: int, words: str, tmp_path: Path, warm: Warm
+) -> None:
+    done = warm.run("-m", "hotloop.levers", *arguments, cwd=tmp_path)
     assert done.returncode == code
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr

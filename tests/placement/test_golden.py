@@ -216,3 +216,16 @@ def test_optimizer_state_on_the_wrong_device_is_explained() -> None:
         model(torch.ones(1, 3, device="cuda")).sum().backward()
         text = message_of(optimizer.step)
     assert "hotloop.place(model" in text
+
+
+def test_a_module_whose_parameters_are_swapped_moves_inside_of_it() -> None:
+    """As on a simulated GPU: PyTorch swaps no tensor to which somebody holds a weak reference."""
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with golden_rule():
+            model = nn.Linear(3, 3)
+            model.to("meta")
+            with pytest.raises(DeviceMismatch, match=r"moved at .*test_golden"):
+                model(torch.ones(2, 3))
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from hotloop import move, to_numpy
 from hotloop.errors import BadArgument
-from hotloop.placement import tensors_in
+from hotloop.placement import tensors_in, upload
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -194,3 +194,17 @@ def test_pinned_memory_moves_without_waiting_and_the_rest_waits() -> None:
 @pytest.mark.gpu
 def test_to_numpy_from_the_gpu() -> None:
     assert to_numpy(torch.ones(2, device="cuda", dtype=torch.bfloat16, requires_grad=True)).tolist() == [1, 1]
+
+
+@pytest.mark.gpu
+def test_large_tensors_are_uploaded_piece_by_piece() -> None:
+    large, small = torch.randn((80 << 20) // 4 + 3), torch.arange(5)
+    items = {"x": large.view(-1, 1)[1:], "flags": large > 0, "y": small, "pinned": small.pin_memory()}
+    for name, moved in upload(items, torch.device("cuda")).items():
+        assert moved.device.type == "cuda"
+        assert torch.equal(moved.cpu(), items[name]), name
+
+
+def test_on_a_cpu_nothing_is_uploaded() -> None:
+    items = [torch.ones(3)]
+    assert upload(items, torch.device("cpu")) is items

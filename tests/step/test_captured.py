@@ -248,3 +248,26 @@ def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.Mon
     monkeypatch.setitem(globals(), "WAY", [1])
     with pytest.warns(PlanWarning, match="may have been replayed with the operations of an earlier step"):
         loop.fit(data(80), epochs=1, progress=False, monitor=False)
+
+
+class Recurrent(nn.Module):
+    """cuDNN keeps the random state of its dropout by itself, and PyTorch makes it anew when a generator is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(8, 16, 2, dropout=0.5), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x[None])[0][0])
+
+
+@gpu
+@pytest.mark.filterwarnings("error:steps")
+@pytest.mark.parametrize("graph", [1, 8])
+def test_a_recurrent_layer_with_dropout_stays_captured(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", 8)
+    loop = loop_of(Recurrent(), graph)
+    report = loop.fit(data(80), epochs=4, progress=False, monitor=False)
+    assert loop.plan.graph == graph
+    assert report.epochs[-1].loss < report.epochs[0].loss

@@ -311,3 +311,19 @@ def test_packed_sequences_of_other_lengths_are_not_the_same() -> None:
     assert one.data.shape == other.data.shape
     assert one.batch_sizes.shape == other.batch_sizes.shape
     assert signature([one]) is None or signature([one]) != signature([other])
+
+
+def test_a_seed_that_is_drawn_for_the_dropout_of_a_recurrent_layer_says_nothing_about_the_step() -> None:
+    """As PyTorch draws it for cuDNN in the first pass after a generator was set."""
+    x, seen = torch.randn(3), Inspection()
+    with inspected(CPU, seen):
+        x.exp().sum()
+    same, other = Comparison(seen), Comparison(seen)
+    with same:
+        torch.empty((), dtype=torch.int64).random_().item()
+        x.exp().sum()
+    with other:
+        torch.empty((), dtype=torch.int64).random_().item()
+        x.sin().sum()
+    assert same.departure() is None
+    assert other.departure() is not None

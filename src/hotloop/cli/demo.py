@@ -90,7 +90,7 @@ def _show(words: "Console", outcome: "DemoResult") -> None:
         )
         say(
             words,
-            "`hotloop device` shows what your hardware can do; examples/ has the loop in your own code",
+            "`hotloop device` shows what your hardware can do; `hotloop learn` teaches the loop in your own code",
             indent="  ",
         )
 

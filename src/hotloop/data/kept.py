@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, MapDataPipe, get_worker_info
 
-from hotloop._torch import dismiss_workers, keeps_workers
+from hotloop._torch import dismiss_workers, end_as_garbage, keeps_workers
 from hotloop.data.dataset_state import DatasetState
 from hotloop.data.forking import forking
 from hotloop.data.samplers import draw_base_seed, generators_of, has_known_sampler
@@ -82,7 +82,9 @@ class EpochWorkers:
             changed = {"persistent_workers": True, "worker_init_fn": birth}
         self._loader.__dict__.update(changed)
         with forking():
-            return iter(self._loader)
+            batches = iter(self._loader)
+        end_as_garbage(batches)  # as the loop is one day, since its parts hold one another
+        return batches
 
     def are_as_started(self, state: DatasetState | None = None) -> bool:
         """Whether the dataset is what it was when the workers were started."""

@@ -35,7 +35,7 @@ from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.position import Position
 from hotloop.data.rng import LoaderRng
 from hotloop.data.samplers import generators_of, has_known_sampler, index_sampler
-from hotloop.placement import map_tensors, move, tensors_in
+from hotloop.placement import map_tensors, tensors_in, upload
 
 __all__ = ["Resident", "generators_of", "has_known_sampler", "is_constant", "why_not_resident"]
 
@@ -268,7 +268,7 @@ def _on(dataset: Any, device: torch.device) -> Any:
     if device not in kept or kept[device].source != state:
         with torch.inference_mode(False):  # an evaluation may be the first to ask, and training the next
             before = _looked(dataset)
-            items = move(_all_items(dataset), device)
+            items = upload(_all_items(dataset), device)
             after = _looked(dataset)  # what differs is no data: a counter, a cache that was filled
             looked = {name: some for name, some in before.items() if after.get(name) == some}
             kept[device] = _ResidentItems(items, state, looked)

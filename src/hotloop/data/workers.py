@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 
-from hotloop._torch import dismiss_workers, keeps_workers
+from hotloop._torch import dismiss_workers, end_as_garbage, keeps_workers
 from hotloop.data.forking import forking
 from hotloop.data.rng import LoaderRngState
 from hotloop.effects import ReachableState, look
@@ -137,7 +137,7 @@ class Workers:
         self._loader.__dict__["worker_init_fn"] = _Starting(init, carried, self._loader.collate_fn)
         try:
             with forking():
-                iter(self._loader)
+                end_as_garbage(iter(self._loader))
         finally:
             self._loader.__dict__["worker_init_fn"] = init
         self._told = {number: _told(state) for number, state in enumerate(carried)}

@@ -22,6 +22,7 @@ from hotloop.placement.sites import Site, as_buffer, frames, site_of, user_frame
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
 # What crosses devices on purpose; the last is a question that `Module.to` asks on the way.
 _CROSSINGS = {"to", "copy_", "__set__", "cpu", "cuda", "type", "type_as", "set_", SHALLOW_COPY_CHECK}
+_OF_SWAPS = {"detach", "requires_grad_", "__get__"}  # by which `Module.to` makes a parameter of what it has moved
 _INDEXING = {"__getitem__", "__setitem__"}  # may take its indices from the host
 
 
@@ -60,13 +61,39 @@ class _Origin:
     site: Site
 
 
+class _Origins:
+    """Where tensors come from, for as long as they are there."""
+
+    def __init__(self) -> None:
+        self._known = WeakIdKeyDictionary()
+        self._swapped: dict[int, tuple[Tensor, _Origin]] = {}  # of parameters that a module has moved, which are held
+
+    def note(self, tensor: Tensor, origin: _Origin) -> None:
+        self._swapped.pop(id(tensor), None)
+        self._known[tensor] = origin
+
+    def get(self, tensor: Tensor) -> _Origin | None:
+        swapped = self._swapped.get(id(tensor))
+        found: _Origin | None = self._known.get(tensor) if swapped is None else swapped[1]
+        return found
+
+    def let_swap(self, before: Tensor, after: Tensor) -> None:
+        """A module is about to put `after` in the place of a parameter; PyTorch swaps none with a weak reference."""
+        origin = self.get(after) or self.get(before)
+        for tensor in (before, after):
+            self._known.pop(tensor, None)
+        if origin is not None:
+            self._swapped[id(before)] = before, origin
+
+
 class _Watch(TorchFunctionMode):
     """Sees every torch function; remembers where tensors come from; translates what torch refuses."""
 
     def __init__(self, model: nn.Module | None) -> None:
         super().__init__()
         self._model = model
-        self._origins = WeakIdKeyDictionary()
+        self._origins = _Origins()
+        self._swaps = False  # whether a module makes a parameter of what it has moved
 
     def __torch_function__(
         self,
@@ -90,6 +117,13 @@ class _Watch(TorchFunctionMode):
 
     def _remember(self, func: Callable[..., Any], args: tuple[Any, ...], result: Any) -> None:
         name = getattr(func, "__name__", "")
+        if name == SHALLOW_COPY_CHECK and len(args) == 2:
+            self._origins.let_swap(*args)
+            self._swaps = True
+            return
+        self._swaps = self._swaps and name in _OF_SWAPS
+        if self._swaps:
+            return
         made = [args[0]] if name == "__set__" and args else [t for _, t in tensors_in(result)]
         if not made or not isinstance(made[0], Tensor):
             return
@@ -99,8 +133,8 @@ class _Watch(TorchFunctionMode):
         for tensor in made:
             given = next((a for a in args if isinstance(a, Tensor)), None)
             crossed = name == "__set__" or (given is not None and given.device != tensor.device)
-            if crossed or tensor not in self._origins:
-                self._origins[tensor] = _Origin("moved" if crossed else "made", site)
+            if crossed or self._origins.get(tensor) is None:
+                self._origins.note(tensor, _Origin("moved" if crossed else "made", site))
 
     def _explain(
         self, error: Exception, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ from hotloop.errors import BadArgument
 from hotloop.text import an
 
 T = TypeVar("T")
+LARGE = 64 << 20  # bytes of a tensor that is worth pinned memory for its copy
+PIECE = 16 << 20  # bytes that are copied at a time
 
 
 def move(batch: T, device: str | torch.device) -> T:
@@ -37,6 +40,40 @@ def move(batch: T, device: str | torch.device) -> T:
             raise why from error
         raise
     return moved
+
+
+def upload(items: T, device: torch.device) -> T:
+    """`items` on the device, as `move` does it; large tensors in ordinary memory several times as fast.
+
+    The driver copies such memory by one thread. Here all threads of PyTorch copy it piece by piece into pinned memory,
+    from where the GPU takes one piece while the next is copied.
+    """
+    if device.type != "cuda":
+        return move(items, device)
+    large: T = map_tensors(items, partial(_upload_leaf, device=device))
+    return move(large, device)
+
+
+def _is_uploaded(tensor: Tensor) -> bool:
+    if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return False
+    is_plain = not (tensor.requires_grad or tensor.is_complex() or tensor.is_quantized)
+    return is_plain and tensor.nbytes >= LARGE and tensor.is_contiguous() and not tensor.is_pinned()
+
+
+def _upload_leaf(tensor: Tensor, device: torch.device) -> Tensor:
+    if not _is_uploaded(tensor):
+        return tensor
+    result = torch.empty_like(tensor, device=device)
+    source, target = (each.view(-1).view(torch.uint8) for each in (tensor, result))
+    stream = torch.cuda.current_stream(device)
+    pinned = [(torch.empty(PIECE, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
+    for number, (piece, place) in enumerate(zip(source.split(PIECE), target.split(PIECE), strict=True)):
+        buffer, copied = pinned[number % 2]
+        copied.synchronize()  # which returns at once where nothing was copied from it
+        place.copy_(buffer[: piece.numel()].copy_(piece), non_blocking=True)
+        copied.record(stream)
+    return result
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:

@@ -195,12 +195,6 @@ class MemoryListener:
         return dict(self._ledger.modules_at_peak())
 
     @property
-    def peak_place(self) -> tuple[Place | None, str]:
-        """The person's line and the module that made the peak."""
-        operation = self._ledger.peak_operation
-        return (operation.place, operation.module) if operation else (None, "")
-
-    @property
     def interval(self) -> PeakInterval:
         """Between which nine of ten such peaks lie."""
         return self._spread.interval(self.peak)

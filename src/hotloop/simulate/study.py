@@ -46,7 +46,7 @@ class Study:
         gpus: int = 1,
         told: Callable[[str], None] = lambda words: None,
     ) -> None:
-        self._batch, self._batch_from = batch, batch_from
+        self._batch = batch
         self._steps, self._values, self._told = steps, values, told
         self._run = partial(simulator.run, script, arguments, time_limit=time_limit, batch_from=batch_from, gpus=gpus)
         self._name = printable(Path(script).name)

@@ -102,32 +102,6 @@ class Canvas:
         reach = _roots(str(self.device))[limit.clamp(0, 1023).long()] + 1
         return self.rows(reach * ((room >= 0) & (wide > 0) & (high > 0)), x)
 
-    def polygon(self, *corners: tuple[Number, Number]) -> Tensor:
-        """The inside of a convex polygon whose corners go round clockwise as seen on the screen."""
-        across, down = self._grid()
-        inside: Tensor | None = None
-        for start, end in zip(corners, corners[1:] + corners[:1], strict=True):
-            x, y = self.each(start[0])[..., None], self.each(start[1])[..., None]
-            along, fall = self.each(end[0])[..., None] - x, self.each(end[1])[..., None] - y
-            half = along * (down - y) >= fall * (across - x)
-            inside = half if inside is None else inside & half
-        assert inside is not None
-        return pack(inside)
-
-    def stroke(self, start: tuple[Number, Number], end: tuple[Number, Number], thick: Number) -> Tensor:
-        """A straight stroke with square ends, `thick` doubled units to each side."""
-        across, down = self._grid()
-        x, y = self.each(start[0])[..., None], self.each(start[1])[..., None]
-        along, fall = self.each(end[0])[..., None] - x, self.each(end[1])[..., None] - y
-        length = along**2 + fall**2
-        forward = along * (across - x) + fall * (down - y)
-        aside = along * (down - y) - fall * (across - x)
-        return pack((forward >= 0) & (forward <= length) & (aside**2 <= self.each(thick)[..., None] ** 2 * length))
-
-    def _grid(self) -> tuple[Tensor, Tensor]:
-        middles = 2 * self.row + 1
-        return middles.view(1, 1, SIDE), middles.view(1, SIDE, 1)
-
     def paint(self, mask: Tensor, role: int, only: Tensor | None = None) -> None:
         """Give the pixels of a mask a role; `only`, bool (n,), leaves the other sprites as they are."""
         if only is not None:

@@ -19,11 +19,6 @@ class Ramp(NamedTuple):
 INK, DUSK, MAROON, PINE, WOOD, CRIMSON, VIOLET, AZURE = range(1, 9)
 LEAF, GOLD, ROSE, SILVER, SKY, LIME, STRAW, WHITE = range(9, 17)
 
-COLOUR_NAMES = (
-    "ink", "dusk", "maroon", "pine", "wood", "crimson", "violet", "azure",
-    "leaf", "gold", "rose", "silver", "sky", "lime", "straw", "white",
-)  # fmt: skip
-
 RGB = (
     (0x1B, 0x14, 0x28),
     (0x45, 0x46, 0x84),

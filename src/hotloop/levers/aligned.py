@@ -1,0 +1,187 @@
+"""Linear and recurrent layers compute with sizes that tensor cores take: multiples of 8, with zeros beyond the end."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.optim import Optimizer
+
+from hotloop._torch import recurrence
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.plan import Plan
+
+MULTIPLE = 8  # of elements of two bytes: 16 bytes, which tensor cores read at once
+LARGE = 2**18  # weights of a linear layer, from which on its matmul takes longer than the copies
+WIDE = 64  # of a recurrent layer
+RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+class AlignedLever(Lever):
+    """**What it does.** Tensor cores are at their best where the sizes of a matrix are multiples of 8: its rows then
+    begin at addresses that they read at once. A vocabulary of 50,257 words or a recurrent layer of 650 is not, and the
+    library takes kernels that are half as fast or slower. With this lever such layers are computed with zeros beyond
+    the end of their weights, and what belongs to the zeros is cut off again. The parameters keep their shapes.
+
+    **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. A recurrent layer with
+    dropout between its layers draws other masks.
+
+    **What it needs.** A CUDA device, bf16 or fp16, and an `nn.Linear` of 262,144 weights or more, or an `nn.LSTM`,
+    `nn.GRU` or `nn.RNN` of width 64 or more without projections, of which a size is not a multiple of 8. Classes
+    derived from these compute as before.
+
+    **What it costs.** A copy of the weights in each step, and one of the output's gradient; both are little beside the
+    matmul.
+
+    **By hand.** Best is a size that is a multiple of 8, where you choose it: 50,304 words instead of 50,257. Else:
+
+    ```python
+    plan = hotloop.Plan("cuda", precision="bf16", levers=("aligned",))
+    loop = hotloop.Loop(model, optimizer, loss, plan=plan)
+    ```
+
+    **How it is undone.** The layers get their own `forward` back. Outside of autocast they compute as before anyway.
+
+    **When it does not help.** Where the layer takes little of the step. Where the model is compiled: the compiler does
+    the same for linear layers.
+    """
+
+    name = "aligned"
+    order = 82
+    tier = "B"
+    what = "layers with sizes that are no multiples of 8 are computed with zeros beyond their end"
+    cost = "nothing"
+    undo = "the layers compute as before"
+    needs_cuda = True
+    rule = LeverRule(
+        "a large linear or recurrent layer has a size that is no multiple of 8, and the step is in half precision",
+        lambda facts: facts.is_heavy,
+        "H200: an LSTM of 650 units over 33,278 words went from 7,270 to 11,500 sequences/s",
+    )
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        if why := target.without_cuda:
+            return why
+        if plan.precision == "fp32":
+            return "the step is in fp32"
+        return None if odd_layers(target.model) else "no large layer has a size that is not a multiple of 8"
+
+    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
+        for layer in odd_layers(model):
+            if "forward" in vars(layer):  # somebody has replaced it for a reason
+                continue
+            run = partial(linear, layer) if isinstance(layer, nn.Linear) else Recurrence(layer)
+            yield set_attribute(layer, "forward", run)
+
+
+def odd_layers(model: nn.Module) -> list[nn.Module]:
+    """The large layers of a model with a size that is not a multiple of 8."""
+    found: list[nn.Module] = []
+    for layer in model.modules():
+        if type(layer) is nn.Linear:
+            if layer.weight.numel() >= LARGE and _is_odd(layer.weight.shape):
+                found.append(layer)
+        elif type(layer) in RECURRENT:
+            assert isinstance(layer, nn.RNNBase)
+            if layer.hidden_size >= WIDE and not layer.proj_size and _is_odd((layer.input_size, layer.hidden_size)):
+                found.append(layer)
+    return found
+
+
+def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
+    """The output of a layer, computed with sizes that are multiples of 8 where autocast is on."""
+    kind = batch.device.type
+    if not torch.is_autocast_enabled(kind):
+        return nn.Linear.forward(layer, batch)
+    dtype = torch.get_autocast_dtype(kind)
+    outputs, inputs = layer.weight.shape
+    weight = _padded(layer.weight.to(dtype), _more(inputs), _more(outputs))
+    bias = None if layer.bias is None else _padded(layer.bias.to(dtype), _more(outputs))
+    rows = _padded(batch.to(dtype), _more(inputs)).flatten(0, -2) if batch.dim() > 1 else _padded(batch, _more(inputs))
+    output = F.linear(rows, weight, bias)[..., :outputs]
+    return output.unflatten(0, batch.shape[:-1]) if batch.dim() > 2 else output
+
+
+class Recurrence:
+    """The `forward` of a recurrent layer, computed by one whose sizes are multiples of 8 where autocast is on.
+
+    A unit whose weights are all zero has a state of zero at all times, if it begins with it: LSTM, GRU and RNN alike.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        assert isinstance(layer, nn.RNNBase)
+        self._layer = layer
+        self._width = layer.hidden_size
+        self._inputs, self._units = _more(layer.input_size), _more(layer.hidden_size)
+        options: dict[str, Any] = {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
+        kind: Any = type(layer)
+        self._wide: nn.RNNBase = kind(
+            layer.input_size + self._inputs,
+            layer.hidden_size + self._units,
+            layer.num_layers,
+            bias=layer.bias,
+            batch_first=layer.batch_first,
+            dropout=layer.dropout,
+            bidirectional=layer.bidirectional,
+            device="meta",  # its weights are handed to each call
+            **options,
+        )
+
+    def __call__(self, batch: Any, hx: Any = None) -> Any:
+        layer = self._layer
+        data = batch.data if isinstance(batch, PackedSequence) else batch
+        if not torch.is_autocast_enabled(data.device.type):
+            return type(layer).forward(layer, batch, hx)
+        self._wide.train(layer.training)
+        weights = [
+            self._weight(each, of_batch=number == 0 and depth < 1 + layer.bidirectional)
+            for depth, several in enumerate(layer.all_weights)  # of each layer and direction
+            for number, each in enumerate(several)  # of the input, of the state; their biases
+        ]
+        states = None if hx is None else _each(hx, lambda state: _padded(state, self._units))
+        wide = _padded(data, self._inputs)
+        given = batch._replace(data=wide) if isinstance(batch, PackedSequence) else wide
+        output, ended = recurrence(self._wide, weights, given, states)
+        ended = _each(ended, lambda state: state[..., : self._width])
+        if isinstance(output, PackedSequence):
+            return output._replace(data=self._own(output.data)), ended
+        return self._own(output), ended
+
+    def _weight(self, weight: Tensor, *, of_batch: bool) -> Tensor:
+        """A weight or bias with zeros for the units that are not there, gate by gate."""
+        gates = weight.unflatten(0, (-1, self._width))
+        if weight.dim() == 1:
+            return _padded(gates, self._units).flatten()
+        if of_batch:
+            return _padded(gates, self._inputs, self._units).flatten(0, 1)
+        parts = gates.unflatten(2, (-1, self._width))  # one for each direction of the layer below
+        return _padded(parts, self._units, 0, self._units).flatten(2).flatten(0, 1)
+
+    def _own(self, output: Tensor) -> Tensor:
+        """The output without the units that are not there."""
+        if not self._layer.bidirectional:
+            return output[..., : self._width]
+        both: Tensor = output.unflatten(-1, (2, -1))
+        return both[..., : self._width].flatten(-2)
+
+
+def _each(states: Any, function: Any) -> Any:
+    """The states of an LSTM are two, of others one."""
+    return tuple(map(function, states)) if isinstance(states, tuple) else function(states)
+
+
+def _is_odd(sizes: Iterable[int]) -> bool:
+    return any(_more(size) for size in sizes)
+
+
+def _more(size: int) -> int:
+    """How many are missing to the next multiple of 8."""
+    return -size % MULTIPLE
+
+
+def _padded(tensor: Tensor, *more: int) -> Tensor:
+    """A tensor with zeros at the end of its last dimensions, the last one first."""
+    return F.pad(tensor, [number for each in more for number in (0, each)]) if any(more) else tensor

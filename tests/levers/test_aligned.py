@@ -1,0 +1,120 @@
+"""Layers with zeros beyond their end compute what they compute without."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from hotloop.levers import aligned
+from hotloop.levers.aligned import AlignedLever, Recurrence, linear, odd_layers
+from hotloop.plan import Plan
+
+CLOSE = {"rtol": 2e-2, "atol": 2e-2}  # of numbers around 1 in bf16
+
+
+def in_bf16(call: Any, *given: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return call(*given)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # of a CPU without bf16
+@given(shape=st.lists(st.integers(1, 5), min_size=0, max_size=3), inputs=st.integers(1, 20), outputs=st.integers(1, 20))
+def test_a_linear_layer(shape: list[int], inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, outputs, bias=outputs % 2 == 0)
+    x = torch.randn(*shape, inputs, requires_grad=True)
+    expected, found = in_bf16(layer, x), in_bf16(linear, layer, x)
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    parameters = [x, *layer.parameters()]
+    gradients = [torch.autograd.grad(out.float().square().sum(), parameters) for out in (found, expected)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
+    assert torch.equal(linear(layer, x), layer(x)), "outside of autocast it is the layer itself"
+
+
+def recurrent(kind: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(5, 11, 2, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True}, {"batch_first": True}, {"bias": False}])
+@pytest.mark.parametrize("kind", aligned.RECURRENT)
+def test_a_recurrent_layer(kind: Any, options: dict[str, Any]) -> None:
+    layer = recurrent(kind, **options)
+    x = torch.randn(4, 3, 5, requires_grad=True)
+    batch = 4 if layer.batch_first else 3
+    zeros = torch.randn(4 if layer.bidirectional else 2, batch, 11)
+    for hx in (None, (zeros, zeros + 1) if kind is nn.LSTM else zeros):
+        compare(layer, x, hx)
+
+
+def compare(layer: Any, x: Any, hx: Any) -> None:
+    expected, found = in_bf16(layer, x, hx), in_bf16(Recurrence(layer), x, hx)
+    leaves = [torch.utils._pytree.tree_leaves(each) for each in (expected, found)]
+    parameters = list(layer.parameters())
+    sums = []
+    for one in leaves:
+        floats = [each for each in one if isinstance(each, Tensor) and each.is_floating_point()]
+        sums.append(torch.autograd.grad(sum(each.float().square().sum() for each in floats), parameters))
+    for a, b in zip(*leaves, strict=True):
+        if isinstance(a, Tensor):
+            assert a.shape == b.shape
+            torch.testing.assert_close(b, a, check_dtype=False, **CLOSE)
+    for a, b in zip(*sums, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
+
+
+@pytest.mark.parametrize("kind", aligned.RECURRENT)
+def test_sequences_of_many_lengths(kind: Any) -> None:
+    packed = pack_padded_sequence(torch.randn(6, 3, 5), torch.tensor([2, 6, 3]), enforce_sorted=False)
+    compare(recurrent(kind), packed, None)
+
+
+def test_which_layers_it_takes() -> None:
+    class Own(nn.Linear):
+        pass
+
+    large, small, even = nn.Linear(650, 1001), nn.Linear(65, 10), nn.Linear(1024, 1024)
+    odd, projected, narrow = nn.LSTM(64, 650), nn.LSTM(64, 650, proj_size=3), nn.GRU(8, 10)
+    model = nn.ModuleList([large, small, even, Own(650, 1001), odd, projected, narrow, nn.LSTM(64, 64)])
+    assert odd_layers(model) == [large, odd]
+
+
+def test_it_is_applied_and_undone() -> None:
+    model = nn.Sequential(nn.Linear(650, 1001))
+    undo = list(AlignedLever().apply(model, [], Plan("cuda", precision="bf16", levers=("aligned",))))
+    assert "forward" in vars(model[0])
+    for each in undo:
+        each()
+    assert "forward" not in vars(model[0])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_step_is_nearly_the_same() -> None:
+    import hotloop
+
+    weights = []
+    for levers in ((), ("aligned",)):
+        torch.manual_seed(0)
+
+        class Words(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.embed, self.lstm, self.head = nn.Embedding(1001, 330), nn.LSTM(330, 330, 2), nn.Linear(330, 1001)
+
+            def forward(self, x: Tensor) -> Tensor:
+                return self.head(self.lstm(self.embed(x))[0]).transpose(1, 2)
+
+        model = Words()
+        x = torch.randint(1001, (16, 12))
+        plan = Plan("cuda", precision="bf16", graph=1, levers=levers)
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), plan=plan)
+        loop.fit([(x, x.roll(1))] * 12, epochs=1, progress=False, monitor=False)
+        weights.append([p.detach().cpu().clone() for p in model.parameters()])
+    for a, b in zip(*weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
