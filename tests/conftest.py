@@ -23,9 +23,10 @@ torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
 NUMBERS = count()
 # A machine may be slow or busy, so nothing has a deadline. The same examples each time, so that a test fails for what
-# was changed; HOTLOOP_TEST_RANDOM=1 looks for new ones.
-settings.register_profile("any machine", deadline=None, derandomize=not os.environ.get("HOTLOOP_TEST_RANDOM"))
-settings.load_profile("any machine")
+# was changed; HOTLOOP_TEST_RANDOM=1 looks for new ones, and for more of them.
+settings.register_profile("any machine", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("new examples", deadline=None, max_examples=200)
+settings.load_profile("new examples" if os.environ.get("HOTLOOP_TEST_RANDOM") else "any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -23,6 +23,11 @@ ZOO = "tests/zoo/test_same_training.py::test_the_plain_plan_is_the_loop_by_hand"
 KILLED = "tests/zoo/test_killing.py::test_a_killed_run_goes_on"
 STARVED = "tests/zoo/test_out_of_memory.py"
 GPU = "tests/zoo/test_same_training_gpu.py"
+RANKED = "tests/ranks/test_training.py::test_two_ranks_train_as_one_process_does"
+KILLED_RANK = (
+    "tests/ranks/test_training.py::test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not[ddp]"
+)
+HOOKS = "tests/training/test_hooks.py"
 
 
 @dataclass(frozen=True)
@@ -129,7 +134,7 @@ BUGS = [
     Bug(
         "checkpoint: optimizers begin anew",
         "training/state.py",
-        "optimizer.load_state_dict(_with_own_settings(optimizer, values))",
+        "optimizer.load_state_dict(optimizer_sharded(optimizer, _with_own_settings(optimizer, values)))",
         "pass",
         (KILLED,),
     ),
@@ -240,6 +245,85 @@ BUGS = [
         "refill(*self._outer)",
         "pass",
         (f"{STARVED}::test_memory_that_runs_out[8-labels_popped_from_a_dict]",),
+    ),
+    # Ranks
+    Bug(
+        "ranks: a rank weighs as much as the others, whatever its batch",
+        "step/across.py",
+        "window.weight = mean if isinstance(window.weight, Tensor) else float(mean)",
+        "pass",
+        (RANKED,),
+    ),
+    Bug(
+        "ranks: a batch that fills up the last step counts",
+        "data/samplers.py",
+        "self.fillers.add(number)",
+        "pass",
+        (RANKED,),
+    ),
+    Bug(
+        "ranks: samples are dealt out twice",
+        "data/samplers.py",
+        "yield together[rank]",
+        "yield together[rank // 2]",
+        (RANKED,),
+    ),
+    Bug(
+        "ranks: an evaluation counts padding",
+        "evaluation.py",
+        "if is_filler(batches.loader, batches.origin):",
+        "if False:",
+        (f"{RANKED}[sharded]",),
+    ),
+    Bug(
+        "ranks: an evaluation is that of one rank",
+        "evaluation.py",
+        "            self._add_up(ranks)\n",
+        "            pass\n",
+        (RANKED,),
+    ),
+    Bug(
+        "ranks: a resumed rank draws the random numbers of the first",
+        "training/collective.py",
+        'ranks["random"][self.ranks.rank]',
+        'ranks["random"][0]',
+        (KILLED_RANK,),
+    ),
+    Bug(
+        "ranks: each draws an order of its own",
+        "training/collective.py",
+        "self.ranks.share_rng_state([torch.default_generator, *generators_of(loader)])",
+        "pass",
+        (RANKED,),
+    ),
+    # Hooks
+    Bug(
+        "hooks: the update of a short window is not told",
+        "training/fit.py",
+        "record is not None and record.step != self.loop.steps:",
+        "record is not None and False:",
+        (HOOKS,),
+    ),
+    Bug(
+        "hooks: an average takes in every batch of a window",
+        "training/hooks.py",
+        "if record.step == self._step:",
+        "if False:",
+        (HOOKS,),
+    ),
+    Bug(
+        "hooks: the best weights are those of the last epoch",
+        "training/fit.py",
+        "best is not None and best.epoch == epoch.number:",
+        "best is not None:",
+        (HOOKS,),
+    ),
+    Bug(
+        "hooks: patience ends an epoch late",
+        "training/hooks.py",
+        "epochs[-1].number - best.epoch < patience:",
+        "epochs[-1].number - best.epoch <= patience:",
+        (HOOKS,),
     ),
     # Captures
     Bug(

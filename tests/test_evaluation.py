@@ -118,6 +118,9 @@ def test_bad_calls(task) -> None:
         evaluate(task.model(), task.loader())
     with pytest.raises(BadArgument, match="metric 'a' cannot be called"):
         evaluate(task.model(), task.loader(), {"a": 3})
+    for wrong in (None, "x", {"a": 1}):
+        with pytest.raises(BadArgument, match=f"metric 'a' returned a {type(wrong).__name__}\n.*a tensor"):
+            evaluate(task.model(), task.loader(), {"a": lambda output, target, wrong=wrong: wrong})
     with pytest.raises(EmptyLoader):
         evaluate(task.model(), [], {"a": accuracy})
 

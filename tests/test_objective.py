@@ -9,7 +9,7 @@ from torch import nn
 
 import hotloop
 from hotloop.errors import BadArgument, BatchMisfit
-from hotloop.objective import as_objective, averages, items_in, losses_of, predict
+from hotloop.objective import as_objective, averages, items_in, losses_of, predict, uniform
 
 MODEL = nn.Identity()
 BATCH = (torch.ones(4, 2), torch.zeros(4, 2))
@@ -115,3 +115,12 @@ def test_each_output_with_every_target_is_refused(loss: Any, output: Any, target
 def test_what_is_meant_to_be_broadcast_is(output: Any, target: Any) -> None:
     batch = (torch.ones(output), torch.zeros(target))
     assert losses_of(as_objective(nn.MSELoss(), None), MODEL, batch).total.item() == 1
+
+
+def test_a_sum_beside_its_parts_is_refused() -> None:
+    """All of them are added up, so that the gradient would be twice that of the loss."""
+    part = torch.tensor(2.0, requires_grad=True)
+    with pytest.raises(BadArgument, match="returned 'loss' beside ce, kl, and all of them are added up"):
+        uniform({"loss": part + part, "ce": part, "kl": part}, [torch.ones(2)])
+    assert uniform({"ce": part, "kl": part}, [torch.ones(2)]).total.item() == 4
+    assert uniform({"loss": part, "shown": part.detach()}, [torch.ones(2)]).total.item() == 4

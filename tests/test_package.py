@@ -111,6 +111,17 @@ def test_type_checkers_and_editors_see_every_public_name() -> None:
         assert homes[name] == f"hotloop.{hotloop._HOMES[name]}"
 
 
+def test_git_ignores_no_file_of_the_package() -> None:
+    root = Path(hotloop.__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a clone")
+    listed = ["git", "ls-files", "--others", "--ignored", "--exclude-standard", "src"]
+    ignored = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    caches = {"__pycache__", ".ruff_cache", ".mypy_cache"}
+    # neither a clone nor `pip install .` has what .gitignore names
+    assert [file for file in ignored if caches.isdisjoint(Path(file).parts)] == []
+
+
 def test_a_name_that_does_not_exist_lists_those_that_do() -> None:
     with pytest.raises(AttributeError, match="golden_rule"):
         hotloop.golden_rulle  # noqa: B018

@@ -369,6 +369,12 @@ def test_workers_of_a_loader() -> None:
     assert not _torch.keeps_workers(loader)
 
 
+def test_an_iterator_without_queues_is_left_alone() -> None:
+    batches = iter(DataLoader([1, 2]))
+    _torch.end_as_garbage(batches)
+    assert len(list(batches)) == 2
+
+
 def test_without_word_of_workers_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader([1])
     monkeypatch.delitem(vars(loader), "_iterator", raising=False)

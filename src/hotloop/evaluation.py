@@ -325,7 +325,15 @@ class _Tally:
         for metric in self._stateful.values():
             metric.update(logits_of(output), target)
         for name, function in self._means.items():
-            self._add(name, torch.as_tensor(function(output, target), device=self._zero.device), items)
+            value = function(output, target)
+            try:
+                values = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
+                raise BadArgument(
+                    f"metric {name!r} returned {an(type(value).__name__)}",
+                    fix="return a tensor with a value for each item, or their mean",
+                ) from error
+            self._add(name, values.to(self._zero.device), items)
         if self._compare is not None:
             watch = ReductionMode(items, guards=True)
             with watch:

@@ -1,10 +1,10 @@
 """A few metrics ready for `fit(metrics=…)` and `evaluate`: `(output, target) → a value for each item`.
 
-Any function of that kind will do, and so does every metric of torchmetrics. Outputs of Hugging Face models are taken by
-their logits.
+Any function of that kind will do, and so does every metric of torchmetrics. These take the logits of models that return
+more than that: `.logits`, `["logits"]`, `(logits, loss)`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hotloop.errors import BadArgument
 from hotloop.objective import logits_of
+from hotloop.text import an
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 
@@ -29,7 +30,7 @@ def accuracy(given: Any, target: Tensor) -> Tensor:
 
 def _right(given: Any, target: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each output is right, and whether it counts: what `accuracy` selects, for which the host must wait."""
-    output: Tensor = logits_of(given)
+    output = _logits(given)
     if output.dim() == target.dim():
         if target.is_floating_point() and output.dim() > 1 and output.size(1) > 1:  # probabilities of classes
             target = target.argmax(1)
@@ -53,7 +54,7 @@ def top_k(k: int) -> Callable[[Any, Tensor], Tensor]:
         raise BadArgument(f"k={k!r}", fix="give a number of classes, from 1")
 
     def weighted(given: Any, target: Tensor) -> tuple[Tensor, Tensor]:
-        output: Tensor = logits_of(given)
+        output = _logits(given)
         _check(output, target)
         largest = output.topk(min(k, output.size(1)), 1).indices
         return (largest == target.unsqueeze(1)).any(1), target != IGNORED
@@ -73,6 +74,20 @@ def absolute_error(output: Tensor, target: Tensor) -> Tensor:
 def squared_error(output: Tensor, target: Tensor) -> Tensor:
     """The squared distance of each number from its target; its mean is the MSE."""
     return (_alike(output, target) - target).square().flatten()
+
+
+def _logits(given: Any) -> Tensor:
+    """The logits in what a model returned. Models that compute their own loss return None for it without targets."""
+    found = given.get("logits") if isinstance(given, Mapping) else logits_of(given)
+    if isinstance(found, list | tuple):
+        several = [each for each in found if isinstance(each, Tensor) and each.dim() > 0]
+        found = several[0] if len(several) == 1 else None
+    if not isinstance(found, Tensor):
+        raise BadArgument(
+            f"the model returned {an(type(given).__name__)}, in which no logits were found",
+            fix="write a metric that knows where they are: lambda output, target: accuracy(output[…], target)",
+        )
+    return found
 
 
 def _alike(output: Tensor, target: Tensor) -> Tensor:

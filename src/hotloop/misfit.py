@@ -2,12 +2,13 @@
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -109,9 +110,20 @@ def _miscall(error: Exception, model: nn.Module, frame: FrameType) -> tuple[str,
     if path is None:
         fix = "say how it is called: Loop(…, objective=lambda model, batch: loss(…)) in place of loss="
     elif not path:
-        fix = "say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: … model(*batch) …)"
+        call = _call(list(takes.parameters), args, options or {})
+        fix = f"say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: … {call} …)"
     wanted = ", ".join(takes.parameters)
-    return f"{label}, {type(module).__name__}, takes ({wanted}) and was given {plural(len(args), 'input')}", fix
+    given = ", ".join([*([plural(len(args), "input")] if args or not options else []), *(options or {})])
+    return f"{label}, {type(module).__name__}, takes ({wanted}) and was given {given}", fix
+
+
+def _call(wanted: list[str], args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+    """The call of a model that takes these, with what it was given of the batch."""
+    if options:
+        return f"model({', '.join(f'{name}=batch[{name!r}]' for name in wanted if name in options)})"
+    if len(args) == 1 and isinstance(args[0], Mapping | list | tuple):  # the inputs lie together: batch[0]
+        return "model(**batch[0])" if isinstance(args[0], Mapping) else "model(*batch[0])"
+    return "model(*batch)"
 
 
 def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
@@ -128,10 +140,13 @@ def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
 
 
 def _about_layer(module: nn.Module, path: str, frame: FrameType) -> tuple[str, str]:
+    arrays = [name for name, value in variables(frame).items() if isinstance(value, np.ndarray)]
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     inputs = {name: t for name, t in _tensors(frame) if id(t) not in own}
     given = " and ".join(f"{name} {_shape(t)}" for name, t in inputs.items()) or "these inputs"
     label = f"layer {path}, {_brief(module)}," if path else f"the model, {type(module).__name__},"
+    if arrays and not inputs:
+        return f"{label} was given a NumPy array", "convert it: torch.from_numpy(x), in the dataset or in collate_fn"
     dtype = next((p.dtype for p in module.parameters(recurse=False)), None)
     takes_numbers = isinstance(module, nn.Embedding | nn.EmbeddingBag)  # and looks up what is under them
     if dtype and any(t.dtype != dtype and not (takes_numbers and not t.is_floating_point()) for t in inputs.values()):

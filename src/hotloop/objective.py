@@ -99,6 +99,12 @@ def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
     count: int | Tensor | None = None
     if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Mapping):
         returned, count = returned
+        if isinstance(count, Tensor) and count.numel() != 1:
+            raise BadArgument(
+                f"the objective returned two things, of which the second, {_kind(count)}, is not the number of items"
+                " that the loss is the mean of",
+                fix="return the loss alone: return loss; `predict=` and `train_metrics=` are for outputs",
+            )
     prefix = "" if name == "loss" else f"{name}/"
     parts = {prefix + key: v for key, v in returned.items()} if isinstance(returned, Mapping) else {name: returned}
     wrong = {key: value for key, value in parts.items() if not isinstance(value, Tensor) or value.numel() != 1}
@@ -108,9 +114,22 @@ def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
             f"the objective must return a loss of one number, and returned {shown}",
             fix="return loss.mean(), a dict of such losses, or (loss, number of items it is the mean of)",
         )
+    if len(parts) > 1:
+        _refuse_a_sum_beside_its_parts(returned)
     if count is None:
         return Losses(parts, items_in(batch))
     return Losses(parts, count, is_counted=True, size=_numbers_in(batch) if isinstance(count, Tensor) else None)
+
+
+def _refuse_a_sum_beside_its_parts(returned: Mapping[str, Tensor]) -> None:
+    others = [key for key, value in returned.items() if key != "loss" and value.requires_grad]
+    if "loss" in returned and others:
+        raise BadArgument(
+            f"the objective returned 'loss' beside {', '.join(others)}, and all of them are added up: what 'loss' holds"
+            " already would count twice",
+            fix="return the parts without their sum, each with its weight: {'ce': ce, 'kl': 0.1 * kl}; or detach what"
+            " is only to be shown",
+        )
 
 
 def _numbers_in(batch: Any) -> int:
@@ -125,12 +144,15 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
             "both loss= and objective= were given", fix="give one: loss(output, target) or objective(model, batch)"
         )
     for name, given in (("loss", loss), ("objective", objective)):
+        if isinstance(given, type) and issubclass(given, nn.Module):
+            raise BadArgument(f"{name}={given.__name__} is a class", fix=f"make one of it: {name}={given.__name__}()")
         if given is not None and not callable(given):
             raise BadArgument(
                 f"{name}={given!r} cannot be called",
                 fix="give loss=nn.CrossEntropyLoss() or another criterion, or objective=lambda model, batch: …",
             )
     if objective is not None:
+        _check_arguments(objective)
         return objective
     if loss is None:
         return _own_loss
@@ -146,6 +168,19 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
 
     criterion.criterion = loss  # type: ignore[attr-defined]  # so that the loss can be watched without the model
     return criterion
+
+
+def _check_arguments(objective: Objective) -> None:
+    """Refuse an objective that cannot be called with a model and a batch."""
+    try:
+        inspect.signature(objective).bind(None, None)
+    except TypeError as error:
+        raise BadArgument(
+            f"objective= is called with the model and the whole batch, and takes something else: {error}",
+            fix="def objective(model, batch): x, y = batch; …",
+        ) from None
+    except ValueError:  # a function of an extension, which does not tell
+        return
 
 
 def compared(loss: Criterion) -> Criterion:
@@ -244,7 +279,8 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     if loss is None and isinstance(output, Tensor):
         loss = output
     elif loss is None and isinstance(output, tuple):
-        single = [each for each in output if isinstance(each, Tensor) and each.numel() == 1 and each.requires_grad]
+        evaluates = not torch.is_grad_enabled()  # then no output requires a gradient, and the loss is told by its shape
+        single = [t for t in output if isinstance(t, Tensor) and t.numel() == 1 and (evaluates or t.requires_grad)]
         loss = single[0] if len(single) == 1 else None
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise BadArgument(

@@ -178,7 +178,8 @@ def test_a_mistake_ends_in_words(run, args: tuple[str, ...], code: int, says: st
 
 
 @pytest.mark.parametrize("option", ["--master", "--rendezvous"])
-def test_a_port_that_is_taken_is_told_at_once(run, option: str) -> None:
+def test_a_port_that_is_taken_is_told_at_once(run, option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.launch.torchrun.ANSWER", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         where = f"127.0.0.1:{port}"

@@ -224,7 +224,7 @@ def test_web_without_its_package_says_what_to_install(run: Run, monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "hotloop.top.server", raising=False)  # where another test has served already
     done = run("--web", "--port", "0", "--example", "1")
     assert done.code == 2
-    assert "pip install hotloop[web]" in done.err
+    assert "pip install 'hotloop[web]'" in done.err
 
 
 def test_a_demo_is_labelled_as_one_everywhere(run: Run, tmp_path: Path) -> None:

@@ -162,6 +162,7 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
         (("notes.txt:build",), "notes.txt is not a Python file"),
         (("mine.py:absent",), "mine.py has no function 'absent'"),
         (("mine.py:answer",), "mine.py has no function 'answer'"),
+        (("mine.py:biuld",), "name the one that builds, out of: build, alone, words"),
         (("mine.py:words",), "words() returned a str"),
         (("mine.py:alone",), "alone() returned a Loop"),
         (("mine.py:spent",), "can be read only once"),

@@ -1,5 +1,7 @@
 """Workers stay from epoch to epoch where that gives what workers give which are started in every epoch, to the bit."""
 
+import gc
+import multiprocessing
 import os
 import random
 import time
@@ -340,3 +342,18 @@ def test_data_on_the_device_is_not_waited_for() -> None:
     assert "lives on the device" in (batches.why_workers_stay or "")
     batches.close()
     list(Stream(rows(), "cpu"))
+
+
+def test_persistent_workers_of_a_stream_that_is_garbage_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not after the seconds for which PyTorch waits for each of them."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 30.0)
+    batches = Stream(DataLoader(Augmented(), 3, num_workers=2, persistent_workers=True), "cpu")
+    list(batches)
+    workers = set(multiprocessing.active_children())
+    holder = [batches]
+    holder.append(holder)  # a cycle, as a loop and its parts are
+    began = time.monotonic()
+    del batches, holder
+    gc.collect()
+    assert time.monotonic() - began < 20
+    assert len(workers - set(multiprocessing.active_children())) == 2

@@ -1,6 +1,4 @@
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
@@ -239,14 +237,6 @@ def test_asking_for_the_cpu_looks_at_no_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     choice = pick("cpu")
     assert choice.device == torch.device("cpu")
     assert choice.name
-
-
-def test_import_starts_nothing_and_sets_nothing() -> None:
-    code = (
-        "import os; before = dict(os.environ); import hotloop.device, torch; "
-        "assert not torch.cuda.is_initialized(); assert dict(os.environ) == before"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ)
 
 
 def test_the_records_and_the_causes_need_no_torch() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 import hotloop
 from hotloop.errors import BadArgument, PlanWarning
@@ -150,7 +151,13 @@ class Average:
         self.steps += 1
 
 
+def warm_up_and_cosine(optimizer: torch.optim.Optimizer, steps: int, warmup: int) -> LRScheduler:
+    parts = [LinearLR(optimizer, 1 / (warmup + 1), total_iters=warmup), CosineAnnealingLR(optimizer, steps - warmup)]
+    return SequentialLR(optimizer, parts, milestones=[warmup])
+
+
 TUTORIAL = SimpleNamespace(
+    WarmupCosine=warm_up_and_cosine,
     Loop=TutorialLoop,
     Ema=Average,
     evaluate=evaluate,

@@ -369,4 +369,4 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(HotloopError, match="aiohttp") as caught:
         web.serve(port=0, browser=False)
-    assert caught.value.fix == "pip install hotloop[web]"
+    assert caught.value.fix == "pip install 'hotloop[web]'"

@@ -579,7 +579,9 @@ def test_a_new_lever_is_one_new_file(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     names = [lever.name for lever in LEVERS]
-    assert told["names"] == [*names[:4], "toy", *names[4:]], "between `workers` (40) and `graph` (50)"
+    place = told["names"].index("toy")
+    assert told["names"] == [*names[:place], "toy", *names[place:]]
+    assert names.index("workers") < place <= names.index("graph"), "between `workers` (40) and `graph` (50)"
     assert told["page"].startswith(
         "# toy\n\n| tier | cost to pull | how it is undone |\n|---|---|---|\n| A | nothing |"
     )
@@ -588,7 +590,8 @@ def test_a_new_lever_is_one_new_file(tmp_path: Path) -> None:
     assert (told["inside"], told["outside"]) == (True, False)
     assert told["inputs"] == "tuple"
     assert told["levers"] == ["toy"]
-    assert (told["verdict"], told["tuned"]) == ("kept", ["toy"])
+    assert told["verdict"] == "kept"
+    assert "toy" in told["tuned"], "beside others without a field in `Plan` that a CPU can have"
 
 
 @pytest.mark.parametrize(

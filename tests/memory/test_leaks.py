@@ -3,8 +3,6 @@
 import gc
 import inspect
 import json
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hotloop.memory.leaks import Growth, Leak, watch_growth
+
+from ..warm import Warm
 
 STEPS = 9
 ROWS = 32
@@ -229,7 +229,7 @@ def test_a_state_that_is_carried_on_with_its_graph_is_found() -> None:
     assert leak.fix.startswith("state = state.detach()")
 
 
-def test_a_script_without_functions_is_understood(tmp_path: Path) -> None:
+def test_a_script_without_functions_is_understood(tmp_path: Path, warm: Warm) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
@@ -242,7 +242,8 @@ def test_a_script_without_functions_is_understood(tmp_path: Path) -> None:
         "        growth.step()\n"
         "    print(*growth.leaks(), sep='\\n\\n')\n"
     )
-    done = subprocess.run([sys.executable, script.name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = warm.run(script.name, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
     assert "held by list `losses`, a global of train.py" in done.stdout
     assert "at train.py:7: losses.append(loss)" in done.stdout
     assert "made at train.py:6" in done.stdout

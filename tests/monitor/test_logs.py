@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -25,7 +26,6 @@ from hotloop.monitor.logs import (
     TensorBoard,
     WeightsAndBiases,
     open_log,
-    read_lines,
     scalars,
 )
 from hotloop.monitor.reading import Gpu, Host, Reading
@@ -35,6 +35,15 @@ READING = Reading(
     Host(name="box", cpu=12.5, memory_used=2**40),
     (Gpu(0, "H200", utilisation=97.0, memory_used=2**30, throttled=()), Gpu(1, "H200", uuid="GPU-abc", power=70.0)),
 )
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects of a log, without a line that a crash has cut."""
+    found = []
+    for line in path.read_bytes().splitlines():
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [each for each in found if isinstance(each, dict)]
 
 
 def test_numbers_of_a_reading_have_names_that_stay() -> None:
@@ -55,7 +64,7 @@ def test_lines_come_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "run.jsonl"
     log = JsonLines(path)
     log.write({"loss": 0.5, "items_per_second": np.float32(2.0), "unknown": None}, step=3, time=7.5)
-    assert list(read_lines(path)) == [{"time": 7.5, "step": 3, "loss": 0.5, "items_per_second": 2.0, "unknown": None}]
+    assert read_lines(path) == [{"time": 7.5, "step": 3, "loss": 0.5, "items_per_second": 2.0, "unknown": None}]
     log.write({"loss": math.nan, "rate": math.inf}, step=4)
     log.append(READING.to_json())
     log.close()
@@ -130,10 +139,10 @@ def test_what_cannot_be_logged(tmp_path: Path) -> None:
     with pytest.raises(BadArgument, match="time"):
         log.write({"time": 1.0}, step=1)
     log.close()
-    assert list(read_lines(tmp_path / "run.jsonl")) == []
+    assert read_lines(tmp_path / "run.jsonl") == []
 
 
-def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="cannot write"):
         JsonLines(tmp_path)
     (tmp_path / "file").touch()
@@ -141,17 +150,6 @@ def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
         JsonLines(tmp_path / "file" / "run.jsonl")
     with pytest.raises(OutputError, match="cannot write"):
         TensorBoard(tmp_path / "file" / "events")
-    with pytest.raises(BadArgument, match="cannot read"):
-        list(read_lines(tmp_path / "missing.jsonl"))
-
-
-def test_a_file_that_is_no_log(tmp_path: Path) -> None:
-    path = tmp_path / "poem.txt"
-    path.write_text("a rose\nis a rose\n")
-    with pytest.raises(BadArgument, match="holds no JSON lines"):
-        list(read_lines(path))
-    path.write_text("[" * 100_000)
-    assert list(read_lines(path)) == []
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -26,11 +26,14 @@ GONE = 2**22 + 1  # higher than any PID
 
 
 @contextmanager
-def child(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def child(*arguments: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """A process that waits until it is ended, and has begun when this one goes on."""
     code = "import sys; print('begun', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, **variables}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
@@ -65,6 +68,19 @@ def opens(proc: Path, pid: int, *files: str) -> None:
 
 def rows(*pids: int, memory: int | None = GIB) -> dict[str, tuple[GpuProcess, ...]]:
     return {"GPU-0": tuple(GpuProcess(pid, memory, "compute") for pid in pids)}
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "told"),
+    [("1", "4", (1, 4)), ("0", "1", (None, None)), ("7", "4", (None, None)), ("\x1b[31m1", "4", (None, None))],
+)
+def test_a_process_of_torchrun_has_its_rank(
+    whole_machine: Path, rank: str, size: str, told: tuple[int | None, int | None]
+) -> None:
+    with child(RANK=rank, WORLD_SIZE=size) as process:
+        named, _ = People(whole_machine).name(rows(process.pid))
+        (found,) = named["GPU-0"]
+        assert (found.rank, found.ranks) == told
 
 
 def test_a_process_has_its_name_and_everything(whole_machine: Path) -> None:

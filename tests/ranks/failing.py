@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import hotloop
 from hotloop import heartbeat
 
-heartbeat.PERIOD = 0.4  # what takes rounds of words takes as many, and less time
+heartbeat.PERIOD = 0.5  # what takes rounds of words takes as many, and less time
 scene, *rest = sys.argv[1:]
 wrong = int(rest[0]) if rest else RANKS - 1
 step = int(rest[1]) if len(rest) > 1 else 5

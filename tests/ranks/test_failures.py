@@ -98,7 +98,7 @@ def test_a_rank_that_fails_is_named_with_its_error(launch: Launcher, failed: int
 
 
 def test_a_rank_that_evaluates_alone(launch: Launcher) -> None:
-    said = [words(each) for each in launch(FAILING, "apart", "0", each=within(2)).wait()]
+    said = [words(each) for each in launch(FAILING, "apart", "0", each=within(3)).wait()]
 
     places = ["the evaluation after step 5", "the training step of batch 5 of epoch 1 after step 5"]
     for rank, (here, there) in enumerate((places, places[::-1])):

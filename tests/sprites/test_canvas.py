@@ -91,32 +91,6 @@ def test_columns(tops, bottoms):
     assert torch.equal(unpack(drawn), slowly(lambda n, x, y: tops[x] <= y <= bottoms[x], 1))
 
 
-@given(COORDINATE, COORDINATE, COORDINATE, COORDINATE, st.integers(0, 6))
-@settings(max_examples=40)
-def test_stroke(xs, ys, ends, lows, thick):
-    def rule(n, x, y):
-        along, down = ends[n] - xs[n], lows[n] - ys[n]
-        right, below = 2 * x + 1 - xs[n], 2 * y + 1 - ys[n]
-        length = along**2 + down**2
-        aside = along * below - down * right
-        return 0 <= along * right + down * below <= length and aside**2 <= thick**2 * length
-
-    drawn = Canvas(3).stroke((numbers(xs), numbers(ys)), (numbers(ends), numbers(lows)), thick)
-    assert torch.equal(unpack(drawn), slowly(rule))
-
-
-@given(st.integers(0, 15), st.integers(17, 32), st.integers(0, 15), st.integers(17, 32))
-@settings(max_examples=30)
-def test_polygon(left, right, top, bottom):
-    corners = ((16, top), (right, 16), (16, bottom), (left, 16))
-
-    def rule(n, x, y):
-        sides = zip(corners, corners[1:] + corners[:1], strict=True)
-        return all((bx - ax) * (2 * y + 1 - ay) >= (by - ay) * (2 * x + 1 - ax) for (ax, ay), (bx, by) in sides)
-
-    assert torch.equal(unpack(Canvas(1).polygon(*corners)), slowly(rule, 1))
-
-
 @given(st.integers(1, 7), st.integers(0, 30), st.integers(-3, 33))
 @settings(max_examples=40)
 def test_every_and_corner(period, phase, total):

@@ -280,7 +280,7 @@ def test_without_the_extra_the_error_says_what_to_install(package: str, monkeypa
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(HotloopError, match=package) as caught:
         try_to_serve(port=0)
-    assert caught.value.fix == "pip install hotloop[web]"
+    assert caught.value.fix == "pip install 'hotloop[web]'"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -42,6 +42,11 @@ def scheduled(kind: Callable[..., Any], schedule: Any = "step", **settings: Any)
 
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no optimizer": (lambda: loop(optimizer=None), "optimizer is a NoneType"),
+    "the class of an optimizer": (lambda: loop(optimizer=torch.optim.SGD), "optimizer is the class SGD"),
+    "the class of a loss": (lambda: loop(loss=nn.MSELoss), r"loss=MSELoss is a class\n.*MSELoss\(\)"),
+    "the class of a model": (lambda: hotloop.place(nn.Linear, "cpu"), "model is the class Linear"),  # type: ignore[type-var]
+    "no loader": (lambda: loop().fit(None), "the loader is a NoneType, which gives no batches"),  # type: ignore[arg-type]
+    "a number to evaluate with": (lambda: loop().fit(LOADER, validate=3), "validate= is an int"),  # type: ignore[arg-type]
     "half an accumulation": (lambda: loop(accumulate=1.5), "accumulate=1.5"),
     "a loss in words": (lambda: loop(loss="mse"), "loss='mse' cannot be called"),
     "epochs in words": (lambda: loop().fit(LOADER, epochs="3"), "epochs='3'"),  # type: ignore[arg-type]

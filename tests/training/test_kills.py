@@ -18,4 +18,5 @@ def test_kills_at_random_moments(tmp_path: Path, warm: Warm) -> None:
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-2000:]
     found = json.loads((tmp_path / "r.json").read_text())
     assert found["bit-equal to the run that was never killed"], f"seed {found['seed']}"
-    assert found["kills"] == KILLS
+    assert (found["kills"], found["lives"]) == (KILLS, KILLS + 1)
+    assert {"date", "hardware", "versions", "seconds", "steps", "kills during a save"} <= found.keys()

@@ -407,7 +407,7 @@ def test_500_steps_with_200_failures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_same_training_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, epochs, seed = SCENARIOS[name], 4, 100 + list(SCENARIOS).index(name)
+    scenario, epochs, seed = SCENARIOS[name], 7, 100 + list(SCENARIOS).index(name)
     if scenario.network is random_network:  # BatchNorm cannot learn from a single item
         monkeypatch.setattr(Noting, "failed", lambda self, size: Portion.failed(self, max(size, 6)))
         scenario = replace(scenario, batch=18)  # so that no piece of the tail is one

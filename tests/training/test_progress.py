@@ -22,9 +22,9 @@ from hotloop.training.progress import Display, Stop, ending_words, telling
 DONE = Epoch(number=1, loss=0.51234, items=1000, seconds=2.0, losses={}, metrics={"accuracy": 0.975})
 
 
-def shown(*, terminal: bool, show: bool | None = None) -> str:
+def shown(*, terminal: bool, show: bool | None = None, width: int = 120) -> str:
     file = io.StringIO()
-    console = Console(file=file, force_terminal=terminal, width=120)
+    console = Console(file=file, force_terminal=terminal, width=width)
     with Display(2, 10, show, console) as display:
         for _ in range(10):
             display.stretch(1, 1, 0.75, 1234.0)
@@ -36,8 +36,16 @@ def shown(*, terminal: bool, show: bool | None = None) -> str:
 
 def test_a_bar_in_a_terminal() -> None:
     text = shown(terminal=True)
-    for part in ("epoch 1/2", "/20", "loss 0.5", "1,234 items/s", "left"):
+    for part in ("epoch 1/2", "/20", "loss 0.5", "1,234 items/s"):
         assert part in text
+    assert re.search(r"0:00:0\d · (-:--:--|\d:\d\d:\d\d) left", re.sub(r"\x1b\[[\d;]*m", "", text))
+
+
+def test_a_bar_leaves_room_for_the_words_of_ctrl_c() -> None:
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown(terminal=True, width=80)))
+    bars = [line for line in lines if "items/s" in line and "left" in line]
+    assert bars
+    assert {len(bar) for bar in bars} == {78}
 
 
 def test_a_line_per_epoch_elsewhere() -> None:

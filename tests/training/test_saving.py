@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pickle
+import random
 import signal
 import sys
 import textwrap
@@ -841,3 +842,15 @@ def test_where_nothing_can_be_locked_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / ".lock").mkdir()
     loop, data = small_loop()
     assert loop.fit(data, save=tmp_path, progress=False).saved == len(data)
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_is_resumed_where_gauss_has_a_number_left_and_where_it_has_none(saved: bool, tmp_path: Path) -> None:
+    """The state of Python's generator then has another form."""
+    for resume in (False, True):
+        random.seed(0)
+        if saved != resume:
+            random.gauss()
+        loop, batches = small_loop()
+        report = loop.fit(batches, epochs=1 + resume, save=tmp_path, resume=resume, progress=False, monitor=False)
+        assert len(report.epochs) == 1 + resume

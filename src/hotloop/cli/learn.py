@@ -54,7 +54,7 @@ def learn(
     as_json: Json = False,
     web: Annotated[
         bool,
-        typer.Option("--web", help="Serve the lessons to a browser here; needs `pip install hotloop\\[web]`."),
+        typer.Option("--web", help="Serve the lessons to a browser here; needs `pip install 'hotloop\\[web]'`."),
     ] = False,
     port: Annotated[int, typer.Option(metavar="N", help="Of the page; 0 for any that is free.")] = 8081,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open nothing.")] = False,

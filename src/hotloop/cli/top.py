@@ -44,7 +44,7 @@ def top(
     ] = None,
     web: Annotated[
         bool,
-        typer.Option("--web", help="Serve a page for a browser; needs `pip install hotloop\\[web]`."),
+        typer.Option("--web", help="Serve a page for a browser; needs `pip install 'hotloop\\[web]'`."),
     ] = False,
     port: Annotated[int, typer.Option(metavar="N", help="Of the page; 0 for any that is free.")] = 8080,
     bind: Annotated[

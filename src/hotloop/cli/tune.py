@@ -13,7 +13,7 @@ import typer
 from hotloop.cli.options import Device, Json, Report
 from hotloop.cli.output import console, keep, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
-from hotloop.text import an, printable
+from hotloop.text import an, printable, shorten
 
 if TYPE_CHECKING:
     from hotloop.plan import Tuning
@@ -166,7 +166,10 @@ def _from_file(target: str) -> "tuple[Loop, Any]":
         spec.loader.exec_module(module)
     build = getattr(module, function, None)
     if not callable(build):
-        raise BadArgument(f"{printable(file)} has no function {printable(function)!r}", fix="name the one that builds")
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        functions = shorten([printable(name) for name in own if callable(getattr(module, name))])
+        fix = f"name the one that builds, out of: {functions}" if functions else "write one that returns (loop, loader)"
+        raise BadArgument(f"{printable(file)} has no function {printable(function)!r}", fix=fix)
     with _explained(file):
         made = build()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Loop)):

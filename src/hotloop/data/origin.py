@@ -237,7 +237,12 @@ def length_of(loader: Iterable[Any]) -> int | None:
 
 
 def check_loader(loader: object, name: str = "the loader") -> None:
-    """Refuse a dataset in place of a loader."""
+    """Refuse a dataset in place of a loader, and what cannot be iterated."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise BadArgument(
+            f"{name} is {an(type(loader).__name__)}, which gives no batches",
+            fix="give a loader: DataLoader(dataset, batch_size=32, shuffle=True)",
+        )
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise BadArgument(
             f"{name} is {an(type(loader).__name__)}, which gives items one by one and no batches",

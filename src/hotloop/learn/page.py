@@ -78,8 +78,8 @@ hotloop learn --web      # all of this in your browser
 
 ![Lesson 3 in a browser: text, code that was run, and its output](../pictures/learn-web.png)
 
-`--web` needs `pip install hotloop[web]`. It listens on this machine alone, and its address holds a token: what you run
-there runs with your rights.
+`--web` needs `pip install 'hotloop[web]'`. It listens on this machine alone, and its address holds a token: what you
+run there runs with your rights.
 
 The same lessons are notebooks in `lessons/`. The outputs on these pages are those of a machine with two slow CPU cores
 and no GPU; where a table has a column for a named GPU, that was measured there.

@@ -29,6 +29,8 @@ def place(model: M, device: str | torch.device, *optimizers: Optimizer, strict: 
     device(type='cpu')
     """
     if not isinstance(model, nn.Module):
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise BadArgument(f"the model is the class {model.__name__}", fix=f"make one of it: {model.__name__}(…)")
         raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
     target = resolve(device)
     unmade = [name for name, tensor in _registered(model) if tensor.is_meta]

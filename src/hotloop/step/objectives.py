@@ -87,12 +87,17 @@ def _check_every(every: Mapping[str, int] | None, objectives: Mapping[str, objec
         )
 
 
+def _kind(given: object) -> str:
+    """What was given, in words: a Linear, the class SGD."""
+    return f"the class {given.__name__}" if isinstance(given, type) else an(type(given).__name__)
+
+
 def _check(optimizers: tuple[Optimizer, ...]) -> None:
     """Refuse what is no optimizer, and one that computes the loss itself beside others."""
     wrong = [o for o in optimizers if not isinstance(o, Optimizer)]
     if wrong or not optimizers:
         raise BadArgument(
-            f"the optimizer is {an(type(wrong[0]).__name__)}" if wrong else "no optimizer was given",
+            f"the optimizer is {_kind(wrong[0])}" if wrong else "no optimizer was given",
             fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
         )
     if len(optimizers) > 1 and (closures := [each for each in optimizers if needs_closure(each)]):

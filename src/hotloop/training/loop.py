@@ -372,6 +372,7 @@ class Loop:
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
+        check_loader(loader)
         self._check(epochs, validate, metrics)
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")

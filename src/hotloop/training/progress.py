@@ -91,15 +91,6 @@ class Display:
         if self._cell:
             self._cell.close(None if kind is None else f"ended by {kind.__name__} after batch {self._batches()}")
 
-    def tell(self, words: str) -> None:
-        """Say what goes on beside the training."""
-        if self._bar:
-            self._bar.update(self._task, description=words)
-            self._bar.refresh()
-        if self._cell:
-            self._cell.status = words
-            self._cell.draw()
-
     def say(self, words: str) -> None:
         """A line that stays, and that a terminal gets in lines of its width."""
         if self._silent:
@@ -303,16 +294,27 @@ def _telling_in_a_cell(what: str) -> Iterator[Callable[[str], None]]:
         cell.close()
 
 
+class _Narrow(Progress):
+    """A bar that leaves two columns free, for "^C": wrapped to the next line, it would keep the bar on the screen."""
+
+    def make_tasks_table(self, tasks: Any) -> Any:
+        table = super().make_tasks_table(tasks)
+        if tasks:  # none while `Progress` is made, which has no console yet
+            table.width = max(self.console.width - 2, 1)
+        return table
+
+
 def _bar(console: Console) -> Progress:
-    return Progress(
+    return _Narrow(
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
-        TextColumn("left"),
+        TextColumn("·"),
         TimeRemainingColumn(),
+        TextColumn("left"),
         console=console,
         transient=True,
         expand=True,

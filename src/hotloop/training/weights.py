@@ -28,6 +28,10 @@ def load_weights(model: M, path: str | Path, which: Literal["last", "best"] = "l
     if which not in ("last", "best"):
         raise BadArgument(f"which={which!r}", fix='choose "last" or "best"')
     path = Path(path)
+    if not path.exists():
+        raise BadArgument(
+            f"{printable(str(path))} is not there", fix="name the folder of fit(save=…), or a file of weights"
+        )
     held: dict[str, Any] = dict(_of_run(path, which) if path.is_dir() else read_weights(path))
     for prefix in WRAPPERS:
         if not any(name.startswith(prefix) for name in model.state_dict()):

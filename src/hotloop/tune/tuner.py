@@ -702,7 +702,8 @@ class Tuner:
     def _tell(self, plain: float, now: float) -> None:
         """Say in a line what the run is carried out as."""
         if kept := ", ".join(in_words(self._loop.step.plan)):
-            self._say(f'{kept}: {plain / now:.3g}× the eager step, measured; plan="plain" for fp32 eager')
+            gain = f"{plain / now:.3g}×" if plain > now else "as fast as"
+            self._say(f'{kept}: {gain} the eager step, measured; plan="plain" for fp32 eager')
 
     def _say(self, words: str) -> None:
         if self.display is not None:

@@ -44,7 +44,7 @@ def needing_extra(module: str) -> ModuleType:
         return import_module(module)
     except ModuleNotFoundError as error:
         raise HotloopError(
-            f"the web page needs a package that is not installed: {error.name}", fix="pip install hotloop[web]"
+            f"the web page needs a package that is not installed: {error.name}", fix="pip install 'hotloop[web]'"
         ) from error
 
 
