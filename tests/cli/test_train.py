@@ -70,6 +70,14 @@ def test_more_epochs_go_on(run) -> None:
     assert json.loads(out)["steps"] == 27
 
 
+def test_a_run_that_is_saved_has_one_page(run, tmp_path: Path) -> None:
+    command = ("classify", "sprites.safetensors", *SMALL, "--epochs", "1", "--report", "--save", "runs/a", "--json")
+    code, out, err = run(*command)
+    assert code == 0, err
+    assert Path(json.loads(out)["report"]) == Path("runs/a/report.html")
+    assert list((tmp_path / "runs").rglob("report.html")) == [tmp_path / "runs/a/report.html"]
+
+
 MISTAKES = {
     "no unit": (("--save", "run", "--every", "300"), "'300' is no length of time"),
     "milliseconds": (("--save", "run", "--every", "500ms"), "'500ms' is no length of time"),

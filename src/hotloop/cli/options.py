@@ -24,7 +24,8 @@ Device = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
 Report = Annotated[
-    bool, typer.Option("--report/--no-report", help="Also write report.html and report.json, into runs/ and the time.")
+    bool,
+    typer.Option("--report/--no-report", help="Also write report.html and .json: into --save, or runs/ and the time."),
 ]
 Seed = Annotated[
     int,

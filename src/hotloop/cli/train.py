@@ -89,7 +89,7 @@ def classify(
         return
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
-    _finish(trained, training, out, report, as_json, f"hotloop evaluate {out}")
+    _finish(trained, training, out, save, report, as_json, f"hotloop evaluate {out}")
 
 
 @app.command(cls=Verb)
@@ -125,7 +125,7 @@ def draw(
         return
     recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_draw(sprites, recipe, device=device, **run)
-    _finish(trained, training, out, report, as_json, f"hotloop generate --model {out}")
+    _finish(trained, training, out, save, report, as_json, f"hotloop generate --model {out}")
 
 
 def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "FitOptions":
@@ -213,14 +213,25 @@ def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
     return sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
 
 
-def _finish(trained: "TrainedNetwork", training: "Training", out: Path, report: bool, as_json: bool, then: str) -> None:
+def _finish(
+    trained: "TrainedNetwork",
+    training: "Training",
+    out: Path,
+    save: Path | None,
+    report: bool,
+    as_json: bool,
+    then: str,
+) -> None:
     from hotloop.files import finite
+    from hotloop.report.runs import PAGE
     from hotloop.report.table import summary
 
     if _rank():  # rank 0 writes; an exit code here would end it in the middle of that
         return
     trained.save(out)
-    kept = _kept(trained, training) if report else None
+    kept = None
+    if report:  # beside the checkpoints the run has written its page itself
+        kept = save / PAGE if save is not None and (save / PAGE).is_file() else _kept(trained, training)
     if as_json:
         about = {"out": str(out), "report": None if kept is None else str(kept), "classes": list(trained.classes)}
         print_json({**about, **finite(training.to_json())})

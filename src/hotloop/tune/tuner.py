@@ -46,6 +46,7 @@ WATCHED = 3  # steps with a look at what they change in the person's objects; OO
 PLAIN_STEPS = 2  # of the eager loop that are timed after those
 TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
 AGAIN = 3  # times that a plan which seems to be slower is timed
+AGAIN_ON_CPU = 20  # the quickest of 40 steps counts: that other programs disturb all of them is not to be expected
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
@@ -470,8 +471,10 @@ class Tuner:
     def _not_slower(self, plain: float, now: float) -> "Course[float]":
         """Leave out what makes the step slower than the eager one."""
         begin, plan = self._plain_plan, self._loop.step.plan
-        limit = plain * (SLOWER_ON_CPU if self.subject.device.type == "cpu" else SLOWER)
-        for _ in range(AGAIN):  # where shapes vary, each new one may take its time the first time; programs disturb
+        on_cpu = self.subject.device.type == "cpu"
+        limit = plain * (SLOWER_ON_CPU if on_cpu else SLOWER)
+        # Where shapes vary, each new one may take its time the first time; and other programs disturb.
+        for _ in range(AGAIN_ON_CPU if on_cpu else AGAIN):
             if now > limit:
                 now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         while now > limit and (pulled := _pulled(plan, begin)):
