@@ -454,6 +454,7 @@ def test_on_a_cpu_a_run_of_the_default_can_be_repeated_to_the_bit_beside_other_p
     """No clock decides what rounds; at times other programs take most of the machine."""
     images = torch.rand(1600, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     weights: list[list[Tensor]] = []
+    plans: list[Any] = []
     for life in range(4):
         burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (life % 2))]
         try:
@@ -470,5 +471,6 @@ def test_on_a_cpu_a_run_of_the_default_can_be_repeated_to_the_bit_beside_other_p
                 burner.wait()
         assert len(report.plans) > 1, "a plan was adopted"
         weights.append(list(model.parameters()))
-    for other in weights[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True))
+        plans.append([(change.batch, change.plan, change.why) for change in report.plans])
+    for life, other in enumerate(weights):
+        assert all(torch.equal(a, b) for a, b in zip(weights[0], other, strict=True)), (plans[0], plans[life])
