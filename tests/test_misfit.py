@@ -58,7 +58,7 @@ def test_too_many_inputs() -> None:
     text = message(nn.Linear(2, 2), torch.ones(2), torch.ones(2))
     assert "takes 2 positional arguments but 3 were given" in text
     assert "the model, Linear, takes (input) and was given 2 inputs" in text
-    assert "objective=lambda model, batch: … model(*batch) …" in text
+    assert "objective=lambda model, batch: … model(batch[0]) …" in text
 
 
 def test_a_model_that_wants_the_target_too() -> None:

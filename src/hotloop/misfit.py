@@ -123,6 +123,8 @@ def _call(wanted: list[str], args: tuple[Any, ...], options: Mapping[str, Any]) 
         return f"model({', '.join(f'{name}=batch[{name!r}]' for name in wanted if name in options)})"
     if len(args) == 1 and isinstance(args[0], Mapping | list | tuple):  # the inputs lie together: batch[0]
         return "model(**batch[0])" if isinstance(args[0], Mapping) else "model(*batch[0])"
+    if len(wanted) < len(args):
+        return f"model({', '.join(f'batch[{n}]' for n in range(len(wanted)))})"
     return "model(*batch)"
 
 
