@@ -41,7 +41,7 @@ def test_the_latest_or_the_best_becomes_a_file(call, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "nothing there": (("none",), "none holds no checkpoint"),
+    "nothing there": (("none",), "none is not there"),
     "no model in it": (("other",), "is no checkpoint of a model"),
     "another name": (("other", "-o", "model.pt"), "is not named like one"),
 }
