@@ -1,10 +1,11 @@
 """`evaluate`: exact over uneven batches, nothing changed, one wait."""
 
+import gc
+from types import ModuleType
+
 import pytest
 import torch
 from torch import nn
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
 from hotloop import evaluate
 from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
@@ -18,23 +19,15 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return output.argmax(1) == target
 
 
-class Right(Metric):
-    """A metric of torchmetrics whose update does not wait."""
+@pytest.fixture(scope="module")
+def counting() -> ModuleType:
+    """Metrics of torchmetrics."""
+    from . import counting
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_state("right", torch.zeros(()))
-        self.add_state("seen", torch.zeros(()))
-
-    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
-        self.right += accuracy(output, target).sum()
-        self.seen += len(target)
-
-    def compute(self) -> torch.Tensor:
-        return self.right / self.seen
+    return counting
 
 
-def test_metrics_are_those_of_the_whole_set(task) -> None:
+def test_metrics_are_those_of_the_whole_set(task, counting) -> None:
     model = task.model()
     whole_output = model(task.inputs)
     expected = accuracy(whole_output, task.targets).float().mean().item()
@@ -42,9 +35,9 @@ def test_metrics_are_those_of_the_whole_set(task) -> None:
         "per_item": accuracy,
         "mean": lambda o, t: accuracy(o, t).float().mean(),
         "number": lambda o, t: accuracy(o, t).float().mean().item(),
-        "torchmetrics": MulticlassAccuracy(3, average="micro"),
-        "own": Right(),
-        "several": MulticlassRecall(3, average="none"),
+        "torchmetrics": counting.MulticlassAccuracy(3, average="micro"),
+        "own": counting.Right(),
+        "several": counting.MulticlassRecall(3, average="none"),
     }
     result = evaluate(model, task.loader(16), metrics, loss=nn.CrossEntropyLoss())
     for name in ("per_item", "mean", "number", "torchmetrics", "own"):
@@ -125,16 +118,16 @@ def test_bad_calls(task) -> None:
         evaluate(task.model(), [], {"a": accuracy})
 
 
-def test_a_torchmetric_starts_from_nothing_each_time(task) -> None:
-    metric = {"a": MulticlassAccuracy(3)}
+def test_a_torchmetric_starts_from_nothing_each_time(task, counting) -> None:
+    metric = {"a": counting.MulticlassAccuracy(3)}
     assert evaluate(task.model(), task.loader(), metric) == evaluate(task.model(), task.loader(), metric)
 
 
 @pytest.mark.gpu
-def test_one_wait_at_the_end(task) -> None:
+def test_one_wait_at_the_end(task, counting) -> None:
     model = task.model().cuda()
     loader = [(x.cuda(), y.cuda()) for x, y in task.loader()]
-    metrics = {"a": accuracy, "b": Right()}  # many metrics of torchmetrics wait in `update`, as bincount does
+    metrics = {"a": accuracy, "b": counting.Right()}  # many metrics of torchmetrics wait in `update`, as bincount does
     evaluate(model, loader, metrics, loss=nn.CrossEntropyLoss())
     with torch.profiler.profile(acc_events=True) as profile:
         evaluate(model, loader, metrics, loss=nn.CrossEntropyLoss())
@@ -159,32 +152,10 @@ class Picky(nn.Module):
         return self.inner(x)
 
 
-class Kept(Metric):
-    """Keeps every prediction, as metrics of ranks do, and runs out of memory in the middle of an update."""
-
-    def __init__(self, fails: int) -> None:
-        super().__init__()
-        self.left = iter(range(fails - 1, -1, -1))  # updates until memory runs out
-        self.add_state("right", torch.zeros((), dtype=torch.long))
-        self.add_state("outputs", [])
-        self.add_state("targets", [])
-
-    def update(self, output: torch.Tensor, target: torch.Tensor) -> None:
-        self.outputs.append(output)
-        self.right += accuracy(output, target).sum()
-        if next(self.left, None) == 0:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.targets.append(target)
-
-    def compute(self) -> dict[str, torch.Tensor]:
-        assert len(self.outputs) == len(self.targets)
-        return {"right": self.right, "seen": torch.tensor(sum(map(len, self.targets)))}
-
-
 @pytest.mark.parametrize("most", [1, 3, 7])
-def test_what_does_not_fit_is_computed_in_pieces(task, most: int) -> None:
+def test_what_does_not_fit_is_computed_in_pieces(task, most: int, counting) -> None:
     model = Picky(task.model(), most)
-    metrics = {"a": accuracy, "b": MulticlassAccuracy(3, average="micro"), "c": Right()}
+    metrics = {"a": accuracy, "b": counting.MulticlassAccuracy(3, average="micro"), "c": counting.Right()}
     loader = task.loader(16, shuffle=False)
     result = evaluate(model, loader, metrics, loss=nn.CrossEntropyLoss())
     expected = evaluate(model.inner, loader, metrics, loss=nn.CrossEntropyLoss())
@@ -194,9 +165,9 @@ def test_what_does_not_fit_is_computed_in_pieces(task, most: int) -> None:
 
 
 @pytest.mark.parametrize("fails", range(1, 9))
-def test_an_update_that_fails_in_the_middle_is_taken_back(task, fails: int) -> None:
-    metric = Kept(fails)
-    counts = MulticlassAccuracy(3, average="micro")  # it is updated before and must not count twice
+def test_an_update_that_fails_in_the_middle_is_taken_back(task, fails: int, counting) -> None:
+    metric = counting.Kept(fails)
+    counts = counting.MulticlassAccuracy(3, average="micro")  # it is updated before and must not count twice
     means: list[int] = []
 
     def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -215,8 +186,8 @@ def test_an_update_that_fails_in_the_middle_is_taken_back(task, fails: int) -> N
     assert result["loss"] == pytest.approx(expected["loss"], rel=1e-6)
 
 
-def test_metrics_of_metrics_are_taken_back_too(task) -> None:
-    both = MetricCollection({"kept": Kept(2), "share": Right()}, compute_groups=False)
+def test_metrics_of_metrics_are_taken_back_too(task, counting) -> None:
+    both = counting.MetricCollection({"kept": counting.Kept(2), "share": counting.Right()}, compute_groups=False)
     result = evaluate(task.model(), task.loader(16), {"all": both})
     expected = evaluate(task.model(), task.loader(16), {"a": accuracy})
     assert result["all/share"] == pytest.approx(expected["a"], abs=1e-6)
@@ -287,10 +258,11 @@ def test_evaluation_on_a_gpu_that_is_too_small() -> None:
     data = [(x, x[:, :3].argmax(1))]
     model = Wide().cuda()
     expected = evaluate(model, data, {"a": accuracy}, loss=nn.CrossEntropyLoss())
+    gc.collect()
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     evaluation = Evaluation(model, torch.device("cuda:0"))
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 400 * 2**20) / total)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 400 * 2**20) / total)
     try:
         result = evaluation.run(data, {"a": accuracy}, nn.CrossEntropyLoss(), None, predict, "fp32")
     finally:

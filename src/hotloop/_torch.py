@@ -44,6 +44,25 @@ def version_of(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
+def as_without_storage(kind: type[Tensor], like: Tensor, *, requires_grad: bool) -> Any:
+    """A tensor of a subclass with the sizes, strides and dtype of another, and no memory."""
+    sizes: Any = {"strides": like.stride(), "dtype": like.dtype, "layout": like.layout, "device": like.device}
+    return Tensor._make_wrapper_subclass(kind, like.shape, requires_grad=requires_grad, **sizes)
+
+
+def without_overrides() -> AbstractContextManager[Any]:
+    """Call functions on tensors of a subclass as if they were plain ones."""
+    context: AbstractContextManager[Any] = torch._C.DisableTorchFunctionSubclass()
+    return context
+
+
+def saves_through_hooks() -> bool:
+    """Whether tensors for the backward pass go through hooks now, as with activation checkpointing; where PyTorch does
+    not tell, it is taken for granted."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
+
+
 def inner_tensors(tensor: Tensor) -> list[Tensor] | None:
     """The tensors that a wrapper subclass such as `DTensor` is made of; None of any other tensor."""
     if not is_traceable_wrapper_subclass(tensor):

@@ -152,6 +152,7 @@ ON_CPU: dict[str, str | None] = {
     "tf32": NEEDS_CUDA,
     "no cudnn attention": NEEDS_CUDA,
     "aligned": NEEDS_CUDA,
+    "kernels": NEEDS_CUDA,
     "channels last": None,
     "flipped": None,
     "fused": None,

@@ -250,6 +250,26 @@ def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.Mon
         loop.fit(data(80), epochs=1, progress=False, monitor=False)
 
 
+@gpu
+def test_a_step_may_ask_for_a_gradient_of_its_input() -> None:
+    def penalised(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].requires_grad_()
+        loss = nn.functional.mse_loss(model(x), batch[1])
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + gradient.square().sum()
+
+    weights = []
+    for graph in (0, 1):
+        torch.manual_seed(0)
+        model = nn.Linear(8, 4)
+        plan = hotloop.Plan("cuda", graph=graph)
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=penalised, plan=plan)
+        loop.fit(data(80), epochs=2, progress=False, monitor=False)
+        assert loop.plan.graph == graph
+        weights.append(model.weight.detach().clone())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+
+
 class Recurrent(nn.Module):
     """cuDNN keeps the random state of its dropout by itself, and PyTorch makes it anew when a generator is set."""
 

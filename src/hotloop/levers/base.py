@@ -131,6 +131,9 @@ class Lever:
         """Why a plan that asks for it cannot have it here; that it brings nothing is the person's affair."""
         return target.without_cuda if self.needs_cuda else None
 
+    def prepare(self, target: LeverTarget) -> None:
+        """Begin, in the first steps of a run that may pull it, with what takes time and needs no waiting for."""
+
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterable[Undo]:
         """Change a model and its optimizers; the calls that undo it, to be made from the last to the first."""
         return ()

@@ -16,9 +16,17 @@ from hotloop.errors import PlanWarning
 from hotloop.levers.applied import AppliedPlan
 from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective import Objective
-from hotloop.placement import map_tensors, tensors_in
+from hotloop.placement import tensors_in
 from hotloop.snapshot import PassSnapshot
-from hotloop.step.cuda_graph import WARM_UP, CannotCapture, CapturedGraph, Rates, capture_stream
+from hotloop.step.cuda_graph import (
+    WARM_UP,
+    CannotCapture,
+    CapturedGraph,
+    Rates,
+    capture_stream,
+    seen_batch,
+    static_batch,
+)
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.step.objectives import TrainedObjective
@@ -126,7 +134,7 @@ class CapturedStep:
                 with self._rates.of_step(0), self.capturing(afresh=phase[0]) as graph:
                     self._called = form
                     for call in self._calls:
-                        call(self._static, self._size_of(batch))
+                        call(seen_batch(self._static), self._size_of(batch))
                     graph.result = self._seen_parts, self._seen_count
                 self._keep(phase, graph)
             except Departed:
@@ -256,6 +264,8 @@ class CapturedStep:
         if not afresh:
             self._show(self._gradients)
         compares = bool(self._inspections) and not self._is_compiled
+        if any(state.numel() for each in self._inspections for state in each.held):
+            _prepare_dropout(self.device)
         with ExitStack() as around:
             for eager in self.eagers:
                 around.enter_context(eager.capturing(collect))
@@ -317,8 +327,7 @@ class CapturedStep:
     def _hold(self, batch: Any) -> None:
         """Make the batch that the graphs read."""
         if self._static is None:
-            self._static = map_tensors(batch, torch.clone)
-            self._buffers = [tensor for _, tensor in tensors_in(self._static)]
+            self._static, self._buffers = static_batch(batch)
             self._rates = Rates(self.optimizers, 1, self.device)
 
     def _keep(self, phase: tuple[bool, bool], graph: CapturedGraph) -> None:
@@ -476,3 +485,11 @@ class CapturedStep:
 
 class Departed(CannotCapture):
     """The step does other work than when it was captured before: it is looked at again, and captured then."""
+
+
+def _prepare_dropout(device: torch.device) -> None:
+    """Let PyTorch make the random state of recurrent layers' dropout now, if it would in their next pass: it cannot
+    while a graph is captured."""
+    layer = nn.LSTM(1, 1, num_layers=2, dropout=0.5, device="meta").to_empty(device=device)  # without a draw
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        layer(torch.zeros(1, 1, 1, device=device))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hotloop._torch import end_capture_pool
+from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.sites import is_users, site_of
 
 WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in them
@@ -20,6 +21,17 @@ WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in
 
 class CannotCapture(Exception):
     """Why a step cannot be captured."""
+
+
+def static_batch(batch: Any) -> tuple[Any, list[Tensor]]:
+    """A copy of a batch for graphs to read, and its tensors, into which later batches are written."""
+    static = map_tensors(batch, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
+    return static, [tensor.detach() for _, tensor in tensors_in(static)]
+
+
+def seen_batch(static: Any) -> Any:
+    """What a step that is captured gets of it: where the step asks for a gradient of its input, the copy has none."""
+    return map_tensors(static, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 class CapturedGraph:

@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 
 from hotloop._torch import foreach_copy_
 from hotloop.memory.oom import began_with, is_out_of_memory
-from hotloop.placement import map_tensors, tensors_in
+from hotloop.placement import tensors_in
 from hotloop.plan import Plan
-from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates
+from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates, seen_batch, static_batch
 from hotloop.step.eager import Parts
 
 FROM = 10  # times that a shape was seen when it is captured: a capture costs about as much as it saves in ten steps
@@ -93,10 +93,10 @@ class OtherShapes:
             self._pool = torch.cuda.graph_pool_handle()
             self._rates = Rates(step.optimizers, 1, step.device)
         assert self._rates is not None
-        static = map_tensors(batch, torch.clone)
+        static, buffers = static_batch(batch)
         try:
             with self._rates.of_step(0), step.capturing(afresh=True, pool=self._pool) as graph:
-                graph.result = step.call(static)
+                graph.result = step.call(seen_batch(static))
         except Exception as error:
             if not isinstance(error, CannotCapture) and not is_out_of_memory(began_with(error)):
                 raise
@@ -104,5 +104,5 @@ class OtherShapes:
             self._is_closed = True
             return None
         graph.gradients = [(parameter, None) for parameter, _ in graph.gradients]
-        self._graphs[form] = shape = _Shape(graph, [tensor for _, tensor in tensors_in(static)])
+        self._graphs[form] = shape = _Shape(graph, buffers)
         return shape

@@ -64,7 +64,7 @@ AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
 ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that several ranks do not pull unasked
 # From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
-DOUBTFUL = ("flipped", "channels last", "tf32", "bf16", "fused", "graph")
+DOUBTFUL = ("flipped", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
 
 
 @dataclass(frozen=True)
@@ -325,6 +325,9 @@ class Tuner:
         yield 0
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
         yield from self._worth_it(first)
+        target = self.subject.scene(self._next.loader)
+        for lever in LEVERS:
+            lever.prepare(target)
         forms: list[Any] = []
         self.watches, plain = WATCHED, math.inf
         while self.watches:
@@ -761,6 +764,7 @@ def in_words(plan: Plan) -> list[str]:
         "fused": "fused optimizer",
         "channels last": "channels_last",
         "tf32": "TF32",
+        "kernels": "fused kernels" if plan.compile == "off" else "",
     }
     return [said for name in levers_of(plan) if (said := words.get(name, name))]
 
@@ -794,5 +798,6 @@ def _doubt(lever: Lever) -> int:
 
 
 def _most_doubtful(levers: Sequence[Lever]) -> Lever:
-    """What rounds most comes first where the gate has refused."""
-    return next((lever for lever in levers if lever.name in ("bf16", "fp16")), None) or min(levers, key=_doubt)
+    """Where the gate has refused: hotloop's own kernels, which not every model can have, then what rounds most."""
+    first = {lever.name: lever for lever in levers}
+    return next((first[name] for name in ("kernels", "bf16", "fp16") if name in first), None) or min(levers, key=_doubt)

@@ -45,6 +45,8 @@ def in_words(plan: Plan) -> str:
     """
     said: list[str] = [plan.precision]
     said += [WORDS[field.name] for field in fields(plan) if field.name in WORDS and getattr(plan, field.name)]
+    if "kernels" in plan.levers and plan.compile == "off":
+        said.append("fused kernels")
     if plan.stream in ("resident", "prefetched"):
         said.append("data on the device" if plan.stream == "resident" else "batches copied ahead")
     if plan.workers is not None:

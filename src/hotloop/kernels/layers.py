@@ -1,0 +1,96 @@
+"""Which layers of a model compute with hotloop's kernels, and how."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from threading import Thread
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hotloop._torch import saves_through_hooks
+from hotloop.kernels.images import DTYPES, GROUP, kernels_for, why_not_image
+from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
+
+
+def layers_to_fuse(model: nn.Module) -> list[nn.Module]:
+    """The layers of a model that hotloop's kernels can take: those that nobody has derived from or replaced."""
+    return [layer for layer in model.modules() if "forward" not in vars(layer) and _suits(layer)]
+
+
+def fuse(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
+    """Each such layer, and what its `forward` becomes."""
+    for layer in layers_to_fuse(model):
+        yield layer, partial(_FORWARDS[type(layer)], layer)
+
+
+def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Compile the kernels that a model will probably need, in threads beside whatever is done meanwhile."""
+    sides = {_side_of(layer) for layer in layers_to_fuse(model) if isinstance(layer, nn.MaxPool2d)}
+    kinds = {kind for layer in model.modules() if (kind := _KINDS.get(type(layer)))} or {1}
+    parts: list[tuple[str, ...]] = [(), ("KIND=0",), *((f"KIND={kind}",) for kind in kinds)]
+    parts += [(f"KIND={kind}", f"SIDE={side}") for kind in kinds for side in sides]
+    for macros in parts:
+        Thread(target=kernels_for(device, dtype, *macros).compile, name="hotloop-nvrtc").start()
+
+
+def _suits(layer: nn.Module) -> bool:
+    if type(layer) is nn.BatchNorm2d:
+        has_all = layer.affine and layer.track_running_stats and layer.momentum is not None
+        return has_all and layer.num_features % GROUP == 0 and layer.weight.dtype == torch.float32
+    if type(layer) is nn.Conv2d:
+        has_bias = layer.bias is not None and layer.bias.dtype == torch.float32
+        return has_bias and layer.out_channels % GROUP == 0 and layer.padding_mode == "zeros"
+    return type(layer) is nn.MaxPool2d and _side_of(layer) > 0
+
+
+def batch_norm(layer: nn.BatchNorm2d, batch: Tensor) -> Tensor:
+    """The output of a layer, to be computed with what comes after it."""
+    if layer.training and not _must_be_plain():
+        if isinstance(batch, LazyImage):
+            recipe = batch.open_recipe()
+            if recipe and recipe.weight is None and not recipe.activation.kind and batch.shape[1] == layer.num_features:
+                return LazyImage(recipe.normalized(layer))
+        elif type(batch) is Tensor and not why_not_image(batch) and batch.shape[1] == layer.num_features:
+            return LazyImage(ImageRecipe.of_normalized(layer, batch))
+    return nn.BatchNorm2d.forward(layer, image_of(batch))
+
+
+def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
+    """The output of a layer, whose bias is to be added with what comes after it."""
+    batch = image_of(batch)
+    kind = batch.device.type
+    in_half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in DTYPES
+    if not layer.training or not in_half or _must_be_plain():
+        return nn.Conv2d.forward(layer, batch)
+    assert layer.bias is not None
+    x = F.conv2d(batch, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+    if type(x) is not Tensor or why_not_image(x):
+        return x + layer.bias.to(x.dtype).view(-1, 1, 1)
+    return LazyImage(ImageRecipe.of(x, layer.bias))
+
+
+def max_pool(layer: nn.MaxPool2d, batch: Tensor) -> Tensor:
+    """The output of a layer, computed with what comes before it."""
+    result = None if _must_be_plain() else pooled(batch, _side_of(layer))
+    return nn.MaxPool2d.forward(layer, image_of(batch)) if result is None else result
+
+
+def _must_be_plain() -> bool:
+    """Whether a compiler reads along, or activations are computed again: what is lazy would leave that part."""
+    return torch.compiler.is_compiling() or saves_through_hooks()
+
+
+def _side_of(layer: nn.MaxPool2d) -> int:
+    if layer.return_indices:
+        return 0
+    return one_side(layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode)
+
+
+_FORWARDS: dict[Any, Callable[[Any, Tensor], Tensor]] = {
+    nn.BatchNorm2d: batch_norm,
+    nn.Conv2d: convolution,
+    nn.MaxPool2d: max_pool,
+}
+_KINDS: dict[Any, int] = {nn.ReLU: 1, nn.LeakyReLU: 1, nn.GELU: 2, nn.SiLU: 4}

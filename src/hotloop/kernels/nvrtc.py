@@ -1,0 +1,177 @@
+"""CUDA source compiled by NVRTC, NVIDIA's compiler that comes with PyTorch, and its kernels launched on the current
+stream. Both libraries are called by their documented C functions."""
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from hotloop.cache import cache_folder, make_private, why_foreign
+from hotloop.files import write_whole
+
+OLDEST = (8, 0)  # Ampere, which rounds to bf16 by itself
+
+Argument = Tensor | int | float | None
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled, loaded or launched."""
+
+
+def why_no_kernels(device: torch.device) -> str | None:
+    """Why a device cannot run kernels of hotloop's own; None where it can."""
+    if device.type != "cuda":
+        return f"it needs a CUDA device, and this is {device.type}"
+    if torch.version.cuda is None:
+        return "this PyTorch is built for GPUs of another maker"
+    if torch.cuda.get_device_capability(device) < OLDEST:
+        return "the GPU is older than compute capability 8.0"
+    try:
+        _compiler()
+        _driver()
+    except OSError as problem:
+        return f"NVIDIA's run-time compiler is not there ({problem})"
+    return None
+
+
+class Kernels:
+    """The kernels of one source with some macros, for one kind of GPU. Compiled once for each, and kept on disk."""
+
+    def __init__(self, source: Path, macros: Sequence[str], capability: tuple[int, int]) -> None:
+        self._source = source
+        self._options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
+        self._options += [f"-D{macro}" for macro in macros]
+        self._lock = Lock()
+        self._code: bytes | None = None
+        self._loaded: dict[int, ctypes.c_void_p] = {}
+        self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
+
+    def compile(self) -> bytes:
+        """The machine code; other threads run on while it is made."""
+        with self._lock:
+            if self._code is None:
+                self._code = self._cached()
+            return self._code
+
+    def launch(self, name: str, grid: tuple[int, int], block: tuple[int, int], *arguments: Argument) -> None:
+        """Start a kernel on the current stream of the current device."""
+        device = torch.cuda.current_device()
+        function = self._functions.get((device, name)) or self._function(device, name)
+        _check(_driver().cuCtxSetCurrent(_context(device)), name)  # autograd's threads have none
+        values = [_as_c(each) for each in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        across, down = grid
+        wide, high = block
+        _check(_driver().cuLaunchKernel(function, across, down, 1, wide, high, 1, 0, stream, pointers, None), name)
+
+    def _function(self, device: int, name: str) -> ctypes.c_void_p:
+        if device not in self._loaded:
+            module = ctypes.c_void_p()
+            _check(_driver().cuCtxSetCurrent(_context(device)), "its module")
+            _check(_driver().cuModuleLoadData(ctypes.byref(module), self.compile()), "its module")
+            self._loaded[device] = module
+        function = ctypes.c_void_p()
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), self._loaded[device], name.encode()), name)
+        self._functions[device, name] = function
+        return function
+
+    def _cached(self) -> bytes:
+        """What an earlier run has compiled, if the source, the options and the compiler are the same."""
+        source = self._source.read_bytes()
+        told = repr((source, self._options, _version())).encode()
+        path = cache_folder("kernels") / f"{hashlib.sha256(told).hexdigest()[:32]}.cubin"
+        with suppress(OSError):
+            if not why_foreign(path):
+                return path.read_bytes()
+        code = _compiled(source, self._source.name, self._options)
+        with suppress(OSError):
+            make_private(path.parent)
+            if not why_foreign(path):
+                write_whole(path, code, mode=0o600)
+        return code
+
+
+def _compiled(source: bytes, name: str, options: Sequence[str]) -> bytes:
+    library = _compiler()
+    program = ctypes.c_void_p()
+    _check_nvrtc(library.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None))
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), given):
+            raise KernelError(f"{name} could not be compiled:\n{_read(program, 'ProgramLog').decode(errors='replace')}")
+        return _read(program, "CUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(program: ctypes.c_void_p, what: str) -> bytes:
+    """The log or the machine code of a program."""
+    library, size = _compiler(), ctypes.c_size_t()
+    _check_nvrtc(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    text = ctypes.create_string_buffer(size.value)
+    _check_nvrtc(getattr(library, f"nvrtcGet{what}")(program, text))
+    return text.raw
+
+
+def _as_c(value: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
+    if isinstance(value, float):
+        return ctypes.c_float(value)
+    if isinstance(value, int):
+        return ctypes.c_int(value)
+    return ctypes.c_void_p(0 if value is None else value.data_ptr())
+
+
+def _version() -> tuple[int, int]:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check_nvrtc(_compiler().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    return major.value, minor.value
+
+
+@cache
+def _compiler() -> ctypes.CDLL:
+    major = str(torch.version.cuda).split(".")[0]
+    beside = Path(torch.__file__).parents[1] / "nvidia"  # where pip puts the libraries of PyTorch
+    found = sorted(map(str, beside.glob(f"*/lib/libnvrtc.so.{major}*")))
+    return _first([f"libnvrtc.so.{major}", *found, "libnvrtc.so"])
+
+
+@cache
+def _context(device: int) -> ctypes.c_void_p:
+    """The context of a device that PyTorch uses as well."""
+    number, context = ctypes.c_int(), ctypes.c_void_p()
+    _check(_driver().cuDeviceGet(ctypes.byref(number), device), "the device")
+    _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), number), "the device")
+    return context
+
+
+@cache
+def _driver() -> ctypes.CDLL:
+    return _first(["libcuda.so.1"])
+
+
+def _first(names: Sequence[str]) -> ctypes.CDLL:
+    for name in names:
+        with suppress(OSError):
+            return ctypes.CDLL(name)
+    raise OSError(f"{names[0]} was not found")
+
+
+def _check_nvrtc(result: int) -> None:
+    if result:
+        describe = _compiler().nvrtcGetErrorString
+        describe.restype = ctypes.c_char_p
+        raise KernelError(f"NVRTC: {describe(result).decode(errors='replace')}")
+
+
+def _check(result: int, what: str) -> None:
+    if result:
+        words = ctypes.c_char_p()
+        _driver().cuGetErrorString(result, ctypes.byref(words))
+        raise KernelError(f"{what}: {(words.value or b'an unknown error of the CUDA driver').decode(errors='replace')}")
