@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -17,6 +17,7 @@ from hypothesis import settings
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from .thorough import THOROUGH
 from .warm import Warm
 
 torch.set_num_threads(1)
@@ -26,9 +27,15 @@ NUMBERS = count()
 # was changed; HOTLOOP_TEST_RANDOM=1 looks for new ones, and for more of them.
 settings.register_profile("any machine", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile("new examples", deadline=None, max_examples=200)
-settings.load_profile("new examples" if os.environ.get("HOTLOOP_TEST_RANDOM") else "any machine")
+settings.load_profile("new examples" if THOROUGH else "any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+    """Examples in docstrings are those of the package; to look for them here would import all that tests start."""
+    return [each for each in (yield) if type(each).__name__ != "DoctestModule"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

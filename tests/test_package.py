@@ -1,8 +1,10 @@
 """The package as a whole: nothing happens at import, and the public names are there."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections import defaultdict
 from pathlib import Path
 
@@ -120,6 +122,27 @@ def test_git_ignores_no_file_of_the_package() -> None:
     caches = {"__pycache__", ".ruff_cache", ".mypy_cache"}
     # neither a clone nor `pip install .` has what .gitignore names
     assert [file for file in ignored if caches.isdisjoint(Path(file).parts)] == []
+
+
+def test_the_version_stands_in_one_place_and_leads_the_changelog() -> None:
+    root = Path(hotloop.__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    assert "version" not in project["project"]
+    assert project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["hatch"]["version"]["path"] == "src/hotloop/version.py"
+    versions = re.findall(r"^## (\S+)", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert versions[0] == hotloop.__version__
+    numbers = [tuple(map(int, version.split("."))) for version in versions]
+    assert numbers == sorted(set(numbers), reverse=True)
+
+
+def test_a_wheel_holds_the_package_with_its_data_and_nothing_else() -> None:
+    source = Path(hotloop.__file__).parent
+    project = tomllib.loads((source.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    # hatchling puts everything below these folders into a wheel, but for what git ignores (see the test above)
+    assert project["tool"]["hatch"]["build"] == {"targets": {"wheel": {"packages": ["src/hotloop"]}}}
+    assert (source / "py.typed").is_file(), "type checkers look for it"
+    assert not [file for file in source.rglob("*.py") if file.name.startswith("test_") or file.name == "conftest.py"]
 
 
 def test_a_name_that_does_not_exist_lists_those_that_do() -> None:

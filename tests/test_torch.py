@@ -67,9 +67,15 @@ def words_of_pytorch() -> frozenset[str]:
     return frozenset(n for n in attributes_in_pytorch() if n in UNMISTAKABLE or not hasattr(torch.ops.aten, n))
 
 
+@cache
+def nodes_of(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """Everything in a file; several questions are asked of it."""
+    return tuple(ast.walk(tree))
+
+
 def owns(tree: ast.AST) -> Iterator[str]:
     """Names that the classes of a file give to their attributes and methods."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ClassDef):
             yield from (each.name for each in node.body if isinstance(each, ast.FunctionDef))
             yield from (
@@ -85,7 +91,7 @@ def owns(tree: ast.AST) -> Iterator[str]:
 def names_in(tree: ast.AST) -> Iterator[str]:
     """All names that a file gives."""
     yield from owns(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -103,7 +109,7 @@ def is_self(node: ast.AST) -> bool:
 def private_parts(tree: ast.AST, ours: frozenset[str]) -> Iterator[str]:
     """Uses of PyTorch's private parts in a file; `ours` are the names that hotloop gives anywhere."""
     theirs, own = attributes_in_pytorch(), frozenset(owns(tree)) - UNMISTAKABLE
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         found: list[str] = []
         if isinstance(node, ast.Import):
             found = [each.name for each in node.names if PRIVATE_PATH.match(each.name)]

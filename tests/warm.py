@@ -4,6 +4,8 @@ A script's own process takes four seconds to import torch and what its optimizer
 Python does before the first line of a script (imports, the search path) need a process of their own.
 """
 
+import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -13,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,13 +138,30 @@ def become(request: dict[str, Any], begin: int) -> NoReturn:
     tempfile.tempdir = None  # to be asked of the environment again
     sys.stdin, sys.stdout, sys.stderr = map(open_as_python_does, ("r", "w", "w"), range(3))
     command = request["command"]
-    if command[0] == "-m":
-        sys.argv, sys.path[0] = command[1:], request["cwd"]
-        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv, sys.path[0] = command, str(Path(command[0]).parent)
-        runpy.run_path(command[0], run_name="__main__")
+    try:
+        if command[0] == "-m":
+            sys.argv, sys.path[0] = command[1:], request["cwd"]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = command, str(Path(command[0]).parent)
+            runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as ended:
+        if "HOTLOOP_TEST_RANDOM" in os.environ or not isinstance(ended.code, int | None):
+            raise
+        leave(ended.code or 0)
+    if "HOTLOOP_TEST_RANDOM" not in os.environ:
+        leave(0)
     sys.exit()
+
+
+def leave(code: int) -> NoReturn:
+    """End as Python does, but without the third of a second in which it takes all modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()  # temporary folders, children
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
 
 
 def open_as_python_does(mode: str, number: int) -> TextIO:

@@ -1,21 +1,23 @@
 """`Heartbeat`: every few seconds each rank tells the others where it is; where one is lost, they say which and where.
 
 A thread looks at the stack of the training thread and writes a `Word` to the store of the process group. A step knows
-nothing of it.
+nothing of it. The first rank of each host also writes the words that it knows to a file, which `hotloop top` reads.
 """
 
 import json
 import os
 import re
+import secrets
 import sys
 import threading
 import time
 import traceback
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
@@ -25,7 +27,9 @@ import psutil
 import torch.distributed as dist
 
 from hotloop._torch import store_of_ranks
+from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.errors import BadArgument, HotloopError
+from hotloop.files import finite
 from hotloop.placement.sites import INSTALLED, OURS, short
 from hotloop.ranks import Ranks, RanksDiffer, timeout
 from hotloop.text import duration, plural, printable
@@ -36,6 +40,8 @@ LATE = 30.0  # seconds of waiting, after which it is said who is late; HOTLOOP_R
 MANY = 32  # ranks; more of them do not all read the words of all, every few seconds
 LOST = ("gone", "stopped")  # what became of a process that takes part no more
 NAMED = 4  # ranks that a message names
+FOLDER = "ranks"  # of the cache, with a file for each run and host
+OLD = 86400.0  # seconds after which a file of a run that was killed is removed
 WAITING = (  # modules in which a rank waits for others; in the backward pass it does while DDP exchanges gradients
     *("torch.distributed", "torch.nn.parallel.distributed", "torch.autograd.graph"),
     *("hotloop.ranks", "hotloop.step.across"),
@@ -79,6 +85,14 @@ class CodePlace(NamedTuple):
     waits: bool  # for other ranks
 
 
+class Speed(NamedTuple):
+    """How fast a rank is: items a second, and the median seconds of its updates, its own and those of waiting."""
+
+    items: float | None = None
+    own: float | None = None
+    waited: float | None = None
+
+
 @dataclass(frozen=True)
 class Word:
     """What a rank says of itself."""
@@ -95,6 +109,8 @@ class Word:
     place: CodePlace
     ended: str = ""  # how: "done", "failed", "lost", "apart"
     said: str = ""  # why
+    device: str = ""
+    speed: Speed = field(default_factory=Speed)
 
     def __str__(self) -> str:
         step, epoch, batch = self.progress
@@ -135,20 +151,23 @@ class Word:
     @classmethod
     def decoded(cls, data: bytes) -> "Word":
         fields = json.loads(data)
-        place, progress = CodePlace(*fields.pop("place")), Progress(*fields.pop("progress"))
-        return cls(**fields, place=place, progress=progress)
+        kinds = {"place": CodePlace, "progress": Progress, "speed": Speed}
+        return cls(**fields | {name: kind(*fields[name]) for name, kind in kinds.items()})
 
 
 class Heartbeat:
     """This rank's words and those of the others, inside `with`; what fails there because of them becomes `RankLost`.
 
-    `phases` names what a rank does while it is in a function; `progress` tells how far it is.
+    `phases` names what a rank does while it is in a function; `progress` tells how far it is, `items` how many it has
+    trained on, and `paces` the seconds of an update, its own and those of waiting, for which the device may be asked.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self.phases: Mapping[CodeType, str] = {}
         self.progress: Callable[[], Progress] = Progress
+        self.items: Callable[[], int] = int
+        self.paces: Callable[[], tuple[float, float] | None] = lambda: None
         self._depth = 0
         self._store: Any = None
         self._lock = threading.Lock()  # of what this rank has said
@@ -158,6 +177,9 @@ class Heartbeat:
         self._said: Word | None = None
         self._known: dict[int, Word] = {}  # what others have said last
         self._has_warned = False
+        self._rate, self._pace = _Rate(), _Answer(lambda: self.paces())  # noqa: PLW0108  # whichever it is then
+        self._speed = Speed()
+        self._file = _RunFile()
 
     def __enter__(self) -> None:
         if not self._depth:
@@ -184,6 +206,8 @@ class Heartbeat:
             if self._thread is not None:
                 self._thread.join(PERIOD)
                 self._thread = None
+            self._pace.rest()
+            self._file.remove()
             self._end(None if isinstance(error, GeneratorExit) else error)
         if lost is not None:
             raise lost from error
@@ -208,9 +232,12 @@ class Heartbeat:
         while self._store is not None and not self._stop.wait(PERIOD):
             with suppress(Exception):  # whatever is wrong here must not be felt by the training
                 self._look()
+            with suppress(Exception):
+                self._tell_top()
 
     def _look(self) -> None:
         before = self._said
+        self._speed = Speed(self._rate.see(time.monotonic(), self.items()), *(self._pace.latest() or (None, None)))
         place = self._place(_stack(sys._current_frames().get(self._main)))
         now = self._say(place, is_last=False)
         if _first_holds_the_store():
@@ -245,9 +272,30 @@ class Heartbeat:
                 place=place,
                 ended=ended,
                 said=said,
+                device=str(self._ranks.device),
+                speed=self._speed,
             )
             self._write(_key(word.rank), word.encoded())
             return word
+
+    def _tell_top(self) -> None:
+        """On the first rank of a host: write what is known of all ranks; of very many, those of this host."""
+        ranks, mine = self._ranks, self._said
+        if ranks.local_rank or mine is None or self._stop.is_set():
+            return
+        here = range(ranks.rank, min(ranks.rank + _number_here(), ranks.rank + MANY, ranks.size))
+        shown = range(ranks.size) if ranks.size <= MANY else here
+        self._read({0, *shown})
+        words = {**self._known, ranks.rank: mine}
+        first = words.get(0, mine)
+        self._file.write(
+            {
+                "run": f"{first.host} {first.pid}",
+                "program": Path(sys.argv[0]).name[:200] if sys.argv else "",
+                "ranks": ranks.size,
+                "words": [_for_top(words[rank]) for rank in shown if rank in words],
+            }
+        )
 
     def _place_of(self, error: BaseException) -> CodePlace:
         """Where an error was raised."""
@@ -447,6 +495,106 @@ class Heartbeat:
     def _must_not_go_on(self, what: str) -> None:
         self._say(CodePlace(BETWEEN, "", waits=False), ended="apart", said=what)
         raise RankLost(what, fix=_APART)
+
+
+class _Rate:
+    """Items a second of late, from a count that is looked at from time to time."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=6)  # when it was another number than before
+
+    def see(self, now: float, items: int) -> float | None:
+        """The rate; None where it is not known yet, and where the count has not changed for long."""
+        if not self._seen or items != self._seen[-1][1]:
+            self._seen.append((now, items))
+        (start, before), (last, count) = self._seen[0], self._seen[-1]
+        longest = 3 * max((last - start) / max(len(self._seen) - 1, 1), 2 * PERIOD)
+        return (count - before) / (last - start) if last > start and now - last <= longest else None
+
+
+class _Answer:
+    """The last answer to a question that is asked in a thread of its own: a GPU that hangs may never answer."""
+
+    def __init__(self, ask: Callable[[], tuple[float, float] | None]) -> None:
+        self._ask = ask
+        self._value: tuple[float, float] | None = None
+        self._thread: threading.Thread | None = None
+
+    def latest(self) -> tuple[float, float] | None:
+        """What was answered before; it is asked again meanwhile."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._work, name="hotloop-pace", daemon=True)
+            self._thread.start()
+        return self._value
+
+    def rest(self) -> None:
+        """Ask nothing any more; an answer that is on its way is waited for, but not for long."""
+        if self._thread is not None:
+            self._thread.join(PERIOD)
+
+    def _work(self) -> None:
+        with suppress(RuntimeError):  # another update was timed meanwhile, or the device has failed
+            self._value = self._ask()
+
+
+class _RunFile:
+    """What ranks say of themselves, in a file of this person alone; it is there while a run is."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+
+    def write(self, data: dict[str, Any]) -> None:
+        if self._path is None:
+            folder = cache_folder(FOLDER)
+            make_private(folder)
+            path = folder / f"{os.getpid()}-{secrets.token_hex(4)}.json"
+            if why_foreign(path) is not None:
+                return
+            self._path = path
+            _remove_old(folder)
+        temporary = self._path.with_suffix(".new")
+        with open(temporary, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
+            json.dump(finite(data), file, allow_nan=False)
+        temporary.replace(self._path)
+
+    def remove(self) -> None:
+        path, self._path = self._path, None
+        if path is not None:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _remove_old(folder: Path) -> None:
+    """Remove what runs have left that were killed."""
+    for path in [*folder.iterdir()][:1000]:
+        with suppress(OSError):
+            if path.suffix in (".json", ".new") and time.time() - path.stat().st_mtime > OLD:
+                path.unlink()
+
+
+def _for_top(word: Word) -> dict[str, Any]:
+    step, epoch, _ = word.progress
+    return {
+        "rank": word.rank,
+        "host": word.host[:200],
+        "device": word.device[:40],
+        "pid": word.pid,
+        "time": word.when,
+        "step": step,
+        "epoch": epoch,
+        "phase": word.place.phase,
+        "line": word.place.line[:200],
+        "waits": word.place.waits,
+        "items_per_second": word.speed.items,
+        "own": word.speed.own,
+        "waited": word.speed.waited,
+    }
+
+
+def _number_here() -> int:
+    """Processes of the run on this host."""
+    words = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(words) if words.isdecimal() and len(words) < 6 else 1
 
 
 _numbers, _meetings = count(), count()  # of all loops of this process

@@ -1,14 +1,17 @@
 """`Plan`: the frozen record of every setting of a run, and `Tuning`: how it was found. A `Loop` carries a plan out."""
 
+import difflib
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from functools import wraps
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from hotloop import markup
 from hotloop.errors import BadArgument
 from hotloop.records import Record
-from hotloop.text import an, duration, plural
+from hotloop.text import an, duration, plural, printable
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = Literal["auto", "direct", "prefetched", "resident"]
@@ -29,8 +32,39 @@ _SWITCHES = (
     "checkpointing",
     "sync_batchnorm",
 )
+RENAMED: dict[str, str] = {}  # old names of settings and those of today; each has a line in CHANGELOG.md
+T = TypeVar("T")
 
 
+def _takes_old_names(plan: type[T]) -> type[T]:
+    """A record that takes a setting by an old name too, with a warning; a name it never had is told with the nearest.
+
+    Without it, Python would name only the argument that is not expected.
+    """
+    make = plan.__init__
+    names = [field.name for field in fields(plan)]  # type: ignore[arg-type]
+
+    @wraps(make)
+    def init(self: T, *values: Any, **settings: Any) -> None:
+        for old in [name for name in settings if name not in names]:
+            new = RENAMED.get(old)
+            if new is None:
+                near = difflib.get_close_matches(old, names, 1)
+                meant = f"did you mean {near[0]!r}? " if near else ""
+                raise BadArgument(
+                    f"Plan has no setting {printable(old)!r}", fix=f"{meant}The settings are: {', '.join(names)}"
+                )
+            if new in settings:
+                raise BadArgument(f"{new!r} and {old!r}, which is its old name", fix=f"give {new!r} alone")
+            warnings.warn(f"Plan({old}=…) is called Plan({new}=…) now", FutureWarning, stacklevel=2)
+            settings[new] = settings.pop(old)
+        make(self, *values, **settings)
+
+    plan.__init__ = init  # type: ignore[assignment]
+    return plan
+
+
+@_takes_old_names
 @dataclass(frozen=True)
 class Plan(Record):
     """How a run computes.
@@ -153,6 +187,7 @@ class Plan(Record):
         """A plan from JSON; of a function that cuts batches only the name is there, so it begins with "auto"."""
         if not isinstance(data, dict):
             raise BadArgument(f"{an(type(data).__name__)} in place of a plan", fix="give the settings by name")
+        data = {RENAMED.get(name, name): value for name, value in data.items()}  # of a file nobody is warned
         split = data.get("split", "auto")
         return super().from_json({**data, "split": split if isinstance(split, int) or split in SPLITS else "auto"})
 

@@ -1,6 +1,7 @@
 """`Ranks`: the processes of one run, as torchrun starts them, and the few things that they tell one another.
 
-A process that torchrun has started joins the others when its first `Loop` is made. Gradients go through DDP or FSDP;
+A process that torchrun has started joins the others when its first `Loop` is made; one that is alone joins nothing,
+unless the script has made a process group itself. Gradients go through DDP or FSDP;
 what is here is the rest: which device is whose, whether all run the same thing, small numbers that are added up.
 """
 
@@ -158,7 +159,7 @@ def ranks_of(want: str | torch.device | Choice | None) -> tuple[Ranks | None, Ch
             want = _own_device(want, _ranks.local_rank)
         choice = pick(_ranks.device if want is None else want)
         return (_ranks if choice.device == _ranks.device else None), choice
-    if world_size() < 2:
+    if world_size() < 2 and not _has_own_group():
         return None, pick(want)
     local = _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "SLURM_LOCALID", "0")
     choice = pick(_own_device(want, local))
@@ -176,6 +177,11 @@ def world_size() -> int:
 
 def _is_initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def _has_own_group() -> bool:
+    """Whether the script has made a process group of what torchrun has set: then it trains in it, if alone."""
+    return _is_initialized() and all(os.environ.get(name) for name in NEEDED)
 
 
 def _size() -> int:
@@ -332,7 +338,6 @@ def _leave() -> None:
 
 
 def timeout() -> timedelta:
-    """How long a rank waits for the others."""
     """How long a rank waits for the others."""
     words = os.environ.get("HOTLOOP_RANK_TIMEOUT", "")
     try:

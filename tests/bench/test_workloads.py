@@ -27,8 +27,9 @@ def test_the_same_seed_gives_the_same_and_another_another(name: str) -> None:
     one, two, other = (workload(name, "cpu", quick=True, seed=seed).parts() for seed in (3, 3, 4))
     assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
-    assert all(map(torch.equal, first_batches(name, 3), first_batches(name, 3)))
-    assert not all(map(torch.equal, first_batches(name, 3), first_batches(name, 4)))
+    first = list(first_batches(name, 3))
+    assert all(map(torch.equal, first, first_batches(name, 3)))
+    assert not all(map(torch.equal, first, first_batches(name, 4)))
 
 
 def test_parts_are_equal_each_time_but_the_data_is_there_once() -> None:

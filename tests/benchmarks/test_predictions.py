@@ -22,6 +22,8 @@ from hotloop.simulate.record import Finding, Peak, Simulation, StepTime
 from hotloop.simulate.running import Simulator
 from hotloop.simulate.shim import CannotSimulate
 
+from ..simulate.conftest import built, simulator  # noqa: F401  # the one of those tests
+
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "predictions"
 GIB = 2**30
 
@@ -67,19 +69,15 @@ def test_a_name_that_is_no_training_is_told(own: SimpleNamespace) -> None:
         own.cases.chosen(["resnet"])
 
 
-def test_small_trainings_simulate_without_findings(own: SimpleNamespace, tmp_path: Path) -> None:
+def test_small_trainings_simulate_without_findings(own: SimpleNamespace, tmp_path: Path, simulator: Any) -> None:  # noqa: F811
     book = own.predict.Book(tmp_path / "predictions.json", own.predict.card("h200"))
-    try:
-        with Simulator(stdout=subprocess.DEVNULL) as simulator:
-            for name in ("cnn", "dcgan"):  # the latter has two optimizers
-                found = own.predict.predict(simulator, own.cases.BY_NAME[name], 8, book)
-                assert 0 < found["allocated"] <= found["reserved"] < found["process"] < 4 * GIB
-                assert 0 < found["step_ms"]["low"] <= found["step_ms"]["median"] <= found["step_ms"]["high"]
-                assert found["fits"] == {"8": True, "16": True, "24": True}
-            capped = own.predict.simulate(simulator, own.cases.BY_NAME["cnn"], 8, book.on, cap=2**25)
-            assert own.predict.ran_out(capped)
-    except CannotSimulate as error:
-        pytest.skip(f"there is no simulated GPU here: {error}")
+    for name in ("cnn", "dcgan"):  # the latter has two optimizers
+        found = own.predict.predict(simulator, own.cases.BY_NAME[name], 8, book)
+        assert 0 < found["allocated"] <= found["reserved"] < found["process"] < 4 * GIB
+        assert 0 < found["step_ms"]["low"] <= found["step_ms"]["median"] <= found["step_ms"]["high"]
+        assert found["fits"] == {"8": True, "16": True, "24": True}
+    capped = own.predict.simulate(simulator, own.cases.BY_NAME["cnn"], 8, book.on, cap=2**25)
+    assert own.predict.ran_out(capped)
 
 
 def _simulation(allocated: int, reserved: int, *, full: bool = False) -> Simulation:

@@ -17,6 +17,7 @@ from torch import Tensor
 from hotloop.checkpoint.folders import Summing
 from hotloop.checkpoint.tensorfile import CHUNK, NAMES, HostSource, in_file_order, read_tensors, write_tensors
 
+from ..thorough import tries
 from .trees import same
 
 
@@ -120,7 +121,7 @@ def test_a_file_that_lies_is_a_value_error(lie: str) -> None:
         read(LIES[lie])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(100, 300), deadline=None)
 @given(st.data())
 def test_any_change_is_a_value_error_or_a_file(data: st.DataObject) -> None:
     content = bytearray(written({"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.int8)}))

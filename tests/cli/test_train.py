@@ -49,7 +49,10 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task:
         report = json.loads(out)
         assert code == 130
         assert (report["stopped"], report["steps"], report["saved"]) == ("the time limit", life, life)
-        assert f"Ended by the time limit, saved at step {life}: `--resume` goes on there." in " ".join(err.split())
+        (told,) = [line for line in " ".join(err.split()).split("ended early: ")[1:] if "resume" in line]
+        assert told == (
+            f"the time limit, at step {life}, epoch 1 of 2; saved in run: resume=True (`--resume`) goes on from there"
+        )
     assert f"going on from step {life - 1}, in epoch 1 of 2, after batch {life - 1} of 9" in err
     code, out, err = run(*command, *saving)
     assert code == 0, err
@@ -148,9 +151,10 @@ def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) 
     code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch [2-7]/8")
     assert code == 130, shown
     assert "Traceback" not in shown
-    told = re.search(r"Ended by Ctrl-C, saved at step (\d+): `--resume` goes on there\.", " ".join(shown.split()))
-    assert told, shown
-    steps = int(told[1])
+    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d of 8; saved in run: resume=True \(`--resume`\) goes on"
+    told = re.findall(ending, " ".join(shown.split()))
+    assert len(told) == shown.count("--resume") == 1, "how to go on is told once"
+    steps = int(told[0])
     code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch \d+/8 .*items/s")
     assert code == 130, shown
     assert f"going on from step {steps}, " in shown

@@ -32,6 +32,8 @@ from hotloop.data.position import FORMAT, Position
 from hotloop.data.rng import LoaderRngState
 from hotloop.errors import BadArgument
 
+from ..thorough import tries
+
 EPOCHS = 3
 Build = Callable[[], Any]
 
@@ -281,7 +283,7 @@ def test_data_on_the_device_of_a_loader_with_workers(name: str, epoch: int, stop
     assert resumption.loaded == 0
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=tries(60, 150))
 @given(data=st.data(), items=st.integers(1, 30), size=st.integers(1, 9), drop_last=st.booleans())
 def test_whatever_the_sizes(data: Any, items: int, size: int, drop_last: bool) -> None:
     length = items // size if drop_last else -(-items // size)

@@ -106,26 +106,27 @@ def test_runs_on_a_gpu_and_uses_it(name: str, tmp_path: Path) -> None:
     assert_teaches(done, LESSONS[name] + ON_CUDA[name])
 
 
-def test_record_writes_one_page(tmp_path: Path, warm: Warm) -> None:
-    out = tmp_path / "pages" / "record.md"
-    done = warm.run(EXAMPLES / "record.py", "--only", "13", "--out", out, cwd=tmp_path, environment=environment())
-    assert done.returncode == 0, done.stderr
-    page = out.read_text(encoding="utf-8")
-    assert re.match(
-        r"# The examples on .+ \(cpu\), \d+ CPU cores\n\ntorch \d.*, Python 3\.\d+\.\d+, \d{4}-\d\d-\d\d\.", page
-    )
-    assert "## 13_profile.py\n\n```text\n" in page
-    assert re.search(r"forward: examples/13_profile\.py:\d+  ", page)
-    assert str(ROOT) not in page
-    assert [file.name for file in out.parent.iterdir()] == ["record.md"]
-
-
 def a_copy_with(tmp_path: Path, example: str) -> Path:
     """The recorder beside one example of our own."""
     folder = tmp_path / "checkout" / "examples"
     folder.mkdir(parents=True)
     (folder / "01_mine.py").write_text(example, encoding="utf-8")
     return Path(shutil.copy(EXAMPLES / "record.py", folder))
+
+
+def test_record_writes_one_page(tmp_path: Path, warm: Warm) -> None:
+    recorder = a_copy_with(tmp_path, "print('forward:', __file__)\n")
+    out = tmp_path / "pages" / "record.md"
+    done = warm.run(recorder, "--only", "01", "--out", out, cwd=tmp_path, environment=environment())
+    assert done.returncode == 0, done.stderr
+    page = out.read_text(encoding="utf-8")
+    assert re.match(
+        r"# The examples on .+ \(cpu\), \d+ CPU cores\n\ntorch \d.*, Python 3\.\d+\.\d+, \d{4}-\d\d-\d\d\.", page
+    )
+    assert "## 01_mine.py\n\n```text\n" in page
+    assert re.search(r"forward: examples/01_mine\.py\n", page)
+    assert str(tmp_path) not in page
+    assert [file.name for file in out.parent.iterdir()] == ["record.md"]
 
 
 def test_record_names_an_example_that_fails_and_keeps_the_old_page(tmp_path: Path, warm: Warm) -> None:

@@ -1,9 +1,12 @@
 """What lessons import: the GPU of a lesson and the table of measurements."""
 
+from collections import Counter
+
 import pytest
 import torch
 
 from hotloop.learn import lab
+from hotloop.placement.sites import Site
 
 
 def test_a_simulated_gpu_says_that_it_is_one_and_what_happened_on_it(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +47,16 @@ def test_copies_of_a_real_gpu_are_noted_by_line() -> None:
     assert ways == [("to the device", False, True), ("to the device", False, False), ("to the device", False, True)]
     assert set(copies.bytes.values()) == {12}
     assert all(file == __file__ for file, *_ in copies.counts)
+
+
+def test_a_wait_of_a_real_gpu_is_told_once() -> None:
+    with lab._Copies() as copies:
+        x = torch.ones(3)
+        x.to("meta")
+        x[0].item()
+    (file, line, *_) = next(iter(copies.counts))
+    sites = Counter({Site(file, line): 1, Site(file, line + 1): 2, None: 1})  # as PyTorch tells of waits
+    assert [(each.line, each.kind, each.count) for each in copies.other_waits(sites)] == [(line + 1, "item", 2)]
 
 
 def test_the_named_gpu_has_a_column_where_it_was_measured(

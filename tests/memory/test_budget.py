@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from hotloop.errors import BadArgument
 from hotloop.memory.budget import CheckpointCandidate, bytes_of, choose, most, saving
 
+from ..thorough import tries
+
 
 @pytest.mark.parametrize(
     ("budget", "expected"),
@@ -73,7 +75,7 @@ def allowed(blocks: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate
     ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(100, 300), deadline=None)
 @given(models, st.integers(-5, 200), st.integers(0, 80))
 def test_nothing_that_saves_enough_takes_less_time(
     blocks: list[CheckpointCandidate], needed: int, headroom: int
@@ -91,7 +93,7 @@ def test_nothing_that_saves_enough_takes_less_time(
     assert sum(b.seconds for b in named) == min(sum(b.seconds for b in some) for some in good)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(80, 200), deadline=None)
 @given(models, st.integers(0, 80))
 def test_most_saves_most(blocks: list[CheckpointCandidate], headroom: int) -> None:
     names = most(blocks, headroom)
@@ -136,7 +138,7 @@ def test_a_very_deep_model_is_no_trouble() -> None:
 
 def test_blocks_that_are_all_different_are_chosen_well_and_soon() -> None:
     dice = random.Random(0)  # noqa: S311
-    sizes = [dice.randrange(10**6, 10**9) for _ in range(150)]
+    sizes = [dice.randrange(10**6, 10**9) for _ in range(tries(80, 150))]
     blocks = [
         CheckpointCandidate(f"{i}", saved, saved * dice.uniform(0.9, 1.1) * 1e-9) for i, saved in enumerate(sizes)
     ]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hotloop.monitor import Gpu, Process, Reading, Sampler, apple
 from hotloop.monitor.processes import HOST_PIDS, WHOLE_MACHINE, People
 
+from ..thorough import tries
 from .fakes import GIB, GPU_IS_LOST, UNINITIALIZED, Clock, FakeNvml
 
 QUESTIONS = (
@@ -85,7 +86,7 @@ def test_a_reading_survives_json(sampler: Sampler, fake_nvml: FakeNvml) -> None:
     assert Reading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=tries(50, 150))
 @given(
     st.lists(
         st.dictionaries(

@@ -353,6 +353,23 @@ def test_a_log_that_breaks_is_noted_once_and_left_to_its_owner() -> None:
     assert (log.calls, log.closed) == (1, 0)
 
 
+def test_several_logs_at_once_of_which_one_may_break(tmp_path: Path) -> None:
+    broken, files = Broken(), [tmp_path / "run.jsonl", tmp_path / "run.csv"]
+    with Watching(Source(), every=0.001, log=[files[0], broken, files[1]]) as watching:
+        until(lambda: watching.load.samples >= 3)
+    lines = files[0].read_text().splitlines()
+    assert len(lines) == watching.load.samples
+    assert files[1].read_text().count("gpu0/utilisation") == len(lines)
+    assert watching.load.notes == ("the log is not written any more: OSError: full",)
+    assert (broken.calls, broken.closed) == (1, 0)
+
+
+def test_what_is_no_log_is_refused_before_anything_is_watched(tmp_path: Path) -> None:
+    with pytest.raises(BadArgument, match="no `write` and `close`"):
+        watch(log=[tmp_path / "run.jsonl", 3])  # type: ignore[list-item]
+    assert not (tmp_path / "run.jsonl").exists()
+
+
 def test_a_log_that_cannot_be_opened_is_said_before_the_training(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="cannot write"), Watching(Source(), log=tmp_path / "file" / "x.jsonl"):

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from hotloop import move, to_numpy
 from hotloop.errors import BadArgument
-from hotloop.placement import tensors_in, upload
+from hotloop.placement import map_tensors, pin, tensors_in, upload
 
 Pair = namedtuple("Pair", ["image", "label"])
 
@@ -122,6 +122,29 @@ def test_hugging_face_encodings() -> None:
     assert type(moved) is transformers.BatchEncoding
     assert moved["input_ids"].device.type == "meta"
     assert moved["text"] == ["a", "b"]
+    assert batch["input_ids"].device.type == "cpu", "its own `.to` would have moved the one that was given"
+    assert move(batch, "cpu") is batch
+    first = map_tensors(batch, lambda tensor: tensor[:1])
+    assert type(first) is transformers.BatchEncoding
+    assert (first["input_ids"].shape, batch["input_ids"].shape) == ((1, 4), (2, 4))
+
+
+class Batch(dict[str, Any]):
+    """A dict that moves itself, as people write one for their batches."""
+
+    def to(self, device: Any) -> "Batch":
+        return Batch({key: value.to(device) for key, value in self.items()})
+
+
+@pytest.mark.parametrize("build", [Batch, UserDict])
+def test_tensors_in_a_mapping_that_moves_itself_are_changed_and_pinned(build: Any, monkeypatch: Any) -> None:
+    batch = {"deep": [build(a=zeros())]}
+    changed = map_tensors(batch, lambda tensor: tensor + 1)
+    assert type(changed["deep"][0]) is build
+    assert torch.equal(changed["deep"][0]["a"], zeros() + 1)
+    assert torch.equal(batch["deep"][0]["a"], zeros())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 2)  # pinned memory needs CUDA
+    assert torch.equal(pin(batch)["deep"][0]["a"], zeros() + 2)
 
 
 leaves = st.one_of(st.integers(), st.text(max_size=3), st.none(), st.just(torch.zeros(1)), st.just(torch.ones(2, 2)))

@@ -14,7 +14,7 @@ import pytest
 from ..warm import Running, Warm
 
 PATIENCE = 120  # seconds
-SCRIPTS = ("agent", "compiling", "crossing", "failing", "resuming", "scenes", "slowly")  # that tests run
+SCRIPTS = ("agent", "compiling", "crossing", "failing", "resuming", "scenes", "slowly", "unwritten")  # that tests run
 collect_ignore = [f"{name}.py" for name in SCRIPTS]
 
 

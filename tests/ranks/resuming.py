@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from scenes import GLOBAL, RANK, RANKS, network, rows
+import torch.distributed as dist
+from scenes import BACKEND, GLOBAL, IN_GROUP, RANK, RANKS, network, rows
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -33,13 +34,15 @@ def objective(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(x), batch[1])
 
 
+if BACKEND:
+    dist.init_process_group(BACKEND)
 torch.manual_seed(3 + RANK)
 random.seed(3 + RANK)
 dropout = [] if "without dropout" in name else [nn.Dropout(0.2)]
 model = network(nn.Tanh(), *dropout)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200)
-plan = hotloop.Plan("cpu", parallel="fsdp") if "fsdp" in name and RANKS > 1 else "plain"
+plan = hotloop.Plan("cpu", parallel="fsdp") if "fsdp" in name and IN_GROUP else "plain"
 loop = hotloop.Loop(model, optimizer, objective=objective, scheduler=scheduler, plan=plan)
 loader = DataLoader(rows(), GLOBAL // RANKS, shuffle=True)
 where = Path(folder)

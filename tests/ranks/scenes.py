@@ -1,6 +1,7 @@
 """Trainings that are run alone and on several ranks with the same global batch: `scenes.py FOLDER [NAME …]`.
 
-Each writes its weights, the losses of its epochs and the metrics of its evaluations; every rank writes its own.
+Each writes its weights, the losses of its epochs and the metrics of its evaluations; every rank writes its own. With
+SCENE_BACKEND the script makes the process group itself, of one rank too.
 """
 
 import json
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
@@ -19,6 +22,8 @@ import hotloop
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
 DEVICE = os.environ.get("SCENE_DEVICE", "cpu")  # of all ranks: a GPU is shared
+BACKEND = os.environ.get("SCENE_BACKEND", "")
+IN_GROUP = RANKS > 1 or bool(BACKEND)
 GLOBAL = 16  # items of a step, on all ranks together
 ROWS = 131  # which divides by nothing
 
@@ -43,7 +48,8 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
 def trained(model: nn.Module, criterion: Any, data: Any, *, epochs: int = 3, **options: Any) -> Any:
     optimizer = options.pop("optimizer", None) or torch.optim.AdamW(model.parameters(), 1e-2)
-    fit = {name: options.pop(name) for name in ("validate", "metrics") if name in options}
+    named = ("validate", "metrics", "best", "restore_best", "on_epoch")
+    fit = {name: options.pop(name) for name in named if name in options}
     loop = hotloop.Loop(model, optimizer, criterion, device=DEVICE, plan=options.pop("plan", "plain"), **options)
     return loop, loop.fit(data, epochs=epochs, progress=False, monitor=False, **fit)
 
@@ -171,7 +177,7 @@ def blocks() -> nn.Module:
 
 
 def sharded() -> Any:
-    """FSDP, where there are several ranks: uneven data, ignored labels, accumulation, clipping, a scheduler."""
+    """FSDP, where there is a process group: uneven data, ignored labels, accumulation, clipping, a scheduler."""
     x, y = rows().tensors
     y = torch.where(torch.arange(len(y)) % 7 < 3, -100, y)
     model = blocks()
@@ -184,13 +190,48 @@ def sharded() -> Any:
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20),
         validate=DataLoader(rows(), 7),
         metrics={"accuracy": accuracy},
-        plan=hotloop.Plan(DEVICE, accumulate=2, clip_norm=0.5, parallel="fsdp" if RANKS > 1 else "ddp"),
+        plan=hotloop.Plan(DEVICE, accumulate=2, clip_norm=0.5, parallel="fsdp" if IN_GROUP else "ddp"),
     )
 
 
 def sharded_and_checkpointed() -> Any:
-    plan = hotloop.Plan(DEVICE, checkpointing=True, fused=True, parallel="fsdp" if RANKS > 1 else "ddp")
+    plan = hotloop.Plan(DEVICE, checkpointing=True, fused=True, parallel="fsdp" if IN_GROUP else "ddp")
     return trained(blocks(), nn.CrossEntropyLoss(), loader(rows()), plan=plan)
+
+
+def best() -> Any:
+    """FSDP, where there is a process group: the weights of the best epoch, which ranks keep without a gather."""
+    epochs: list[int] = []
+
+    def accuracy(output: Tensor, target: Tensor) -> Tensor:
+        return torch.full((len(output),), (0.5, 0.9, 0.7)[len(epochs)])
+
+    plan = hotloop.Plan(DEVICE, parallel="fsdp" if IN_GROUP else "ddp")
+    gathered, full_tensor = [], DTensor.full_tensor
+    DTensor.full_tensor = lambda *args, **options: gathered.append(1) or full_tensor(*args, **options)
+    try:
+        return trained(
+            blocks(),
+            nn.CrossEntropyLoss(),
+            loader(rows()),
+            plan=plan,
+            validate=DataLoader(rows(), 7),
+            metrics={"accuracy": accuracy},
+            best="accuracy",
+            restore_best=True,
+            on_epoch=lambda record: epochs.append(record.epoch.number) and None,
+        )
+    finally:
+        DTensor.full_tensor = full_tensor
+        assert not gathered
+
+
+def normalised() -> Any:
+    """`SyncBatchNorm`, where there is a process group."""
+    # Without a bias before the normalisation: its gradient is rounding noise, of which AdamW makes whole steps.
+    model = nn.Sequential(nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 5))
+    plan = hotloop.Plan(DEVICE, sync_batchnorm=IN_GROUP)
+    return trained(model, nn.CrossEntropyLoss(), loader(rows()), validate=DataLoader(rows(), 7), plan=plan)
 
 
 SCENES: dict[str, Callable[[], Any]] = {
@@ -210,21 +251,27 @@ SCENES: dict[str, Callable[[], Any]] = {
         tuned,
         sharded,
         sharded_and_checkpointed,
+        best,
     )
 }
 
 
 def main() -> None:
     folder, *names = sys.argv[1:]
+    if BACKEND:
+        dist.init_process_group(BACKEND)
     for name in names or SCENES:
         torch.manual_seed(0 if RANKS == 1 else 10 * RANK)  # the weights and the order of rank 0 are those of all
-        loop, report = SCENES[name]()
-        where = Path(folder, f"{name} {RANKS} {RANK}")
+        loop, report = {**SCENES, "normalised": normalised}[name]()
+        assert bool(report.by_rank) == IN_GROUP
+        where = Path(folder, f"{name} {RANKS}{BACKEND} {RANK}")
         weights = {key: value.cpu() for key, value in loop.state_dict()["model"].items()}
         torch.save(weights, where.with_suffix(".pt"))
         epochs = [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs]
         plans = [[change.batch, change.plan] for change in report.plans]
         where.with_suffix(".json").write_text(json.dumps({"epochs": epochs, "steps": report.steps, "plans": plans}))
+    if BACKEND:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import re
 import shutil
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from hotloop._torch import store_of_ranks
 from hotloop.errors import BadArgument, DeviceUnavailable
 from hotloop.heartbeat import Heartbeat, RankLost, Word
 from hotloop.ranks import Ranks, ranks_of
+from hotloop.top.ranks import RankRun, runs_in
 
 from ..warm import Warm
 from .conftest import Ended, Launch, Launcher, free_port, until
@@ -276,3 +278,43 @@ def test_outside_of_a_run_there_is_no_store(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.delattr(torch.distributed.distributed_c10d, "_get_default_store")
     assert store_of_ranks(1.0) is None
+
+
+def test_the_first_rank_of_a_host_writes_for_top_what_all_have_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("hotloop.heartbeat.PERIOD", 0.02)
+    store = HashStore()
+    monkeypatch.setattr("hotloop.heartbeat.store_of_ranks", lambda timeout: store)
+    beats = [Heartbeat(Ranks(rank, 2, rank, "here", torch.device("cpu"))) for rank in range(2)]
+    began, folder = time.monotonic(), tmp_path / "cache" / "ranks"
+    found: list[RankRun] = []
+
+    def is_known() -> bool:
+        found[:] = runs_in(folder)
+        known = [each.items_per_second and each.own for run in found for each in run.by_rank]
+        return len(known) == 2 and all(known)
+
+    for beat in beats:
+        beat.items = lambda: int(1000 * (time.monotonic() - began))
+    beats[0].paces, beats[1].paces = lambda: (0.01, 0.03), lambda: (0.04, 0.0)
+    with beats[1], beats[0]:
+        until(is_known)
+        assert len([*folder.iterdir()]) <= 2, "a file for the run, and one that is being written"
+    [run] = found
+    assert run.straggler == 1
+    assert [each.waiting for each in run.by_rank] == pytest.approx([75.0, 0.0])
+    assert all(500 < (each.items_per_second or 0) < 2000 for each in run.by_rank)
+    assert [*folder.iterdir()] == [], "nothing is left of a run that has ended"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_device_that_never_answers_does_not_silence_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, answer = HashStore(), threading.Event()
+    beats = heartbeat(monkeypatch, store)
+    beats.paces = lambda: (float(answer.wait(30)), 0.0)
+    with beats:
+        first = Word.decoded(store.get("hotloop/rank 1")).number
+        until(lambda: Word.decoded(store.get("hotloop/rank 1")).number > first + 3)
+        answer.set()

@@ -1,6 +1,9 @@
 """Ranks with GPUs: two processes that share one over gloo, and one process with NCCL, train as a process alone does."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,34 @@ def test_two_ranks_that_share_a_gpu_train_as_one_process_does(name: str, launch:
     assert max(float((both[0][key] - alone[key]).abs().max()) for key in alone) < CLOSE
     one, two = (json.loads((folder / f"{name} {ranks} 0.json").read_text()) for ranks in (1, 2))
     assert [epoch["items"] for epoch in two["epochs"]] == [epoch["items"] for epoch in one["epochs"]]
+
+
+IN_ONE = (
+    "plain",
+    "accumulated",
+    "ignored_and_accumulated",
+    "sharded",
+    "sharded_and_checkpointed",
+    "best",
+    "normalised",
+)
+
+
+def test_a_group_of_one_rank_with_nccl_trains_as_a_process_without_does(folder: Path) -> None:
+    """The same script by `python` and by torchrun, where it makes the group itself: DDP, FSDP2, `SyncBatchNorm`."""
+    one = folder / "one"
+    one.mkdir()
+    script = [str(HERE / "scenes.py"), str(one), *IN_ONE]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    for how, backend in (([], ""), (torchrun, "nccl")):
+        environment = {**os.environ, "SCENE_DEVICE": "cuda:0", "HOTLOOP_DEVICE": "", "SCENE_BACKEND": backend}
+        ended = subprocess.run(
+            [sys.executable, *how, *script], check=False, capture_output=True, text=True, timeout=240, env=environment
+        )
+        assert ended.returncode == 0, ended.stderr
+    for name in IN_ONE:
+        alone, grouped = (torch.load(one / f"{name} {n} 0.pt", weights_only=True) for n in ("1", "1nccl"))
+        assert max(float((grouped[key] - alone[key]).abs().max()) for key in alone) < CLOSE, name
+        plain, other = (json.loads((one / f"{name} {n} 0.json").read_text())["epochs"] for n in ("1", "1nccl"))
+        assert [epoch["items"] for epoch in other] == [epoch["items"] for epoch in plain]
+        assert [epoch["loss"] for epoch in other] == pytest.approx([epoch["loss"] for epoch in plain], abs=CLOSE)

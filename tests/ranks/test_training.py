@@ -55,6 +55,20 @@ def test_two_ranks_train_as_one_process_does(name: str, ended: Path) -> None:
                 assert epoch == pytest.approx(same, abs=1e-6), "losses and metrics are those of all samples"
 
 
+IN_ONE = ("plain", "ignored_and_accumulated", "sharded", "sharded_and_checkpointed")
+
+
+def test_a_script_that_makes_its_group_of_one_rank_trains_in_it_as_without(launch: Launcher, ended: Path) -> None:
+    [rank] = launch(HERE / "scenes.py", str(ended), *IN_ONE, ranks=1, each=lambda _: {"SCENE_BACKEND": "gloo"}).wait()
+    assert rank.code == 0, rank.err
+    for name in IN_ONE:
+        alone, grouped = weights(ended / f"{name} 1 0.pt"), weights(ended / f"{name} 1gloo 0.pt")
+        assert max(float((grouped[key] - alone[key]).abs().max()) for key in alone) < CLOSE, name
+        one, other = (json.loads((ended / f"{name} {n} 0.json").read_text())["epochs"] for n in ("1", "1gloo"))
+        for epoch, same in zip(other, one, strict=True):
+            assert epoch == pytest.approx(same, abs=1e-6), name
+
+
 def test_the_tuner_decides_once_for_all_ranks(ended: Path) -> None:
     told = [json.loads((ended / f"tuned {ranks} 0.json").read_text())["plans"] for ranks in (1, 2)]
     assert len(told[1]) > 1, "a plan was adopted"
@@ -86,15 +100,17 @@ def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_
 
 
 @pytest.mark.parametrize(
-    ("parallel", "before", "after"), [("fsdp", 2, 1), ("fsdp", 2, 4), ("fsdp", 1, 2), ("ddp", 2, 4)]
+    ("parallel", "before", "after", "backend"),
+    [("fsdp", 2, 1, ""), ("fsdp", 2, 4, ""), ("fsdp", 1, 2, ""), ("ddp", 2, 4, ""), ("fsdp", 1, 1, "gloo")],
 )
 def test_a_checkpoint_is_resumed_with_other_ranks(
-    parallel: str, before: int, after: int, launch: Launcher, tmp_path: Path
+    parallel: str, before: int, after: int, backend: str, launch: Launcher, tmp_path: Path
 ) -> None:
     script, name = HERE / "resuming.py", f"{parallel} without dropout"
+    grouped = {"SCENE_BACKEND": backend} if backend else {}  # the second part of the run is in a group of its own
     assert all(rank.code == 0 for rank in launch(script, str(tmp_path), name, ranks=1).wait())
     launch(script, str(tmp_path), f"{name} again", "0", "15", ranks=before).wait()
-    ended = launch(script, str(tmp_path), f"{name} again", ranks=after).wait()
+    ended = launch(script, str(tmp_path), f"{name} again", ranks=after, each=lambda _: grouped).wait()
     assert all(rank.code == 0 for rank in ended), ended[0].err
     assert "batch size has changed" not in ended[0].err
     whole = json.loads((tmp_path / f"end {name} 1 0.json").read_text())
@@ -103,6 +119,13 @@ def test_a_checkpoint_is_resumed_with_other_ranks(
     assert told["steps"] == whole["steps"]
     for epoch, same in zip(told["epochs"], whole["epochs"], strict=True):
         assert epoch == pytest.approx(same, abs=1e-5)
+
+
+def test_all_ranks_save_again_where_the_first_could_not_write(launch: Launcher, tmp_path: Path) -> None:
+    ended = launch(HERE / "unwritten.py", str(tmp_path / "saved")).wait()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert "No space left" in ended[0].err
+    assert {rank.out for rank in ended} == {"9 [9]\n"}
 
 
 def test_a_rank_does_not_tune_by_itself() -> None:

@@ -25,6 +25,7 @@ from hotloop.report.simulation_plots import far_above, peak_line, steps_plot
 from hotloop.simulate.record import Band, Copy, Finding, Peak, PeakAt, Simulation, StepPace, StepTime, Sync
 from hotloop.simulate.search import Variant
 
+from ..thorough import tries
 from .profiles import made_profile
 from .reading import Reader
 
@@ -214,7 +215,7 @@ def with_names(name: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("undrawn")
 @given(st.text(st.characters(), min_size=1))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(15, 40), deadline=None)
 def test_no_name_becomes_markup(name: str) -> None:
     read = Reader(page_of(with_names(name), script=name, command=name))
     assert {"script", "a", "iframe"}.isdisjoint(read.tags)

@@ -151,3 +151,11 @@ def test_ddp_keeps_all_and_its_buckets() -> None:
     found = rank_memory("ddp", 8, parameters=4, gradients=0, optimizer=8, other=1, trained=4)
     assert (found.parameters, found.gradients, found.optimizer, found.whole, found.other) == (4, 0, 8, 4, 1)
     assert rank_memory("ddp", 1, parameters=4, gradients=4, optimizer=8, other=1).whole == 0
+
+
+def test_fsdp_has_the_gradients_of_the_root_and_of_a_block_whole_before_they_are_scattered() -> None:
+    sizes = {"parameters": 40.0, "optimizer": 80.0, "other": 1.0, "root": 4.0, "largest": 6.0}
+    backward, forward = (rank_memory("fsdp", 4, gradients=there, **sizes) for there in (40.0, 0.0))
+    assert (backward.whole, backward.unsharded, backward.gradients) == (16.0, 16.0, 10.0)
+    assert forward.unsharded == 0.0, "in the forward pass there are none"
+    assert backward.total - forward.total == 26.0

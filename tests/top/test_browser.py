@@ -15,6 +15,7 @@ from hotloop.monitor.reading import Gpu, Host, Reading
 from hotloop.top.feed import Feed
 
 from .pretend import CHROMIUM, NOTEBOOK, Machine, after_an_hour, served, workstation
+from .test_ranks import reading, run_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (`pip install playwright`)")
 pytestmark = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (`apt install chromium`)")
@@ -63,6 +64,22 @@ def text(page: Any, selector: str) -> str:
 
 def wait_for_text(page: Any, selector: str, wanted: str) -> None:
     playwright.expect(page.locator(selector).first).to_have_text(re.compile(wanted), timeout=SOON)
+
+
+def test_ranks_and_the_one_that_the_others_wait_for(watched: Watched) -> None:
+    base = reading(run_of(2, program=NAUGHTY))
+    machine = Machine(base)
+    with served(Feed(machine, every=0.1)) as address:
+        page = watched.page
+        page.goto(address)
+        wait_for_text(page, ".run h2", "2 ranks of <img")
+        wait_for_text(page, ".straggler", "^The others wait for rank 1 on node-a: its part of an update takes 60.0 ms")
+        assert page.locator(".run tbody tr").count() == 2
+        assert text(page, ".run tbody tr").split()[:5] == ["0", "cuda:0", "Training", "step,", "waiting"]
+        assert text(page, ".run .slow td") == "1"
+        machine.reading = reading()
+        playwright.expect(page.locator(".run")).to_have_count(0, timeout=SOON)
+        assert page.title() != "caught"
 
 
 def test_values_live_and_processes_come_and_go(watched: Watched) -> None:

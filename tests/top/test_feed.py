@@ -15,6 +15,7 @@ from hotloop.monitor.advice import Advisor
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.top.feed import FINEST, LONGEST, Feed, HardwareSample, shown
 
+from ..thorough import tries
 from .pretend import workstation
 
 
@@ -159,9 +160,9 @@ def test_a_reading_that_hangs_does_not_keep_the_feed_from_closing() -> None:
     release.set()  # and what it brings then finds nobody, without a word
 
 
-def test_24_hours_at_2_hz_leave_an_hour() -> None:
+def test_many_hours_at_2_hz_leave_one() -> None:
     feed = Feed(never, every=0.5)
-    for half in range(24 * 3600 * 2):
+    for half in range(tries(5, 24) * 3600 * 2):
         feed.take(quiet(half / 2))
     hour = feed.hour()
     assert 3600 / FINEST <= len(hour["times"]) <= 3600 / FINEST * 1.12

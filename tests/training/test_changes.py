@@ -355,7 +355,7 @@ SAVED: list[Callable[[], Script]] = [
 
 @pytest.mark.parametrize("build", SAVED, ids=[build.__name__ for build in SAVED])
 def test_a_resumed_run_is_the_same_to_the_bit(build: Callable[[], Script]) -> None:
-    same(unbroken(build), broken(build, [1, 4, 2, 9, 1]))
+    same(unbroken(build), broken(build, [1, 6, 10]))  # at once, within an epoch, and in the last one
 
 
 def test_containers_are_restored_in_place(tmp_path: Path) -> None:

@@ -228,3 +228,34 @@ def test_on_a_gpu_the_training_after_it_is_the_same(task, graph: int) -> None:
     assert found[0][:2] == found[1][:2]
     for a, b in zip(found[0][2], found[1][2], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper of another optimizer, which counts its steps in an attribute, as people write one."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.calls = inner, 0
+        super().__init__(inner.param_groups, {})
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.calls += 1
+        for parameter in self.param_groups[0]["params"]:
+            slow = self.state[parameter].setdefault("slow", parameter.detach().clone())
+            if self.calls % 5 == 0:
+                parameter.copy_(slow.lerp_(parameter, 0.5))
+
+
+def test_a_wrapper_of_an_optimizer_counts_as_if_nothing_had_been(task: Any) -> None:
+    def trained(dry_run: int | None) -> Tensor:
+        hotloop.seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = Lookahead(torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+        loop.fit(task.loader(16), epochs=2, dry_run=dry_run, **QUIET)
+        assert optimizer.calls == loop.steps
+        return model.weight
+
+    assert torch.equal(trained(None), trained(3))

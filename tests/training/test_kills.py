@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ..thorough import tries
 from ..warm import Warm
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "kills.py"
-KILLS = 12
+KILLS = tries(6, 12)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")

@@ -31,6 +31,8 @@ from hotloop.step.portion import Portion
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 
+from ..thorough import tries
+
 WHOLE = 10**9  # items at once: all of any batch
 PHASES = ("forward", "backward", "optimizer")
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -375,11 +377,12 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SEED = 20
+SEEDS = {"fp16, clipped, accumulated": 142, "fp16, fused": 126, "a schedule": 133}  # each phase fails twice
 
 
 @pytest.mark.usefixtures("restless")
-def test_500_steps_with_200_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, epochs = Scenario(batch=8), 39  # of 13 batches
+def test_many_steps_of_which_a_third_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario, epochs = Scenario(batch=8), tries(14, 39)  # of 13 batches
     often = {"forward": 0.2, "backward": 0.2, "optimizer": 0.2}
 
     def around(run: Run, batch: Batch) -> Callable[[], None]:
@@ -395,19 +398,20 @@ def test_500_steps_with_200_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, sizes, faults = with_faults(scenario, epochs, SEED, often, monkeypatch, around)
     said = f"seed {SEED}, {faults.hits}"
     print(said)
-    assert len(sizes) == 507
-    assert sum(faults.hits.values()) >= 200, said
-    assert all(faults.hits[phase] >= 40 for phase in PHASES), said
+    steps = 13 * epochs
+    assert len(sizes) == steps
+    assert sum(faults.hits.values()) >= steps / 3, said
+    assert all(faults.hits[phase] >= steps / 13 for phase in PHASES), said
     assert {size for each in sizes for size in each} >= {1, 2, 4, 8}, said
     assert ours.loop.out_of_memory == faults.hits["forward"] + faults.hits["backward"]
-    assert {int(state["step"]) for state in ours.optimizer.state.values()} == {507}, "one update for each batch"
+    assert {int(state["step"]) for state in ours.optimizer.state.values()} == {steps}, "one update for each batch"
     assert_same(ours.result(), without_faults(scenario, epochs, sizes).result(), said)
 
 
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_same_training_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, epochs, seed = SCENARIOS[name], 7, 100 + list(SCENARIOS).index(name)
+    scenario, epochs, seed = SCENARIOS[name], tries(4, 7), SEEDS.get(name, 100 + list(SCENARIOS).index(name))
     if scenario.network is random_network:  # BatchNorm cannot learn from a single item
         monkeypatch.setattr(Noting, "failed", lambda self, size: Portion.failed(self, max(size, 6)))
         scenario = replace(scenario, batch=18)  # so that no piece of the tail is one

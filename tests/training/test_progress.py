@@ -214,6 +214,31 @@ def test_a_notebook_can_be_silent(notebook: Notebook) -> None:
     assert notebook.outputs == {}
 
 
+def test_a_notebook_that_cannot_draw_again_gets_lines(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del sys.modules["IPython.display"].update_display  # type: ignore[attr-defined]
+    clock = Time(monkeypatch)
+    with Display(1, 100, None) as display:
+        for _ in range(100):
+            clock.now += 0.5
+            display.stretch(1, 1, 0.75, 1234.0)
+        display.epoch(Epoch(1, 0.5, 800, 50.0, {}, {}))
+    with telling("predicting", None) as tell:
+        tell("batch 3")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2, "one on the way, and one of the epoch"
+    assert all(line.startswith("epoch 1/1") for line in lines)
+    assert notebook.outputs == {}
+
+
+def test_a_notebook_needs_no_widgets(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ipywidgets", None)  # to import it is an error
+    with Display(1, 10, None) as display, telling("predicting", None):
+        display.stretch(10, 1, 0.75, 1234.0)
+    assert len(notebook.outputs) == 2
+
+
 def test_what_a_notebook_is_told_of_other_work_goes_when_it_is_done(notebook: Notebook) -> None:
     with telling("predicting", None) as tell:
         time.sleep(0.55)
@@ -227,9 +252,14 @@ def test_an_early_end_says_what_was_saved_and_how_to_go_on() -> None:
     place = "step 1,340, epoch 3 of 10"
     saved = ending_words("SIGTERM", place, (Path("runs/a"), 1340))
     assert "SIGTERM, at step 1,340" in saved
-    assert "saved in runs/a: the same call with resume=True goes on from there" in saved
+    assert "saved in runs/a: resume=True (`--resume`) goes on from there" in saved
     assert "saved in runs/a at step 900:" in ending_words("the time limit", place, (Path("runs/a"), 900))
     assert "no checkpoint could be written to runs/a" in ending_words("Ctrl-C", place, (Path("runs/a"), None))
+    for step in (None, 900):
+        words = ending_words("Ctrl-C", place, (Path("runs/a"), step), is_writing=True)
+        assert words.endswith(
+            "a checkpoint is still being written to runs/a, from which resume=True (`--resume`) goes on"
+        )
     assert "nothing is on disk" in ending_words("Ctrl-C", place, None)
     assert ending_words("no better loss in 3 epochs", place, None).endswith(place)
 

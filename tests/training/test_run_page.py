@@ -1,6 +1,9 @@
 """What `fit` leaves beside its checkpoints, and what it says when it is ended early."""
 
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hotloop import Loop, Report
+from hotloop.checkpoint import Store
 from hotloop.errors import PlanWarning
 from hotloop.report.runs import kept_in
 
@@ -70,6 +74,37 @@ def test_an_early_end_says_where_it_was_saved(tmp_path: Path, capfd: pytest.Capt
     assert "Stopped by the time limit" in (tmp_path / "a" / "report.html").read_text()
     fit(None, epochs=500, time_limit=0.2)
     assert "nothing is on disk" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
+@pytest.mark.parametrize("epochs", [500, 1])
+def test_a_second_ctrl_c_while_it_saves_is_a_line_and_costs_no_checkpoint(
+    epochs: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Store.write
+
+    def slow(*args: Any, **options: Any) -> Any:  # in the thread that writes, while the run waits for it
+        for _ in range(2):
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.2)
+        return plain(*args, **options)
+
+    monkeypatch.setattr(Store, "write", slow)
+    report = fit(tmp_path, epochs, every="3 steps" if epochs > 1 else "1h")
+    told = " ".join(capfd.readouterr().err.split())
+    assert report.interrupted
+    assert told.count("ended early: Ctrl-C, at step ") == told.count("resume=True") == 1
+    assert "Traceback" not in told
+    if epochs > 1:  # in the middle of an epoch
+        assert f"still writing a checkpoint to {tmp_path}" in told
+        assert report.saved is not None
+        assert f"saved in {tmp_path}" in told
+    else:  # at the end of the run
+        assert f"a checkpoint is still being written to {tmp_path}" in told
+    monkeypatch.undo()
+    assert [path for path in tmp_path.iterdir() if path.name.startswith("step-")], "it was waited for"
+    assert len(fit(tmp_path, max(2, report.steps // 4 + 1), resume=True, progress=False).epochs) >= 2
 
 
 def test_a_run_that_came_to_its_end_says_nothing_of_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from trainings import ZOO, Killed, Training, differences
 
-EPOCHS = 30
-KILLS = 3
+EPOCHS = 15
+KILLS = 2
 
 
 def train(training: Training, folder: Path | None, result: Path) -> None:

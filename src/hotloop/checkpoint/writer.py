@@ -52,6 +52,7 @@ class Writer:
         self.written: int | None = None  # the step of the last checkpoint that was saved
         self._snapshots = Snapshots()
         self._thread: threading.Thread | None = None
+        self._done = threading.Event()  # the thread has written what it had to
         self._warned = False
         self._closed = False
         self._is_over = threading.Event()  # the run has failed: other ranks may never write their part
@@ -71,10 +72,14 @@ class Writer:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is being written; False where that took longer than `timeout` seconds."""
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(timeout)
-            return not thread.is_alive()
-        return True
+        if thread is None or thread is threading.current_thread():
+            return True
+        # Not `join` at once: before 3.13 one that Ctrl-C interrupts takes the thread for dead, and a program that ends
+        # would no longer wait for it.
+        if not self._done.wait(timeout):
+            return False
+        thread.join(timeout)
+        return not thread.is_alive()
 
     def close(self, *, failed: bool = False) -> None:
         """Wait for the last checkpoint, and let go of the memory that was kept for the next.
@@ -179,6 +184,7 @@ class Writer:
         try:
             if not threading.main_thread().is_alive():
                 raise RuntimeError("the interpreter is ending")
+            self._done.clear()
             thread.start()
         except RuntimeError:
             self._write(step, write)
@@ -193,6 +199,8 @@ class Writer:
         else:
             self.written = step
             self._warned = False
+        finally:
+            self._done.set()
 
     def _fail(self, step: int, doing: str, error: Exception) -> None:
         """Keep what went wrong, and say it once until a save succeeds again."""

@@ -121,9 +121,10 @@ def _machine(example: int | None, demo: bool = False) -> "Iterator[Read]":
         yield machine(2, name=DEMO) if example is None else machine(example)
         return
     from hotloop.monitor.sampler import Sampler
+    from hotloop.top.ranks import with_runs
 
     with Sampler() as sampler:
-        yield sampler.read
+        yield with_runs(sampler.read)
 
 
 @contextmanager

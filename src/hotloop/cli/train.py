@@ -239,9 +239,6 @@ def _finish(
         words = console()
         words.print(summary(training, f"hotloop train: {trained.kind}"))
         say(words, f"Written: {out}{'' if kept is None else f' and {kept}'}. Next: `{then}`")
-    if training.interrupted and training.saved is not None:
-        ended = f"Ended by {training.stopped}, saved at step {training.saved}: `--resume` goes on there."
-        say(console(stderr=True), ended)
     if training.interrupted:
         raise typer.Exit(INTERRUPTED)
 

@@ -6,11 +6,12 @@ after another in one namespace (`python raises` is a block that ends in an error
 - `lesson.py` reads it into steps, `running.py` runs a step and keeps what it prints;
 - `terminal.py` shows it step by step; `notebook.py` and `page.py` write it as a notebook and as a page of the docs,
   and `python -m hotloop.learn build` writes all of them;
+- `recording.py` keeps what the steps print on a machine: `python -m hotloop.learn record lessons/recorded/cpu.json`, or
+  `gpu.json` on one with a GPU. Pages show both, notebooks what the GPU printed;
 - `web.py` serves it to a browser on this machine: `server.py` is the application, `views.py` with `site/` its pages,
   and `steps.py` starts `kernel.py`, the process in which the steps of one lesson run;
 - `lab.py` is what lessons import: `gpu()`, a real GPU or a simulated one that says so, and `beside()`, a table of what
-  was measured here beside the same rows on a named GPU (`reference.json`, which `python -m hotloop.learn reference`
-  writes).
+  was measured here beside the same rows on a named GPU (`reference.json`, which `build` takes from `gpu.json`).
 
 An exercise is a script in `exercises/`: `NN_name.py` to repair, `NN_name_solution.py`, and `NN_name_check.py`, whose
 `check(ran)` yields verdicts. `checking.py` starts `child.py` on the learner's file, in a process group and a temporary

@@ -13,7 +13,7 @@ import torch
 
 import hotloop
 from hotloop._torch import DispatchMode
-from hotloop.placement.sites import user_site
+from hotloop.placement.sites import Site, user_site
 from hotloop.records import Timing
 from hotloop.simulate.record import Copy, Finding, Sync
 from hotloop.text import duration, plural, size
@@ -97,9 +97,7 @@ def _watched(seen: GpuRecord) -> Iterator[GpuRecord]:
             Copy(file, line, way, copies.bytes[file, line, way, pinned, blocking], pinned, blocking, count)
             for (file, line, way, pinned, blocking), count in copies.counts.items()
         )
-        seen.waits = tuple(
-            Sync(site.file, site.line, "synchronization", count) for site, count in noted.sites.items() if site
-        )
+        seen.waits = tuple(copies.other_waits(noted.sites))
         seen.peak = torch.cuda.max_memory_allocated()
 
     with waits() as noted, copies:
@@ -110,17 +108,32 @@ def _watched(seen: GpuRecord) -> Iterator[GpuRecord]:
             settle()
 
 
+_READS = {torch.ops.aten._local_scalar_dense: "item", torch.ops.aten.equal: "equal"}
+
+
 class _Copies(DispatchMode):
-    """Notes every copy between host and device with its line."""
+    """Notes every copy between host and device with its line, and what reads a value on the host."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: Counter[tuple[Any, ...]] = Counter()
         self.bytes: Counter[tuple[Any, ...]] = Counter()
+        self._reads: dict[Site | None, str] = {}  # what else makes the host wait, by line
+
+    def other_waits(self, sites: "Counter[Site | None]") -> Iterator[Sync]:
+        """Waits that are not those of a copy: PyTorch tells of both alike."""
+        copied: Counter[Site] = Counter()
+        for (file, line, _, _, blocking), count in self.counts.items():
+            copied[Site(file, line)] += count * blocking
+        for site, count in sites.items():
+            if site is not None and count > copied[site]:
+                yield Sync(site.file, site.line, self._reads.get(site, "synchronization"), count - copied[site])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func.overloadpacket in _READS:
+            self._reads[user_site()] = _READS[func.overloadpacket]
         if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
             source = args[0] if func.overloadpacket is torch.ops.aten._to_copy else args[1]
             if isinstance(source, torch.Tensor) and source.device.type != result.device.type:

@@ -4,17 +4,26 @@ import json
 from typing import Any
 
 from hotloop.learn.lesson import Lesson
+from hotloop.learn.recording import Recording
 
 
-def notebook(lesson: Lesson) -> str:
-    """The notebook's file."""
+def notebook(lesson: Lesson, gpu: Recording) -> str:
+    """The notebook's file, with what its cells printed on a GPU as far as that was recorded."""
     head = f"# {lesson.number}. {lesson.title}\n\n{lesson.minutes} minutes. Needs: {lesson.needs}"
+    if any(gpu.output(lesson, step) for step in lesson.steps):
+        head += f"\n\nThe outputs were recorded on {gpu.machine} with torch {gpu.torch}, {gpu.date}."
     cells = [_cell("title", "markdown", head)]
     for step in lesson.steps:
         if step.text:
             cells.append(_cell(f"text-{step.number}", "markdown", step.text))
         if step.code:
-            cells.append(_cell(f"step-{step.number}", "code", step.code.rstrip("\n"), raises=step.raises))
+            cell = _cell(f"step-{step.number}", "code", step.code.rstrip("\n"))
+            if step.raises:  # how Jupyter's own runners are told that an error is meant
+                cell["metadata"] = {"tags": ["raises-exception"]}
+            output = gpu.output(lesson, step)
+            cell["execution_count"] = None if output is None else step.number
+            cell["outputs"] = [_printed(output)] if output else []
+            cells.append(cell)
     about = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -23,12 +32,9 @@ def notebook(lesson: Lesson) -> str:
     return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
 
 
-def _cell(name: str, kind: str, text: str, *, raises: bool = False) -> dict[str, Any]:
-    # the tag is how Jupyter's own runners are told that an error is meant
-    cell: dict[str, Any] = {
-        "cell_type": kind,
-        "id": name,
-        "metadata": {"tags": ["raises-exception"]} if raises else {},
-        "source": text.splitlines(keepends=True),
-    }
-    return cell if kind == "markdown" else {**cell, "execution_count": None, "outputs": []}
+def _cell(name: str, kind: str, text: str) -> dict[str, Any]:
+    return {"cell_type": kind, "id": name, "metadata": {}, "source": text.splitlines(keepends=True)}
+
+
+def _printed(output: str) -> dict[str, Any]:
+    return {"name": "stdout", "output_type": "stream", "text": f"{output}\n".splitlines(keepends=True)}

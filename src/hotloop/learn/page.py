@@ -1,29 +1,30 @@
-"""A lesson as a page of the documentation, with what its code printed."""
+"""A lesson as a page of the documentation, with what its code printed on a CPU and on a GPU."""
 
 import re
+import textwrap
 from collections.abc import Sequence
 
 from hotloop.learn.exercise import exercises
-from hotloop.learn.lesson import Lesson
+from hotloop.learn.lesson import Lesson, Step
+from hotloop.learn.recording import Recording
+from hotloop.text import plural
 
-_OUTPUT = re.compile(r'^```text title="Output"\n(.*?)^```\n', re.MULTILINE | re.DOTALL)
-MADE = "<!-- made by `python -m hotloop.learn build` from src/hotloop/learn/lessons -->"
+_SIMULATED = re.compile(r"^\(on a simulated .*\)\n?", re.MULTILINE)
+WIDEST = 96  # columns of an output
+MADE = "<!-- made by `python -m hotloop.learn build` from src/hotloop/learn/lessons and lessons/recorded -->"
 
 
-def page(lesson: Lesson, outputs: Sequence[str]) -> str:
-    """The page; `outputs` are those of the steps that have code."""
-    told = iter(outputs)
-    parts = [
-        MADE,
-        f"# {lesson.number}. {lesson.title}",
-        f"{lesson.minutes} minutes. Needs: {lesson.needs}. Run it: `hotloop learn {lesson.number}`.",
-    ]
+def page(lesson: Lesson, cpu: Recording, gpu: Recording) -> str:
+    """The page, with the outputs of the steps as far as they were recorded."""
+    head = f"{lesson.minutes} minutes. Needs: {lesson.needs}. Run it: `hotloop learn {lesson.number}`."
+    parts = [MADE, f"# {lesson.number}. {lesson.title}", head]
+    if any(gpu.output(lesson, step) for step in lesson.steps):
+        seconds = f"The steps took {cpu.seconds(lesson):.1f} s and {gpu.seconds(lesson):.1f} s."
+        parts.append(f"Under each step is its output {_machines(cpu, gpu)}. {seconds}")
     for step in lesson.steps:
         parts += [step.text] if step.text else []
         if step.code:
-            parts.append(f"```python\n{step.code}```")
-            output = next(told, "").rstrip()
-            parts += [f'```text title="Output"\n{output}\n```'] if output else []
+            parts += [f"```python\n{step.code}```", *_outputs(lesson, step, cpu, gpu)]
     for exercise in (each for each in exercises() if each.lesson == lesson.number):
         parts.append(
             f"## Exercise\n\n{exercise.task}\n\n`hotloop learn start {lesson.number}` gives you the file, "
@@ -33,24 +34,40 @@ def page(lesson: Lesson, outputs: Sequence[str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def without_outputs(text: str) -> str:
-    """A page as its source alone determines it."""
-    return re.sub(r"\n{3,}", "\n\n", _OUTPUT.sub("", text))
+def _outputs(lesson: Lesson, step: Step, cpu: Recording, gpu: Recording) -> list[str]:
+    """Blocks of output: one where both machines printed the same."""
+    here, there = cpu.output(lesson, step) or "", gpu.output(lesson, step)
+    if there is None or here == there:
+        found = {"Output": here}
+    elif _SIMULATED.sub("", here) == there:
+        found = {f"Output on a simulated and on a real {gpu.gpu}": there}
+    else:
+        found = {f"Output on {cpu.machine}": here, f"Output on {gpu.machine}": there}
+    return [f'```text title="{title}"\n{_wrapped(output)}\n```' for title, output in found.items() if output]
 
 
-def outputs_in(text: str, lesson: Lesson) -> list[str]:
-    """The outputs that a page holds, one for each step with code; empty where it has none."""
-    found = []
-    for step in lesson.steps:
-        if step.code:
-            block = f"```python\n{step.code}```\n\n"
-            after = text.partition(block)[2]
-            output = _OUTPUT.match(after)
-            found.append(output[1] if output else "")
-    return found
+def _wrapped(output: str) -> str:
+    """Sentences that are longer than a page is wide, in lines; nobody likes to scroll sideways.
+
+    >>> print(_wrapped("  fix: " + 24 * "word "))
+      fix: word word word word word word word word word word word word word word word word word
+        word word word word word word word
+    """
+    lines = []
+    for line in output.splitlines():
+        indent = line[: len(line) - len(line.lstrip())] + "  "
+        lines += textwrap.wrap(line, WIDEST, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
+        lines += [] if line.strip() else [""]
+    return "\n".join(lines)
 
 
-def index(all_lessons: Sequence[Lesson]) -> str:
+def _machines(cpu: Recording, gpu: Recording) -> str:
+    """Where the outputs were printed, in words."""
+    first = f"on {cpu.machine} ({plural(cpu.threads, 'thread')}, torch {cpu.torch})"
+    return f"{first} and, where it differs, on {gpu.machine} (torch {gpu.torch}, {gpu.date})" if gpu.steps else first
+
+
+def index(all_lessons: Sequence[Lesson], cpu: Recording, gpu: Recording) -> str:
     """The page that lists the lessons."""
     tasks = {each.lesson: each for each in exercises()}
     rows = [
@@ -58,7 +75,8 @@ def index(all_lessons: Sequence[Lesson]) -> str:
         f"{f'`{tasks[each.number].file.name}`' if each.number in tasks else ''} |"
         for each in all_lessons
     ]
-    return "\n".join([MADE, "", INDEX, "", "| | lesson | | exercise |", "|---|---|---|---|", *rows, "", TUTORIAL, ""])
+    about = INDEX.replace("{outputs}", f"These pages show what each step printed {_machines(cpu, gpu)}.")
+    return "\n".join([MADE, "", about, "", "| | lesson | | exercise |", "|---|---|---|---|", *rows, "", TUTORIAL, ""])
 
 
 INDEX = """# Lessons
@@ -81,8 +99,7 @@ hotloop learn --web      # all of this in your browser
 `--web` needs `pip install 'hotloop[web]'`. It listens on this machine alone, and its address holds a token: what you
 run there runs with your rights.
 
-The same lessons are notebooks in `lessons/`. The outputs on these pages are those of a machine with two slow CPU cores
-and no GPU; where a table has a column for a named GPU, that was measured there.
+The same lessons are notebooks in `lessons/`. {outputs}
 
 An exercise runs your file with your rights, in a process group and a temporary folder of its own, with a time limit and
 a limit on its memory. Progress is kept in `~/.local/share/hotloop/learn.json`; `HOTLOOP_DATA` names another folder."""

@@ -53,6 +53,8 @@ class Session:
         linecache.cache[name] = (len(step.code), None, step.code.splitlines(keepends=True), name)
         with redirect_stdout(tee), warnings.catch_warnings():
             warnings.simplefilter("default")
+            warnings.simplefilter("ignore", DeprecationWarning)  # of libraries, which a reader cannot change
+            warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
             warnings.showwarning = lambda message, category, *_: print(f"{category.__name__}: {message}")
             try:
                 self._execute(step.code, name)

@@ -6,9 +6,9 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from numbers import Real
 from pathlib import Path
@@ -42,6 +42,10 @@ class Log(Protocol):
         """Note numbers at a step and a time in seconds since 1970, which is now where it is not given."""
 
     def close(self) -> None: ...
+
+
+LogTarget = Log | str | os.PathLike[str]
+Logged = LogTarget | Sequence[LogTarget] | None
 
 
 class _LineFile:
@@ -315,6 +319,70 @@ def try_log(where: Log | str | os.PathLike[str], folder: Path, numbers: Mapping[
             log.write(numbers, step=0)
         finally:
             log.close()
+
+
+class Logs:
+    """One log or several as one. One that breaks is left out from then on, whichever thread found it."""
+
+    def __init__(self, log: Logged) -> None:
+        self._targets = targets_of(log)
+        self._open: tuple[Log, ...] = ()
+        self._own: list[Log] = []
+        self._failures: list[tuple[str, Exception]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._open
+
+    def open(self) -> None:
+        """Open all of them, or none."""
+        with ExitStack() as undo:
+            for target in self._targets:
+                log = target
+                if isinstance(log, str | os.PathLike):
+                    log = open_log(log)
+                    undo.callback(log.close)
+                    self._own.append(log)
+                self._open += (log,)
+            undo.pop_all()
+
+    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
+        for log in self._open:
+            try:
+                log.write(numbers, step=step, time=time)
+            except Exception as error:  # noqa: BLE001  # every logger has its own, and the training is not at fault
+                if any(each is log for each in self._open):  # else the other thread has found it too
+                    self._open = tuple(each for each in self._open if each is not log)
+                    self._failures.append(("the log is not written any more", error))
+
+    def close(self) -> None:
+        """Close those that were opened here; whoever made another closes it."""
+        working, self._open = self._open, ()
+        for log in self._own:
+            try:
+                log.close()
+            except Exception as error:  # noqa: BLE001  # the same: the report of the run is not lost for it
+                if any(each is log for each in working):  # else it was told of before
+                    self._failures.append(("the log was not closed", error))
+
+    def failures(self) -> Iterator[tuple[str, Exception]]:
+        """What went wrong since this was last asked: in words, and the error."""
+        while self._failures:
+            yield self._failures.pop(0)
+
+
+def targets_of(log: Logged) -> list[LogTarget]:
+    """One log or several, checked."""
+    several: list[Any] = [] if log is None else list(log) if isinstance(log, list | tuple) else [log]
+    for each in several:
+        if isinstance(each, str | os.PathLike):
+            continue
+        if not callable(getattr(each, "write", None)) or not callable(getattr(each, "close", None)):
+            raise BadArgument(
+                f"log= with {an(type(each).__name__)}, which has no `write` and `close`",
+                fix='give "tensorboard", "run.jsonl", "run.csv", "wandb", "mlflow", a Log, or a list of these',
+            )
+    return several
 
 
 def scalars(reading: Reading, gpus: Collection[int | str] | None = None) -> dict[str, float]:

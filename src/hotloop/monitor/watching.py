@@ -12,7 +12,7 @@ from typing import Self
 from hotloop.errors import BadArgument
 from hotloop.monitor.history import History
 from hotloop.monitor.load import LoadTally
-from hotloop.monitor.logs import Log, open_log, scalars
+from hotloop.monitor.logs import Logged, Logs, scalars
 from hotloop.monitor.reading import Reading
 from hotloop.records import Load
 
@@ -24,7 +24,7 @@ REMEMBERED = 3600.0  # seconds of history
 def watch(
     every: float = EVERY,
     gpus: Collection[int | str] | None = None,
-    log: Log | str | os.PathLike[str] | None = None,
+    log: Logged = None,
 ) -> "Watching":
     """Watch the hardware while a block runs.
 
@@ -33,7 +33,8 @@ def watch(
         print(watching.load.joules)
 
     `gpus` are those to tell of, by index or UUID: by default those that this program uses. `log` takes the numbers of
-    every sample: "tensorboard", a path that ends in `.jsonl`, or a `Log`.
+    every sample, as that of `fit` does: "tensorboard", "wandb", a path that ends in `.jsonl` or `.csv`, a `Log`, or a
+    list of these.
     """
     return Watching(every=every, gpus=gpus, log=log)
 
@@ -51,7 +52,7 @@ class Watching:
         *,
         every: float = EVERY,
         gpus: Collection[int | str] | None = None,
-        log: Log | str | os.PathLike[str] | None = None,
+        log: Logged = None,
         step: Callable[[], int] | None = None,  # of the training, for the log; without it, samples are counted
     ) -> None:
         if not 0 < every < threading.TIMEOUT_MAX:
@@ -62,8 +63,7 @@ class Watching:
         self._read = read
         self._gpus = gpus
         self._step = step
-        self._given = log
-        self._log: Log | None = None
+        self._logs = Logs(log)
         self._tally = LoadTally(gpus)
         self._load = self._tally.load()
         self._ending = threading.Event()
@@ -77,10 +77,10 @@ class Watching:
         return self._load
 
     def start(self) -> Self:
-        """Open the log and begin to watch; returns at once."""
+        """Open the logs and begin to watch; returns at once."""
         if self._thread is not None:
             raise BadArgument("this has been started before", fix="make a new one for each stretch of time")
-        self._log = open_log(self._given) if isinstance(self._given, str | os.PathLike) else self._given
+        self._logs.open()
         self._thread = threading.Thread(target=self._run, name="hotloop watch", daemon=True)
         self._thread.start()
         return self
@@ -111,7 +111,8 @@ class Watching:
                 self._sample_until_the_end(read)
         except Exception as error:  # noqa: BLE001  # a broken driver may raise anything, and it is not the training's fault
             self._note("the hardware is not watched", error)
-        self._close_log()
+        self._logs.close()
+        self._note_failures()
 
     def _sample_until_the_end(self, read: Callable[[], Reading]) -> None:
         due = time.monotonic()
@@ -138,23 +139,16 @@ class Watching:
         self._write(reading)
 
     def _write(self, reading: Reading) -> None:
-        if self._log is None:
+        if self._logs.is_empty:
             return
-        try:
-            step = self._load.samples - 1 if self._step is None else self._step()
-            self._log.write(scalars(reading, self._gpus), step=step, time=reading.time)
-        except Exception as error:  # noqa: BLE001  # a full disk, a closed log: the training goes on without it
-            self._note("the log is not written any more", error)
-            self._close_log()
+        step = self._load.samples - 1 if self._step is None else self._step()
+        self._logs.write(scalars(reading, self._gpus), step=step, time=reading.time)
+        self._note_failures()
 
-    def _close_log(self) -> None:
-        log, self._log = self._log, None
-        if log is None or log is self._given:  # whoever made it closes it
-            return
-        try:
-            log.close()
-        except Exception as error:  # noqa: BLE001  # the same
-            self._note("the log was not closed", error)
+    def _note_failures(self) -> None:
+        """A full disk, a closed log: the training goes on without it."""
+        for what, error in self._logs.failures():
+            self._note(what, error)
 
     def _note(self, what: str, error: Exception) -> None:
         self._tally.note(f"{what}: {type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from functools import partial
 from typing import Any, TypeVar
@@ -23,8 +24,9 @@ PIECE = 16 << 20  # bytes that are copied at a time
 def move(batch: T, device: str | torch.device) -> T:
     """`batch` with every tensor on `device`; its types are kept and everything else in it is left alone.
 
-    Takes dicts, lists, tuples, namedtuples, dataclasses, and anything with a `.to` method (tensors, packed
-    sequences, Hugging Face encodings), in any nesting. A part in which nothing moves is returned as the same object.
+    Takes dicts and other mappings (Hugging Face encodings), lists, tuples, namedtuples, dataclasses, and anything with
+    a `.to` method (tensors, packed sequences), in any nesting. A part in which nothing moves is returned as the same
+    object.
 
     >>> batch = {"image": torch.zeros(2, 3), "name": ["a", "b"]}
     >>> move(batch, "cpu") is batch
@@ -82,7 +84,13 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Any]) -> Any:
     >>> map_tensors({"x": torch.ones(2), "name": "a"}, lambda tensor: tensor.sum().item())
     {'x': 2.0, 'name': 'a'}
     """
-    return _rebuild(batch, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+
+    def changed(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return change(leaf)
+        return _rebuild_mapping(leaf, changed) if isinstance(leaf, Mapping) else leaf
+
+    return _rebuild(batch, changed)
 
 
 def pin(batch: T) -> T:
@@ -91,7 +99,9 @@ def pin(batch: T) -> T:
     def pinned(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
             return leaf.pin_memory() if leaf.device.type == "cpu" else leaf
-        return leaf.pin_memory() if callable(getattr(leaf, "pin_memory", None)) else leaf
+        if callable(getattr(leaf, "pin_memory", None)):
+            return leaf.pin_memory()
+        return _rebuild_mapping(leaf, pinned) if isinstance(leaf, Mapping) else leaf
 
     result: T = _rebuild(batch, pinned)
     return result
@@ -159,6 +169,8 @@ def _rebuild(value: Any, leaf: Callable[[Any], Any]) -> Any:
     """`value` with `leaf` applied to everything movable in it, the same object where nothing changed."""
     if isinstance(value, type):
         return value
+    if isinstance(value, UserDict):  # the `.to` of Hugging Face's would change the one that was given
+        return _rebuild_mapping(value, leaf)
     if callable(getattr(value, "to", None)):
         return leaf(value)
     if isinstance(value, Mapping):

@@ -3,10 +3,11 @@
 from base64 import b64encode
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import ClassVar
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from hotloop.report.words import Fact
 
@@ -138,10 +139,16 @@ class Document:
 
     def html(self) -> str:
         """The whole page. It loads nothing from anywhere, and shows any text it is given as text."""
-        source = files("hotloop.report").joinpath("document.html.j2").read_text(encoding="utf-8")
-        # Past the extension rule of `select_autoescape`: everything here is HTML, so everything is escaped.
-        environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        return environment.from_string(source).render(document=self)
+        return _template().render(document=self)
+
+
+@cache
+def _template() -> Template:
+    """Compiled once: that takes longer than filling it in."""
+    source = files("hotloop.report").joinpath("document.html.j2").read_text(encoding="utf-8")
+    # Past the extension rule of `select_autoescape`: everything here is HTML, so everything is escaped.
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(source)
 
 
 def data_uri(content: bytes, kind: str) -> str:

@@ -110,7 +110,8 @@ def ranks_words(found: OnRanks) -> Iterator[RenderableType]:
     memory = found.memory
     whole = "blocks that are gathered" if found.parallel == "fsdp" else "buckets of gradients"
     rows = {"parameters": memory.parameters, "gradients": memory.gradients, "optimizer": memory.optimizer}
-    for name, amount in {**rows, whole: memory.whole, "activations and all else": memory.other}.items():
+    rows |= {whole: memory.whole, "gradients before they are scattered": memory.unsharded}
+    for name, amount in {**rows, "activations and all else": memory.other}.items():
         if amount:
             table.add_row(Text(name), size(amount))
     yield table

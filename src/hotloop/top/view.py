@@ -10,7 +10,7 @@ from hotloop.monitor.advice import Advice
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Host, Reading
 from hotloop.text import plural
-from hotloop.top import gpus, processes
+from hotloop.top import gpus, processes, ranks
 from hotloop.top.bars import LABEL, gauge, past, rule
 from hotloop.top.options import SORTS, ViewOptions
 from hotloop.top.words import (
@@ -113,9 +113,11 @@ def _body(
         *_notes(reading, width, None if room is None else max(room // 6, 1)),
     ]
     listed = len(processes.rows(reading, options))
+    most = None if room is None else max(room // 3 if reading.gpus else room - 11, 4)  # without one, there is room
+    together = ranks.table(reading, width, most)
     for way, lines, least in ARRANGEMENTS:
         drawn = _gpus(reading, history, width, way)
-        around = [*drawn, *told, *_host(reading.host, history, width, lines)]
+        around = [*drawn, *told, *_host(reading.host, history, width, lines), *together]
         if room is None or len(around) + 2 + min(max(listed, 1), least) <= room:
             left_over = None if room is None else room - len(around)
             return [*around, *processes.table(reading, options, width, left_over)]
@@ -130,11 +132,12 @@ def _squeezed(
     told = _advice(advice, width, 2, tight=True)
     host = _host(reading.host, history, width, 1)
     drawn = _gpus(reading, history, width, "table")
-    most = max(room - len(told) - len(host), 2)
+    together = ranks.table(reading, width, max(room // 6, 1))
+    most = max(room - len(told) - len(host) - len(together), 2)
     if len(drawn) > most:
         missing = plural(len(drawn) - most + 1, "more GPU")
         drawn = [*drawn[: most - 1], cropped(Text(f"  … and {missing}", style="dim"), width)]
-    around = [*drawn, *told, *host]
+    around = [*drawn, *told, *host, *together]
     return [*around, *processes.table(reading, options, width, max(room - len(around), 0))]
 
 
@@ -229,6 +232,7 @@ def _help(width: int) -> list[Text]:
         processes.YOURS: "a process of yours",
         "C, G": "computes, draws",
         "↓ ↑": "to the GPU, read or received; from the GPU, written or sent",
+        "waits": "share of an update in which a rank waits for other ranks",
         "utilisation": "share of the time in which some kernel ran, however small",
         "!": "advice, and what to do",
     }

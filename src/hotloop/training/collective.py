@@ -40,6 +40,7 @@ class Collective:
         self.is_first = ranks is None or ranks.is_first
         self._dealt: dict[tuple[int, bool], tuple[Any, Any]] = {}  # loaders, and what this rank reads of them
         self._heartbeat = None if ranks is None else Heartbeat(ranks)
+        self._items = 0  # that this rank has trained on
         self._agreement = None if ranks is None else Agreement(ranks)
         self._calls = 0
         self._since = time.perf_counter()
@@ -86,20 +87,30 @@ class Collective:
 
     # What ranks tell one another
 
-    def tell(self, phases: Mapping[CodeType, str], progress: Callable[[], Progress]) -> None:
-        """What the others get to know of this rank: the name of what it does in a function, and how far it is."""
-        if self._heartbeat is not None:
-            self._heartbeat.phases, self._heartbeat.progress = phases, progress
+    def tell(
+        self, phases: Mapping[CodeType, str], progress: Callable[[], Progress], step: Callable[[], TrainingStep]
+    ) -> None:
+        """What the others get to know of this rank: the name of what it does in a function, how far it is, its pace."""
+        if (heartbeat := self._heartbeat) is not None:
+            heartbeat.phases, heartbeat.progress = phases, progress
+            heartbeat.items, heartbeat.paces = lambda: self._items, lambda: _pace(step())
 
     @property
     def telling(self) -> AbstractContextManager[None]:
         """Around whatever waits for other ranks: what fails because of one of them becomes `RankLost`."""
         return self._heartbeat or nullcontext()
 
-    def while_telling(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def while_telling(self, batches: Iterator[Any], items_in: Callable[[Any], int]) -> Iterator[Any]:
         """The same around an epoch in the person's own loop."""
         with self.telling:
-            yield from batches
+            for batch in batches:
+                yield batch
+                self._items += items_in(batch)
+
+    def counted(self, items: int) -> int:
+        """Items of this rank, which it notes, as those of all ranks, which train on as many."""
+        self._items += items
+        return items * self.size
 
     def lost(self, error: BaseException) -> RankLost | None:
         """Words for what failed because of another rank; None for any other error."""
@@ -189,7 +200,7 @@ class Collective:
             return None if self.spread is None else self.spread.words(batch)
         kind = "FSDP" if plan.parallel == "fsdp" else "DDP"
         items = "" if batch is None else f": {batch // self.size} items each, {batch} in a step"
-        line = f"{self.size} ranks ({kind}){items}; the learning rate stays as it was given"
+        line = f"{plural(self.size, 'rank')} ({kind}){items}; the learning rate stays as it was given"
         names = [] if plan.sync_batchnorm else norms_in(model)
         if names:
             line += f"; batch normalisation ({shorten(names, 2)}) sees the items of its rank alone"
@@ -200,9 +211,7 @@ class Collective:
         """What updates took each rank, which all of them tell at the end of a run."""
         if self.ranks is None:
             return ()
-        paces = [eager.across.pace for eager in step.eagers if eager.across is not None and eager.across.pace]
-        times = [each for pace in paces if (each := pace.medians()) is not None]
-        own, waited = (sum(each[n] for each in times) if times else None for n in range(2))
+        own, waited = _pace(step) or (None, None)
         mine = RankPace(self.ranks.rank, self.ranks.host, str(self.ranks.device), own, waited)
         return tuple(RankPace.from_json(each) for each in self.ranks.gather(mine.to_json()))
 
@@ -248,7 +257,7 @@ class Collective:
             tree["position"] = {**tree["position"], "last": None}  # the items of the first rank of then
         if self.ranks is None:
             return reason
-        if ranks["size"] == self.size:
+        if ranks["size"] == self.size and ranks["random"]:  # a process without a group has saved none besides its own
             plain, data = ranks["random"][self.ranks.rank]
             tensors = {name: torch.tensor(values, dtype=getattr(torch, kind)) for name, (kind, values) in plain.items()}
             loop["random"] = unpack(tensors, data)
@@ -257,6 +266,13 @@ class Collective:
             nothing = None if watch["sums"] is None else torch.zeros_like(watch["sums"])
             loop["watch"] = {**watch, "items": 0, "totals": [0.0 for _ in watch["totals"]], "sums": nothing}
         return reason
+
+
+def _pace(step: TrainingStep) -> tuple[float, float] | None:
+    """Seconds of an update, its own and those of waiting for others; None where none was timed."""
+    paces = [eager.across.pace for eager in step.eagers if eager.across is not None and eager.across.pace]
+    times = [each for pace in paces if (each := pace.medians()) is not None]
+    return (sum(own for own, _ in times), sum(waited for _, waited in times)) if times else None
 
 
 def facts_of_run(model: nn.Module, plan: Any) -> dict[str, Any]:

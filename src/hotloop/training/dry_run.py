@@ -25,7 +25,7 @@ from hotloop.data.samplers import generators_of
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.evaluation import Metrics
 from hotloop.misfit import attempt
-from hotloop.monitor.logs import try_log
+from hotloop.monitor.logs import Logged, targets_of, try_log
 from hotloop.records import Epoch
 from hotloop.rng import generators_in
 from hotloop.snapshot import Snapshot, is_container
@@ -35,7 +35,6 @@ from hotloop.step.training import TrainingStep
 from hotloop.text import duration, plural
 from hotloop.training.core import Core, Transform
 from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
-from hotloop.training.journal import Logged, targets_of
 from hotloop.training.progress import Display, telling
 from hotloop.training.state import draws_of
 from hotloop.tune.rehearsal import rehearsing
@@ -186,11 +185,12 @@ class DryRun:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        """What a rehearsal does not restore: schedulers, loaders, `stateful`, hooks."""
+        """What a rehearsal does not restore: schedulers, loaders, `stateful`, hooks, counts of optimizers by hand."""
         with ExitStack() as undo:
             undo.callback(draws_of(self.loader))
             undo.callback(draws_of(self.validate))
             undo.callback(self.core.schedule.snapshot().restore)
+            undo.callback(Snapshot().items([vars(optimizer) for optimizer in self.core.optimizers]).restore)
             hooks = [*self.hooks.on_step, *self.hooks.on_epoch]
             owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
             for thing in [*self.core.stateful.values(), *hooks, *owners]:

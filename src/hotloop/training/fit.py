@@ -5,8 +5,8 @@ import platform
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from hotloop.checkpoint import CheckpointWarning
+from hotloop.checkpoint.reading import read_checkpoint, read_sums
 from hotloop.clock import Clock
 from hotloop.data import Resumption
 from hotloop.data.samplers import has_known_sampler, samplers_of
@@ -27,8 +28,8 @@ from hotloop.levers import levers_of
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
-from hotloop.step.sharding import sharded, whole
-from hotloop.text import shorten
+from hotloop.step.sharding import sharded
+from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
 from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
@@ -191,28 +192,29 @@ class Fit:
                 if (words := self.core.together.words(self.core.model, self.core.plan, self.loader)) is not None:
                     self.display.say(words)
                 self._say_where_it_goes_on(epochs, length)
-                if self.saver is not None and self._changes is not None:
-                    if is_shaped(self.core):
-                        self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
-                    self._unsaved = Unsaved(self._changes, self._searched())
-                if self._unevaluated is not None:
-                    self._note(self._unevaluated, validate, metrics, whole=True)
-                    self._save_epoch(validate, metrics, last=self._is_asked() or self.first >= epochs)
-                for number in range(self.first + 1, epochs + 1):
-                    if self._is_asked():
-                        break
-                    whole = self._train(number, epoch())
-                    if whole and length is None:
-                        self.core.together.meet(self.core.epoch, self.consumed)
-                    if not self.core.watch.items_seen:
-                        break  # stopped before the first batch
-                    self._finish(validate, metrics, wait=wait)
-                    if whole:
-                        self.first, self.consumed, self._between = number, 0, True
-                        self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
-                self._finish(validate, metrics, wait=True)
-                self._save_end()
-                self._restore_best()
+                with self._second_interrupt():
+                    if self.saver is not None and self._changes is not None:
+                        if is_shaped(self.core):
+                            self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
+                        self._unsaved = Unsaved(self._changes, self._searched())
+                    if self._unevaluated is not None:
+                        self._note(self._unevaluated, validate, metrics, whole=True)
+                        self._save_epoch(validate, metrics, last=self._is_asked() or self.first >= epochs)
+                    for number in range(self.first + 1, epochs + 1):
+                        if self._is_asked():
+                            break
+                        whole = self._train(number, epoch())
+                        if whole and length is None:
+                            self.core.together.meet(self.core.epoch, self.consumed)
+                        if not self.core.watch.items_seen:
+                            break  # stopped before the first batch
+                        self._finish(validate, metrics, wait=wait)
+                        if whole:
+                            self.first, self.consumed, self._between = number, 0, True
+                            self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
+                    self._finish(validate, metrics, wait=True)
+                    self._save_end()
+                    self._restore_best()
                 self._say_how_it_ended(epochs)
                 self.core.together.end()
                 self.core.rest()  # while the death of workers is not told everywhere
@@ -222,6 +224,16 @@ class Fit:
                 raise  # PyTorch tells of a worker that the same signal has ended, wherever this thread is by then
         self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
+
+    @contextmanager
+    def _second_interrupt(self) -> Iterator[None]:
+        """Ctrl-C again, between two epochs or in a save, leaves all as it is: the line of an early end tells of it."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if not self.stop.twice or self.core.together.size > 1:
+                raise
+            self._cut_short = True
 
     def close(self) -> None:
         """Whatever ended it: nothing is written any more."""
@@ -250,7 +262,8 @@ class Fit:
             return
         place = f"step {self.loop.steps:,}, epoch {min(self.first + 1, epochs)} of {epochs}"
         saved = None if self.saver is None else (self.saver.folder, self.saver.last)
-        self.display.say(ending_words(self.stop.why or "", place, saved))
+        is_writing = self.saver is not None and self.saver.writer.busy
+        self.display.say(ending_words(self.stop.why or "", place, saved, is_writing=is_writing))
 
     def _train(self, number: int, work: Iterable[Work]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
@@ -258,6 +271,7 @@ class Fit:
         clock = Clock(self.loop.device)
         start = self._epoch_clock = time.perf_counter()
         done, whole = 0, False
+        loop, on_step = self.loop, self.hooks.on_step
         record: StepRecord | None = None
         if self.scored is not None and not self.consumed:
             self.scored.begin_epoch()
@@ -265,12 +279,12 @@ class Fit:
             for batch, batches, items in work:
                 self.journal.before_step()
                 if batch is not None:
-                    loss = self.loop.step(batch)
-                    if self.hooks.on_step:
-                        record = StepRecord(self.loop.steps, number, self.consumed + 1, loss, self.loop)
-                        self._ask(self.hooks.on_step, record, "on_step")
+                    loss = loop.step(batch)
+                    if on_step:  # few calls: this comes with every step
+                        record = StepRecord(self.core.step.counts.steps, number, self.consumed + 1, loss, loop)
+                        self._ask(on_step, record, "on_step")
                 self.stop.shield()
-                items *= self.core.together.size  # noqa: PLW2901  # other ranks train on as many
+                items = self.core.together.counted(items)  # noqa: PLW2901  # those of all ranks
                 done += items
                 self.consumed += batches
                 self._items += items
@@ -282,9 +296,9 @@ class Fit:
                     break
             else:
                 whole = True
-                if self.hooks.on_step and record is not None and record.step != self.loop.steps:
+                if record is not None and record.step != self.loop.steps:
                     record.step = self.loop.steps  # the end of the epoch has updated with a short window
-                    self._ask(self.hooks.on_step, record, "on_step")
+                    self._ask(on_step, record, "on_step")
         except (KeyboardInterrupt, *FAILURES) as error:
             of_a_loader = is_of_a_loader(error)
             if not (self.stop.asked or (of_a_loader and self.stop.comes())):
@@ -343,10 +357,14 @@ class Fit:
         """Save what is not yet: the evaluation was cut short, or the end was asked for between two epochs."""
         if self.saver is None:
             return
+        if self.stop.twice and self.saver.writer.busy:
+            self.display.say(f"still writing a checkpoint to {printable(str(self.saver.folder))}")
         self.saver.settle()
+        is_missing = self.stop.asked and self._between and self.saver.last != self.loop.steps
+        is_missing = self.core.together.from_first(is_missing)  # which alone knows whether the last one was written
         if (last := self._last) is not None:
             self.saver.save(self.loop.steps, lambda: last, wait=True)
-        elif self.stop.asked and self._between and self.saver.last != self.loop.steps:
+        elif is_missing:
             self.saver.save(self.loop.steps, lambda: self._tree(None), wait=True)
 
     def _searched(self) -> dict[str, object]:
@@ -456,10 +474,9 @@ class Fit:
         hooks = self.hooks
         best = hooks.goal.best(self.epochs)
         if hooks.restores_best and best is not None and best.epoch == epoch.number:
-            now = whole(self.core.model.state_dict())
             self._best_weights = {
-                name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-                for name, value in now.items()
+                name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+                for name, value in self.core.model.state_dict().items()
             }
         self._ask(hooks.on_epoch, EpochRecord(epoch, self.loop.steps, self.loop), "on_epoch")
         if hooks.patience is not None and not self.stop.asked:
@@ -472,10 +489,12 @@ class Fit:
             return
         weights = self._best_weights
         if weights is None and self.saver is not None and (path := self.saver.writer.store.best()) is not None:
-            weights = self.saver.writer.store.load(path).tree["loop"]["model"]  # of an earlier part of the run
+            loaded = read_checkpoint(path, read_sums(path), self.saver.writer.team)  # of an earlier part of the run
+            weights = sharded(self.core.model, loaded.tree["loop"]["model"])
         if weights is not None:
             with self.core.unplanned():
-                self.core.model.load_state_dict(sharded(self.core.model, weights))
+                now = self.core.model.state_dict()
+                self.core.model.load_state_dict({name: _put(now.get(name), each) for name, each in weights.items()})
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
         """The evaluation after an epoch; empty where the run has to end before it is done."""
@@ -534,6 +553,21 @@ class Fit:
 
 def _peak_memory(device: torch.device) -> int:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+
+
+def _rows_of(tensor: Any) -> Tensor:
+    """What this rank holds of a tensor: its rows of one that is sharded, without a gather."""
+    rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return rows
+
+
+@torch.no_grad()
+def _put(now: Any, value: Any) -> Any:
+    """A value for `load_state_dict`; the rows of a sharded tensor are put into it."""
+    if not hasattr(now, "to_local") or not isinstance(value, Tensor) or hasattr(value, "to_local"):
+        return value
+    now.to_local().copy_(value)
+    return now
 
 
 def makers_of(loader: object, prefix: str = "") -> dict[str, object]:

@@ -90,7 +90,8 @@ def asks_to_stop(hooks: Iterable[Callable[[Any], object]], record: Any, name: st
     """Call hooks; whether one of them wants the run to end."""
     stops = False
     for hook in hooks:
-        returned = hook(record)
+        if (returned := hook(record)) is None:  # as most return
+            continue
         if isinstance(returned, str) and returned == STOP:
             stops = True
         elif isinstance(returned, str):

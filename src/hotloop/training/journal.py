@@ -1,24 +1,18 @@
 """`Journal`: the hardware watched while a run goes on, and the numbers of both written to its logs."""
 
-import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
-from hotloop.errors import BadArgument, PlanWarning
-from hotloop.monitor.logs import Log, open_log
+from hotloop.errors import PlanWarning
+from hotloop.monitor.logs import Logged, Logs
 from hotloop.monitor.watching import EVERY, Watching
 from hotloop.records import Epoch, Load
-from hotloop.text import an
 from hotloop.training.gradients import GradientNorms
-
-LogTarget = Log | str | os.PathLike[str]
-Logged = LogTarget | Sequence[LogTarget] | None
 
 
 class Journal:
@@ -40,7 +34,7 @@ class Journal:
         self._device, self._step, self._lr, self._monitor = device, step, lr, monitor
         self._norms = norms
         self._is_due = False  # whether the step that runs is logged
-        self._logs = _Logs(targets_of(log))
+        self._logs = Logs(log)
         self._watching: Watching | None = None
         self._last = 0.0
 
@@ -58,7 +52,7 @@ class Journal:
             self._watching.stop()
         self._logs.close()
         if error is None:  # else a warning that is an error would take its place
-            self._logs.tell()
+            self._tell()
 
     @property
     def load(self) -> Load | None:
@@ -99,71 +93,12 @@ class Journal:
 
     def _write(self, numbers: Mapping[str, float | None]) -> None:
         self._logs.write(numbers, step=self._step())
-        self._logs.tell()
+        self._tell()
 
-
-class _Logs:
-    """The logs of a run as one. One that breaks is left out from then on, whichever thread found it, and told once."""
-
-    def __init__(self, targets: Sequence[LogTarget]) -> None:
-        self._targets = targets
-        self._open: tuple[Log, ...] = ()
-        self._own: list[Log] = []
-        self._untold: list[str] = []
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._open
-
-    def open(self) -> None:
-        """Open all of them, or none."""
-        with ExitStack() as undo:
-            for target in self._targets:
-                log = target
-                if isinstance(log, str | os.PathLike):
-                    log = open_log(log)
-                    undo.callback(log.close)
-                    self._own.append(log)
-                self._open += (log,)
-            undo.pop_all()
-
-    def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
-        for log in self._open:
-            try:
-                log.write(numbers, step=step, time=time)
-            except Exception as error:  # noqa: BLE001  # every logger has its own, and the training is not at fault
-                if any(each is log for each in self._open):  # else the other thread has found it too
-                    self._open = tuple(each for each in self._open if each is not log)
-                    self._untold.append(f"the log is not written any more: {error}")
-
-    def close(self) -> None:
-        """Close those that were opened here; whoever made another closes it."""
-        working, self._open = self._open, ()
-        for log in self._own:
-            try:
-                log.close()
-            except Exception as error:  # noqa: BLE001  # the same: the report of the run is not lost for it
-                if any(each is log for each in working):  # else it was told of before
-                    self._untold.append(f"the log was not closed: {error}")
-
-    def tell(self) -> None:
-        """Warn of what went wrong; in the thread of the training, where a warning may be an error."""
-        while self._untold:
-            warnings.warn(self._untold.pop(0), PlanWarning, stacklevel=5)
-
-
-def targets_of(log: Logged) -> list[LogTarget]:
-    """One log or several, checked."""
-    several: list[Any] = [] if log is None else list(log) if isinstance(log, list | tuple) else [log]
-    for each in several:
-        if isinstance(each, str | os.PathLike):
-            continue
-        if not callable(getattr(each, "write", None)) or not callable(getattr(each, "close", None)):
-            raise BadArgument(
-                f"log= with {an(type(each).__name__)}, which has no `write` and `close`",
-                fix='give "tensorboard", "run.jsonl", "run.csv", "wandb", "mlflow", a Log, or a list of these',
-            )
-    return several
+    def _tell(self) -> None:
+        """Warn of logs that broke; in the thread of the training, where a warning may be an error."""
+        for what, error in self._logs.failures():
+            warnings.warn(f"{what}: {error}", PlanWarning, stacklevel=5)
 
 
 def _gpus(device: torch.device) -> Collection[int | str]:

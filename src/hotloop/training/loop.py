@@ -21,6 +21,7 @@ from hotloop.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
 from hotloop.misfit import REFUSALS, explanation
+from hotloop.monitor.logs import Logged
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
@@ -41,7 +42,7 @@ from hotloop.training.fit import PHASES, Fit
 from hotloop.training.folder import write_report, write_run
 from hotloop.training.gradients import GradientNorms
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
-from hotloop.training.journal import Journal, Logged
+from hotloop.training.journal import Journal
 from hotloop.training.largest import Largest, largest_batch
 from hotloop.training.looking import Memory, memory_of, profile_of
 from hotloop.training.progress import telling
@@ -146,7 +147,7 @@ class Loop:
             spread=spread,
         )
         if ranks is not None:
-            self._core.together.tell(ALL_PHASES, self._progress)
+            self._core.together.tell(ALL_PHASES, self._progress, lambda: self._core.step)
 
     def _progress(self) -> Progress:
         core, stream = self._core, self._core.stream
@@ -222,8 +223,14 @@ class Loop:
 
         `device_transform` changes each batch there, all of it at once: the place to normalise or augment.
         """
-        batches = self._core.batches(loader, device_transform)
-        return batches if self._core.together.ranks is None else self._core.together.while_telling(batches)
+        core = self._core
+        batches = core.batches(loader, device_transform)
+        if core.together.ranks is None:
+            return batches
+        return core.together.while_telling(
+            batches,
+            lambda batch: core.step.weighing.items_in(batch),  # noqa: PLW0108  # the step changes with the plan
+        )
 
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing blocks."""

@@ -57,7 +57,7 @@ class Display:
         *,
         done: int = 0,
     ) -> None:
-        self._console = console or Console(stderr=True)
+        self._console = _where(console)
         self._silent = show is False
         self._epochs = epochs
         self._length = batches_per_epoch
@@ -166,6 +166,17 @@ class Display:
         return "" if seconds is None or seconds <= least else f"{_clock(seconds)} left"
 
 
+def _where(console: Console | None) -> Console:
+    """Where it is shown. What cannot draw an output of a notebook again gets lines, as a log does.
+
+    IPython alone is needed, of any front end: no widgets, which some do not have.
+    """
+    where = console or Console(stderr=True)
+    if where.is_jupyter and not hasattr(import_module("IPython.display"), "update_display"):
+        return Console(stderr=True, force_jupyter=False)
+    return where
+
+
 class _Pace:
     """How fast batches went by in the last minutes: the start of a run, with its warm-up, is soon forgotten."""
 
@@ -262,7 +273,7 @@ def _clock(seconds: float) -> str:
 @contextmanager
 def telling(what: str, show: bool | None, console: Console | None = None) -> Iterator[Callable[[str], None]]:
     """A line that says what is being tried just now and for how long; only a terminal and a notebook show it."""
-    where = console or Console(stderr=True)
+    where = _where(console)
     if show is False or not (where.is_terminal or where.is_jupyter):
         yield lambda words: None
         return
@@ -326,7 +337,8 @@ class Stop:
 
     def __init__(self) -> None:
         self.why: str | None = None  # what asked for the end first
-        self._pressed = False  # Ctrl-C
+        self.twice = False  # Ctrl-C, so that whoever trains was interrupted
+        self._pressed = False  # the same, once
         self._at_once = False
         self._before: dict[signal.Signals, Any] = {}  # handlers to put back
 
@@ -372,7 +384,7 @@ class Stop:
         self.why = self.why or ("Ctrl-C" if pressed else "SIGTERM")
         self.shield()
         if again or self._at_once:  # SIGTERM again is impatience, and the save is what it is impatient for
-            self._at_once = False
+            self._at_once, self.twice = False, self.twice or again
             raise KeyboardInterrupt
 
     def shield(self) -> None:
@@ -389,11 +401,11 @@ class Stop:
             signal.signal(signal.SIGCHLD, lambda n, frame: raises(n, frame) if waits_for_workers(frame) else None)
 
 
-def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None) -> str:
+def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None, *, is_writing: bool = False) -> str:
     """What is told of a run that has ended early; `saved` is its folder and the step of the last checkpoint there.
 
     >>> ending_words("Ctrl-C", "step 9, epoch 3 of 10", (Path("runs/a"), 9))
-    'ended early: Ctrl-C, at step 9, epoch 3 of 10; saved in runs/a: the same call with resume=True goes on from there'
+    'ended early: Ctrl-C, at step 9, epoch 3 of 10; saved in runs/a: resume=True (`--resume`) goes on from there'
     """
     words = f"ended early: {why}, at {place}"
     if why not in ENDINGS:  # the person's own hook or patience: nothing is to go on
@@ -401,10 +413,12 @@ def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None) ->
     if saved is None:
         return f"{words}; the model keeps its weights, and nothing is on disk (fit(save='runs/…') makes runs resumable)"
     folder, step = printable(str(saved[0])), saved[1]
+    if is_writing:
+        return f"{words}; a checkpoint is still being written to {folder}, from which resume=True (`--resume`) goes on"
     if step is None:
         return f"{words}; no checkpoint could be written to {folder}"
     at = "" if place.startswith(f"step {step:,},") else f" at step {step:,}"
-    return f"{words}; saved in {folder}{at}: the same call with resume=True goes on from there"
+    return f"{words}; saved in {folder}{at}: resume=True (`--resume`) goes on from there"
 
 
 def is_of_a_loader(error: BaseException) -> bool:

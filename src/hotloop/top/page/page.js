@@ -1,6 +1,6 @@
 // Joins the events of the server to the page.
 
-import { $, copy, gpuFacts, hostFacts, lead, showAdvice, showChips, showNotes, showProcesses, showTrouble } from "./parts.js";
+import { $, copy, gpuFacts, hostFacts, lead, showAdvice, showChips, showNotes, showProcesses, showRuns, showTrouble } from "./parts.js";
 import { Plot } from "./plot.js";
 import { Series } from "./series.js";
 import { at, bytes, degrees, lasting, percent, say, watts } from "./words.js";
@@ -166,6 +166,7 @@ function show() {
   hostPlots ??= ofHost.map((row) => addPlot($("computer-plots"), "host", "Host", row));
   for (const plot of hostPlots) plot.update(host);
   say($("computer-facts"), hostFacts(host));
+  showRuns(reading);
   showProcesses(reading);
   showNotes(reading);
   say($("rate"), `One sample every ${every === 1 ? "second" : `${every} s`}, the last at ${at(reading.time)}.`);

@@ -1,8 +1,11 @@
 // The parts of the page that are words: advice, processes, facts in a line.
 
-import { UNKNOWN, bytes, count, lasting, percent, plural, rate, say, sayList, sayWithCode, sentence } from "./words.js";
+import {
+  UNKNOWN, bytes, count, lasting, milliseconds, percent, plural, rate, say, sayList, sayWithCode, sentence,
+} from "./words.js";
 
-const ROWS = 200; // processes that are shown
+const ROWS = 200; // processes that are shown, and ranks of a run
+const SILENT = 10; // seconds after which it is told how old a rank's word is
 
 export const $ = (id) => document.getElementById(id);
 export const copy = (id) => $(id).content.firstElementChild.cloneNode(true);
@@ -67,6 +70,57 @@ export function showAdvice(advice) {
     sayWithCode(item.querySelector(".fix"), sentence(piece.fix ?? ""));
     say(item.querySelector(".rule"), piece.rule);
   });
+}
+
+// A table for each run on several ranks, and a row for each rank.
+export function showRuns({ runs, time }) {
+  const parent = $("runs");
+  const shown = runs ?? [];
+  while (parent.children.length > shown.length) parent.lastElementChild.remove();
+  while (parent.children.length < shown.length) parent.append(copy("a-run"));
+  shown.forEach((run, i) => showRun(parent.children[i], run, time));
+}
+
+function showRun(section, run, time) {
+  const part = (name) => section.querySelector(name);
+  const rates = run.by_rank.map((rank) => rank.items_per_second).filter((number) => number !== null);
+  say(part("h2"), `${plural(run.ranks, "rank")} of ${run.program || "a program"}`);
+  const missing = run.ranks - Math.min(run.by_rank.length, ROWS);
+  const facts = rates.length === run.ranks ? [`${count(rates.reduce((one, other) => one + other, 0))} items/s`] : [];
+  if (missing > 0) facts.push(`${plural(missing, "rank")} not shown`);
+  say(part(".facts"), facts.join(" · "));
+  say(part(".straggler"), waitedFor(run));
+  part(".straggler").hidden = part(".straggler").textContent === "";
+  const body = part("tbody");
+  const ranks = run.by_rank.slice(0, ROWS);
+  while (body.children.length > ranks.length) body.lastElementChild.remove();
+  while (body.children.length < ranks.length) body.append(copy("a-rank"));
+  ranks.forEach((rank, i) => showRank(body.children[i], rank, rank.rank === run.straggler, time));
+}
+
+function showRank(row, rank, slow, time) {
+  const [number, device, , step, host, items, waiting] = row.cells;
+  row.classList.toggle("slow", slow);
+  say(number, String(rank.rank));
+  say(device, rank.device);
+  const silent = time - rank.time;
+  const phase = sentence(rank.phase.replace(/^the /, "")) + (rank.waits ? ", waiting" : "");
+  say(row.querySelector(".doing"), silent > SILENT ? `Silent for ${lasting(silent)}` : phase);
+  say(row.querySelector("small"), rank.line);
+  say(step, count(rank.step));
+  say(host, rank.host);
+  say(items, count(rank.items_per_second));
+  say(waiting, percent(rank.waiting));
+}
+
+// For whom the others wait; nothing where all are as fast.
+function waitedFor({ by_rank: ranks, straggler }) {
+  const slow = ranks.find((rank) => rank.rank === straggler);
+  const others = ranks.filter((rank) => rank !== slow && rank.own !== null).map((rank) => rank.own);
+  if (straggler === null || slow === undefined || others.length === 0) return "";
+  const middle = others.sort((one, other) => one - other)[Math.floor(others.length / 2)];
+  const took = `its part of an update takes ${milliseconds(slow.own)}, theirs ${milliseconds(middle)}`;
+  return `The others wait for rank ${slow.rank} on ${slow.host}: ${took}.`;
 }
 
 // A row for each process on each GPU; rows are kept while their process lives.

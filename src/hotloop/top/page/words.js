@@ -9,6 +9,8 @@ const grouped = (number, digits = 0) =>
 export const percent = (number) => (known(number) ? `${grouped(number)}%` : UNKNOWN);
 export const count = (number, unit = "") => (known(number) ? `${grouped(number)}${unit}` : UNKNOWN);
 export const watts = (number) => count(number, " W");
+export const milliseconds = (seconds) =>
+  known(seconds) ? `${grouped(1000 * seconds, seconds < 0.01 ? 2 : seconds < 0.1 ? 1 : 0)} ms` : UNKNOWN;
 export const degrees = (number) => count(number, " °C");
 
 export function bytes(number) {
