@@ -157,8 +157,7 @@ def clean(words: str) -> str:
     'printed\\n'
     """
     words = re.sub(r"^(?:[A-Z]+:\d{4}-\d\d-\d\d |\[?[IWE]\d{4} \d\d:).*\n", "", words, flags=re.MULTILINE)
-    words = re.sub(rf"{re.escape(tempfile.gettempdir())}/[\w.-]+(/work)?", "…", words)
     folders = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[3]), str(Path.cwd()), str(Path.home())}
     for folder in sorted(folders - {"/", "/usr"}, key=len, reverse=True):
         words = words.replace(f"{folder}/", "…/")
-    return words
+    return re.sub(rf"{re.escape(tempfile.gettempdir())}/[\w.-]+(/work)?", "…", words)
