@@ -1,4 +1,4 @@
-"""What hotloop itself costs or takes: a step beside raw PyTorch, the golden rule, the making of sprites.
+"""What hotloop itself costs or takes: a step beside raw PyTorch, a hook, the golden rule, the making of sprites.
 
 python benchmarks/overheads.py --json benchmarks/results/overheads.json
 """
@@ -110,6 +110,21 @@ def _host_time(call: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
+def hook_cost(device: torch.device, steps: int, turns: int = 6) -> dict[str, float]:
+    """Time of a step in `fit` without a hook, and what an empty `on_step` adds: the quickest epochs, by turns."""
+    model, criterion = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)), nn.MSELoss()
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), criterion, device=device, plan="plain")
+    data = [[torch.randn(64, 16), torch.zeros(64, 1)]] * steps
+    hooks: dict[str, Any] = {"without": None, "over": lambda record: None}
+    taken: dict[str, list[float]] = {name: [] for name in hooks}
+    for _ in range(turns):
+        for name, hook in hooks.items():
+            report = loop.fit(data, epochs=1, on_step=hook, progress=False, monitor=False)
+            taken[name].append(report.epochs[-1].seconds / steps)
+    without = min(taken["without"])
+    return {"without": without, "over": min(taken["over"]) - without}
+
+
 def _quiet(times: list[float]) -> float:
     return sorted(times)[int(QUIET * len(times))]
 
@@ -134,6 +149,7 @@ def main() -> None:
         kind: step_overhead(choice.device, steps // (4 if options else 1), options) for kind, options in KINDS.items()
     }
     evaluation, rule = evaluation_overhead(choice.device, steps // 10), golden_rule_cost()
+    hook = hook_cost(choice.device, steps // 4)
     making = hotloop.measure(lambda: make(sprites, device=choice.device), device=choice.device, warmup=1, repeats=5)
     print(f"on {choice.device} ({choice.name}), torch {torch.__version__}")
     for kind, step in every.items():
@@ -143,12 +159,19 @@ def main() -> None:
             f" the quickest tenth {step['raw_quiet'] * 1e6:.0f} µs and {step['over_quiet'] * 1e6:+.0f} µs"
         )
     print(f"a batch of an evaluation: {evaluation['raw'] * 1e6:.0f} µs raw, {evaluation['over'] * 1e6:+.0f} µs by Loop")
+    print(f"an empty on_step: {hook['over'] * 1e6:+.1f} µs of a step of {hook['without'] * 1e6:.0f} µs in fit")
     print(f"the golden rule: an addition takes {rule['inside'] * 1e6:.0f} µs instead of {rule['outside'] * 1e6:.1f} µs")
     print(f"sprites made: {sprites / making.median:,.0f} per second, spread {making.spread:.0%}")
     if arguments.json:
         about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": choice.name or str(choice.device)}
         versions = {"python": platform.python_version(), "torch": torch.__version__}
-        figures = {"step": every["a plain step"], "steps": every, "evaluation": evaluation, "golden_rule": rule}
+        figures = {
+            "step": every["a plain step"],
+            "steps": every,
+            "evaluation": evaluation,
+            "golden_rule": rule,
+            "hook": hook,
+        }
         figures["sprites_per_second"] = sprites / making.median
         arguments.json.write_text(json.dumps({**about, "versions": versions, **figures}, indent=1) + "\n")
 

@@ -14,4 +14,5 @@ def test_it_runs_and_writes_what_it_found(tmp_path: Path, warm: Warm) -> None:
     figures = json.loads((tmp_path / "r.json").read_text())
     assert figures["step"]["over_low"] <= figures["step"]["over"] <= figures["step"]["over_high"]
     assert figures["golden_rule"]["inside"] > figures["golden_rule"]["outside"]
+    assert figures["hook"]["without"] > 0
     assert figures["sprites_per_second"] > 0

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from hotloop._torch import DispatchMode
 from hotloop.errors import BadArgument
 from hotloop.records import Epoch
 from hotloop.training.hooks import EpochRecord, Goal, StepRecord, asks_to_stop
@@ -47,6 +48,38 @@ def test_each_step_and_epoch_is_told() -> None:
     assert all(each[4] == 0.1 for each in steps)
     assert sum(each[3] for each in steps[:6]) / 6 == pytest.approx(report.epochs[0].loss)
     assert epochs == [(6, 1, report.epochs[0].metrics["loss"]), (12, 2, report.epochs[1].metrics["loss"])]
+
+
+class Reads(DispatchMode):
+    """Counts the operations by which a number of the device reaches the host: where it is a GPU, each of them waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_logging_four_numbers_of_each_step_reads_nothing(tmp_path: Path) -> None:
+    def noted(record: StepRecord) -> None:
+        log.append((record.step, record.epoch, record.lr, record.loss))
+
+    def read(record: StepRecord) -> None:
+        float(record.loss)
+
+    counts, log = [], []
+    for hook in (None, noted, read):
+        loop = loop_of()
+        with Reads() as reads:
+            loop.fit(
+                data(), epochs=2, on_step=hook, progress=False, monitor=False, log=tmp_path / f"{len(counts)}.jsonl"
+            )
+        counts.append(reads.count)
+    assert counts[1] == counts[0]
+    assert counts[2] == counts[0] + 12, "what reads is counted"
+    assert len({float(loss) for *_, loss in log}) == 12, "each step has a loss of its own"
 
 
 def test_hooks_change_nothing() -> None:
