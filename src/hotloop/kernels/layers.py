@@ -1,6 +1,7 @@
 """Which layers of a model compute with hotloop's kernels, and how."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from hotloop._torch import saves_through_hooks
 from hotloop.kernels.images import DTYPES, GROUP, kernels_for, why_not_image
 from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
+from hotloop.kernels.nvrtc import KernelError, Kernels
 
 
 def layers_to_fuse(model: nn.Module) -> list[nn.Module]:
@@ -32,7 +34,12 @@ def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     parts: list[tuple[str, ...]] = [(), ("KIND=0",), *((f"KIND={kind}",) for kind in kinds)]
     parts += [(f"KIND={kind}", f"SIDE={side}") for kind in kinds for side in sides]
     for macros in parts:
-        Thread(target=kernels_for(device, dtype, *macros).compile, name="hotloop-nvrtc").start()
+        Thread(target=_compiled, args=(kernels_for(device, dtype, *macros),), name="hotloop-nvrtc").start()
+
+
+def _compiled(kernels: Kernels) -> None:
+    with suppress(KernelError, OSError):  # who launches them meets it again, and says it
+        kernels.compile()
 
 
 def _suits(layer: nn.Module) -> bool:
