@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -173,6 +173,27 @@ def test_evaluation_is_left_alone(on_a_cpu: list[str]) -> None:
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         assert type(model(torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last))) is Tensor
     assert set(on_a_cpu) <= {"pool_forward"}
+
+
+@pytest.mark.parametrize("change", ["double", "bfloat16", "meta"])
+def test_a_model_that_changes_afterwards_is_left_alone(change: str, on_a_cpu: list[str]) -> None:
+    """The kernels read weights by their address: of another dtype or device it would be something else."""
+    (norm,) = fused(nn.Sequential(nn.BatchNorm2d(8)))  # type: ignore[misc]
+    assert isinstance(norm(image()), LazyImage)
+    on_a_cpu.clear()
+    norm = norm.to("meta") if change == "meta" else getattr(norm, change)()
+    with suppress(RuntimeError, NotImplementedError):  # PyTorch does not take all of them either
+        assert type(norm(image())) is Tensor
+    assert not on_a_cpu
+
+
+def test_nothing_is_recorded_where_nothing_should_be() -> None:
+    (norm, pool) = fused(nn.Sequential(nn.BatchNorm2d(8), nn.MaxPool2d(2)))  # type: ignore[misc]
+    y = norm(image())
+    with torch.no_grad():
+        assert not pool(y).requires_grad
+        assert not F.max_pool2d(F.relu(y), 2).requires_grad
+    assert pool(y).requires_grad
 
 
 def test_other_layers_are_left_alone() -> None:

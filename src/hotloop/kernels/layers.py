@@ -44,22 +44,32 @@ def _compiled(kernels: Kernels) -> None:
 
 def _suits(layer: nn.Module) -> bool:
     if type(layer) is nn.BatchNorm2d:
-        has_all = layer.affine and layer.track_running_stats and layer.momentum is not None
-        return has_all and layer.num_features % GROUP == 0 and layer.weight.dtype == torch.float32
+        return layer.num_features % GROUP == 0 and _can_normalize(layer, layer.running_mean)
     if type(layer) is nn.Conv2d:
-        has_bias = layer.bias is not None and layer.bias.dtype == torch.float32
-        return has_bias and layer.out_channels % GROUP == 0 and layer.padding_mode == "zeros"
+        is_plain = layer.out_channels % GROUP == 0 and layer.padding_mode == "zeros"
+        return is_plain and layer.bias is not None and _is_fp32(layer.bias, layer.bias)
     return type(layer) is nn.MaxPool2d and _side_of(layer) > 0
+
+
+def _can_normalize(layer: nn.BatchNorm2d, beside: Tensor | None) -> bool:
+    """Whether a layer has all that the kernels read by its address, beside a tensor; a model may change at any time."""
+    read = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
+    return beside is not None and layer.momentum is not None and all(_is_fp32(each, beside) for each in read)
+
+
+def _is_fp32(tensor: Tensor | None, beside: Tensor) -> bool:
+    return tensor is not None and tensor.dtype == torch.float32 and tensor.device == beside.device
 
 
 def batch_norm(layer: nn.BatchNorm2d, batch: Tensor) -> Tensor:
     """The output of a layer, to be computed with what comes after it."""
-    if layer.training and not _must_be_plain():
+    suits = layer.training and batch.dim() == 4 and batch.shape[1] == layer.num_features
+    if suits and _can_normalize(layer, batch) and not _must_be_plain():
         if isinstance(batch, LazyImage):
             recipe = batch.open_recipe()
-            if recipe and recipe.weight is None and not recipe.activation.kind and batch.shape[1] == layer.num_features:
+            if recipe is not None and recipe.weight is None and not recipe.activation.kind:
                 return LazyImage(recipe.normalized(layer))
-        elif type(batch) is Tensor and not why_not_image(batch) and batch.shape[1] == layer.num_features:
+        elif type(batch) is Tensor and not why_not_image(batch):
             return LazyImage(ImageRecipe.of_normalized(layer, batch))
     return nn.BatchNorm2d.forward(layer, image_of(batch))
 
@@ -69,9 +79,8 @@ def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
     batch = image_of(batch)
     kind = batch.device.type
     in_half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in DTYPES
-    if not layer.training or not in_half or _must_be_plain():
+    if not layer.training or not in_half or layer.bias is None or not _is_fp32(layer.bias, batch) or _must_be_plain():
         return nn.Conv2d.forward(layer, batch)
-    assert layer.bias is not None
     x = F.conv2d(batch, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
     if type(x) is not Tensor or why_not_image(x):
         return x + layer.bias.to(x.dtype).view(-1, 1, 1)

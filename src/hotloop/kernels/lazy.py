@@ -133,7 +133,9 @@ def pooled(x: Tensor, side: int) -> Tensor | None:
         return None
     if isinstance(x, LazyImage):
         recipe = x.open_recipe()
-        return None if recipe is None or recipe.residual is not None else recipe.computed(side)
+        if recipe is None or recipe.residual is not None or recipe.records != torch.is_grad_enabled():
+            return None
+        return recipe.computed(side)
     if type(x) is not Tensor or why_not_image(x):
         return None
     result: Tensor = PooledImage.apply(x, side)  # type: ignore[no-untyped-call]
