@@ -13,6 +13,10 @@ from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, pooled
 pytestmark = pytest.mark.gpu
 
 SHAPES = [(8, 64, 16, 16), (3, 8, 5, 7), (2, 24, 33, 9), (5, 520, 4, 4), (64, 16, 1, 1), (2, 2048, 3, 3)]
+GROUPED = [
+    *(((8, 64, 16, 16), 32), ((3, 8, 5, 7), 1), ((2, 24, 33, 9), 4), ((5, 520, 4, 4), 8), ((2, 2048, 3, 3), 32)),
+    *(((64, 16, 5, 3), 16), ((2, 32, 256, 128), 8), ((300, 32, 4, 4), 2)),
+]
 ACTIVATIONS = {
     "none": lambda z: z,
     "relu": F.relu,
@@ -48,10 +52,12 @@ def fused(layer: nn.Module) -> nn.Module:
     return layer
 
 
-def close(found: Tensor, expected: Tensor, dtype: torch.dtype = torch.bfloat16, times: float = 1.0) -> None:
-    """As close as one rounding to two bytes leaves it, with a little for sums."""
+def close(
+    found: Tensor, expected: Tensor, dtype: torch.dtype = torch.bfloat16, times: float = 1.0, scale: float = 1e-6
+) -> None:
+    """As close as one rounding to two bytes leaves it, with a little for sums of numbers of a size."""
     unit = times * (2**-8 if dtype == torch.bfloat16 else 2**-10)
-    scale = expected.abs().max().item() + 1e-6
+    scale += expected.abs().max().item()
     error = (found.double() - expected.double()).abs()
     assert (error <= unit * expected.double().abs() + unit / 8 * scale).all(), (error.max().item(), scale)
 
@@ -88,6 +94,50 @@ def test_a_batch_is_normalised_and_activated(shape: tuple[int, ...], name: str, 
     torch.testing.assert_close(layer.running_mean.double(), exact.running_mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(layer.running_var.double(), exact.running_var, rtol=1e-4, atol=1e-5)
     assert layer.num_batches_tracked.item() == 2
+
+
+@pytest.mark.parametrize("shift", ["none", "channel", "image"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["none", "relu", "silu"])
+@pytest.mark.parametrize(("shape", "groups"), GROUPED)
+def test_each_image_is_normalised(
+    shape: tuple[int, ...], groups: int, name: str, dtype: torch.dtype, shift: str
+) -> None:
+    act = ACTIVATIONS[name]
+    torch.manual_seed(0)
+    layer = nn.GroupNorm(groups, shape[1]).cuda()
+    nn.init.uniform_(layer.weight, -1.5, 1.5)
+    nn.init.uniform_(layer.bias, -1, 1)
+    exact = copy.deepcopy(layer).double()
+    x = image(shape, 0, dtype).requires_grad_()
+    by = torch.randn(shape[:2] if shift == "image" else shape[1], device="cuda", requires_grad=True)
+    twin, by_twin = (each.detach().double().requires_grad_() for each in (x, by))
+    gradient = image(shape, 1, dtype)
+    if shift == "none":
+        lazy = fused(layer)(x)
+        expected = act(exact(twin))
+    else:
+        lazy = fused(layer)(LazyImage(ImageRecipe.of(x, by)))
+        expected = act(exact(twin + by_twin[..., None, None]))
+    lazy = act(lazy)
+    assert isinstance(lazy, LazyImage)
+    y = image_of(lazy)
+    y.backward(gradient)
+    expected.backward(gradient.double())
+    assert y.dtype == dtype
+    close(y, expected, dtype)
+    assert x.grad is not None
+    assert twin.grad is not None
+    sure = (expected.abs() > 0.01) | (expected == 0) if name == "relu" else torch.ones_like(expected, dtype=torch.bool)
+    close(x.grad * sure, twin.grad * sure, dtype, 2)
+    for mine, theirs in zip(layer.parameters(), exact.parameters(), strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        close(mine.grad, theirs.grad, dtype, 0.5)
+    if shift != "none":  # its gradient is zero where each channel is normalised by itself
+        assert by.grad is not None
+        assert by_twin.grad is not None
+        close(by.grad, by_twin.grad, dtype, 0.5, scale=twin.grad.abs().sum((2, 3)).max().item())
 
 
 @pytest.mark.parametrize("name", ["none", "relu", "leaky"])
@@ -165,15 +215,19 @@ def test_pooling_alone_is_that_of_pytorch_to_the_bit(shape: tuple[int, ...], sid
     assert torch.equal(mine.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("per_image", [False, True])
 @pytest.mark.parametrize("side", [0, 2])
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("shape", SHAPES[:3])
-def test_a_bias_is_added(shape: tuple[int, ...], name: str, side: int) -> None:
+def test_a_bias_is_added(shape: tuple[int, ...], name: str, side: int, per_image: bool) -> None:
     act = ACTIVATIONS[name]
-    x, bias = image(shape, 0).requires_grad_(), torch.randn(shape[1], device="cuda", requires_grad=True)
+    torch.manual_seed(0)
+    bias = torch.randn(shape[:2] if per_image else shape[1], device="cuda", requires_grad=True)
+    x = image(shape, 0).requires_grad_()
     twins = [x.detach().double().requires_grad_(), bias.detach().double().requires_grad_()]
     lazy = act(LazyImage(ImageRecipe.of(x, bias)))
-    expected = act(twins[0] + twins[1][:, None, None])
+    expected = act(twins[0] + twins[1][..., None, None])
+    expected = expected + (expected.bfloat16().double() - expected).detach()  # of equal ones the first is the largest
     y = F.max_pool2d(lazy, side) if side else image_of(lazy)
     expected = F.max_pool2d(expected, side) if side else expected
     gradient = image(tuple(y.shape), 1)
@@ -184,7 +238,7 @@ def test_a_bias_is_added(shape: tuple[int, ...], name: str, side: int) -> None:
     assert twins[1].grad is not None
     assert x.grad is not None
     assert twins[0].grad is not None
-    close(bias.grad, twins[1].grad, times=4)
+    close(bias.grad, twins[1].grad, times=16 if side else 4)
     assert F.cosine_similarity(x.grad.double().flatten(), twins[0].grad.flatten(), dim=0) > 0.97
 
 
@@ -222,7 +276,11 @@ def test_the_same_batch_gives_the_same_bits() -> None:
         layer = layer_of(64)
         x = image((64, 64, 24, 24), 0).requires_grad_()
         y = F.relu(fused(layer)(x) + x)
-        image_of(y).backward(image((64, 64, 24, 24), 1))
+        image_of(y).backward(image((64, 64, 24, 24), 1), retain_graph=True)
+        groups = nn.GroupNorm(32, 64).cuda()
+        z = F.silu(fused(groups)(image_of(y)))
+        image_of(z).backward(image((64, 64, 24, 24), 2))
         results.append([image_of(y).detach(), x.grad, layer.weight.grad, layer.bias.grad, layer.running_var])
+        results[-1] += [image_of(z).detach(), groups.weight.grad, groups.bias.grad]
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))

@@ -44,7 +44,9 @@ class Model(nn.Module):
         super().__init__()
         self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=bias), nn.BatchNorm2d(8)
         self.second, self.other = nn.Conv2d(8, 16, 3, padding=1, bias=bias), nn.BatchNorm2d(16)
-        self.pool, self.head = nn.MaxPool2d(2), nn.Linear(16, 4)
+        self.groups, self.other_groups = nn.GroupNorm(4, 8), nn.GroupNorm(2, 16)
+        self.third, self.short = nn.Conv2d(16, 16, 3, padding=1, bias=bias), nn.Conv2d(8, 16, 1)
+        self.pool, self.head, self.time = nn.MaxPool2d(2), nn.Linear(16, 4), nn.Linear(8, 16)
         self.between = between
 
     def forward(self, x: Tensor) -> Tensor:
@@ -114,9 +116,39 @@ def other_windows(model: Model, x: Tensor) -> Tensor:
     return model.second(F.max_pool2d(F.relu(model.norm(model.first(x))), 3, 2, 1))
 
 
+def groups(model: Model, x: Tensor) -> Tensor:
+    x = F.silu(model.groups(model.first(x)))
+    return model.pool(F.relu(model.other_groups(model.second(x))))
+
+
+def diffusion(model: Model, x: Tensor) -> Tensor:
+    """A block of a UNet: numbers for each image and channel are added between two layers, and the short cut after."""
+    x = model.first(x)
+    inside = model.second(F.silu(model.groups(x))) + model.time(x.float().mean((2, 3)))[:, :, None, None]
+    out = model.third(F.silu(model.other_groups(inside)))
+    return F.relu(out + model.short(x))
+
+
+def shifted_for_all(model: Model, x: Tensor) -> Tensor:
+    x = model.first(x)
+    x += model.time.bias[None, :8, None, None]
+    return F.relu(model.second(F.silu(x)) + model.time.bias.view(1, -1, 1, 1)) + model.short(x)
+
+
+def shifted_before_a_batch_norm(model: Model, x: Tensor) -> Tensor:
+    x = model.first(x)
+    return F.relu(model.other(model.second(x) + model.time(x.float().mean((2, 3)))[:, :, None, None]))
+
+
+def two_convolutions(model: Model, x: Tensor) -> Tensor:
+    x = model.first(x)
+    return model.other_groups(model.second(x) + model.short(x)) + model.second(x)
+
+
 STYLES = [
     *(tutorial, without_norms, residual, two_residuals, used_twice, changed_in_place, looked_at, recomputed),
-    *(ends_with_a_norm, odd_windows, other_windows),
+    *(ends_with_a_norm, odd_windows, other_windows, groups, diffusion, shifted_for_all, shifted_before_a_batch_norm),
+    two_convolutions,
 ]
 
 
@@ -166,6 +198,17 @@ def test_what_comes_after_a_layer_is_part_of_its_kernel(on_a_cpu: list[str]) -> 
     on_a_cpu.clear()
     trained(fused(Model(residual).to(memory_format=torch.channels_last)), 1)
     assert on_a_cpu[:6] == ["statistics", "normalization", "forward"] * 2
+
+
+def test_a_block_of_a_unet_is_read_and_written_once_for_each_layer(on_a_cpu: list[str]) -> None:
+    trained(fused(Model(diffusion).to(memory_format=torch.channels_last)), 1)
+    normed = ["statistics", "group_normalization", "forward"]
+    assert on_a_cpu[: on_a_cpu.index("gradient_sums")] == [
+        *normed,
+        *("shift_scales", "forward"),  # the output of the first convolution, which is used by itself as well
+        *normed,
+        *("shift_scales", "forward"),  # two convolutions, their sum and its activation
+    ]
 
 
 def test_evaluation_is_left_alone(on_a_cpu: list[str]) -> None:
@@ -218,6 +261,15 @@ def test_an_input_that_changes_before_it_is_used_is_an_error() -> None:
     x = image() * 1
     y = norm(x)
     x.add_(1)
+    with pytest.raises(RuntimeError, match="changed in place"):
+        y.sum()
+
+
+def test_a_residual_that_changes_before_it_is_used_is_an_error() -> None:
+    (norm,) = fused(nn.Sequential(nn.BatchNorm2d(8)))  # type: ignore[misc]
+    residual = image() * 1
+    y = norm(image()) + residual
+    residual.add_(1)
     with pytest.raises(RuntimeError, match="changed in place"):
         y.sum()
 

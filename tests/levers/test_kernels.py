@@ -56,6 +56,23 @@ class Residual(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
+class Grouped(nn.Module):
+    """As in a UNet: groups of channels are normalised, and each image is told something between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into, self.tell = nn.Conv2d(3, 16, 3, padding=1), nn.Linear(3, 32)
+        self.first = nn.Sequential(nn.GroupNorm(8, 16), nn.SiLU(), nn.Conv2d(16, 32, 3, padding=1))
+        self.second = nn.Sequential(nn.GroupNorm(4, 32), nn.SiLU(), nn.Conv2d(32, 32, 3, padding=1))
+        self.short, self.head = nn.Conv2d(16, 32, 1), nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        told, x = self.tell(x.mean((2, 3))), self.into(x)
+        x = self.second(self.first(x) + told[:, :, None, None]) + self.short(x)
+        return self.head(x.mean((2, 3)))
+
+
 def data() -> DataLoader[Any]:
     generator = torch.Generator().manual_seed(0)
     pictures = torch.randn(256, 3, 16, 16, generator=generator)
@@ -65,7 +82,7 @@ def data() -> DataLoader[Any]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", [0, 1, 4])
-@pytest.mark.parametrize("make", [network, Residual])
+@pytest.mark.parametrize("make", [network, Residual, Grouped])
 def test_a_training_on_a_gpu_is_nearly_the_same(make: Any, graph: int) -> None:
     found = []
     for levers in ((), ("kernels",), ("kernels",)):

@@ -1,8 +1,11 @@
-// Batch normalisation, bias, activation, residual sum and max pooling of images whose channels lie together.
+// Batch and group normalisation, bias, activation, residual sum and max pooling of images whose channels lie together.
 //
 // An image tensor is a matrix here: a row for each pixel, `groups` groups of 8 channels. A thread has one group, so
 // that it reads 16 bytes at once, and goes down the rows. All arithmetic is in fp32. Sums are made in a fixed order:
 // the same input gives the same bits.
+//
+// The rows are cut into slices, the last dimension of a grid, each with scales of its own: all of a batch is one slice
+// where it is normalised over the batch, and each image is one where it is normalised by itself.
 //
 // It is compiled in parts, as they are needed: what knows no activation; with KIND the activation's kernels; with SIDE
 // as well the pooling of such windows.
@@ -47,6 +50,14 @@ __device__ __forceinline__ Eight pack(const float* from) {
 #pragma unroll
   for (int i = 0; i < 4; i++) to.pair[i] = rounded(from[2 * i], from[2 * i + 1]);
   return to;
+}
+
+// One number of a tensor, by its place.
+__device__ __forceinline__ float number(In<Eight> x, i64 at) {
+  Eight one = {{reinterpret_cast<const unsigned short*>(x)[at], 0, 0, 0}};
+  float all[8];
+  unpack(one, all);
+  return all[0];
 }
 
 #ifdef KIND
@@ -98,23 +109,27 @@ __device__ __forceinline__ void sum_block(float* sums, Out<float> partial, int g
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += shared[w * 16 * across + i];
     int j = i / across, group = blockIdx.y * across + i % across;
-    if (group < groups) partial[((i64)blockIdx.x * 2 + j / 8) * channels + group * 8 + j % 8] = sum;
+    i64 row = ((i64)blockIdx.z * gridDim.x + blockIdx.x) * 2 + j / 8;
+    if (group < groups) partial[row * channels + group * 8 + j % 8] = sum;
   }
 }
 
 #ifndef KIND
 
-// Sums of x - pivot and of its square, where the pivot is the first pixel: what is subtracted lies near the mean, so
-// that the variance does not drown in it.
+// Sums of x - pivot and of its square, where the pivot is in the first pixel: what is subtracted lies near the mean, so
+// that the variance does not drown in it. Of `together` channels that are normalised as one, it is the first one's.
 extern "C" __global__ void __launch_bounds__(512, 2) statistics(
-    In<Eight> x, Out<float> partial, int rows, int groups) {
+    In<Eight> x, Out<float> partial, int rows, int groups, int together) {
   int group = blockIdx.y * blockDim.x + threadIdx.x;
   float sums[16];
 #pragma unroll
   for (int j = 0; j < 16; j++) sums[j] = 0.f;
   if (group < groups) {
+    i64 first = (i64)blockIdx.z * rows;
     float pivot[8];
-    unpack(x[group], pivot);
+#pragma unroll
+    for (int j = 0; j < 8; j++) pivot[j] = number(x, first * 8 * groups + (8 * group + j) / together * together);
+    x += first * groups;
     i64 step = (i64)gridDim.x * blockDim.y, row = (i64)blockIdx.x * blockDim.y + threadIdx.y;
     for (; row + 3 * step < rows; row += 4 * step) {
       Eight read[4];
@@ -138,9 +153,10 @@ extern "C" __global__ void __launch_bounds__(512, 2) statistics(
   sum_block(sums, partial, groups);
 }
 
-// One thread of a row of 32 for each channel: the sums of all blocks.
+// One thread of a row of 32 for each channel: the sums of all blocks of a slice.
 __device__ __forceinline__ bool sum_partials(In<float> partial, int blocks, int channels, float& first, float& second) {
   __shared__ float shared[2][16][33];
+  partial += (i64)blockIdx.z * blocks * 2 * channels;
   int channel = blockIdx.x * 32 + threadIdx.x;
   float a = 0.f, b = 0.f;
   if (channel < channels)
@@ -167,12 +183,7 @@ extern "C" __global__ void __launch_bounds__(512) normalization(
   float sum, square;
   if (!sum_partials(partial, blocks, channels, sum, square)) return;
   int channel = blockIdx.x * 32 + threadIdx.x;
-  float pivot[8];
-  unpack(x[channel / 8], pivot);
-  float far = sum / rows, variance = fmaxf(square / rows - far * far, 0.f), mean = 0.f;
-#pragma unroll
-  for (int j = 0; j < 8; j++) if (channel % 8 == j) mean = pivot[j];
-  mean += far;
+  float far = sum / rows, variance = fmaxf(square / rows - far * far, 0.f), mean = number(x, channel) + far;
   if (sum != sum) mean = variance = sum;
   float deviation = rsqrtf(variance + eps), factor = weight[channel] * deviation;
   scales[channel] = factor;
@@ -185,23 +196,72 @@ extern "C" __global__ void __launch_bounds__(512) normalization(
   if (channel == 0) *tracked += 1;
 }
 
-// The rows of `scales` for a bias alone.
+// The sums of a warp, in all of its threads.
+__device__ __forceinline__ void sum_warp(float& first, float& second) {
+  for (int far = 16; far; far >>= 1) {
+    first += __shfl_xor_sync(FULL, first, far);
+    second += __shfl_xor_sync(FULL, second, far);
+  }
+}
+
+// The same rows for each image, whose channels are normalised `together` at once: a warp has such a group of one image.
+// `shift` was left out of x; it has a row for each image, `shift_step` apart. It moves the channels of a group apart,
+// so that it counts. `away` gets each channel's sum of x + shift - mean, for the gradient of `shift`.
+extern "C" __global__ void group_normalization(
+    In<float> partial, int blocks, int channels, int rows, int together, In<Eight> x, In<float> weight, In<float> bias,
+    In<float> shift, int shift_step, float eps, Out<float> scales, Out<float> away) {
+  int lane = threadIdx.x, image = blockIdx.z, start = (blockIdx.x * blockDim.y + threadIdx.y) * together;
+  if (start >= channels) return;
+  partial += (i64)image * blocks * 2 * channels + start;
+  if (shift) shift += (i64)image * shift_step + start;
+  float sum = 0.f, square = 0.f;
+  for (int i = lane; i < blocks * together; i += 32) {
+    int block = i / together, j = i % together;
+    float s = partial[(i64)block * 2 * channels + j], q = partial[((i64)block * 2 + 1) * channels + j];
+    float b = shift ? shift[j] : 0.f;
+    if (block == 0) { sum += rows * b; square += rows * b * b; }
+    sum += s;
+    square += q + 2.f * b * s;
+  }
+  sum_warp(sum, square);
+  float count = (float)rows * together, far = sum / count, variance = fmaxf(square / count - far * far, 0.f);
+  float pivot = number(x, (i64)image * rows * channels + start), mean = pivot + far;
+  if (sum != sum) mean = variance = sum;
+  float deviation = rsqrtf(variance + eps);
+  scales += (i64)image * 4 * channels + start;
+  for (int j = lane; j < together; j += 32) {
+    float b = shift ? shift[j] : 0.f, factor = weight[start + j] * deviation;
+    scales[j] = factor;
+    scales[channels + j] = bias[start + j] - (mean - b) * factor;
+    scales[2 * channels + j] = mean - b;
+    scales[3 * channels + j] = deviation;
+    if (away) {
+      float s = 0.f;
+      for (int block = 0; block < blocks; block++) s += partial[(i64)block * 2 * channels + j];
+      away[(i64)image * channels + start + j] = s + rows * (b - far);
+    }
+  }
+}
+
+// The rows of `scales` for a bias alone, which may be another one for each image.
 extern "C" __global__ void shift_scales(In<float> bias, int channels, Out<float> scales) {
   int channel = blockIdx.x * blockDim.x + threadIdx.x;
   if (channel >= channels) return;
+  scales += (i64)blockIdx.z * 4 * channels;
   scales[channel] = scales[3 * channels + channel] = 1.f;
-  scales[channels + channel] = bias[channel];
+  scales[channels + channel] = bias[(i64)blockIdx.z * channels + channel];
   scales[2 * channels + channel] = 0.f;
 }
 
 // Gradients of weight and bias. Through the statistics the gradient of x gets slant * x + level: rows of `through`.
+// The gradient of a `shift` that the mean takes away again is zero. Without a weight there is a bias alone.
 extern "C" __global__ void __launch_bounds__(512) normalization_gradient(
     In<float> partial, int blocks, int channels, int rows, In<float> scales, Out<float> weight, Out<float> bias,
     Out<float> shift, Out<float> through) {
   float sum, product;
   if (!sum_partials(partial, blocks, channels, sum, product)) return;
   int channel = blockIdx.x * 32 + threadIdx.x;
-  bias[channel] = sum;
+  bias[(i64)blockIdx.z * channels + channel] = sum;
   if (!weight) return;
   float factor = scales[channel], deviation = scales[3 * channels + channel];
   weight[channel] = product * deviation;
@@ -211,6 +271,50 @@ extern "C" __global__ void __launch_bounds__(512) normalization_gradient(
   if (shift) shift[channel] = 0.f;
 }
 
+// The same for each image: `shares` are its shares in the gradients of bias and weight, `shift` is its gradient there.
+extern "C" __global__ void group_gradient(
+    In<float> partial, int blocks, int channels, int rows, int together, In<float> scales, In<float> away,
+    Out<float> shares, Out<float> shift, Out<float> through) {
+  int lane = threadIdx.x, image = blockIdx.z, start = (blockIdx.x * blockDim.y + threadIdx.y) * together;
+  if (start >= channels) return;
+  partial += (i64)image * blocks * 2 * channels + start;
+  scales += (i64)image * 4 * channels + start;
+  shares += (i64)image * 2 * channels + start;
+  through += (i64)image * 2 * channels + start;
+  float deviation = scales[3 * channels], level = 0.f, slant = 0.f;
+  for (int j = lane; j < together; j += 32) {
+    float sum = 0.f, product = 0.f;
+    for (int block = 0; block < blocks; block++) {
+      sum += partial[(i64)block * 2 * channels + j];
+      product += partial[((i64)block * 2 + 1) * channels + j];
+    }
+    shares[j] = sum;
+    shares[channels + j] = product * deviation;
+    level += scales[j] * sum;
+    slant += scales[j] * product;
+  }
+  sum_warp(level, slant);
+  float count = (float)rows * together;
+  level = -level / count;
+  slant = -slant * deviation * deviation / count;
+  for (int j = lane; j < together; j += 32) {
+    through[j] = slant;
+    through[channels + j] = level - slant * scales[2 * channels + j];
+    i64 at = (i64)image * channels + start + j;
+    if (shift) shift[at] = scales[j] * shares[j] + slant * away[at] + rows * level;
+  }
+}
+
+// The gradients of bias and weight: the sums of the shares of all images.
+extern "C" __global__ void __launch_bounds__(512) share_sums(
+    In<float> shares, int images, int channels, Out<float> weight, Out<float> bias) {
+  float sum, product;
+  if (!sum_partials(shares, images, channels, sum, product)) return;
+  int channel = blockIdx.x * 32 + threadIdx.x;
+  bias[channel] = sum;
+  weight[channel] = product;
+}
+
 #elif !defined(SIDE)
 
 // y = activation(factor * x + summand + residual).
@@ -218,13 +322,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) forward(
     In<Eight> x, In<Eight> residual, Out<Eight> y, In<float> scales, int rows, int groups, float slope) {
   int group = blockIdx.y * blockDim.x + threadIdx.x;
   if (group >= groups) return;
+  scales += (i64)blockIdx.z * 32 * groups;
   float factor[8], summand[8];
   load8(scales, group, factor);
   load8(scales + 8 * groups, group, summand);
-  i64 step = (i64)gridDim.x * blockDim.y;
+  i64 step = (i64)gridDim.x * blockDim.y, first = (i64)blockIdx.z * rows;
 #pragma unroll 2
   for (i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) {
-    i64 at = row * groups + group;
+    i64 at = (first + row) * groups + group;
     float v[8], r[8];
     unpack(x[at], v);
     if (residual) unpack(residual[at], r);
@@ -247,13 +352,14 @@ extern "C" __global__ void __launch_bounds__(512, 2) gradient_sums(
 #pragma unroll
   for (int j = 0; j < 16; j++) sums[j] = 0.f;
   if (group < groups) {
+    scales += (i64)blockIdx.z * 32 * groups;
     float factor[8], summand[8], mean[8];
     load8(scales, group, factor);
     load8(scales + 8 * groups, group, summand);
     load8(scales + 16 * groups, group, mean);
-    i64 step = (i64)gridDim.x * blockDim.y;
+    i64 step = (i64)gridDim.x * blockDim.y, first = (i64)blockIdx.z * rows;
     for (i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) {
-      i64 at = row * groups + group;
+      i64 at = (first + row) * groups + group;
       float g[8], v[8], out[8];
       unpack(gradient[at], g);
       unpack(x[at], v);
@@ -276,14 +382,16 @@ extern "C" __global__ void __launch_bounds__(512, 2) backward(
     int groups, float slope) {
   int group = blockIdx.y * blockDim.x + threadIdx.x;
   if (group >= groups) return;
+  scales += (i64)blockIdx.z * 32 * groups;
+  through += (i64)blockIdx.z * 16 * groups;
   float factor[8], summand[8], slant[8], level[8];
   load8(scales, group, factor);
   load8(scales + 8 * groups, group, summand);
   load8(through, group, slant);
   load8(through + 8 * groups, group, level);
-  i64 step = (i64)gridDim.x * blockDim.y;
+  i64 step = (i64)gridDim.x * blockDim.y, first = (i64)blockIdx.z * rows;
   for (i64 row = (i64)blockIdx.x * blockDim.y + threadIdx.y; row < rows; row += step) {
-    i64 at = row * groups + group;
+    i64 at = (first + row) * groups + group;
     float g[8], v[8];
     unpack(gradient[at], g);
     unpack(x[at], v);

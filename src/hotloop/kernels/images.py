@@ -17,6 +17,7 @@ THREADS = 512  # of a block that sums
 POOLING = 256  # threads of a block that pools
 AT_ONCE = 2  # blocks of a multiprocessor
 DTYPES = (torch.bfloat16, torch.float16)
+MOST_IMAGES = 2**16  # of a batch: the last dimension of a grid
 LARGEST_SIDE = 3  # of a window, whose pixels are told apart by the compiler
 
 _SOURCE = Path(__file__).with_name("images.cu")
@@ -41,7 +42,7 @@ def why_not_image(x: Tensor) -> str | None:
     if x.shape[1] % GROUP or not x.is_contiguous(memory_format=_LAST) or x.data_ptr() % 16:
         return "its channels do not lie together in groups of 8"
     rows = x.numel() // x.shape[1] if x.numel() else 0
-    return None if 1 < rows < 2**31 else "it has too few or too many pixels"
+    return None if 1 < rows < 2**31 and x.shape[0] < MOST_IMAGES else "it has too few or too many pixels"
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
@@ -55,42 +56,84 @@ def _kernels(capability: tuple[int, int], macros: tuple[str, ...]) -> Kernels:
     return Kernels(_SOURCE, macros, capability)
 
 
-def normalization_of(layer: nn.BatchNorm2d, x: Tensor, shift: Tensor | None) -> Tensor:
-    """The scales of a batch's normalisation, with the running statistics brought up to date.
+@dataclass(frozen=True)
+class Scales:
+    """What the channels of a batch, or of each of its images, are multiplied by, and what is added to them."""
+
+    rows: Tensor  # for each slice and channel: factor, summand, mean, one over the standard deviation
+    together: int = 0  # channels of an image that are normalised as one; 0 where images are not normalised
+    away: Tensor | None = None  # for each image and channel, the sum of what it is away from the mean
+
+    @property
+    def slices(self) -> int:
+        return self.rows.shape[0]
+
+
+def batch_scales(layer: nn.BatchNorm2d, x: Tensor, shift: Tensor | None) -> Scales:
+    """The scales that normalise a batch, with the running statistics brought up to date.
 
     `shift` is the bias that the convolution before it left out: a batch is normalised to the same without it.
     """
-    kernels = kernels_for(x.device, x.dtype)
-    grid, block = _summing(x)
     channels, rows = x.shape[1], x.numel() // x.shape[1]
+    partial = _statistics(x, slices=1, together=1)
+    scales = partial.new_empty((1, 4, channels))
     tracked = (layer.running_mean, layer.running_var, layer.num_batches_tracked)
-    partial = x.new_empty((grid[0], 2, channels), dtype=torch.float32)
-    scales = x.new_empty((4, channels), dtype=torch.float32)
     assert layer.momentum is not None
-    with torch.cuda.device(x.device):
-        kernels.launch("statistics", grid, block, x, partial, rows, channels // GROUP)
-        given = (layer.weight, layer.bias, shift, *tracked, float(layer.momentum), float(layer.eps), scales)
-        kernels.launch("normalization", *_finishing(channels), partial, grid[0], channels, rows, x, *given)
-    torch.autograd.graph.increment_version([each for each in tracked if each is not None])
-    return scales
-
-
-def shift_of(bias: Tensor, x: Tensor) -> Tensor:
-    """The scales that add a bias."""
-    channels = x.shape[1]
-    scales = x.new_empty((4, channels), dtype=torch.float32)
+    given = (layer.weight, layer.bias, shift, *tracked, float(layer.momentum), float(layer.eps), scales)
     with torch.cuda.device(x.device):
         kernels_for(x.device, x.dtype).launch(
-            "shift_scales", (_blocks(channels, 128), 1), (128, 1), bias, channels, scales
+            "normalization", *_by_channel(channels), partial, partial.shape[1], channels, rows, x, *given
         )
-    return scales
+    torch.autograd.graph.increment_version([each for each in tracked if each is not None])
+    return Scales(scales)
+
+
+def group_scales(layer: nn.GroupNorm, x: Tensor, shift: Tensor | None) -> Scales:
+    """The scales that normalise each image.
+
+    `shift` has been left out of x, with a row for each image. It counts: it moves the channels of a group apart.
+    """
+    images, channels = x.shape[:2]
+    together, rows = channels // layer.num_groups, x.numel() // channels // images
+    partial = _statistics(x, slices=images, together=together)
+    scales = partial.new_empty((images, 4, channels))
+    away = None if shift is None else partial.new_empty((images, channels))
+    given = (layer.weight, layer.bias, shift, 0 if shift is None else shift.stride(0), float(layer.eps), scales, away)
+    with torch.cuda.device(x.device):
+        kernels_for(x.device, x.dtype).launch(
+            "group_normalization",
+            *_by_group(layer.num_groups, images),
+            *(partial, partial.shape[1], channels, rows, together, x, *given),
+        )
+    return Scales(scales, together, away)
+
+
+def shift_scales(bias: Tensor, x: Tensor) -> Scales:
+    """The scales that add a bias, which is the same for all images or has a row for each."""
+    channels, slices = x.shape[1], 1 if bias.dim() == 1 else x.shape[0]
+    scales = x.new_empty((slices, 4, channels), dtype=torch.float32)
+    grid, block = (_blocks(channels, 128), 1, slices), (128, 1)
+    with torch.cuda.device(x.device):
+        kernels_for(x.device, x.dtype).launch("shift_scales", grid, block, bias, channels, scales)
+    return Scales(scales)
+
+
+def _statistics(x: Tensor, *, slices: int, together: int) -> Tensor:
+    """The sums from which mean and variance come, of each slice and block."""
+    grid, block = _summing(x, slices)
+    channels = x.shape[1]
+    partial = x.new_empty((slices, grid[0], 2, channels), dtype=torch.float32)
+    sizes = (x.numel() // channels // slices, channels // GROUP, together)
+    with torch.cuda.device(x.device):
+        kernels_for(x.device, x.dtype).launch("statistics", grid, block, x, partial, *sizes)
+    return partial
 
 
 class FusedImage(Function):
     """`activation(factor * x + summand + residual)`, and the largest of each window of it where `side` is given.
 
-    Normalised where there is a `weight`, else shifted by `bias`. A `shift` has been left out of x, and since it would
-    have been taken away with the mean, its gradient is zero.
+    Normalised where there is a `weight`, else shifted by `bias`. A `shift` has been left out of x; where a batch is
+    normalised it would have been taken away with the mean, and its gradient is zero.
     """
 
     @staticmethod
@@ -101,71 +144,93 @@ class FusedImage(Function):
         bias: Tensor,
         shift: Tensor | None,
         residual: Tensor | None,
-        scales: Tensor,
+        scales: Scales,
         activation: Activation,
         side: int,
     ) -> Tensor:
-        ctx.activation, ctx.side, ctx.shape, ctx.normalized = activation, side, x.shape, weight is not None
+        ctx.activation, ctx.side, ctx.shape, ctx.bias_shape = activation, side, x.shape, bias.shape
+        ctx.normalized, ctx.together = weight is not None, scales.together
         ctx.has_shift, ctx.has_residual = shift is not None, residual is not None
-        groups = x.shape[1] // GROUP
         with torch.cuda.device(x.device):
             if side:
-                y, chosen, place = pooled(x, scales, activation, side)
-                ctx.save_for_backward(x if ctx.normalized else None, None, chosen, place, scales)
+                y, chosen, place = pooled(x, scales.rows, activation, side)
+                ctx.save_for_backward(x if ctx.normalized else None, None, chosen, place, scales.rows, None)
                 return y
             y = torch.empty_like(x)
-            kernels = kernels_for(x.device, x.dtype, f"KIND={activation.kind}")
-            kernels.launch(
-                "forward", *_moving(x), x, residual, y, scales, x.numel() // x.shape[1], groups, activation.slope
+            sizes = (x.numel() // x.shape[1] // scales.slices, x.shape[1] // GROUP, activation.slope)
+            kernels_for(x.device, x.dtype, f"KIND={activation.kind}").launch(
+                "forward", *_moving(x, scales.slices), x, residual, y, scales.rows, *sizes
             )
         told_by_y = activation.kind == 1 and (residual is not None or not ctx.normalized)
         needs_x = ctx.normalized or (activation.kind and not told_by_y)
-        ctx.save_for_backward(x if needs_x else None, y if told_by_y else None, None, None, scales)
+        saved = (x if needs_x else None, y if told_by_y else None, None, None, scales.rows, scales.away)
+        ctx.save_for_backward(*saved)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        x, y, chosen, place, scales = ctx.saved_tensors
+        x, y, chosen, place, scales, away = ctx.saved_tensors
         activation: Activation = ctx.activation
+        slope, channels, slices = activation.slope, ctx.shape[1], scales.shape[0]
         gradient = gradient.contiguous(memory_format=_LAST)
-        channels, groups = ctx.shape[1], ctx.shape[1] // GROUP
-        rows, all_rows = gradient.numel() // channels, ctx.shape.numel() // channels
-        kind, slope = f"KIND={activation.kind}", activation.slope
-        kernels = kernels_for(gradient.device, gradient.dtype, kind)
-        grid, block = _summing(gradient)
-        partial = gradient.new_empty((grid[0], 2, channels), dtype=torch.float32)
-        small = gradient.new_empty((5, channels), dtype=torch.float32)
-        weight, bias, shift, through = small[0], small[1], small[2], small[3:]
+        sizes = (gradient.numel() // channels // slices, channels // GROUP, slope)
+        kernels = kernels_for(gradient.device, gradient.dtype, f"KIND={activation.kind}")
 
         passed_on = not ctx.side and (ctx.has_residual or not ctx.normalized)  # what was before the activation
         before = (torch.empty_like(gradient) if activation.kind else gradient) if passed_on else None
         seen = next(each for each in (chosen, x, y, gradient) if each is not None)
         written = before if before is not gradient else None
-        kernels.launch("gradient_sums", grid, block, gradient, seen, y, written, scales, partial, rows, groups, slope)
-        given = (scales, weight if ctx.normalized else None, bias, shift if ctx.has_shift else None, through)
-        common = kernels_for(gradient.device, gradient.dtype)
-        common.launch("normalization_gradient", *_finishing(channels), partial, grid[0], channels, all_rows, *given)
+        grid, block = _summing(gradient, slices)
+        partial = gradient.new_empty((slices, grid[0], 2, channels), dtype=torch.float32)
+        kernels.launch("gradient_sums", grid, block, gradient, seen, y, written, scales, partial, *sizes)
+        small = _group_gradients if ctx.together else _channel_gradients
+        through, weight, bias, shift = small(ctx, gradient.dtype, partial, scales, away)
         result: Tensor | None = None
         if ctx.needs_input_grad[0]:
             if ctx.side:
-                towards = through if ctx.normalized else None
-                result = unpooled(gradient, x, chosen, place, scales, towards, ctx.shape, activation, ctx.side)
+                result = unpooled(gradient, x, chosen, place, scales, through, ctx.shape, activation, ctx.side)
             elif ctx.normalized:
                 result = torch.empty_like(x)
                 plain = kernels if before is None else kernels_for(gradient.device, gradient.dtype, "KIND=0")
                 source = gradient if before is None else before
-                plain.launch("backward", *_moving(x), source, x, result, scales, through, rows, groups, slope)
+                plain.launch("backward", *_moving(x, slices), source, x, result, scales, through, *sizes)
             else:
                 result = before
-        return (
-            result,
-            weight if ctx.normalized else None,
-            bias,
-            shift if ctx.has_shift else None,
-            before if ctx.has_residual else None,
-            *(None, None, None),
-        )
+        return result, weight, bias, shift, before if ctx.has_residual else None, None, None, None
+
+
+Small = tuple[Tensor | None, Tensor | None, Tensor, Tensor | None]
+
+
+def _channel_gradients(ctx: Any, dtype: torch.dtype, partial: Tensor, scales: Tensor, away: Tensor | None) -> Small:
+    """What the gradient of x gets through the statistics of the batch; the gradients of weight, bias and shift."""
+    slices, blocks, _, channels = partial.shape
+    bias = partial.new_empty((slices, channels))
+    through = partial.new_empty((1, 2, channels)) if ctx.normalized else None
+    weight, shift = partial.new_empty((2, channels)) if ctx.normalized else (None, None)
+    shift = shift if ctx.has_shift else None
+    rows = ctx.shape.numel() // channels // slices
+    kernels_for(partial.device, dtype).launch(
+        "normalization_gradient",
+        *_by_channel(channels, slices),
+        *(partial, blocks, channels, rows, scales, weight, bias, shift, through),
+    )
+    return through, weight, bias.view(ctx.bias_shape), shift
+
+
+def _group_gradients(ctx: Any, dtype: torch.dtype, partial: Tensor, scales: Tensor, away: Tensor | None) -> Small:
+    """The same through the statistics of each image."""
+    images, blocks, _, channels = partial.shape
+    through, shares = partial.new_empty((2, images, 2, channels))
+    weight, bias = partial.new_empty((2, channels))
+    shift = None if away is None else torch.empty_like(away)
+    kernels = kernels_for(partial.device, dtype)
+    sizes = (blocks, channels, ctx.shape.numel() // channels // images, ctx.together)
+    geometry = _by_group(channels // ctx.together, images)
+    kernels.launch("group_gradient", *geometry, partial, *sizes, scales, away, shares, shift, through)
+    kernels.launch("share_sums", *_by_channel(channels), shares, images, channels, weight, bias)
+    return through, weight, bias, shift
 
 
 class PooledImage(Function):
@@ -197,7 +262,7 @@ def pooled(x: Tensor, scales: Tensor | None, activation: Activation, side: int) 
     kernels = kernels_for(x.device, x.dtype, f"KIND={activation.kind}", f"SIDE={side}")
     windows, groups = y.numel() // channels, channels // GROUP
     sizes = (windows, height, width, groups, activation.slope)
-    kernels.launch("pool_forward", *_moving(y, POOLING), x, y, chosen, place, scales, *sizes)
+    kernels.launch("pool_forward", *_moving(y, threads=POOLING), x, y, chosen, place, scales, *sizes)
     return y, chosen, place
 
 
@@ -217,23 +282,28 @@ def unpooled(
     result = torch.empty(shape, dtype=gradient.dtype, device=gradient.device, memory_format=_LAST)
     kernels = kernels_for(gradient.device, gradient.dtype, f"KIND={activation.kind}", f"SIDE={side}")
     sizes = (count, height, width, channels // GROUP, activation.slope)
-    geometry = _moving(gradient, POOLING)
+    geometry = _moving(gradient, threads=POOLING)
     kernels.launch("pool_backward", *geometry, gradient, x, chosen, place, result, scales, through, *sizes)
     return result
 
 
-def _summing(x: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The grid and the block of a kernel that sums: as many blocks as run at once, each with a few rows at least."""
+Geometry = tuple[tuple[int, int, int], tuple[int, int]]  # a grid and its blocks
+
+
+def _summing(x: Tensor, slices: int) -> Geometry:
+    """Of a kernel that sums: as many blocks as run at once, each with a few rows at least."""
     (across, down), tall = _block(x, THREADS)
-    most = max(1, AT_ONCE * _processors(x.device) // tall)
-    return (min(most, _blocks(x.numel() // x.shape[1], 4 * down)), tall), (across, down)
+    most = max(1, AT_ONCE * _processors(x.device) // (tall * slices))
+    rows = x.numel() // x.shape[1] // slices
+    return (min(most, _blocks(rows, 4 * down)), tall, slices), (across, down)
 
 
-def _moving(x: Tensor, threads: int = THREADS) -> tuple[tuple[int, int], tuple[int, int]]:
-    """The grid and the block of a kernel that goes over the rows once."""
+def _moving(x: Tensor, slices: int = 1, threads: int = THREADS) -> Geometry:
+    """Of a kernel that goes over the rows once."""
     (across, down), tall = _block(x, threads)
-    most = max(1, 8 * AT_ONCE * _processors(x.device) * THREADS // threads // tall)
-    return (min(most, _blocks(x.numel() // x.shape[1], down)), tall), (across, down)
+    most = max(1, 8 * AT_ONCE * _processors(x.device) * THREADS // threads // (tall * slices))
+    rows = x.numel() // x.shape[1] // slices
+    return (min(most, _blocks(rows, down)), tall, slices), (across, down)
 
 
 def _block(x: Tensor, threads: int) -> tuple[tuple[int, int], int]:
@@ -242,8 +312,14 @@ def _block(x: Tensor, threads: int) -> tuple[tuple[int, int], int]:
     return (across, threads // across), _blocks(groups, across)
 
 
-def _finishing(channels: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (_blocks(channels, 32), 1), (32, 16)
+def _by_channel(channels: int, slices: int = 1) -> Geometry:
+    """Of a kernel that adds up what the blocks of each slice summed, 32 channels at a time."""
+    return (_blocks(channels, 32), 1, slices), (32, 16)
+
+
+def _by_group(groups: int, images: int) -> Geometry:
+    """The same with a warp for each group of channels of an image."""
+    return (_blocks(groups, 4), 1, images), (32, 4)
 
 
 def _blocks(items: int, of: int) -> int:

@@ -43,35 +43,41 @@ def _compiled(kernels: Kernels) -> None:
 
 
 def _suits(layer: nn.Module) -> bool:
-    if type(layer) is nn.BatchNorm2d:
-        return layer.num_features % GROUP == 0 and _can_normalize(layer, layer.running_mean)
+    if isinstance(layer, nn.BatchNorm2d | nn.GroupNorm):
+        return type(layer) in _FORWARDS and _can_normalize(layer, layer.weight) and len(layer.weight) % GROUP == 0
     if type(layer) is nn.Conv2d:
         is_plain = layer.out_channels % GROUP == 0 and layer.padding_mode == "zeros"
         return is_plain and layer.bias is not None and _is_fp32(layer.bias, layer.bias)
     return type(layer) is nn.MaxPool2d and _side_of(layer) > 0
 
 
-def _can_normalize(layer: nn.BatchNorm2d, beside: Tensor | None) -> bool:
+def _can_normalize(layer: nn.BatchNorm2d | nn.GroupNorm, beside: Tensor | None) -> bool:
     """Whether a layer has all that the kernels read by its address, beside a tensor; a model may change at any time."""
-    read = (layer.weight, layer.bias, layer.running_mean, layer.running_var)
-    return beside is not None and layer.momentum is not None and all(_is_fp32(each, beside) for each in read)
+    read: tuple[Tensor | None, ...] = (layer.weight, layer.bias)
+    if isinstance(layer, nn.BatchNorm2d):
+        if layer.momentum is None:
+            return False
+        read += (layer.running_mean, layer.running_var)
+    return beside is not None and all(_is_fp32(each, beside) for each in read)
 
 
 def _is_fp32(tensor: Tensor | None, beside: Tensor) -> bool:
     return tensor is not None and tensor.dtype == torch.float32 and tensor.device == beside.device
 
 
-def batch_norm(layer: nn.BatchNorm2d, batch: Tensor) -> Tensor:
+def normalization(layer: nn.BatchNorm2d | nn.GroupNorm, batch: Tensor) -> Tensor:
     """The output of a layer, to be computed with what comes after it."""
-    suits = layer.training and batch.dim() == 4 and batch.shape[1] == layer.num_features
+    suits = layer.training and batch.dim() == 4 and batch.shape[1] == len(layer.weight)
     if suits and _can_normalize(layer, batch) and not _must_be_plain():
-        if isinstance(batch, LazyImage):
-            recipe = batch.open_recipe()
-            if recipe is not None and recipe.weight is None and not recipe.activation.kind:
-                return LazyImage(recipe.normalized(layer))
-        elif type(batch) is Tensor and not why_not_image(batch):
+        recipe = batch.open_recipe() if isinstance(batch, LazyImage) else None
+        if recipe is not None and recipe.is_shift and (isinstance(layer, nn.GroupNorm) or recipe.bias.dim() == 1):
+            return LazyImage(recipe.normalized(layer))
+        batch = image_of(batch)
+        if type(batch) is Tensor and not why_not_image(batch):
             return LazyImage(ImageRecipe.of_normalized(layer, batch))
-    return nn.BatchNorm2d.forward(layer, image_of(batch))
+    plain: Any = type(layer).forward
+    output: Tensor = plain(layer, image_of(batch))
+    return output
 
 
 def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
@@ -105,7 +111,8 @@ def _side_of(layer: nn.MaxPool2d) -> int:
 
 
 _FORWARDS: dict[Any, Callable[[Any, Tensor], Tensor]] = {
-    nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm2d: normalization,
+    nn.GroupNorm: normalization,
     nn.Conv2d: convolution,
     nn.MaxPool2d: max_pool,
 }

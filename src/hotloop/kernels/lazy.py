@@ -15,8 +15,10 @@ from hotloop.kernels.images import (
     Activation,
     FusedImage,
     PooledImage,
-    normalization_of,
-    shift_of,
+    Scales,
+    batch_scales,
+    group_scales,
+    shift_scales,
     why_not_image,
 )
 
@@ -26,39 +28,60 @@ class ImageRecipe:
     """How an image comes about from the output of a convolution."""
 
     x: Tensor
-    bias: Tensor  # of the normalisation, or of the convolution where nothing is normalised
+    bias: Tensor  # of the normalisation, else of the convolution, which may then have a row for each image
     weight: Tensor | None = None  # of the normalisation
-    shift: Tensor | None = None  # the convolution's bias where the normalisation takes it away again
-    scales: Tensor | None = None  # of the normalisation
+    shift: Tensor | None = None  # the convolution's bias where something is normalised
+    scales: Scales | None = None  # of the normalisation
     residual: Tensor | None = None
     activation: Activation = NONE
     records: bool = True  # whether autograd recorded when the layer was called
-    version: int | None = None  # of x then
+    versions: tuple[int | None, int | None] = (None, None)  # of x and of the residual then
 
     @staticmethod
     def of(x: Tensor, bias: Tensor) -> "ImageRecipe":
-        return ImageRecipe(x, bias, records=torch.is_grad_enabled(), version=version_of(x))
+        return ImageRecipe(x, bias, records=torch.is_grad_enabled(), versions=(version_of(x), None))
 
-    def normalized(self, layer: nn.BatchNorm2d) -> "ImageRecipe":
-        """The recipe with the normalisation of a layer after it, whose running statistics change now."""
-        with torch.no_grad():
-            scales = normalization_of(layer, self.x, self.bias)
-        return replace(self, weight=layer.weight, bias=layer.bias, shift=self.bias, scales=scales)
+    @property
+    def is_shift(self) -> bool:
+        """Whether it is the output of a convolution with its bias, and nothing more yet."""
+        return self.weight is None and self.residual is None and not self.activation.kind
+
+    def normalized(self, layer: nn.BatchNorm2d | nn.GroupNorm) -> "ImageRecipe":
+        """The recipe with the normalisation of a layer after it; running statistics change now."""
+        shift = self.bias
+        if isinstance(layer, nn.GroupNorm) and shift.dim() == 1:
+            shift = shift.expand(self.x.shape[0], -1)
+        return self._normalized(layer, shift)
 
     @staticmethod
-    def of_normalized(layer: nn.BatchNorm2d, x: Tensor) -> "ImageRecipe":
+    def of_normalized(layer: nn.BatchNorm2d | nn.GroupNorm, x: Tensor) -> "ImageRecipe":
+        return ImageRecipe.of(x, layer.bias)._normalized(layer, None)
+
+    def _normalized(self, layer: nn.BatchNorm2d | nn.GroupNorm, shift: Tensor | None) -> "ImageRecipe":
         with torch.no_grad():
-            scales = normalization_of(layer, x, None)
-        return replace(ImageRecipe.of(x, layer.bias), weight=layer.weight, scales=scales)
+            if isinstance(layer, nn.BatchNorm2d):
+                scales = batch_scales(layer, self.x, shift)
+            else:
+                scales = group_scales(layer, self.x, shift)
+        records = self.records and torch.is_grad_enabled()
+        return replace(self, weight=layer.weight, bias=layer.bias, shift=shift, scales=scales, records=records)
+
+    def shifted(self, by: Tensor) -> "ImageRecipe":
+        """The recipe with a number for each channel, or for each image and channel, added to its bias."""
+        return replace(self, bias=self.bias + by.float().flatten(0 if by.shape[0] == 1 else 1))
+
+    def added(self, residual: Tensor) -> "ImageRecipe":
+        return replace(self, residual=residual, versions=(self.versions[0], version_of(residual)))
 
     def computed(self, side: int = 0) -> Tensor:
         """The image, pooled where a side of windows is given, as autograd would have recorded it then."""
-        if version_of(self.x) != self.version:
+        residual_version = None if self.residual is None else version_of(self.residual)
+        if (version_of(self.x), residual_version) != self.versions:
             raise RuntimeError(
-                "the output of a convolution was changed in place after it had been given to another layer;"
+                "a tensor was changed in place after it had been given to another layer or sum;"
                 " hotloop's kernels (the lever 'kernels') read it later"
             )
-        scales = self.scales if self.scales is not None else shift_of(self.bias, self.x)
+        scales = self.scales if self.scales is not None else shift_scales(self.bias, self.x)
         given = (self.x, self.weight, self.bias, self.shift, self.residual, scales, self.activation, side)
         with torch.set_grad_enabled(self.records):
             image: Tensor = FusedImage.apply(*given)  # type: ignore[no-untyped-call]
@@ -135,7 +158,9 @@ def pooled(x: Tensor, side: int) -> Tensor | None:
         recipe = x.open_recipe()
         if recipe is None or recipe.residual is not None or recipe.records != torch.is_grad_enabled():
             return None
-        return recipe.computed(side)
+        if recipe.bias.dim() == 1 and not (recipe.scales and recipe.scales.together):
+            return recipe.computed(side)
+        x = x.image()
     if type(x) is not Tensor or why_not_image(x):
         return None
     result: Tensor = PooledImage.apply(x, side)  # type: ignore[no-untyped-call]
@@ -198,14 +223,27 @@ def _add(one: Any, other: Any, *, alpha: Any = 1, out: Any = None, inplace: bool
     if inplace and lazy is not one:
         return None
     recipe = lazy.open_recipe()
-    if recipe is None or recipe.weight is None or recipe.activation.kind or recipe.residual is not None:
+    if recipe is None or recipe.activation.kind or recipe.residual is not None:
         return None
-    if not isinstance(added, Tensor) or added.shape != lazy.shape or added.dtype != recipe.x.dtype:
+    if not isinstance(added, Tensor) or added.device != recipe.x.device or not added.is_floating_point():
         return None
+    if added.shape == lazy.shape:
+        return _with_residual(lazy, recipe, added, inplace)
+    count, channels = lazy.shape[:2]
+    if recipe.is_shift and added.shape in ((count, channels, 1, 1), (1, channels, 1, 1)):
+        return _changed(lazy, recipe.shifted(image_of(added)), inplace)
+    return None
+
+
+def _with_residual(lazy: LazyImage, recipe: ImageRecipe, added: Tensor, inplace: bool) -> Tensor | None:
+    other = added.open_recipe() if isinstance(added, LazyImage) else None
+    if other is not None and other.is_shift and recipe.is_shift and version_of(other.x) == other.versions[0]:
+        summed = replace(recipe, bias=recipe.bias + other.bias, records=recipe.records or other.records)
+        return _changed(lazy, summed.added(other.x), inplace)
     added = image_of(added)
-    if why_not_image(added) or added.device != recipe.x.device:
+    if added.dtype != recipe.x.dtype or why_not_image(added):
         return None
-    return _changed(lazy, replace(recipe, residual=added), inplace)
+    return _changed(lazy, recipe.added(added), inplace)
 
 
 def _add_(one: Any, other: Any, *, alpha: Any = 1) -> Tensor | None:

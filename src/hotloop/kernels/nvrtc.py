@@ -59,7 +59,7 @@ class Kernels:
                 self._code = self._cached()
             return self._code
 
-    def launch(self, name: str, grid: tuple[int, int], block: tuple[int, int], *arguments: Argument) -> None:
+    def launch(self, name: str, grid: tuple[int, int, int], block: tuple[int, int], *arguments: Argument) -> None:
         """Start a kernel on the current stream of the current device."""
         device = torch.cuda.current_device()
         function = self._functions.get((device, name)) or self._function(device, name)
@@ -67,9 +67,7 @@ class Kernels:
         values = [_as_c(each) for each in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(each) for each in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        across, down = grid
-        wide, high = block
-        _check(_driver().cuLaunchKernel(function, across, down, 1, wide, high, 1, 0, stream, pointers, None), name)
+        _check(_driver().cuLaunchKernel(function, *grid, *block, 1, 0, stream, pointers, None), name)
 
     def _function(self, device: int, name: str) -> ctypes.c_void_p:
         if device not in self._loaded:

@@ -13,16 +13,18 @@ from hotloop.plan import Plan
 
 class KernelsLever(Lever):
     """**What it does.** Once convolutions run on tensor cores, most of a step goes into what lies between them: each
-    `BatchNorm2d`, bias, activation, sum and `MaxPool2d` reads all activations from memory and writes them again, and
-    PyTorch's kernels for bf16 with channels together are far from the memory's speed. With this lever a layer's output
-    is not computed at once. What comes after it (ReLU, leaky ReLU, GELU or SiLU; a residual that is added; the largest
-    of windows that do not overlap) becomes part of the same kernel, as modules or as functions, in whatever order your
-    `forward` calls them. Whatever else uses the output gets an ordinary tensor.
+    `BatchNorm2d`, `GroupNorm`, bias, activation, sum and `MaxPool2d` reads all activations from memory and writes them
+    again, and PyTorch's kernels for bf16 with channels together are far from the memory's speed. With this lever a
+    layer's output is not computed at once. What comes after it (ReLU, leaky ReLU, GELU or SiLU; a residual, or a number
+    for each image and channel, that is added; the largest of windows that do not overlap) becomes part of the same
+    kernel, as modules or as functions, in whatever order your `forward` calls them. Whatever else uses the output gets
+    an ordinary tensor.
 
     **The numbers.** Tier B: between normalisation, activation and sum nothing is rounded to two bytes, and sums are
     made in another order, which is always the same one: two runs give the same bits. Pooling alone is PyTorch's to the
     bit. A convolution's bias before a `BatchNorm2d` is left out, since the normalisation takes it away again; its
-    gradient is zero, where PyTorch's is rounding noise.
+    gradient is zero, where PyTorch's is rounding noise. A `GroupNorm` gives bf16 or fp16, rounded once after its
+    activation, where autocast gives fp32.
 
     **What it needs.** An NVIDIA GPU of compute capability 8.0 or later, bf16 or fp16, channels_last, and channels in
     multiples of 8. It is proposed where the step is captured as a CUDA graph: from Python a kernel of hotloop's takes
@@ -54,10 +56,10 @@ class KernelsLever(Lever):
     undo = "the layers compute as before"
     needs_cuda = True
     rule = LeverRule(
-        "the step is in half precision with channels together, and batches are normalised or pooled",
+        "the step is in half precision with channels together, and batches or images are normalised or pooled",
         lambda facts: facts.is_heavy,
         "H200 in bf16, a captured step: small CNN 0.40 ms instead of 0.85, ResNet-18 at 32² 3.87 instead of 4.90,"
-        " airbench's network 2.76 instead of 4.12",
+        " airbench's network 2.76 instead of 4.12, a UNet with GroupNorm 13.1 instead of 31.3 with channels apart",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
@@ -71,7 +73,7 @@ class KernelsLever(Lever):
             return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
-        return None if _is_worth_it(target.model) else "the model has no BatchNorm2d or MaxPool2d that suits"
+        return None if _is_worth_it(target.model) else "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         return why_no_kernels(target.device)
@@ -89,4 +91,4 @@ class KernelsLever(Lever):
 
 
 def _is_worth_it(model: nn.Module) -> bool:
-    return any(isinstance(layer, nn.BatchNorm2d | nn.MaxPool2d) for layer in layers_to_fuse(model))
+    return any(isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.MaxPool2d) for layer in layers_to_fuse(model))
