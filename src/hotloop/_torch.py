@@ -350,6 +350,11 @@ def _operators(*names: str) -> tuple[Any, ...]:
     return tuple(getattr(torch.ops.aten, name) for name in names if hasattr(torch.ops.aten, name))
 
 
+def has_fused_rms_norm() -> bool:
+    """Whether `rms_norm` is one kernel on a GPU."""
+    return bool(_operators("_fused_rms_norm"))
+
+
 UNSAFE_VIEW = _operators("_unsafe_view")  # a view of a fresh result
 CPU_ATTENTION = _operators("_scaled_dot_product_flash_attention_for_cpu")
 CPU_ATTENTION_BACKWARD = _operators("_scaled_dot_product_flash_attention_for_cpu_backward")

@@ -12,7 +12,7 @@ import logging
 import sys
 import types
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from operator import length_hint
@@ -42,6 +42,8 @@ EDGE = 64  # entries at each end of a long list that are looked at
 DEEPEST = 12  # levels below a root
 LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
 _WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
+_RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
+_TABLES = (dict, OrderedDict)
 _CLOSED = (  # nothing in these is a person's state
     type,
     types.ModuleType,
@@ -123,7 +125,7 @@ def restored_by_state(modules: "Iterator[nn.Module] | list[nn.Module]") -> Skip:
             return name in _OF_OPTIMIZERS
         if id(owner) not in known:
             return False
-        return name in (PARAMETERS, BUFFERS) or isinstance(value, (*_WORDS, Tensor))
+        return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED)
 
     return skip
 
@@ -201,6 +203,9 @@ class _Walk:
         kind = type(value)
         if kind in _WORDS or isinstance(value, torch.Size):
             self.seen.values[path] = value if kind is not str or len(value) < 256 else hash(value)
+            return
+        if kind in _TABLES and not value:  # a module has a dozen of them
+            self.seen.values[f"{path}[]"] = 0
             return
         if id(value) in self._visited:
             return

@@ -153,6 +153,7 @@ ON_CPU: dict[str, str | None] = {
     "no cudnn attention": NEEDS_CUDA,
     "aligned": NEEDS_CUDA,
     "kernels": NEEDS_CUDA,
+    "rms norm": NEEDS_CUDA,
     "channels last": None,
     "flipped": None,
     "fused": None,
