@@ -7,10 +7,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeGuard
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -332,6 +333,48 @@ def test_hooks_of_optimizers() -> None:
     for handle in anyones:
         handle.remove()
     assert _torch.global_step_hooks() == []
+
+
+def test_a_step_has_no_name_for_profilers_where_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], 0.25)
+    named = Mock(wraps=torch.autograd.profiler.record_function)
+    monkeypatch.setattr(torch.autograd.profiler, "record_function", named)
+
+    _torch.unprofiled_step(optimizer)()
+
+    assert weight.item() == 0.75
+    assert not named.called
+    with torch.autograd.profiler.profile():
+        assert _torch.unprofiled_step(optimizer) == optimizer.step
+    for register in (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        handle = register(lambda *_: None)
+        assert _torch.unprofiled_step(optimizer) == optimizer.step
+        handle.remove()
+    assert _torch.unprofiled_step(optimizer) != optimizer.step
+
+
+def test_a_step_that_somebody_has_wrapped_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrapped(step: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(step)
+        def outer(*args: Any) -> Any:
+            return step(*args)
+
+        return outer
+
+    scheduled, own, of_class = (torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1) for _ in range(3))
+    ConstantLR(scheduled)
+    monkeypatch.setattr(own, "step", wrapped(own.step))
+    assert _torch.unprofiled_step(scheduled) == scheduled.step
+    assert _torch.unprofiled_step(own) == own.step
+    monkeypatch.setattr(torch.optim.SGD, "step", wrapped(torch.optim.SGD.step))
+    assert _torch.unprofiled_step(of_class) == of_class.step
 
 
 def test_notes_on_an_optimizer() -> None:

@@ -196,6 +196,27 @@ UNSCALES = "_step_supports_amp_scaling"  # attribute of an optimizer: its step d
 WARNED_UNCAPTURED = "_warned_capturable_if_run_uncaptured"  # the same: a capturable one has warned of an eager step
 
 
+# What PyTorch puts around the step of every class of optimizers; of a version that does not, nothing that is found.
+_PROFILED = getattr(Optimizer, "profile_hook_step", lambda step: step)(lambda: None).__code__
+
+
+def unprofiled_step(optimizer: Optimizer) -> Callable[[], Any]:
+    """`optimizer.step` without a name for profilers, which costs the host more than several kernels would.
+
+    It is `optimizer.step` as it stands where a profiler records, where hooks are to run, and where something else is
+    around the step: that of a scheduler, of another library, or of another version of PyTorch.
+    """
+    step = optimizer.step
+    method: Any = getattr(step, "__func__", None)
+    if getattr(method, "__code__", None) is not _PROFILED or profiler_runs():
+        return step
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return step
+    if _optim._global_optimizer_pre_hooks or _optim._global_optimizer_post_hooks:
+        return step
+    return partial(method.__wrapped__, optimizer)
+
+
 def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """The options of a parser such as torchrun's, by each of their names; argparse has no public list."""
     return parser._option_string_actions

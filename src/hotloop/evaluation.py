@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
@@ -17,7 +18,18 @@ from hotloop.errors import BadArgument, MemoryWarning
 from hotloop.memory.micro_batches import part_of
 from hotloop.memory.oom import surely
 from hotloop.misfit import attempt
-from hotloop.objective import Losses, Objective, Predict, autocast, averages, compared, logits_of, losses_of, uniform
+from hotloop.objective import (
+    Losses,
+    Objective,
+    Predict,
+    autocast,
+    averages,
+    compared,
+    logits_of,
+    losses_of,
+    shapes_in,
+    uniform,
+)
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
@@ -229,33 +241,16 @@ def _score(
     if count < items and tally.is_to_compare and split != "items":
         tally.compare(model, part, count, objective, predict, split)
     if objective is not None:
-        tally.add_losses(*_read(objective, model, part, count, tally))
+        tally.add_losses(*tally.read(shapes_in(part), count, partial(_losses, objective, model, part)))
     if tally.wants_output:
         tally.add(*predict(model, part), items=count)
 
 
-def _read(
-    objective: Objective, model: nn.Module, batch: Any, items: int, tally: "_Tally"
-) -> tuple[Losses, dict[str, Reduction]]:
-    """The losses of a batch, and what each is the mean over; not watched where their shapes have shown it before."""
-    shape = tuple(tensor.shape for _, tensor in tensors_in(batch))
-    known = tally.known.get(shape)
-    if known is not None and not any(each.by_values for each in known.values()):
-        return losses_of(objective, model, batch), known
-    if known is not None and len(known) == 1 and all(each.classes for each in known.values()):
-        counted = Classes()  # which compiled models show too
-        losses = uniform(watched(objective, model, batch, counted), batch)
-        count = items if counted.count is None else counted.count
-        return losses, {name: replace(each, count=count) for name, each in known.items()}
-    watch = ReductionMode(items, guards=True)
-    try:
-        with eager():
-            losses = uniform(watched(objective, model, batch, watch), batch)
-        read = {name: watch.of(value) for name, value in losses.parts.items()}
-    finally:
-        watch.forget()
-    tally.known[shape] = {name: replace(each, count=0 if each.by_values else each.count) for name, each in read.items()}
-    return losses, read
+def _losses(objective: Objective, model: nn.Module, batch: Any, mode: TorchFunctionMode | None) -> Losses:
+    """The losses of an objective, computed inside a mode."""
+    if mode is None:
+        return losses_of(objective, model, batch)
+    return uniform(watched(objective, model, batch, mode), batch)
 
 
 class _Tally:
@@ -273,7 +268,7 @@ class _Tally:
         self._before = self._sums
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
-        self.known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
+        self._known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
         self.is_to_compare = True  # whether the first cut is still to come
 
     def compare(
@@ -305,6 +300,8 @@ class _Tally:
     def take(self) -> None:
         """Before some items are added."""
         self._before = dict(self._sums)
+        if not self._stateful:
+            return
         self._gathered = Snapshot()  # of nothing, if there is no memory to note it: nothing has changed then
         owners = [owner for metric in self._stateful.values() for owner in _owners(metric)]
         held = [value for owner in owners for value in vars(owner).values()]
@@ -335,11 +332,41 @@ class _Tally:
                 ) from error
             self._add(name, values.to(self._zero.device), items)
         if self._compare is not None:
-            watch = ReductionMode(items, guards=True)
-            with watch:
-                value = self._compare(logits_of(output), target)
-            self._add_loss("loss", value, items, watch.of(value))
+            output, key = logits_of(output), None
+            if isinstance(output, Tensor) and isinstance(target, Tensor):  # anything else may hide what decides
+                key = ("loss", output.shape, target.shape)
+            self.add_losses(*self.read(key, items, partial(self._compared, output, target, items)))
+
+    def _compared(self, output: Any, target: Any, items: int, mode: TorchFunctionMode | None) -> Losses:
+        """The loss of the criterion, computed inside a mode."""
+        assert self._compare is not None
+        if mode is None:
+            return Losses({"loss": self._compare(output, target)}, items)
+        with mode:
+            return Losses({"loss": self._compare(output, target)}, items)
+
+    def read(
+        self, key: Any, items: int, losses_in: Callable[[TorchFunctionMode | None], Losses]
+    ) -> tuple[Losses, dict[str, Reduction]]:
+        """Losses, and what each is the mean over; not watched where that was seen before under this key, not None."""
+        known = self._known.get(key)
+        if known is not None and not any(each.by_values for each in known.values()):
+            return losses_in(None), known
+        if known is not None and len(known) == 1 and all(each.classes for each in known.values()):
+            counted = Classes()  # which compiled models show too
+            losses = losses_in(counted)
+            count = items if counted.count is None else counted.count
+            return losses, {name: replace(each, count=count) for name, each in known.items()}
+        watch = ReductionMode(items, guards=True)
+        try:
+            with eager():
+                losses = losses_in(watch)
+            read = {name: watch.of(value) for name, value in losses.parts.items()}
+        finally:
             watch.forget()
+        if key is not None:
+            self._known[key] = {n: replace(each, count=0 if each.by_values else each.count) for n, each in read.items()}
+        return losses, read
 
     def add_losses(self, losses: Losses, read: Mapping[str, Reduction]) -> None:
         several = len(losses.parts) > 1

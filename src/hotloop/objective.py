@@ -36,10 +36,8 @@ class Losses:
 
     @property
     def total(self) -> Tensor:
-        if len(self.parts) == 1:
-            return next(iter(self.parts.values()))
         first, *rest = self.parts.values()
-        return sum(rest, start=first)
+        return sum(rest, start=first) if rest else first
 
     @property
     def mass(self) -> int | float | Tensor:
@@ -87,15 +85,18 @@ def detached(value: Tensor) -> Tensor:
         return value.detach()
 
 
-def losses_of(objective: Objective, model: nn.Module, batch: Any, name: str = "loss") -> Losses:
+def losses_of(
+    objective: Objective, model: nn.Module, batch: Any, name: str = "loss", items: int | None = None
+) -> Losses:
     """Call an objective and make what it returns uniform."""
-    return uniform(objective(model, batch), batch, name)
+    return uniform(objective(model, batch), batch, name, items)
 
 
-def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
-    """What an objective returned for a batch, whichever of the allowed forms it has."""
+def uniform(returned: Any, batch: Any, name: str = "loss", items: int | None = None) -> Losses:
+    """What an objective returned for a batch, of `items` where they are known, in whichever of the allowed forms."""
+    items = items_in(batch) if items is None else items
     if isinstance(returned, Tensor) and returned.dim() == 0:  # most objectives
-        return Losses({name: returned}, items_in(batch))
+        return Losses({name: returned}, items)
     count: int | Tensor | None = None
     if isinstance(returned, tuple) and len(returned) == 2 and not isinstance(returned[1], Mapping):
         returned, count = returned
@@ -117,7 +118,7 @@ def uniform(returned: Any, batch: Any, name: str = "loss") -> Losses:
     if len(parts) > 1:
         _refuse_a_sum_beside_its_parts(returned)
     if count is None:
-        return Losses(parts, items_in(batch))
+        return Losses(parts, items)
     return Losses(parts, count, is_counted=True, size=_numbers_in(batch) if isinstance(count, Tensor) else None)
 
 
@@ -242,14 +243,24 @@ def items_in(batch: Any) -> int:
     >>> items_in({"x": torch.zeros(8, 3)})
     8
     """
-    kind = type(batch)
-    fields = batch if (kind is list or kind is tuple) and batch else (batch,)
-    first, last = fields[0], fields[-1]
-    if type(first) is Tensor and type(last) is Tensor and first.ndim and last.ndim:
-        items = first.size(0)
-        if items == last.size(0):
-            return items  # most batches; the search below costs more
+    if type(batch) in (list, tuple) and batch:  # most batches; the search below costs more
+        first, last = batch[0], batch[-1]
+        if type(first) is Tensor and type(last) is Tensor:
+            rows, others = first.shape, last.shape
+            if rows and others and rows[0] == others[0]:
+                return rows[0]
     return count_items(batch)
+
+
+def shapes_in(batch: Any) -> tuple[torch.Size, ...]:
+    """The shapes of all tensors of a batch, in their order.
+
+    >>> shapes_in({"x": torch.zeros(8, 3), "y": torch.zeros(8)})
+    (torch.Size([8, 3]), torch.Size([8]))
+    """
+    if type(batch) in (list, tuple) and {*map(type, batch)} == {Tensor}:  # most batches; the search below costs more
+        return tuple([tensor.shape for tensor in batch])
+    return tuple(tensor.shape for _, tensor in tensors_in(batch))
 
 
 def averages(loss: Criterion | None) -> bool:

@@ -18,8 +18,8 @@ from hotloop.effects import Skip, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.micro_batches import bounds, items_along, part_of
 from hotloop.memory.oom import clear, is_capturing, is_out_of_memory
-from hotloop.objective import Losses, Objective, items_in, logits_of, losses_of, predict, uniform
-from hotloop.placement import map_tensors, tensors_in
+from hotloop.objective import Losses, Objective, items_in, logits_of, losses_of, predict, shapes_in, uniform
+from hotloop.placement import map_tensors
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager, total_of
 from hotloop.rng import Generator
@@ -33,6 +33,7 @@ EXACT = 5e-5  # relative difference that rounding in fp32 explains
 TF32 = 2e-3  # the same for products of rounded inputs
 HALVED = 2e-2  # the same for numbers of half the precision
 _HALF = (torch.bfloat16, torch.float16)
+_NOTHING = nullcontext()
 _HOW_TO_SAY = (
     "return (loss, weight) from an objective, weight being what the loss is the mean over; or say how a batch is cut:"
     " Plan(split=1) where time comes first, Plan(split=function) with (batch, start, stop) → part or (part, weight);"
@@ -104,19 +105,22 @@ class Weighing:
             part, weight = part_of(batch, items, slice(start, stop), self.split)
             yield part, stop - start, weight
 
-    def verdict(self, name: str, probe: "Probe", batch: Any, items: int, size: int | None) -> Verdict:
-        """How batches of this shape are weighed; `size`: they are cut into micro-batches, else they accumulate."""
+    def verdict(self, name: str, probe: "Callable[[], Probe]", batch: Any, items: int, size: int | None) -> Verdict:
+        """How batches of this shape are weighed; `size`: they are cut into micro-batches, else they accumulate.
+
+        `probe` is asked for where a comparison is due.
+        """
         if self.split == "items":
             return Verdict(SUM if self._sums else ITEMS)
         known = self._known.setdefault(name, _Known())
-        shape = _shape(batch)
+        shape = shapes_in(batch)
         verdict = known.verdicts.get(shape)
         if size is None and self.roots is not None and self._effects is None:
             return Verdict()  # the real pass is looked at, and the next batch compared
         known.cuts += 1
         is_new = verdict is None and len(known.verdicts) < SHAPES
         if is_new or known.cuts in self._later or 0 < known.undecided < UNDECIDED:
-            found = self._found(known, probe, batch, items, size)
+            found = self._found(known, probe(), batch, items, size)
             verdict = known.verdicts[shape] = found or verdict or Verdict()
         elif verdict is None:  # like the others
             verdict = next(reversed(known.verdicts.values()), Verdict())
@@ -127,7 +131,7 @@ class Weighing:
         if self.split == "items":
             return Verdict(SUM if self._sums else ITEMS)
         known = self._known.setdefault(name, _Known())
-        verdict = known.verdicts.get(_shape(batch))
+        verdict = known.verdicts.get(shapes_in(batch))
         return verdict or next(reversed(known.verdicts.values()), Verdict())
 
     def _found(self, known: _Known, probe: "Probe", batch: Any, items: int, size: int | None) -> Verdict | None:
@@ -161,13 +165,13 @@ class Weighing:
         weight: int | float | Tensor | None = None,
     ) -> Losses:
         """The losses of a micro-batch with what they weigh; `objective` may be compiled, `plain` is the same eager."""
-        with self._looked_at(model) if verdict.way is None else nullcontext():
+        with self._looked_at(model) if verdict.way is None else _NOTHING:
             way = verdict.way
             if way is None and (known := self._known.get(name)) is not None and known.read:
-                way = known.read.get(_shape(batch))
+                way = known.read.get(shapes_in(batch))
             seen: Seen = "everything" if way is None else way.watch
             if weight is not None or seen == "nothing":
-                losses = losses_of(objective, model, batch, name)
+                losses = losses_of(objective, model, batch, name, items)
                 reading = None
             elif seen == "classes":
                 counted = Classes()
@@ -244,7 +248,7 @@ class Weighing:
         else:
             way = None
         if way is not None:
-            self._known.setdefault(name, _Known()).read[_shape(batch)] = way
+            self._known.setdefault(name, _Known()).read[shapes_in(batch)] = way
 
     def _weigh(self, losses: Losses, reading: Reduction, way: MicroBatchWeight | None) -> None:
         """Weigh a loss by what was read of it."""
@@ -294,10 +298,6 @@ class Weighing:
         if key not in self._told:
             self._told.add(key)
             warnings.warn(words, PlanWarning, stacklevel=2)
-
-
-def _shape(batch: Any) -> tuple[torch.Size, ...]:
-    return tuple(tensor.shape for _, tensor in tensors_in(batch))
 
 
 def _restored(modules: Sequence[nn.Module]) -> Skip:

@@ -85,6 +85,14 @@ def test_a_part_in_which_nothing_moves_is_shared() -> None:
     assert move({"x": zeros(), "names": names}, "meta")["names"] is names
 
 
+def test_what_lies_deep_and_elsewhere_moves_and_the_rest_is_shared() -> None:
+    there, pair = torch.zeros(2, device="meta"), (torch.zeros(2, device="meta"), 3)
+    moved = move({"x": there, "names": ["a"], "deep": [pair, zeros()]}, "meta")
+    assert moved["x"] is there
+    assert moved["deep"][0] is pair
+    assert moved["deep"][1].device.type == "meta"
+
+
 def test_a_default_dict_keeps_its_factory() -> None:
     assert move(defaultdict(list, a=zeros()), "meta")["new"] == []
 

@@ -248,3 +248,19 @@ def test_a_skipped_step_on_cuda(fused: bool) -> None:
     assert scheduler.get_last_lr() == [1.0]
     loop.step(torch.tensor([1.0]))
     assert (loop.steps, scheduler.get_last_lr()) == (1, [0.5])
+
+
+def test_hooks_of_an_optimizer_run_and_a_profiler_sees_its_step() -> None:
+    model, seen = linear(), []
+    loop = loop_of(model)
+    batch = [torch.ones(2, 3), torch.ones(2, 2)]
+    for _ in range(4):  # the first steps are guarded
+        loop.step(batch)
+    handle = loop.optimizers[0].register_step_post_hook(lambda *_: seen.append(loop.steps))
+    loop.step(batch)
+    handle.remove()
+    loop.step(batch)
+    assert seen == [4]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        loop.step(batch)
+    assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}

@@ -19,6 +19,7 @@ from hotloop.text import an
 T = TypeVar("T")
 LARGE = 64 << 20  # bytes of a tensor that is worth pinned memory for its copy
 PIECE = 16 << 20  # bytes that are copied at a time
+_STAYS = frozenset((str, bytes, int, float, bool, type(None)))  # has no tensors in it
 
 
 def move(batch: T, device: str | torch.device) -> T:
@@ -35,6 +36,8 @@ def move(batch: T, device: str | torch.device) -> T:
     device(type='meta')
     """
     target = as_device(device)
+    if _is_there(batch, target):  # so are most batches of a CPU, and to rebuild them costs more than a kernel
+        return batch
     try:
         moved: T = _rebuild(batch, lambda leaf: _move_leaf(leaf, target))
     except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
@@ -153,6 +156,23 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
         return values.numpy()
     except TypeError:  # NumPy has no such type
         return values.to(torch.complex64 if values.is_complex() else torch.float32).numpy()
+
+
+def _is_there(value: Any, device: torch.device) -> bool:
+    """Whether nothing would move: it is made of tensors on the device, lists, tuples, dicts, words and numbers."""
+    kind = type(value)
+    if kind is Tensor:
+        return bool(value.device == device)
+    if kind is list or kind is tuple:
+        parts = value
+    elif kind is dict:
+        parts = value.values()
+    else:
+        return kind in _STAYS
+    for part in parts:  # noqa: SIM110  # `all` would make a generator, in every step
+        if not _is_there(part, device):
+            return False
+    return True
 
 
 def _move_leaf(leaf: Any, device: torch.device) -> Any:

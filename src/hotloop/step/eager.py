@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotloop._torch import BatchNorm, version_of
+from hotloop._torch import BatchNorm, unprofiled_step, version_of
 from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective import Losses, autocast, uniform
@@ -27,6 +27,8 @@ from hotloop.step.window import Window
 from hotloop.weighing import Probe, Verdict, Weighing, check_cut
 
 FIRST_UPDATES = 2  # in which an optimizer allocates what it will go on using
+
+_NOTHING = nullcontext()
 
 Parts = dict[str, Tensor]  # losses by name
 See = Callable[[Parts, int | Tensor], None]  # (losses, items that they are means over)
@@ -110,15 +112,16 @@ class EagerStep:
             del loss
             losses.detach_parts()
         else:  # each batch or micro-batch weighs as much as its loss is the mean over
-            window, joint, across = replace(window), None, self.across
+            window, joint, across = window.copy(), None, self.across
             items = done = self.weighing.items_in(batch)
             verdict = self._verdict(batch, items, size)
             plain = across or self.trained.objective
-            for part, count, weight in self.weighing.parts_of(batch, items, size or items or 1):
+            whole = ((batch, items, None),)
+            for part, count, weight in whole if size is None else self.weighing.parts_of(batch, items, size):
                 done -= count
                 is_last = done == 0 and self.phase[1]  # before the update
-                shared = nullcontext() if across is None else across.synchronizing(is_last=is_last)
-                with self._autocast, shared, _alone(self.model, count) if count < items else nullcontext():
+                shared = _NOTHING if across is None else across.synchronizing(is_last=is_last)
+                with self._autocast, shared, _alone(self.model, count) if count < items else _NOTHING:
                     losses = self.weighing.losses(verdict, name, self.objective, plain, self.model, part, count, weight)
                 if across is None:
                     weighed = window.weighed(losses, self._sum_of_weights(losses))
@@ -147,7 +150,7 @@ class EagerStep:
         window.batches += 1
         self.window = window
         if self.is_capturing and window.batches == 1:
-            self._captured_window = replace(window)
+            self._captured_window = window.copy()
         if window.batches >= self._accumulate:
             self.update(self._closure(batch, losses, size) if self._closes else None)
         return losses.parts
@@ -185,7 +188,7 @@ class EagerStep:
                         surely(partial(scaler.step, optimizer), self._device)
             else:
                 for optimizer in optimizers:
-                    scaler.step(optimizer) if self._scales else optimizer.step()
+                    scaler.step(optimizer) if self._scales else unprofiled_step(optimizer)()
             if self._scales:
                 surely(scaler.update, self._device)
         except Exception as error:
@@ -269,7 +272,7 @@ class EagerStep:
         """For calls that are captured and not run: the host counts nothing, and the losses go to `see`."""
         before = self.see, self.after_update, self.window, replace(self.counts), self._updates, self.norm
         self.see, self.after_update, self.norm = see, None, None
-        self.window, self.is_capturing = replace(self.window), True
+        self.window, self.is_capturing = self.window.copy(), True
         try:
             yield
         finally:
@@ -308,24 +311,27 @@ class EagerStep:
         name, weighing, split = self.trained.name, self.weighing, self._plan.split
         if self._memory is None or self.is_capturing:  # a trial, or a capture: what was found before holds
             return weighing.known(name, batch)
-        is_cut = size is not None and size < items
+        if size is None or size >= items:
+            verdict = weighing.verdict(name, self._probe, batch, items, None)
+            if self._accumulate > 1:
+                if verdict.differs is not None:
+                    weighing.tell_of_difference(verdict.differs)
+                weighing.tell_of_norms(self.model, "batch")
+            return verdict
         asked = None if self._memory.portion.failures else self._plan.micro_batch  # by the person
-        if is_cut:
-            check_cut(self.trained.parameters, split, None, asked=asked)
+        check_cut(self.trained.parameters, split, None, asked=asked)
+        verdict = weighing.verdict(name, self._probe, batch, items, size)
+        check_cut((), split, verdict.differs, asked=asked)
+        if asked is not None or self._begin:  # else it was said when memory ran out
+            weighing.tell_of_norms(self.model, "micro-batch")
+        return verdict
+
+    def _probe(self) -> Probe:
+        """What compares the loss of a batch with those of its micro-batches."""
         criterion = getattr(self.trained.objective, "criterion", None)
         modules = [self.model, *([criterion] if isinstance(criterion, nn.Module) else [])]
         given = None if self._plan.precision == "fp32" else self._autocast
-        probe = Probe(self.trained.objective, self.model, modules, self._device, given)
-        verdict = weighing.verdict(name, probe, batch, items, size if is_cut else None)
-        if is_cut:
-            check_cut((), split, verdict.differs, asked=asked)
-            if asked is not None or self._begin:  # else it was said when memory ran out
-                weighing.tell_of_norms(self.model, "micro-batch")
-        elif self._accumulate > 1:
-            if verdict.differs is not None:
-                weighing.tell_of_difference(verdict.differs)
-            weighing.tell_of_norms(self.model, "batch")
-        return verdict
+        return Probe(self.trained.objective, self.model, modules, self._device, given)
 
 
 def _check_closure(trained: TrainedObjective, plan: Plan, across: object) -> None:

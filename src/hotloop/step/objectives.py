@@ -34,7 +34,7 @@ class TrainedObjective:
     def zero_grad(self) -> None:
         """Set `.grad = None` directly: `Optimizer.zero_grad` takes the host longer than several kernels would."""
         for optimizer in self.optimizers:
-            if type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer):  # it has its own
+            if getattr(optimizer.zero_grad, "__func__", None) is not _ZERO_GRAD:  # it has its own
                 optimizer.zero_grad()
                 continue
             for group in optimizer.param_groups:

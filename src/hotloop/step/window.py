@@ -25,6 +25,10 @@ class Window:
     weight: float | Tensor = 0.0  # of all of them, in that unit
     is_weighed: bool = False  # whether it holds the gradients of several batches or micro-batches, by their weights
 
+    def copy(self) -> "Window":
+        """The same, to go on from; `dataclasses.replace` takes as long as an operation."""
+        return Window(self.batches, self.unit, self.weight, self.is_weighed)
+
     def weighed(
         self, losses: Losses, captured: Tensor | None = None, unit: Callable[[Losses], float] | None = None
     ) -> Tensor | None:

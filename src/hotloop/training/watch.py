@@ -99,17 +99,6 @@ class Watch:
         self._fresh, self._recent = [], deque()
         self._flight = None
 
-    def _see_one_now(self, number: float, count: int) -> None:
-        if number - number != 0.0:  # it is not finite
-            self._stop(self._batches + 1, self._epoch, self._stream.origin if self._stream else None, [number])
-        self._batches += 1  # not before: the batch may be repeated in another precision
-        self.items = self.items + count
-        if self._totals:
-            self._totals[0] += number * count
-        else:
-            self._totals = [number * count]
-        self._note(self._batches, number)
-
     def _note_single(self) -> None:
         """Take in the losses of single batches; the next as many together as come in half the time of a look."""
         now = time.monotonic()
@@ -125,11 +114,10 @@ class Watch:
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
+        if self._host:
+            self._see_now(parts, count)
+            return
         if len(parts) == 1 and type(count) is int and (loss := parts.get("loss")) is not None and not loss.ndim:
-            if self._host:
-                self.names = _ONE
-                self._see_one_now(loss.item(), count)
-                return
             self._single.append((loss, count, None if self._stream is None else self._stream.origin))
             if len(self._single) >= self._wait:  # of what can wait, nothing is done in each step
                 self._note_single()
@@ -138,9 +126,6 @@ class Watch:
         if self._single:
             self._note_single()
         self.names = parts.keys()
-        if self._host:
-            self._see_now([value.item() for value in parts.values()], count)
-            return
         self._batches += 1
         self.items = self.items + count
         stream, fresh = self._stream, self._fresh
@@ -164,16 +149,19 @@ class Watch:
         self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
         self._look(time.monotonic())
 
-    def _see_now(self, numbers: list[float], items: int | Tensor) -> None:
-        if not all(map(math.isfinite, numbers)):
+    def _see_now(self, parts: dict[str, Tensor], items: int | Tensor) -> None:
+        self.names = parts.keys()
+        numbers = [*map(Tensor.item, parts.values())]
+        loss = sum(numbers)
+        if not math.isfinite(loss) and not all(map(math.isfinite, numbers)):
             origin = self._stream.origin if self._stream else None
-            self._stop(self.batches + 1, self._epoch, origin, numbers)
-        self._batches += 1
+            self._stop(self._batches + 1, self._epoch, origin, numbers)
+        self._batches += 1  # not before: the batch may be repeated in another precision
         self.items = self.items + items
-        count = float(items)
-        before = self._totals or [0.0] * len(numbers)
-        self._totals = [total + number * count for total, number in zip(before, numbers, strict=True)]
-        self._note(self.batches, sum(numbers))
+        totals = self._totals = self._totals or [0.0] * len(numbers)
+        for place, number in enumerate(numbers):
+            totals[place] += number * float(items)
+        self._note(self._batches, loss)
 
     def end_epoch(self) -> "Ending":
         """The mean losses of the epoch, which may still be on their way from the device."""
@@ -265,9 +253,9 @@ class Watch:
             self._heard(loss)
         if batch % self._stride == 0 and (not self.curve or self.curve[-1][0] < batch):
             self.curve.append((batch, loss))
-        if len(self.curve) > MOST_POINTS:
-            self.curve = self.curve[::2]
-            self._stride *= 2
+            if len(self.curve) > MOST_POINTS:
+                self.curve = self.curve[::2]
+                self._stride *= 2
 
     def _find_the_culprit(self, recent: Iterable[Seen]) -> None:
         for seen in recent:
