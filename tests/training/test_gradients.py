@@ -150,7 +150,8 @@ def test_norms_of_captured_steps_are_those_of_eager_ones(clip: dict[str, float],
     for norm in norms:  # each is that of its step, or of one a moment before
         at = next((n for n in range(at, len(expected)) if expected[n] == pytest.approx(norm, rel=1e-3)), len(expected))
     assert at < len(expected)
-    assert len(norms) > (1 if graph and "clip_value" in clip else 20), "what a replay leaves is clipped by value"
+    # Those that have not come when the next step is asked for are left out: how many depends on the machine.
+    assert len(norms) > (1 if graph and "clip_value" in clip else 8), "what a replay leaves is clipped by value"
 
 
 @pytest.mark.gpu

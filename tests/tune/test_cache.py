@@ -21,6 +21,8 @@ from hotloop.levers import levers_of
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.tune.cache import Cache
 
+from ..thorough import tries
+
 TUNING = Tuning(
     plan=Plan("cpu", channels_last=True, fused=True),
     trials=(
@@ -86,7 +88,7 @@ def test_what_was_put_is_there(tmp_path: Path) -> None:
     assert cache.get("a", Plan("cpu", accumulate=2)) is None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=tries(100, 300), deadline=None)
 @given(place=st.sampled_from(places(WRITTEN)), value=JSON | st.just(...))
 def test_a_file_with_anything_in_any_place(place: tuple[Any, ...], value: Any, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "mutated"
@@ -95,7 +97,7 @@ def test_a_file_with_anything_in_any_place(place: tuple[Any, ...], value: Any, t
     usable(Cache(folder).get("a", Plan("cpu")))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=tries(70, 200), deadline=None)
 @given(content=st.binary(max_size=300) | st.text(max_size=300).map(str.encode))
 def test_a_file_with_any_bytes(content: bytes, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "bytes"

@@ -33,6 +33,7 @@ class Departure:
     loss: float  # as a share of the plain loss
     direction: float  # 1 - cosine between the gradients
     length: float  # norm of the gradient, in times the plain one
+    norm: float  # of the plain gradient
 
     @classmethod
     def between(
@@ -44,15 +45,17 @@ class Departure:
         losses = [torch.stack([v.double().sum() for v in parts.values()]) for parts, _ in (plain, other)]
         pairs = [(a, b) for a, b in zip(plain[1], other[1], strict=True) if a is not None or b is not None]
         if any(a is None or b is None or a.is_sparse != b.is_sparse for a, b in pairs):
-            return cls(math.inf, math.inf, math.inf)  # another set of weights gets gradients
+            return cls(math.inf, math.inf, math.inf, math.inf)  # another set of weights gets gradients
         dot, first, second = _products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
         numbers = torch.stack([(losses[1] - losses[0]).abs().sum(), losses[0].abs().sum(), dot, first, second]).tolist()
         distance, scale, dot_, first_, second_ = numbers
         if first_ == second_ == 0.0:
-            return cls(distance / max(scale, 1e-12), 0.0, 1.0)
-        norms = math.sqrt(first_) * math.sqrt(second_) if math.isfinite(first_ + second_) else math.nan
+            return cls(distance / max(scale, 1e-12), 0.0, 1.0, 0.0)
+        norm = math.sqrt(first_)
+        norms = norm * math.sqrt(second_) if math.isfinite(first_ + second_) else math.nan
         direction = 1 - dot_ / norms if norms else math.inf
-        return cls(distance / max(scale, 1e-12), direction, math.sqrt(second_ / first_) if first_ else math.inf)
+        length = math.sqrt(second_ / first_) if first_ else math.inf
+        return cls(distance / max(scale, 1e-12), direction, length, norm)
 
     def excess(self, *, later: bool = False, random: bool = False) -> str | None:
         """What is outside the tolerance, in words; None where nothing is.
@@ -67,10 +70,15 @@ class Departure:
             cosine, least = 1 - self.direction, 1 - most
             return f"the gradient turns from that of fp32: cosine {cosine:.3f}, at least {least:.2f} is allowed"
         if not 1 / LENGTH_TOLERANCE <= self.length <= LENGTH_TOLERANCE:
-            return f"the gradient is {self.length:.3g} times as long as that of fp32"
+            times = f"{self.length:.3g}" if self.length < 1000 else f"{self.length:,.0f}"
+            return f"the gradient is {times} times as long as that of fp32"
         if not self.loss <= LOSS_TOLERANCE and not self.direction <= SURE:
             return f"the loss is {self.loss:.1%} from that of fp32; {LOSS_TOLERANCE:.1%} is allowed"
         return None
+
+    def has_jumped_too(self, sign: "Sign") -> bool:
+        """Whether the norm of the plain gradient is the same jump: it is not the plan's."""
+        return sign.usual is not None and not self.norm <= sign.usual and not self.length > LENGTH_TOLERANCE
 
 
 def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,35 +92,52 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Ten
     return sums[0], sums[1], sums[2]
 
 
-class LossHistory:
-    """The losses of late, and whether they have jumped: a sign of divergence, of whatever cause.
+@dataclass(frozen=True)
+class Sign:
+    """Why the gate is asked out of turn: losses have jumped, or norms of the gradient."""
 
-    `times` their median is a jump.
+    words: str
+    usual: float | None = None  # of norms: the most that is no jump
+
+
+class Jumps:
+    """The numbers of late, such as losses, and whether they have jumped: a sign of divergence, of whatever cause.
+
+    `times` their median is a jump, where so many come `in_a_row`. The median is made of `least` numbers or more, and
+    `kept` at most; anew after `new` of them.
     """
 
-    def __init__(self, times: float = JUMP) -> None:
+    def __init__(
+        self, times: float = JUMP, *, least: int = LEAST, kept: int = KEPT, new: int = NEW, in_a_row: int = IN_A_ROW
+    ) -> None:
         self.times = times
-        self._losses: deque[float] = deque(maxlen=KEPT)
-        self._limit = math.inf
-        self._high = 0  # losses in a row above the limit
-        self._new = 0  # losses since the limit was set
+        self.usual = math.inf  # the most that is no jump
+        self._numbers: deque[float] = deque(maxlen=kept)
+        self._least, self._every, self._in_a_row = least, new, in_a_row
+        self._high = 0  # numbers in a row that are more
+        self._new = 0  # numbers since the median was made
 
-    def jump(self, loss: float) -> float | None:
-        """Note a loss; how many times the median it is, where it has jumped together with those before it.
+    @property
+    def is_high(self) -> bool:
+        """Whether the last number was more than is usual."""
+        return self._high > 0
 
-        >>> history = LossHistory()
-        >>> [times for loss in [2.0] * 30 + [50.0] * 3 + [2.0] if (times := history.jump(loss)) is not None]
+    def jump(self, number: float) -> float | None:
+        """Note a number; how many times the median it is, where it has jumped together with those before it.
+
+        >>> losses = Jumps()
+        >>> [times for loss in [2.0] * 30 + [50.0] * 3 + [2.0] if (times := losses.jump(loss)) is not None]
         [25.0]
         """
-        size = abs(loss)
-        if size > self._limit:
+        size = abs(number)
+        if size > self.usual:
             self._high += 1
-            return None if self._high < IN_A_ROW else self.times * size / self._limit
+            return None if self._high < self._in_a_row else self.times * size / self.usual
         self._high = 0
-        self._losses.append(size)
+        self._numbers.append(size)
         self._new += 1
-        if self._new >= NEW and len(self._losses) >= LEAST:  # not each time: a CPU's step may take 50 µs
-            self._new, self._limit = 0, self.times * statistics.median(self._losses) or math.inf
+        if self._new >= self._every and len(self._numbers) >= self._least:  # not each time: a step may take 50 µs
+            self._new, self.usual = 0, self.times * statistics.median(self._numbers) or math.inf
         return None
 
 

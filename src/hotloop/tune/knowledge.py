@@ -1,11 +1,17 @@
 """The plan that an expert would write down for a run before measuring anything: what the rules of the levers say."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hotloop.levers import LEVERS
+import torch
+
+from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import RunFacts
 from hotloop.plan import Plan, Trial, Verdict
+
+ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
+# From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
+DOUBTFUL = ("flipped", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
 
 
 @dataclass(frozen=True)
@@ -36,3 +42,21 @@ def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = Non
             verdict = "dropped"
         trials.append(Trial(lever.name, lever.tier, verdict, why or ""))
     return Proposal(plan, tuple(trials))
+
+
+def doubt(lever: Lever) -> int:
+    """Its place among those that are left out; the first is that of a lever of which nothing is known."""
+    return DOUBTFUL.index(lever.name) if lever.name in DOUBTFUL else -1
+
+
+def most_doubtful(levers: Sequence[Lever]) -> Lever:
+    """Where the gate has refused: hotloop's own kernels, which not every model can have, then what rounds most."""
+    first = {lever.name: lever for lever in levers}
+    return next((first[name] for name in ("kernels", "bf16", "fp16") if name in first), None) or min(levers, key=doubt)
+
+
+def has_room(device: torch.device) -> bool:
+    """Whether memory for a second set of activations is there, as a CUDA graph has one of its own."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.max_memory_allocated(device) < ROOM * torch.cuda.get_device_properties(device).total_memory

@@ -8,10 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import nn
 
-from hotloop.clock import synchronize
 from hotloop.data import Stream
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
@@ -34,8 +32,10 @@ from hotloop.step.work import Work
 from hotloop.text import duration, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import Feeding
-from hotloop.tune.gate import JUMP, Departure, LossHistory, without_dropout
-from hotloop.tune.knowledge import Proposal, propose
+from hotloop.tune.gate import JUMP, Departure, Jumps, Sign, without_dropout
+from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
+from hotloop.tune.norms import NormWatch
+from hotloop.tune.stopwatch import Stopwatch
 from hotloop.tune.subject import Subject, record
 from hotloop.tune.trial import material_of, tune
 
@@ -49,12 +49,12 @@ AGAIN = 3  # times that a plan which seems to be slower is timed
 AGAIN_ON_CPU = 20  # the quickest of 40 steps counts: that other programs disturb all of them is not to be expected
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
+LANDING = 100  # windows in which the norm of a step should have come from the device
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
 SLOWER_ON_CPU = 1.5  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer to hand over a batch than the device
 HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
-ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
-MOST_PASSES = 6  # forward passes beyond one a step in a run
+MOST_PASSES = 6  # forward passes beyond one a step in a run; two more where something seems to have diverged
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
 HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up
 COMPILED_BESIDE = ("cpu",)  # devices on which a compilation in a thread was shown to leave the training as it is
@@ -63,8 +63,6 @@ POLL = 0.1  # seconds between two looks at whether the compiler is done
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
 ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that several ranks do not pull unasked
-# From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
-DOUBTFUL = ("flipped", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
 
 
 @dataclass(frozen=True)
@@ -141,8 +139,9 @@ class Tuner:
     could not be restored, such as a counter in a closure, nothing is computed twice and only what leaves the numbers
     alone is used. Then the plan that the rules of the levers propose is adopted whole. What rounds passes the gate
     first: loss and gradient of the next batch, both ways. From then on real steps are timed; a plan that is slower
-    than the eager step is taken apart. For as long as something rounds, losses are watched: where they jump, the gate
-    is asked again; where one is not finite before it has reached a weight, its batch is repeated in fp32.
+    than the eager step is taken apart. For as long as something rounds, losses and norms of the gradient are watched:
+    where they jump, the gate is asked again; where a loss is not finite before it has reached a weight, its batch is
+    repeated in fp32.
     """
 
     def __init__(self, subject: Subject, loop: Tuned, *, asked: bool) -> None:
@@ -163,14 +162,15 @@ class Tuner:
         self._done = 0  # batches
         self._compilation: Compilation | None = None  # that runs beside the training
         self._audits: list[int] = []  # batches after which the gate is asked again
-        self._stopwatch = _Stopwatch(subject.device)
+        self._stopwatch = Stopwatch(subject.device)
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
         self._later: dict[str, Trial] = {}  # of levers that are tried after the others
         self._is_random = False  # whether a pass draws random numbers on the device
         self._feeding = Feeding()
         self._workers: str | None = None  # what was found out about the loader's workers
-        self._history: LossHistory | None = None  # while a lever rounds
-        self._jump: float | None = None  # the loss in times its median, where that is to be looked into
+        self._losses: Jumps | None = None  # while a lever rounds
+        self._norms: NormWatch | None = None  # the same, where norms can be known
+        self._sign: Sign | None = None  # that is to be looked into
         self._key: str | None = None  # under which what is found is remembered
         self._gate = 0.0  # seconds that the first comparison with fp32 took
         self._dropped: dict[str, str] = {}  # levers that did not work here, and why
@@ -199,6 +199,8 @@ class Tuner:
     def before(self, ahead: Ahead, done: int) -> None:
         """Before a step, or several; `done` batches have been trained on."""
         self._ahead, self._done = ahead, done
+        if self._norms is not None and (sign := self._norms.before(done)) is not None:
+            self._sign, self._course_due = sign, 0
         if done >= self._course_due:
             try:
                 if not self._has_begun:
@@ -208,7 +210,8 @@ class Tuner:
             except StopIteration:
                 self._course_due = math.inf
         self._feed()
-        self.due = min(self._course_due, done + 1 if self._feeding.is_open else math.inf)
+        looks = math.inf if self._norms is None else self._norms.due
+        self.due = min(self._course_due, looks, done + 1 if self._feeding.is_open else math.inf)
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
@@ -225,7 +228,8 @@ class Tuner:
 
     def _only_watch(self) -> None:
         """The plan was found elsewhere: nothing is tuned any more, and what rounds is watched."""
-        self._course, self._has_begun, self._audits = self._resumed(), False, []
+        self._course, self._has_begun = self._resumed(), False
+        self._stop_watching()
         self._feeding.is_open = False
         self.due = self._course_due = 0
 
@@ -271,10 +275,10 @@ class Tuner:
 
     def heard(self, loss: float) -> None:
         """A loss of a moment ago has reached the host."""
-        if self._history is not None and (jump := self._history.jump(loss)) is not None:
-            self._history = LossHistory(JUMP * self._history.times)  # losses of this run jump, it seems
+        if self._losses is not None and (jump := self._losses.jump(loss)) is not None:
+            self._losses = Jumps(JUMP * self._losses.times)  # losses of this run jump, it seems
             if self._loop.together.size == 1:  # a rank decides nothing by itself
-                self._jump = jump
+                self._sign = Sign(f"the loss is {jump:.0f} times its median")
                 self.due = self._course_due = 0
 
     def rounds(self, plan: Plan) -> bool:
@@ -308,16 +312,28 @@ class Tuner:
         pulled = () if self._loop.by_hand else _pulled(self._loop.step.plan, self._plain_plan)
         return [lever for lever in pulled if lever.tier == "B"]
 
-    def _forgo(self, rounding: Sequence[Lever], why: str) -> None:
+    def _forgo(self, levers: Sequence[Lever], why: str) -> None:
         """The run goes on without these levers, and later ones do not try them."""
-        for lever in rounding:
+        for lever in levers:
             self._drop(lever.name, why)
-        self._history, self._audits = None, []
+        if is_plain := not self._rounding():
+            self._stop_watching()
         if self.tuning is not None:  # how fast it is now was not measured
             self.tuning = replace(self.tuning, plan=self._loop.step.plan, step=None)
             if self._key is not None:
                 Cache().put(self._key, self.tuning)
-        self._say(f"back to fp32 after {self._loop.step.counts.steps} steps: {why}")
+        words = "back to fp32" if is_plain else f"without {', '.join(lever.name for lever in levers)}"
+        self._say(f"{words} after {self._loop.step.counts.steps} steps: {why}")
+
+    def _start_watching(self) -> None:
+        """Losses and norms are watched from now on. What ranks see of them differs, so norms are for one process."""
+        self._losses = Jumps()
+        if self._loop.together.size == 1 and NormWatch.is_possible(self._loop):
+            self._norms = NormWatch(self._loop, self._done)
+
+    def _stop_watching(self) -> None:
+        self._losses = self._norms = self._sign = None
+        self._audits = []
 
     # The course of it: each `yield` lets a step pass, and gives the number of batches until it wants to be asked again
 
@@ -342,8 +358,9 @@ class Tuner:
         vary = self._loop.together.largest(len({*forms, signature(self._next.batch)})) > 1
         proposal = self._adopted(plain, shapes_vary=vary)
         self._note(proposal, plain, None)
+        if self._rounding():
+            self._start_watching()
         self._audits = [self._done + number for number in AUDITS]
-        self._history = LossHistory() if self._rounding() else None
         now = yield from self._settled()
         now = yield from self._not_slower(plain, now)
         self._note(proposal, plain, now)
@@ -367,16 +384,19 @@ class Tuner:
         yield from self._watched_over()
 
     def _watched_over(self) -> "Course[None]":
-        """For as long as something rounds, ask the gate again where that is due or a loss has jumped."""
-        self._history = self._history or LossHistory()
-        while self._rounding() and self._may_ask():
-            yield max(1, self._audits[0] - self._done) if self._audits else math.inf
+        """For as long as something rounds, ask the gate again where that is due or there is a sign."""
+        if self._losses is None:
+            self._start_watching()
+        while self._rounding() and self._may_ask(has_sign=True):
+            if self._sign is None:
+                yield max(1, self._audits[0] - self._done) if self._audits else math.inf
             yield from self._audited()
-        self._history = None
+        self._stop_watching()
 
-    def _may_ask(self) -> bool:
+    def _may_ask(self, *, has_sign: bool) -> bool:
         """Whether a comparison with fp32 keeps to the forward passes that a run may have beyond its steps."""
-        return not self._effects and self.passes + 2 * len(self.subject.objectives) <= MOST_PASSES
+        cost = 2 * len(self.subject.objectives)
+        return not self._effects and self.passes + cost <= MOST_PASSES + (cost if has_sign else 0)
 
     def _worth_it(self, plain: float) -> "Course[None]":
         """Wait until the run is long enough for a plan."""
@@ -414,7 +434,7 @@ class Tuner:
             if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
         self._key = key = subject.key(ahead.batch, ahead.loader, ahead.transform)
-        if loop.together.size > 1:
+        if loop.together.ranks is not None:
             self._key = None  # what is found on several ranks is not remembered
             self._dropped |= dict.fromkeys(ALONE, "on several ranks it is not tried unasked")
         elif (known := Cache().get(key, begin)) is not None:
@@ -425,7 +445,7 @@ class Tuner:
             attends=work.attends,
             step=plain,
             left=None if ahead.left is None else ahead.left * plain,
-            has_room=_has_room(subject.device),
+            has_room=has_room(subject.device),
             shapes_vary=shapes_vary,
         )
         while True:
@@ -444,7 +464,7 @@ class Tuner:
             why = found if isinstance(found, str) else Departure.between(reference, found).excess()
             if (why := loop.together.reason(why)) is None:
                 break
-            self._drop(_most_doubtful(rounding).name, why)
+            self._drop(most_doubtful(rounding).name, why)
         self._gate = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._gate
         return proposal
@@ -481,7 +501,7 @@ class Tuner:
             if now > limit:
                 now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         while now > limit and (pulled := _pulled(plan, begin)):
-            doubtful = sorted(pulled, key=_doubt)[: math.ceil(len(pulled) / 2)]
+            doubtful = sorted(pulled, key=doubt)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
                 self._drop(lever.name, f"with it a step took {now / plain:.2g} times as long")
                 plan = lever.off(plan)
@@ -490,15 +510,17 @@ class Tuner:
         return now
 
     def _audited(self) -> "Course[None]":
-        """Ask the gate again where that is due, or a loss has jumped; what does not pass is dropped from there on."""
-        jump, self._jump = self._jump, None
-        if jump is None:
+        """Ask the gate again where that is due, or there is a sign; what does not pass is dropped from there on."""
+        sign, self._sign = self._sign, None
+        if sign is None:
             if not self._audits or self._done < self._audits[0]:
                 return
             self._audits.pop(0)
         ahead = yield from self._window()
         rounding = self._rounding()
-        if not rounding or not self._may_ask() or (jump is None and self._costs_too_much(ahead)):
+        if not rounding or not self._may_ask(has_sign=sign is not None):
+            return
+        if sign is None and self._costs_too_much(ahead):
             return
         start = time.perf_counter()
         batch = ahead.sample() if ahead.batch is None else ahead.batch
@@ -511,12 +533,37 @@ class Tuner:
         # Nothing is told where there is no room, the person's code has failed, or fp32 does no better.
         failed = isinstance(plain, str) or isinstance(other, str)
         if not failed and all(loss.isfinite().all() for loss in plain[0].values()):
-            why = Departure.between(plain, other).excess(later=True)
+            departure = Departure.between(plain, other)
+            own = sign is not None and departure.has_jumped_too(sign)
+            why = None if own else departure.excess(later=True)
         why = self._loop.together.reason(why)
-        if why is not None:
-            why = why if jump is None else f"the loss is {jump:.0f} times its median, and {why}"
+        if why is None:
+            return
+        why = why if sign is None else f"{sign.words}, and {why}"
+        if self._norms is not None and sign is not None and sign.usual is not None:
+            yield from self._narrowed(self._norms, sign.usual, why)
+        else:
             self._loop.carry_out(_without(rounding, self._loop.step.plan), why)
             self._forgo(rounding, why)
+
+    def _narrowed(self, norms: NormWatch, usual: float, why: str) -> "Course[None]":
+        """Leave out what rounds, the most doubtful first, until a step has a norm that is usual again."""
+        self._norms = None  # meanwhile
+        while rounding := self._rounding():
+            doubtful = [most_doubtful(rounding)]
+            self._loop.carry_out(_without(doubtful, self._loop.step.plan), why)
+            self._forgo(doubtful, why)
+            if len(rounding) == 1:
+                return
+            norm = None
+            for _ in range(LANDING * self._loop.step.plan.accumulate):
+                yield 0
+                if (norm := norms.now()) is not None:
+                    break
+            if norm is None or norm <= usual:
+                self._start_watching()
+                return
+            yield from self._window()
 
     def _compiled(self, now: float) -> "Course[float | None]":
         """Compile where that may pay back in what is left; the seconds of a batch then."""
@@ -606,13 +653,13 @@ class Tuner:
         if self.subject.device.type == "cpu":
             quickest = math.inf
             for _ in range(min(steps, PLAIN_STEPS)):
-                watch = self._stopwatch = _Stopwatch(self.subject.device)
+                watch = self._stopwatch = Stopwatch(self.subject.device)
                 watch.begin()
                 yield 0
                 watch.halt()
                 quickest = min(quickest, watch.seconds)
             return self._loop.together.largest(quickest)
-        watch = self._stopwatch = _Stopwatch(self.subject.device)
+        watch = self._stopwatch = Stopwatch(self.subject.device)
         cycle = math.lcm(*(each.every for each in self.subject.objectives))  # batches that train all of them
         goal = steps * cycle
         while watch.batches < goal or watch.seconds < seconds:
@@ -716,40 +763,6 @@ class Tuner:
             self.display.say(words)
 
 
-class _Stopwatch:
-    """Seconds of training, from when the device has nothing left to do until it has done what came since.
-
-    On a CPU they are seconds in which this thread computed, which other programs hardly change.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.seconds = 0.0
-        self.host = math.inf  # seconds in which the host hands over a batch to a device that has nothing to do
-        self.batches = 0
-        self._device = device
-        self._clock = time.thread_time if device.type == "cpu" else time.perf_counter
-        self._start: float | None = None
-
-    def begin(self) -> bool:
-        """Let it run; whether it stood still."""
-        if self._start is not None:
-            return False
-        synchronize(self._device)
-        self._start = self._clock()
-        return True
-
-    def note_host(self, batches: int) -> None:
-        """The first step since it stood still is handed over; later ones may wait until the device takes them."""
-        if self._start is not None:
-            self.host = min(self.host, (self._clock() - self._start) / batches)
-
-    def halt(self) -> None:
-        if self._start is not None:
-            synchronize(self._device)
-            self.seconds += self._clock() - self._start
-            self._start = None
-
-
 def in_words(plan: Plan) -> list[str]:
     """What a plan does that the loop as it was written does not, as a person would say it.
 
@@ -784,20 +797,3 @@ def _repeats_one(blocks: Sequence[nn.Module]) -> bool:
     """Whether a model repeats a block of one shape often enough for one compilation to serve for most of it."""
     shapes = Counter((type(each), tuple(p.shape for p in each.parameters())) for each in blocks)
     return bool(shapes) and max(shapes.values()) >= max(MANY_BLOCKS, 0.75 * len(blocks))
-
-
-def _has_room(device: torch.device) -> bool:
-    """Whether memory for a second set of activations is there, as a CUDA graph has one of its own."""
-    if device.type != "cuda":
-        return True
-    return torch.cuda.max_memory_allocated(device) < ROOM * torch.cuda.get_device_properties(device).total_memory
-
-
-def _doubt(lever: Lever) -> int:
-    return DOUBTFUL.index(lever.name) if lever.name in DOUBTFUL else -1
-
-
-def _most_doubtful(levers: Sequence[Lever]) -> Lever:
-    """Where the gate has refused: hotloop's own kernels, which not every model can have, then what rounds most."""
-    first = {lever.name: lever for lever in levers}
-    return next((first[name] for name in ("kernels", "bf16", "fp16") if name in first), None) or min(levers, key=_doubt)

@@ -1,0 +1,93 @@
+"""`NormReader`: the norm of the gradient that the last update had, brought to the host without a synchronization."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from hotloop.step.eager import EagerStep, norm_of
+from hotloop.step.sharding import is_sharded
+from hotloop.step.training import TrainingStep
+
+_CHANGE_GRADS = ("nesterov", "maximize")  # settings with which optimizers of PyTorch write to gradients
+
+
+class HasStep(Protocol):
+    """A loop, whose step may be another one later."""
+
+    @property
+    def step(self) -> TrainingStep:
+        """What is carried out now."""
+
+
+class NormReader:
+    """Norms of the gradient before it is clipped, by the names of the objectives.
+
+    Where the gradient is clipped, its norm is there in every step. Elsewhere it is computed in the step, where `ask`
+    was called before it, or from the gradients that it has left. `read` gives what has come from the device by then.
+    """
+
+    def __init__(self, loop: HasStep) -> None:
+        self._loop = loop
+        self._flight: tuple[list[str], Tensor, torch.cuda.Event | None] | None = None
+        # A norm of shards is a sum over ranks, all of which must ask; PyTorch has none of sparse gradients.
+        is_sparse = any(getattr(module, "sparse", False) is True for module in loop.step.model.modules())
+        self._is_possible = not is_sharded(loop.step.model) and not is_sparse
+
+    @property
+    def knows_without_asking(self) -> bool:
+        """Whether a step leaves what the norms are computed from, or the norms themselves."""
+        step = self._loop.step
+        clips = step.plan.clip_norm is not None
+        return self._is_possible and (clips or all(_is_left(step, eager) for eager in step.eagers))
+
+    def ask(self) -> None:
+        """Before a step whose norm is wanted."""
+        step = self._loop.step
+        if self._is_possible and step.plan.clip_norm is None:
+            for eager in step.eagers:
+                eager.asks_for_norm = True
+
+    def note(self) -> bool:
+        """After it: send the norms to the host; whether there are any. In the middle of a window there are none."""
+        step = self._loop.step
+        if not self._is_possible or self._flight is not None:
+            return False
+        found = {eager.trained.name: norm for eager in step.eagers if (norm := _norm(step, eager)) is not None}
+        if not found:
+            return False
+        if step.plan.clip_norm is None:
+            for eager in step.eagers:
+                eager.norm = None  # it is that of one step, and told once
+        norms, event = torch.stack([norm.detach().float() for norm in found.values()]), None
+        if norms.is_cuda:
+            norms = torch.empty(norms.shape, pin_memory=True).copy_(norms, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._flight = list(found), norms, event
+        return True
+
+    def read(self) -> dict[str, float]:
+        """What has come, once."""
+        if self._flight is None or not (self._flight[2] is None or self._flight[2].query()):
+            return {}
+        (names, norms, _), self._flight = self._flight, None
+        values: Sequence[float] = norms.tolist()
+        return dict(zip(names, values, strict=True))
+
+
+def _norm(step: TrainingStep, eager: EagerStep) -> Tensor | None:
+    """The norm in the last update; None where the window is not full, or nobody knows it any more."""
+    if eager.norm is not None or not step.is_between_windows or not _is_left(step, eager):
+        return eager.norm
+    parameters = [parameter for parameter in eager.trained.parameters if parameter.grad is not None]
+    return norm_of(parameters, step.device) if parameters else None
+
+
+def _is_left(step: TrainingStep, eager: EagerStep) -> bool:
+    """Whether the update leaves gradients as they were; their norm is not defined where they are sparse."""
+    settings = (group.get(name) for o in eager.trained.optimizers for group in o.param_groups for name in _CHANGE_GRADS)
+    if step.plan.clip_value is not None or step.plan.precision == "fp16" or any(settings):
+        return False
+    return not any(p.grad is not None and p.grad.layout is not torch.strided for p in eager.trained.parameters)

@@ -1,0 +1,42 @@
+"""`Stopwatch`: seconds of training steps, with the device idle at both ends."""
+
+import math
+import time
+
+import torch
+
+from hotloop.clock import synchronize
+
+
+class Stopwatch:
+    """Seconds of training, from when the device has nothing left to do until it has done what came since.
+
+    On a CPU they are seconds in which this thread computed, which other programs hardly change.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = 0.0
+        self.host = math.inf  # seconds in which the host hands over a batch to a device that has nothing to do
+        self.batches = 0
+        self._device = device
+        self._clock = time.thread_time if device.type == "cpu" else time.perf_counter
+        self._start: float | None = None
+
+    def begin(self) -> bool:
+        """Let it run; whether it stood still."""
+        if self._start is not None:
+            return False
+        synchronize(self._device)
+        self._start = self._clock()
+        return True
+
+    def note_host(self, batches: int) -> None:
+        """The first step since it stood still is handed over; later ones may wait until the device takes them."""
+        if self._start is not None:
+            self.host = min(self.host, (self._clock() - self._start) / batches)
+
+    def halt(self) -> None:
+        if self._start is not None:
+            synchronize(self._device)
+            self.seconds += self._clock() - self._start
+            self._start = None
