@@ -161,10 +161,27 @@ def ranks_of(want: str | torch.device | Choice | None) -> tuple[Ranks | None, Ch
         return (_ranks if choice.device == _ranks.device else None), choice
     if world_size() < 2 and not _has_own_group():
         return None, pick(want)
-    local = _number("LOCAL_RANK" if "LOCAL_RANK" in os.environ else "SLURM_LOCALID", "0")
+    local = _local_rank(want)
     choice = pick(_own_device(want, local))
     _ranks = _joined(choice.device, local)
     return _ranks, choice
+
+
+def _local_rank(want: str | torch.device | Choice | None) -> int:
+    """The number of this process on its host; where nothing says it, as under `mp.spawn`, that of the GPU it takes."""
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        if name in os.environ:
+            return _number(name)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    rank = dist.get_rank() if _is_initialized() else _number("RANK", "0")
+    if gpus > 1 and rank == 0 and str(want) in ("None", "cuda", "auto"):
+        warnings.warn(
+            f"LOCAL_RANK is not set, so that each rank takes the GPU of its rank modulo {gpus}; `hotloop launch` and"
+            " torchrun set it, and Loop(…, device=…) says otherwise",
+            PlanWarning,
+            stacklevel=4,
+        )
+    return rank % gpus if gpus else 0
 
 
 def world_size() -> int:

@@ -14,7 +14,8 @@ import pytest
 from ..warm import Running, Warm
 
 PATIENCE = 120  # seconds
-SCRIPTS = ("agent", "compiling", "crossing", "failing", "resuming", "scenes", "slowly", "unwritten")  # that tests run
+# Scripts that tests run.
+SCRIPTS = ("agent", "capturing", "compiling", "crossing", "failing", "resuming", "scenes", "slowly", "unwritten")
 collect_ignore = [f"{name}.py" for name in SCRIPTS]
 
 

@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import torch
 from torch.distributed import HashStore
 
 from hotloop._torch import store_of_ranks
-from hotloop.errors import BadArgument, DeviceUnavailable
+from hotloop.device import Choice
+from hotloop.errors import BadArgument, DeviceUnavailable, PlanWarning
 from hotloop.heartbeat import Heartbeat, RankLost, Word
 from hotloop.ranks import Ranks, ranks_of
 from hotloop.top.ranks import RankRun, runs_in
@@ -231,6 +233,28 @@ def test_more_ranks_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(DeviceUnavailable, match=r"rank 1 is process 1 .* has 1 GPU") as found:
             ranks_of(want)
         assert "hotloop launch --gpus 1" in str(found.value)
+
+
+@pytest.mark.parametrize("rank", [0, 5])
+def test_without_a_local_rank_each_rank_has_a_gpu_of_its_own(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `mp.spawn`: two hosts with four GPUs each."""
+    settings = {"RANK": str(rank), "WORLD_SIZE": "8", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for each, words in settings.items():
+        monkeypatch.setenv(each, words)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.delenv("SLURM_LOCALID", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr("hotloop.ranks.pick", lambda want: Choice(torch.device(want), "fp32", "asked for"))
+    monkeypatch.setattr("hotloop.ranks._joined", lambda device, local: Ranks(rank, 8, local, "here", device))
+    monkeypatch.setattr("hotloop.ranks._ranks", None)
+
+    with pytest.warns(PlanWarning, match="LOCAL_RANK is not set") if rank == 0 else nullcontext():
+        ranks, choice = ranks_of("cuda")
+
+    assert str(choice.device) == f"cuda:{rank % 4}"
+    assert ranks is not None
+    assert ranks.local_rank == rank % 4
 
 
 # The words of ranks

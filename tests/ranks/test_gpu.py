@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,11 +50,12 @@ IN_ONE = (
 )
 
 
-def test_a_group_of_one_rank_with_nccl_trains_as_a_process_without_does(folder: Path) -> None:
-    """The same script by `python` and by torchrun, where it makes the group itself: DDP, FSDP2, `SyncBatchNorm`."""
-    one = folder / "one"
-    one.mkdir()
-    script = [str(HERE / "scenes.py"), str(one), *IN_ONE]
+CAPTURED = ("captured", "captured_by_hand", "captured_in_turns", "captured_in_micro_batches")
+
+
+def run_in_one(folder: Path, *names: str) -> None:
+    """The same script by `python` and by torchrun, where it makes the group itself."""
+    script = [str(HERE / "scenes.py"), str(folder), *names]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
     for how, backend in (([], ""), (torchrun, "nccl")):
         environment = {**os.environ, "SCENE_DEVICE": "cuda:0", "HOTLOOP_DEVICE": "", "SCENE_BACKEND": backend}
@@ -61,9 +63,36 @@ def test_a_group_of_one_rank_with_nccl_trains_as_a_process_without_does(folder: 
             [sys.executable, *how, *script], check=False, capture_output=True, text=True, timeout=240, env=environment
         )
         assert ended.returncode == 0, ended.stderr
+
+
+def told_in_one(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a scene tells without a group and in one; its weights are the same."""
+    alone, grouped = (torch.load(folder / f"{name} {n} 0.pt", weights_only=True) for n in ("1", "1nccl"))
+    assert max(float((grouped[key] - alone[key]).abs().max()) for key in alone) < CLOSE, name
+    plain, other = (json.loads((folder / f"{name} {n} 0.json").read_text()) for n in ("1", "1nccl"))
+    return plain, other
+
+
+def test_a_group_of_one_rank_with_nccl_trains_as_a_process_without_does(folder: Path) -> None:
+    """DDP, FSDP2, `SyncBatchNorm`."""
+    one = folder / "one"
+    one.mkdir()
+    run_in_one(one, *IN_ONE)
     for name in IN_ONE:
-        alone, grouped = (torch.load(one / f"{name} {n} 0.pt", weights_only=True) for n in ("1", "1nccl"))
-        assert max(float((grouped[key] - alone[key]).abs().max()) for key in alone) < CLOSE, name
-        plain, other = (json.loads((one / f"{name} {n} 0.json").read_text())["epochs"] for n in ("1", "1nccl"))
+        plain, other = (each["epochs"] for each in told_in_one(one, name))
         assert [epoch["items"] for epoch in other] == [epoch["items"] for epoch in plain]
         assert [epoch["loss"] for epoch in other] == pytest.approx([epoch["loss"] for epoch in plain], abs=CLOSE)
+
+
+def test_a_captured_step_of_one_rank_with_nccl_trains_as_one_without_ranks_does(folder: Path) -> None:
+    """DDP's all-reduces are in the graph, and the process group can be destroyed after it."""
+    captured = folder / "captured"
+    captured.mkdir()
+    run_in_one(captured, *CAPTURED, "captured_in_part")
+    for name in CAPTURED:
+        alone, grouped = told_in_one(captured, name)
+        assert "graph" in grouped["levers"], grouped["plans"]
+        assert 0 < grouped["replays"] < alone["replays"], name  # after the passes that DDP needs before a capture
+        assert grouped["steps"] == alone["steps"]
+    _, grouped = told_in_one(captured, "captured_in_part")
+    assert (grouped["replays"], grouped["plans"][-1][1]["graph"]) == (0, 0)

@@ -26,7 +26,8 @@ class GraphLever(Lever):
     eager loop with the same flags.
 
     **What it needs.** A CUDA device; fp32 or bf16; an optimizer with `capturable`, or SGD; no hooks on the model or the
-    optimizer; and a step that does the same work every time and never synchronizes.
+    optimizer; and a step that does the same work every time and never synchronizes. On
+    [several ranks](../cuda-graphs.md#several-ranks): DDP over NCCL, and a plan that asks for it.
 
     **What it costs.** A moment for the capture. The graph has a memory pool of its own: about what a step needs at its
     peak.

@@ -25,6 +25,8 @@ from hotloop.text import shorten
 
 SEEN = 3  # updates, in which it shows which parameters get gradients; then DDP is built
 TIMED, KEPT = 4, 64  # one update in so many is timed, and so many of them are kept
+DDP_WARM_UP = 11  # passes before a capture: in the first two DDP sorts its buckets, and ten are timed for its log
+DDP_LOGS = 100  # one pass in so many is timed for that log, with events on which a capture fails
 
 
 class UpdateTimes:
@@ -82,6 +84,7 @@ class AcrossRanks(ABC):
         self._unit: float | None = None  # in which all ranks count weights
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
         self._is_lost = False  # whether a pass failed that cannot be repeated
+        self.watched: Objective | None = None  # called in the place of the objective, while passes are looked at
         self.pace: UpdateTimes | None = None  # where it can be told how long a rank waits for others
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
@@ -159,7 +162,7 @@ class Shards(AcrossRanks):
     """Through FSDP, which has put itself into the model: every pass gathers weights and reduces gradients."""
 
     def _forward(self, batch: Any) -> Any:
-        return self.objective(self.model, batch)
+        return (self.watched or self.objective)(self.model, batch)
 
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext()  # of an unsharded gradient, which waits for the last batch, there is no room
@@ -183,12 +186,16 @@ class _ObjectiveModule(nn.Module):
         super().__init__()
         self.model, self.objective = model, objective
 
-    def forward(self, batch: Any) -> Any:
-        return self.objective(self.model, batch)
+    def forward(self, batch: Any, watched: Objective | None = None) -> Any:
+        return (watched or self.objective)(self.model, batch)
 
 
 class Replicas(AcrossRanks):
-    """Through DDP. In the first steps gradients are averaged after the backward pass: it shows which are used."""
+    """Through DDP. In the first steps gradients are averaged after the backward pass: it shows which are used.
+
+    Between `begin_captures` and `end_captures` its passes can be captured as CUDA graphs. DDP is then built without a
+    hook of hotloop's own, so that all of a captured backward pass is PyTorch's C++, and updates are not timed.
+    """
 
     def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, objective: Objective, **how: Any):
         super().__init__(ranks, model, trained, objective, **how)
@@ -199,14 +206,21 @@ class Replicas(AcrossRanks):
         self._updates = 0
         self._unused: set[int] = set()  # parameters that had no gradient in the first steps
         self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
+        self._passes = 0  # through DDP, of those whose gradients are sent
+        self._names: list[str] | None = None  # of parameters without a gradient, where DDP looks for such
         self._is_same = False  # whether all ranks have the weights of rank 0
-        self.pace: UpdateTimes = UpdateTimes(ranks.device)
+        self._is_captured = False
+        self.generation = 0  # of CUDA graphs, in which all ranks are together
+        self.pace = UpdateTimes(ranks.device)
 
     def _forward(self, batch: Any) -> Any:
         self._was_sent = False
         if not self._is_same:
             self._take_weights()
-        return self._module(batch) if self._ddp is None else self._ddp(batch)
+        if self._ddp is None:
+            return self._module(batch, self.watched)
+        self._passes += self._ddp.require_backward_grad_sync
+        return self._ddp(batch, self.watched)
 
     def _take_weights(self) -> None:
         if lazy := [name for name, p in self.model.named_parameters() if is_lazy(p)]:
@@ -224,17 +238,51 @@ class Replicas(AcrossRanks):
     def _built(self) -> DistributedDataParallel:
         mine = set(map(id, self.trained.parameters))
         others = [name for name, p in self._module.named_parameters() if id(p) not in mine]
-        looks = any(self.ranks.gather(bool(self._unused)))
+        unused = [name for name, p in self._module.named_parameters() if id(p) in self._unused]
+        every = self.ranks.gather([bool(self._unused), unused])
+        looks = any(is_there for is_there, _ in every)
+        self._names = max((names for _, names in every), key=len) if looks else None
         with ignored_by_ddp(self._module, others):
             ddp = DistributedDataParallel(
                 self._module, process_group=self.ranks.group, find_unused_parameters=looks, init_sync=False
             )
-        ddp.register_comm_hook(None, self._send)
+        self._passes = 0
+        if not self._is_captured:
+            ddp.register_comm_hook(None, self._send)
         return ddp
+
+    # CUDA graphs
+
+    def begin_captures(self) -> None:
+        """Before the first step: DDP will be built so that its passes can be captured."""
+        self._is_captured, self.pace = True, None
+
+    def end_captures(self) -> None:
+        """No pass is captured any more, on any rank: DDP is built anew, on the stream of eager steps, and timed.
+
+        A capture that failed has left the old one in the middle of a backward pass.
+        """
+        self._is_captured, self.pace, self._ddp = False, UpdateTimes(self.ranks.device), None
+        self._was_sent = self._is_synchronized = self._has_begun = False
+        self._sum = None
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the next pass can be captured, as far as DDP is concerned."""
+        is_logged = self._passes % DDP_LOGS in (0, DDP_LOGS - 1)
+        return self._ddp is not None and self._passes >= DDP_WARM_UP and not is_logged
+
+    @property
+    def why_not_captured(self) -> str | None:
+        """Why its passes are never captured, once that is known; the same on all ranks."""
+        if self._ddp is None or self._names is None:
+            return None
+        names = shorten([name.removeprefix("model.") for name in self._names] or ["a parameter"], 3)
+        return f"{names} had no gradient in the first steps, and DDP looks for unused parameters on the host then"
 
     def _send(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         self._was_sent = True
-        if bucket.is_last():
+        if bucket.is_last() and self.pace is not None:
             self.pace.sent()
         return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
 
@@ -254,6 +302,7 @@ class Replicas(AcrossRanks):
 
     def weighed(self, window: Window, losses: Losses, *, is_last: bool) -> Tensor:
         self._is_synchronized = is_last and self._ddp is not None
+        self._was_sent = self._was_sent or (self._is_synchronized and self._is_captured)  # there is no hook to say so
         self._has_begun = True
         return super().weighed(window, losses, is_last=is_last)
 
@@ -272,7 +321,8 @@ class Replicas(AcrossRanks):
         self._is_synchronized = False
         self._updates += 1
         super().finish(window)
-        self.pace.synchronized()
+        if self.pace is not None:
+            self.pace.synchronized()
 
     def _synchronize(self) -> None:
         """Average gradients that no backward pass has sent."""

@@ -1,9 +1,11 @@
 """`CapturedStep`: steps as CUDA graphs, and what makes sure that a replay is the step."""
 
+import atexit
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -18,6 +20,7 @@ from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective import Objective
 from hotloop.placement import tensors_in
 from hotloop.snapshot import PassSnapshot
+from hotloop.step.across import Replicas
 from hotloop.step.cuda_graph import (
     WARM_UP,
     CannotCapture,
@@ -37,6 +40,7 @@ from hotloop.waits import waits
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
 STALE = 2  # times that it differed, after which nothing is captured any more
 CAN_CHANGE = "changes while it runs, which a capture would freeze"
+VOTE_REPLAY, VOTE_CAPTURE, VOTE_WARM_UP, VOTE_EAGERLY, VOTE_NEVER = map(float, range(5))  # the largest counts
 
 Call = Callable[[Any, int | None], Parts]  # an eager step: (batch, size of micro-batches)
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
@@ -55,6 +59,9 @@ class CapturedStep:
     captured where a capture would change what the step does: then `abandon` is told why, and the step stays eager.
 
     `calls` are the eager steps with the levers of the plan, `run` is all of them with OOM retry.
+
+    On several ranks the all-reduces of DDP are captured with the step. NCCL wants all ranks to replay graphs of one
+    capture, or none; so they vote before each step, on the host.
     """
 
     def __init__(
@@ -76,7 +83,11 @@ class CapturedStep:
         self.transform: Callable[[Any], Any] | None = None  # of batches, where it is captured together with steps
         self.optimizers = [optimizer for eager in eagers for optimizer in eager.trained.optimizers]
         self.dependents: WeakSet[Dependent] = WeakSet()  # other graphs of this step, which go when it forgets
-        self._calls, self._run, self._see, self._after_update, self.abandon = calls, run, see, after_update, abandon
+        self._calls, self._run, self._see, self._after_update, self._abandon = calls, run, see, after_update, abandon
+        self._replicas = [eager.across for eager in eagers if isinstance(eager.across, Replicas)]
+        self.ranks = self._replicas[0].ranks if self._replicas else None
+        self._why: str | None = None  # why this rank wants to go on without captures, of which the others learn
+        self._is_told = False  # that captures on several ranks are not tested
         self._is_compiled = self.plan.compile != "off"
         self._side = capture_stream(self.device)
         self._form: Any = None  # of the batches that are captured
@@ -87,11 +98,17 @@ class CapturedStep:
         self.generation = 0  # of captures
         self._others = OtherShapes(self)
         self.dependents.add(self._others)
+        for replica in self._replicas:
+            replica.begin_captures()
+        if self._replicas:
+            _drop_at_exit().add(self)
         self.forget()
 
     def forget(self) -> None:
         """Drop the graphs: the tensors that they were made for are no longer those of the model."""
         self.generation += 1
+        if self._replicas:  # which outlive a step that is composed anew
+            self.generation = self._replicas[0].generation = self._replicas[0].generation + 1
         self.replays = 0  # since the last forward pass that was compared with the captured one
         self.has_captures = False
         self._has_room = True  # for an eager forward pass beside the captures
@@ -99,6 +116,8 @@ class CapturedStep:
         self._limit = None if self.memory is None else self.memory.portion.limit
         self._stood: list[Any] = []
         self._warmed = 0
+        self._is_ready = False
+        self._forms: Counter[Hashable] = Counter()  # of batches on a rank, of which the usual one is captured
         self._inspections: list[Inspection] = []
         self._first_capture: Inspection | None = None  # where it does other work than eagerly
         self._graphs: dict[tuple[bool, bool], CapturedGraph] = {}  # by phase: first of its window, last of it
@@ -109,9 +128,47 @@ class CapturedStep:
         for dependent in self.dependents:
             dependent.drop()
 
-    def __call__(self, batch: Any) -> Parts:  # noqa: PLR0912  # one block, read at once
+    def __call__(self, batch: Any) -> Parts:
         """Train on one batch by a graph, which is captured where it is missing; eagerly where that cannot be."""
         form = signature(batch)
+        parts = self._without_graph(batch, form) if self.ranks is None else self._as_agreed(batch, form)
+        if parts is not None:
+            return parts
+        phase = self.eagers[0].phase
+        graph, failure, why = self._graphs.get(phase), None, None
+        if graph is None:
+            self._hold(batch)
+            try:
+                with self._rates.of_step(0), self.capturing(afresh=phase[0]) as graph:
+                    self._called = form
+                    for call in self._calls:
+                        call(seen_batch(self._static), self._size_of(batch))
+                    graph.result = self._seen_parts, self._seen_count
+                self._keep(phase, graph)
+            except Exception as error:
+                if isinstance(error, Departed) and self.ranks is None:
+                    return self._warm_up(batch)
+                failure, why = self.want_of_memory(error), str(error)
+                if failure is None and not isinstance(error, CannotCapture):
+                    raise
+                graph = None
+            if self.ranks is not None and (parts := self._unless_all_captured(failure, why, batch)) is not None:
+                return parts
+        if graph is None:
+            if not self.shrink(failure, self.eagers[0].weighing.items_in(batch)):
+                self.abandon(why or "")
+            return self.run_eagerly(batch)
+        if name := self._rates.changed():
+            self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
+            return self.run_eagerly(batch)
+        foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])
+        self._rates.send([self._rates.now()])
+        self.replay(graph)
+        self._window_is_captured = True
+        return self.taken(graph, updated=phase[1])
+
+    def _without_graph(self, batch: Any, form: Any) -> Parts | None:
+        """Train on a batch for which no graph of the usual shape is; None where there is one, or is to be captured."""
         if form is None:
             return self.run_eagerly(batch)
         if self._form is None or not (self.is_ready or self.plan.accumulate > 1):
@@ -124,38 +181,82 @@ class CapturedStep:
             self.compare(batch)
         if not self.is_ready:
             return self._warm_up(batch)
-        phase = self.eagers[0].phase
-        if not phase[0] and not self._window_is_captured:
+        if not self.eagers[0].phase[0] and not self._window_is_captured:
             return self.run_eagerly(batch)
-        graph, failure, why = self._graphs.get(phase), None, ""
-        if graph is None:
-            self._hold(batch)
-            try:
-                with self._rates.of_step(0), self.capturing(afresh=phase[0]) as graph:
-                    self._called = form
-                    for call in self._calls:
-                        call(seen_batch(self._static), self._size_of(batch))
-                    graph.result = self._seen_parts, self._seen_count
-                self._keep(phase, graph)
-            except Departed:
-                return self._warm_up(batch)
-            except Exception as error:
-                failure, why = self.want_of_memory(error), str(error)
-                if failure is None and not isinstance(error, CannotCapture):
-                    raise
-                graph = None
-        if graph is None:
-            if not self.shrink(failure, self.eagers[0].weighing.items_in(batch)):
+        return None
+
+    # Several ranks
+
+    def abandon(self, why: str) -> None:
+        """Go on without captures; on several ranks from the next step on, when all know of it."""
+        if self.ranks is None:
+            self._abandon(why)
+        elif self._why is None:
+            self._why = why
+
+    def _as_agreed(self, batch: Any, form: Any) -> Parts | None:
+        """What ranks do with a batch that not all of them can replay or capture: of their votes the largest counts."""
+        assert self.ranks is not None
+        vote, newest = self.ranks.largest([self._vote(batch, form), float(self.generation)])
+        if newest > self.generation:  # another rank has dropped its graphs
+            self.forget()
+            self.generation = self._replicas[0].generation = int(newest)
+        if vote == VOTE_NEVER:
+            return self._give_up(self.ranks.gather(self._why), batch)
+        if vote == VOTE_EAGERLY:
+            return self.run_eagerly(batch)
+        if vote == VOTE_CAPTURE:
+            self._graphs.clear()  # all capture, or none
+        return self._warm_up(batch) if vote == VOTE_WARM_UP else None
+
+    def _vote(self, batch: Any, form: Any) -> float:
+        """What this rank could do with a batch."""
+        self.check_size()
+        if not self._is_ready and form is not None:
+            self._forms[form] += 1
+            self._form = max(self._forms, key=self._forms.__getitem__)
+        fits = form is not None and (form == self._form or not self._is_ready)
+        fits = fits and not any(each.is_filler() for each in self._replicas)
+        if fits and self.comparison_is_due:
+            self.compare(batch)
+        for why in (each.why_not_captured for each in self._replicas):
+            if why is not None:
                 self.abandon(why)
-            return self.run_eagerly(batch)
-        if name := self._rates.changed():
+        if self.has_captures and (name := self._rates.changed()):
             self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
-            return self.run_eagerly(batch)
-        foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])
-        self._rates.send([self._rates.now()])
-        self.replay(graph)
-        self._window_is_captured = True
-        return self.taken(graph, updated=phase[1])
+        if self._why is not None:
+            return VOTE_NEVER
+        if not fits:
+            return VOTE_EAGERLY
+        if not self._is_ready:
+            return VOTE_WARM_UP
+        if self._graphs:
+            return VOTE_REPLAY
+        return VOTE_CAPTURE if all(each.is_warm for each in self._replicas) else VOTE_EAGERLY
+
+    def _unless_all_captured(self, failure: Failure | None, why: str | None, batch: Any) -> Parts | None:
+        """After a capture, before anyone replays it: an eager step where a rank has failed."""
+        assert self.ranks is not None
+        reasons = self.ranks.gather(why if failure is None else "memory ran out while it was captured")
+        if any(reason is not None for reason in reasons):
+            return self._give_up(reasons, batch)
+        if not self._is_told:
+            self._is_told = True
+            ranks = "a rank of NCCL" if self.ranks.size == 1 else f"{self.ranks.size} ranks"
+            warnings.warn(
+                f"the step is captured as a CUDA graph with {ranks}, which is not tested on GPUs yet",
+                PlanWarning,
+                stacklevel=5,
+            )
+        return None
+
+    def _give_up(self, reasons: Sequence[str | None], batch: Any) -> Parts:
+        """All ranks go on without captures, for the first of their reasons."""
+        rank, why = next((rank, why) for rank, why in enumerate(reasons) if why is not None)
+        for replica in self._replicas:
+            replica.end_captures()
+        self._abandon(f"{why} (rank {rank})" if why and len({*reasons}) > 1 else why)
+        return self._run(batch)
 
     def taken(self, graph: CapturedGraph, *, updated: bool) -> Parts:
         """The losses of a batch that was replayed; the host counts it and advances schedules."""
@@ -178,21 +279,23 @@ class CapturedStep:
         if not self.eagers[0].phase[0] and self._window_is_captured:
             self._show(self._gradients)
         self._window_is_captured, self._shown = False, None
-        return self._run(batch)
+        with self._side.running() if self._replicas else nullcontext():  # DDP belongs to the stream of captures
+            return self._run(batch)
 
     @property
     def is_ready(self) -> bool:
         """Whether the step can be captured: it has run a few times and was seen to do the same work."""
-        return self._warmed > WARM_UP
+        return self._is_ready
 
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the stream of captures; two of them are looked at."""
         self._warmed += 1
+        self._is_ready = self._warmed > WARM_UP and all(each.is_warm for each in self._replicas)
         with self._side.running():
             if self._warmed in (WARM_UP - 1, WARM_UP):
                 parts = self._inspected(batch)
             else:  # with rates on the device only where the person's code was seen to leave them alone
-                parts = self._rehearsed(batch) if self._warmed > WARM_UP else self._run(batch)
+                parts = self._rehearsed(batch) if self._is_ready else self._run(batch)
         if self._is_sized and self._warmed == WARM_UP and (why := objection(*self._inspections)):
             self.abandon(why)
         return parts
@@ -229,16 +332,22 @@ class CapturedStep:
         return parts
 
     @contextmanager
-    def _watching(self, watch: Callable[[Objective, nn.Module, Any], Any]) -> Iterator[None]:
-        """The objectives are called by `watch(objective, model, batch)`."""
+    def _watching(self, watch: Callable[[Objective, nn.Module, Any], Any], *, on_ranks: bool = True) -> Iterator[None]:
+        """The objectives are called by `watch(objective, model, batch)`, inside of DDP or, not `on_ranks`, without."""
         before = [eager.objective for eager in self.eagers]
         for eager in self.eagers:
-            eager.objective = partial(watch, eager.trained.objective)
+            watched = partial(watch, eager.trained.objective)
+            if eager.across is not None and on_ranks:
+                eager.across.watched = watched
+            else:
+                eager.objective = watched
         try:
             yield
         finally:
             for eager, objective in zip(self.eagers, before, strict=True):
                 eager.objective = objective
+                if eager.across is not None:
+                    eager.across.watched = None
 
     # Captures
 
@@ -436,7 +545,7 @@ class CapturedStep:
                 return objective(model, batch)
 
         before, is_comparable = PassSnapshot(self.memory.modules, self.device), False
-        with self._side.running(), self.levers.around(), self._watching(compared):
+        with self._side.running(), self.levers.around(), self._watching(compared, on_ranks=False):
             before.take(batch)
             try:
                 if transform is not None:
@@ -485,6 +594,19 @@ class CapturedStep:
 
 class Departed(CannotCapture):
     """The step does other work than when it was captured before: it is looked at again, and captured then."""
+
+
+@cache
+def _drop_at_exit() -> "WeakSet[CapturedStep]":
+    """Steps whose graphs are dropped when Python ends: NCCL waits for them, without end, to leave a process group."""
+    alive: WeakSet[CapturedStep] = WeakSet()
+
+    def drop() -> None:
+        for step in [*alive]:
+            step.forget()
+
+    atexit.register(drop)
+    return alive
 
 
 def _prepare_dropout(device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,10 @@ from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.plan import Plan
 from hotloop.ranks import Ranks, timeout
-from hotloop.text import shorten
+from hotloop.text import plural, shorten
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
-_OTHERS = ("channels_last", "flipped", "graph", "micro_batch", "memory_budget", "cudnn_benchmark")
+_OTHERS = ("channels_last", "flipped", "micro_batch", "memory_budget", "cudnn_benchmark")
 
 
 def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> None:
@@ -152,6 +153,21 @@ def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str,
     return {**values, "state": state}
 
 
+def why_not_captured(ranks: Ranks, plan: Plan) -> str | None:
+    """Why a step on ranks is not captured as a CUDA graph, as far as the plan tells; None where it can be."""
+    if not plan.graph:
+        return None
+    if plan.parallel == "fsdp":
+        return "with parallel='fsdp' every pass gathers and frees parameters, which was not tried in a capture"
+    if "cuda:nccl" not in str(dist.get_backend_config(ranks.group)):
+        return "they exchange gradients over gloo, through the host; only NCCL's collectives can be captured"
+    if plan.accumulate > 1:
+        return f"accumulate={plan.accumulate} sends gradients in one batch of a window only, which is not captured"
+    if plan.graph > 1:
+        return "ranks agree before each step, so that a CUDA graph holds one"
+    return None
+
+
 def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks | None, plan: Plan) -> nn.Module:
     """The model as a plan wants it on several ranks; what cannot be is refused."""
     if ranks is None:
@@ -160,10 +176,11 @@ def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks
                 "parallel='fsdp' in a process that is alone", fix="start several: `hotloop launch --gpus 2 script.py`"
             )
         return model
-    if plan.graph:
+    if why := why_not_captured(ranks, plan):
+        one = plan.graph > 1 and why_not_captured(ranks, replace(plan, graph=1)) is None
         raise BadArgument(
-            f"graph={plan.graph} on {ranks.size} ranks: CUDA graphs were not tried there",
-            fix="leave it out of the plan",
+            f"graph={plan.graph} on {plural(ranks.size, 'rank')}: {why}",
+            fix="use graph=1" if one else "leave graph out of the plan",
         )
     if plan.sync_batchnorm:
         if ranks.device.type != "cuda":

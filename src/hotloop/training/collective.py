@@ -23,6 +23,7 @@ from hotloop.ranks import Agreement, Ranks
 from hotloop.records import RankPace
 from hotloop.step.data_parallel import SpreadModel, ddp_instead
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.sharding import why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.text import plural, shorten
 from hotloop.version import __version__
@@ -158,6 +159,12 @@ class Collective:
         if self.ranks is None:
             return words
         return next((each for each in self.ranks.gather(words) if each is not None), None)
+
+    def why_not_captured(self, plan: Plan, *, asked: bool) -> str | None:
+        """Why steps of a plan are not captured as CUDA graphs; None where ranks have nothing against it."""
+        if self.ranks is None or not plan.graph:
+            return None
+        return why_not_captured(self.ranks, plan) if asked or self.size == 1 else "several ranks do not try it unasked"
 
     def from_first(self, value: Any) -> Any:
         """What the first rank has, as plain data."""

@@ -199,6 +199,8 @@ class Core:
     def rest(self) -> None:
         """The last epoch of a fit is over: workers that wait for another one end, and so does a compilation."""
         self.tuner.end()
+        if self.together.ranks is not None:
+            self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
         if self.stream is not None:
             self.stream.close()
 
@@ -250,7 +252,7 @@ class Core:
             len(drawn),
             self._left(loader),
             self.step.is_between_windows,
-            can_be_several=resident is not None and not self.is_one_by_one,
+            can_be_several=resident is not None and not self.is_one_by_one and self.together.ranks is None,
             sample=partial(self._sample, resident, drawn[0], transform),
         )
         self.tuner.before(ahead, self.watch.batches)
@@ -278,10 +280,11 @@ class Core:
 
     def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
         """The step of a plan; with objectives that were compiled for it already."""
+        why = self.together.why_not_captured(plan, asked=not self.plans_itself)
         step = TrainingStep(
             self.model,
             self.objectives,
-            plan,
+            plan if why is None else replace(plan, graph=0),
             averages=self.subject.averages,
             see=self.watch.see,
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
@@ -289,6 +292,7 @@ class Core:
             memory=self.memory,
             across=None if self.together.ranks is None else self._across,
         )
+        step.obstacle = step.obstacle or why
         if self.together.wrapper is not None:
             for eager in step.eagers:
                 eager.model = self.together.wrapper
