@@ -18,14 +18,15 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from .thorough import THOROUGH
-from .warm import Warm
+from .warm import SERVER, WITH_CHILDREN, ForkedChild, Warm
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
 NUMBERS = count()
+FROZEN = [0]  # modules whose objects no garbage collection looks at
 # A machine may be slow or busy, so nothing has a deadline. The same examples each time, so that a test fails for what
 # was changed; HOTLOOP_TEST_RANDOM=1 looks for new ones, and for more of them.
-settings.register_profile("any machine", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile("any machine", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("new examples", deadline=None, max_examples=200)
 settings.load_profile("new examples" if THOROUGH else "any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C
@@ -90,20 +91,43 @@ def nothing_rounds() -> Iterator[None]:
     torch.use_deterministic_algorithms(before)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Workers of pytest-xdist have one process that forks in common; it imports torch while they collect the tests."""
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        return
+    running = Warm().__enter__()
+    config.add_cleanup(running.close)
+    os.environ[SERVER] = running.server
+
+
 @pytest.fixture(scope="session")
 def warm() -> Iterator[Warm]:
     """Runs scripts in processes that have torch already."""
-    with Warm() as running:
+    with Warm(os.environ.get(SERVER)) as running:
         yield running
 
 
+@pytest.fixture
+def forked_children(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that hotloop starts from this one are forks of one that has torch."""
+    monkeypatch.setattr(ForkedChild, "server", warm.server, raising=False)
+    for name in WITH_CHILDREN:
+        monkeypatch.setattr(f"{name}.Child", ForkedChild)
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _frozen_heap() -> Iterator[None]:
-    """Modules and collected tests are not looked through for garbage and for tensors again and again."""
-    gc.collect()
-    gc.freeze()
+def _heap() -> Iterator[None]:
     yield
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen_heap(_heap: None) -> None:
+    """Modules and collected tests are not looked through for garbage and for tensors again and again."""
+    if len(sys.modules) > FROZEN[0] + 100:  # many are imported by the first test that needs them
+        gc.collect()
+        gc.freeze()
+        FROZEN[0] = len(sys.modules)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from hotloop.bench.workloads import APPLICATIONS, RACED, UNSEEN, workload
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan
 
+from ..thorough import some
 from .racing import CPU, EXPERTS, loss_of, needs_packages_of
 
 
@@ -40,8 +41,9 @@ def test_on_a_cpu_the_weights_are_those_of_the_tutorial(name: str) -> None:
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)  # a fused optimizer rounds differently
 
 
+# With both loops only what has several updates or whole models that give their loss; all are in `test_end_to_end.py`.
 @pytest.mark.parametrize("name", ["tutorial", "careful"])
-@pytest.mark.parametrize("trained", [*APPLICATIONS, *UNSEEN])
+@pytest.mark.parametrize("trained", some([*APPLICATIONS, *UNSEEN], ["dcgan", "lstm", "bert"]))
 def test_loops_by_hand_train_every_application(name: str, trained: str) -> None:
     needs_packages_of(trained)
     parts = workload(trained, "cpu", quick=True).parts()

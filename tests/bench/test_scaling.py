@@ -8,14 +8,19 @@ from hotloop.bench.scaling import GPUS, LINKS, GroupFailed, ScalingSetup, run_sc
 from hotloop.errors import BadArgument
 from hotloop.scaling import DDP, LOOP, ScalingBenchmark
 
+from ..warm import ForkedChild, Warm
+
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def measured() -> tuple[ScalingBenchmark, list[str]]:
+def measured(warm: Warm) -> tuple[ScalingBenchmark, list[str]]:
     said: list[str] = []
     setup = ScalingSetup("mlp", CPU, ranks=(2,), repeats=2, quick=True, threads=1)
-    return run_scaling(setup, command="hotloop bench --scaling", tell=said.append), said
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ForkedChild, "server", warm.server, raising=False)
+        patch.setattr("hotloop.bench.scaling.Child", ForkedChild)
+        return run_scaling(setup, command="hotloop bench --scaling", tell=said.append), said
 
 
 def test_two_ranks_are_measured_beside_one_and_beside_the_prediction(
@@ -73,11 +78,12 @@ def test_more_gpus_are_modelled_on_named_links(measured: tuple[ScalingBenchmark,
     assert ScalingBenchmark.from_json(found.to_json()) == found
 
 
+@pytest.mark.usefixtures("forked_children")
 def test_a_workload_that_cannot_be_measured_so_is_refused_and_no_process_stays() -> None:
-    before = {child.pid for child in psutil.Process().children()}
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(GroupFailed, match="several objectives"):
         run_scaling(ScalingSetup("dcgan", CPU, ranks=(1,), quick=True, threads=1))
-    assert {child.pid for child in psutil.Process().children()} <= before
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 
 @pytest.mark.parametrize("wrong", [{"ranks": (0, 2)}, {"ranks": ()}, {"repeats": 0}])

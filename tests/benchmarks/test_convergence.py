@@ -60,23 +60,33 @@ def test_an_item_or_two_is_no_difference_where_all_seeds_are_right(convergence: 
     assert not are_equal(convergence, "accuracy", [1.0, 1.0, 1.0], [0.99, 0.99, 0.99])
 
 
-def test_it_trains_with_both_plans_and_writes_what_it_found(tmp_path: Path, warm: Warm) -> None:
-    out = tmp_path / "r.json"
-    ran = warm.run(BENCHMARK, "sprite-classifier", "--quick", "--seeds", "2", "--out", str(out), cwd=tmp_path)
-    assert out.exists(), ran.stderr
+def test_it_trains_with_both_plans_and_writes_what_it_found(
+    tmp_path: Path, convergence: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, made = tmp_path / "r.json", convergence.sprite_classifier
+
+    def smaller(quick: bool) -> Any:
+        task = made(quick)
+        held_out = TensorDataset(*(each[:128] for each in task.held_out.tensors))
+        return dataclasses.replace(task, held_out=held_out, epochs=2)
+
+    monkeypatch.setitem(convergence.TASKS, "sprite-classifier", smaller)
+    monkeypatch.setenv("HOTLOOP_CACHE", "restored afterwards")
+    monkeypatch.setattr("sys.argv", [str(BENCHMARK), "sprite-classifier", "--quick", "--seeds", "2", "--out", str(out)])
+    code, printed = convergence.main(), capsys.readouterr().out
     written = json.loads(out.read_text())
     assert {"command", "date", "commit", "hardware", "versions"} <= set(written)
     runs = written["runs"]
     assert [(run["plan"], run["seed"]) for run in runs] == [("plain", 0), ("auto", 0), ("auto", 1), ("plain", 1)]
     for run in runs:
         assert math.isfinite(run["loss"])
-        assert run["accuracy"] > 3 / 16, "three times as much as by chance"
+        assert run["accuracy"] > 2 / 16, "twice as much as by chance"
         assert run["plan"] == "auto" or not run["levers"]
     comparisons = written["comparisons"]
     assert [each["figure"] for each in comparisons] == ["loss", "accuracy"]
     assert all(each["within"] is (abs(each["difference"]) <= each["allowed"]) for each in comparisons)
-    assert ran.returncode == (0 if all(each["within"] for each in comparisons) else 1), ran.stderr
-    assert "wall clock" in ran.stdout
+    assert code == (0 if all(each["within"] for each in comparisons) else 1)
+    assert "wall clock" in printed
 
 
 @pytest.mark.parametrize("name", ["sprite-classifier", "sprite-generator", "resnet18", "gpt"])

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from hotloop.simulate.record import Finding, Peak, Simulation, StepTime
 from hotloop.simulate.running import Simulator
-from hotloop.simulate.shim import CannotSimulate
 
 from ..simulate.conftest import built, simulator  # noqa: F401  # the one of those tests
 
@@ -247,15 +246,10 @@ def test_what_is_stored_is_what_a_training_asks_for(
     own: SimpleNamespace,
     stored: list[dict[str, Any]],
     levels: dict[float, list[Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    simulator: Any,  # noqa: F811
 ) -> None:
     case, key = own.cases.BY_NAME["cnn"], "cnn 2200"
-    monkeypatch.setenv("PYTHONPATH", str(FOLDER))
-    try:
-        with Simulator(stdout=subprocess.DEVNULL) as simulator:
-            told, interval = own.leave_out.asked_by(simulator, case, case.batches[0])
-    except CannotSimulate as error:
-        pytest.skip(f"there is no simulated GPU here: {error}")
+    told, interval = own.leave_out.asked_by(simulator, case, case.batches[0])
     assert told == stored[0]["trainings"][key]
     (held,) = [each for each in levels[0.0] if each.key == key]
     assert interval.low.allocated == held.interval.low.allocated  # reckoned afterwards as in the simulation

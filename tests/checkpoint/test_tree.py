@@ -86,7 +86,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=tries(100, 300), deadline=None)
+@settings(max_examples=tries(50, 300), deadline=None)
 @given(TREES)
 def test_a_tree_comes_back_as_it_was(tree: Any) -> None:
     assert same(again(tree), tree)
@@ -329,7 +329,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=tries(100, 300), deadline=None)
+@settings(max_examples=tries(50, 300), deadline=None)
 @given(JSON)
 def test_any_json_is_a_tree_or_a_value_error(data: Any) -> None:
     with suppress(ValueError):

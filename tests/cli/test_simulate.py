@@ -22,6 +22,7 @@ import pytest
 from hotloop.cli import main
 
 from ..simulate.conftest import built, output_of, simulator  # noqa: F401  # the fixtures of those tests
+from ..thorough import THOROUGH, some
 from ..warm import HOTLOOP, Warm
 
 BROKEN = """
@@ -133,6 +134,7 @@ def test_json_is_one_object_and_the_script_prints_elsewhere(tmp_path: Path) -> N
     assert looked_for_as_python_does(tmp_path, shown), done.stderr
 
 
+@pytest.mark.skipif(not THOROUGH, reason="the same code as that of the test before, and seconds; HOTLOOP_TEST_RANDOM=1")
 def test_a_profile_looks_for_modules_as_python_does(tmp_path: Path) -> None:
     done = started("profile", tmp_path, "")
     assert looked_for_as_python_does(tmp_path, done.stdout.splitlines()), done.stderr
@@ -197,7 +199,10 @@ time.sleep(600)
 """
 
 
-@pytest.mark.parametrize(("how", "code", "words"), [("SIGINT", 130, "hotloop: stopped\n"), ("SIGTERM", 143, "")])
+ENDINGS = [("SIGINT", 130, "hotloop: stopped\n"), ("SIGTERM", 143, "")]
+
+
+@pytest.mark.parametrize(("how", "code", "words"), some(ENDINGS, ENDINGS[:1]))  # `test_children.py` has all signals
 def test_it_ends_with_all_it_started(how: str, code: int, words: str, tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "slow.py").write_text(SLOW)
     scratch, out, err = (tmp_path / name for name in ("scratch", "out", "err"))
@@ -226,7 +231,8 @@ LOADER = """
     from torch.utils.data import DataLoader, TensorDataset
 
     loader = DataLoader(TensorDataset(torch.randn(40, 256)), batch_size=8)
-    model = nn.Sequential(nn.Linear(256, 4096), nn.ReLU(), nn.Linear(4096, 50000)).cuda()
+    with torch.device("cuda"):
+        model = nn.Sequential(nn.Linear(256, 4096), nn.ReLU(), nn.Linear(4096, 50000))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for (x,) in loader:
         optimizer.zero_grad()
@@ -357,11 +363,11 @@ def test_what_runs_out_on_one_gpu_is_told_of_several(tmp_path: Path, simulate) -
         import torch
         from torch import nn
 
-        blocks = [nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()) for _ in range(24)]
-        net = nn.Sequential(*blocks).cuda()
+        blocks = [nn.Sequential(nn.Linear(8192, 8192, device="cuda"), nn.ReLU()) for _ in range(6)]
+        net = nn.Sequential(*blocks)
         optimizer = torch.optim.AdamW(net.parameters())
         for _ in range(4):
-            net(torch.randn(8, 4096, device="cuda")).mean().backward()
+            net(torch.randn(8, 8192, device="cuda")).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
         """)

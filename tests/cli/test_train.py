@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from hotloop.cli import main
 from hotloop.sprites.making import make
 
+from ..thorough import tries
 from ..warm import Warm
 
 SMALL = ("--width", "4", "--batch", "32", "--device", "cpu", "--no-report")
@@ -44,7 +45,8 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task:
     code, _, err = run(*command, "--out", "whole.safetensors")
     assert code == 0, err
     saving = ("--out", "parts.safetensors", "--save", "run", "--every", "3 steps", "--resume", "--json")
-    for life in range(1, 4):
+    lives = 3 if task == "classify" else tries(1, 3)
+    for life in range(1, lives + 1):
         code, out, err = run(*command, *saving, "--time-limit", "0.000001s")
         report = json.loads(out)
         assert code == 130
@@ -53,10 +55,11 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task:
         assert told == (
             f"the time limit, at step {life}, epoch 1 of 2; saved in run: resume=True (`--resume`) goes on from there"
         )
-    assert f"going on from step {life - 1}, in epoch 1 of 2, after batch {life - 1} of 9" in err
+        if life > 1:
+            assert f"going on from step {life - 1}, in epoch 1 of 2, after batch {life - 1} of 9" in err
     code, out, err = run(*command, *saving)
     assert code == 0, err
-    assert (json.loads(out)["steps"], json.loads(out)["resumed"]) == (18, 3)
+    assert (json.loads(out)["steps"], json.loads(out)["resumed"]) == (18, lives)
     whole, parts = load_file(tmp_path / "whole.safetensors"), load_file(tmp_path / "parts.safetensors")
     assert whole.keys() == parts.keys()
     assert all(tensor.equal(parts[name]) for name, tensor in whole.items())

@@ -23,6 +23,8 @@ from torch.utils.data import (
 from hotloop.data import order
 from hotloop.data.order import can_draw_at_once, draws_at_once
 
+from ..thorough import tries
+
 
 def rows(items: int) -> TensorDataset:
     return TensorDataset(torch.arange(items))
@@ -46,7 +48,7 @@ def seen_in(batches: Iterable[Any], generators: list[torch.Generator], stop: int
     return seen
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=tries(50, 150))
 @given(
     items=st.integers(1, 40),
     size=st.integers(1, 45),

@@ -3,7 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -32,7 +32,7 @@ from hotloop.data.position import FORMAT, Position
 from hotloop.data.rng import LoaderRngState
 from hotloop.errors import BadArgument
 
-from ..thorough import tries
+from ..thorough import dealt, tries
 
 EPOCHS = 3
 Build = Callable[[], Any]
@@ -177,6 +177,8 @@ WITH_WORKERS: dict[str, Build] = {
     ),
 }
 
+EVERY = LOADERS | {f"workers: {name}": build for name, build in WITH_WORKERS.items()}
+
 
 def seed_all(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
@@ -257,20 +259,27 @@ def in_two(make: Callable[[], Run], epoch: int, stop: int, epochs: int = EPOCHS)
     return [*run.seen, *again.seen, *states(again)], resumption
 
 
-@pytest.mark.parametrize(("epoch", "stop"), [(0, 1), (0, 4), (1, 5), (2, 0), (1, 2)])
+MOMENTS = [(0, 1), (0, 4), (1, 5), (2, 0), (1, 2)]  # an epoch, and after how many of its batches the run is stopped
+
+
+@cache
+def whole_run(name: str, kind: Any) -> list[Any]:
+    """What a run gives that nobody stops; the same for all moments."""
+    return whole(partial(Run, EVERY[name], kind))
+
+
+@pytest.mark.parametrize(("name", "moment"), dealt(list(LOADERS), MOMENTS, each=2), ids=str)
 @pytest.mark.parametrize("kind", ["auto", "direct"])
-@pytest.mark.parametrize("build", LOADERS.values(), ids=LOADERS)
-def test_the_rest_is_what_it_would_have_been(build: Build, kind: Any, epoch: int, stop: int) -> None:
-    make = partial(Run, build, kind)
-    assert in_two(make, epoch, stop)[0] == whole(make)
+def test_the_rest_is_what_it_would_have_been(name: str, kind: Any, moment: tuple[int, int]) -> None:
+    assert in_two(partial(Run, LOADERS[name], kind), *moment)[0] == whole_run(name, kind)
 
 
-@pytest.mark.parametrize(("epoch", "stop"), [(0, 2), (1, 5), (1, 6), (2, 0)])
-@pytest.mark.parametrize("build", WITH_WORKERS.values(), ids=WITH_WORKERS)
-def test_with_workers(build: Build, epoch: int, stop: int) -> None:
-    make = partial(Run, build, "direct", trained=True)
-    seen, resumption = in_two(make, epoch, stop)
-    assert seen == whole(make)
+@pytest.mark.parametrize(
+    ("name", "moment"), dealt([*map("workers: {}".format, WITH_WORKERS)], [(0, 2), (1, 5), (1, 6), (2, 0)], 2), ids=str
+)
+def test_with_workers(name: str, moment: tuple[int, int]) -> None:
+    seen, resumption = in_two(partial(Run, EVERY[name], "direct"), *moment)
+    assert seen == whole_run(name, "direct")
     assert resumption.reason is None
 
 
@@ -407,12 +416,13 @@ def _prefetching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_prefetching")
-@pytest.mark.parametrize(("epoch", "stop"), [(0, 1), (0, 4), (1, 5), (1, 2)])
-@pytest.mark.parametrize("name", [*LOADERS, "workers: constant", "workers: augmented"])
-def test_batches_that_were_read_ahead(name: str, epoch: int, stop: int) -> None:
-    build = WITH_WORKERS[name.removeprefix("workers: ")] if name.startswith("workers: ") else LOADERS[name]
-    make = partial(Run, build, "prefetched")
-    assert in_two(make, epoch, stop)[0] == whole(make)
+@pytest.mark.parametrize(
+    ("name", "moment"),
+    dealt([*LOADERS, "workers: constant", "workers: augmented"], [(0, 1), (0, 4), (1, 5), (1, 2)], 2),
+    ids=str,
+)
+def test_batches_that_were_read_ahead(name: str, moment: tuple[int, int]) -> None:
+    assert in_two(partial(Run, EVERY[name], "prefetched"), *moment)[0] == whole_run(name, "prefetched")
 
 
 @pytest.mark.gpu

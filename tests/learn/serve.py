@@ -1,6 +1,7 @@
-"""The process of `tests/warm.py`, with what a check of an exercise imports loaded as well."""
+"""A fork of the process of `tests/warm.py` that forks itself, with what a check of an exercise needs loaded as well."""
 
 import importlib.util
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,7 @@ def warm_up() -> None:
 
 
 def main() -> None:
+    signal.alarm(0)  # it serves all tests of a worker
     warm_up()
     spec = importlib.util.spec_from_file_location("warm", Path(__file__).parents[1] / "warm.py")
     assert spec is not None
@@ -31,7 +33,7 @@ def main() -> None:
     warm = importlib.util.module_from_spec(spec)
     sys.modules["warm"] = warm  # its dataclasses look for their module
     spec.loader.exec_module(warm)
-    warm.serve()
+    warm.serve(sys.argv[1], for_ever=True)
 
 
 if __name__ == "__main__":

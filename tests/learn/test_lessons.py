@@ -17,6 +17,8 @@ from hotloop.learn.page import page
 from hotloop.learn.recording import RecordedStep, Recording, record
 from hotloop.learn.running import Session
 
+from ..warm import stand_in
+
 ROOT = Path(__file__).parents[2]
 EACH = pytest.mark.parametrize("each", lessons(), ids=lambda each: each.name)
 # What the steps of a lesson must print on any machine, as regular expressions.
@@ -52,8 +54,12 @@ def from_notebook(each: Lesson) -> Lesson:
 
 
 @EACH
-def test_the_notebook_runs_and_shows_what_it_teaches(each: Lesson) -> None:
+def test_the_notebook_runs_and_shows_what_it_teaches(
+    each: Lesson, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     notebook = from_notebook(each)
+    if any("sys.executable" in step.code for step in notebook.steps):  # processes that would import torch
+        monkeypatch.setattr("sys.executable", stand_in(tmp_path, request.getfixturevalue("warm").server))
     session = Session(notebook)
     outcomes = [(step, session.run(step)) for step in notebook.steps]
     failed = [

@@ -216,7 +216,7 @@ def run(visitor: Visitor, step: int, code: str, number: int = 3) -> tuple[str, d
     return "".join(line["output"] for line in output), last
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks that find their pipes in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks, which are tried on Linux alone")
 def test_steps_know_what_earlier_ones_made_and_the_last_one_makes_the_lesson_done(
     visitor: Visitor, warm_checks: None
 ) -> None:
@@ -239,18 +239,18 @@ def test_steps_know_what_earlier_ones_made_and_the_last_one_makes_the_lesson_don
     assert LearnerProgress.load().lessons == {"3": "done"}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks that find their pipes in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks, which are tried on Linux alone")
 def test_a_step_without_an_end_is_ended_and_one_that_is_stopped_too(
     warm_checks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    strict = partial(server.StepProcess, limit=2.0)
+    strict = partial(server.StepProcess, limit=1.0)
     small = partial(server.StepProcess, memory=900 << 20)
     monkeypatch.setattr(server, "StepProcess", lambda number: (strict if number == 3 else small)(number))
     with served() as address:
         visitor = Visitor(address).enter()
         assert run(visitor, 1, "x = 1")[1]["ran"] == [1]
         _, last = run(visitor, 2, "while True: pass")
-        assert "still running after 2.00 s" in last["end"]["ended"]
+        assert "still running after 1.00 s" in last["end"]["ended"]
         assert last["ran"] == []
         output, _ = run(visitor, 2, "print(x)")  # a new process: its variables are gone
         assert "NameError" in output
@@ -267,7 +267,7 @@ def test_a_step_without_an_end_is_ended_and_one_that_is_stopped_too(
         assert output.endswith("is not shown\n")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks that find their pipes in /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks, which are tried on Linux alone")
 def test_one_step_of_a_lesson_runs_at_a_time_and_the_server_ends_with_all_that_runs(
     warm_checks: None, tmp_path: Path
 ) -> None:

@@ -6,16 +6,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
-from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 import hotloop
 from hotloop.levers.rms_norm import RMSNormLever, written_out
 from hotloop.plan import Plan
 
 
-def llama() -> LlamaForCausalLM:
+def llama() -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM  # takes seconds, and each worker collects this file
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=100, **sizes))
@@ -58,12 +57,17 @@ class Centred(Own):
 
 
 def test_the_layers_of_transformers_are_found() -> None:
+    from transformers import T5Config, T5ForConditionalGeneration
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
     t5 = T5ForConditionalGeneration(T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
     assert [type(layer).__name__ for layer, _ in written_out(t5)] == ["T5LayerNorm"] * 7
     assert [(type(layer), eps) for layer, eps in written_out(llama())] == [(LlamaRMSNorm, "variance_epsilon")] * 5
 
 
 def test_an_own_layer_is_known_by_what_it_computes_and_not_by_its_name() -> None:
+    from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
+
     assert [eps for _, eps in written_out(Own(8))] == ["eps"]
     others = [Squared(8), Centred(8), GemmaRMSNorm(8), nn.RMSNorm(8), nn.LayerNorm(8), nn.Linear(8, 8), Own(8).half()]
     hooked = Own(8)

@@ -75,7 +75,7 @@ def allowed(blocks: list[CheckpointCandidate]) -> list[tuple[CheckpointCandidate
     ]
 
 
-@settings(max_examples=tries(100, 300), deadline=None)
+@settings(max_examples=tries(50, 300), deadline=None)
 @given(models, st.integers(-5, 200), st.integers(0, 80))
 def test_nothing_that_saves_enough_takes_less_time(
     blocks: list[CheckpointCandidate], needed: int, headroom: int
@@ -93,7 +93,7 @@ def test_nothing_that_saves_enough_takes_less_time(
     assert sum(b.seconds for b in named) == min(sum(b.seconds for b in some) for some in good)
 
 
-@settings(max_examples=tries(80, 200), deadline=None)
+@settings(max_examples=tries(40, 200), deadline=None)
 @given(models, st.integers(0, 80))
 def test_most_saves_most(blocks: list[CheckpointCandidate], headroom: int) -> None:
     names = most(blocks, headroom)

@@ -501,7 +501,7 @@ some_host = st.builds(Host, cpu=numbers, memory_used=numbers, memory_total=numbe
     st.lists(st.tuples(some_host, st.lists(some_gpu, max_size=3, unique_by=lambda gpu: gpu.index)), max_size=6),
     st.sampled_from([0.0, 0.5, 20.0, 70.0, -3.0]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(25, 60))
 def test_whatever_is_read_gives_plain_sentences(situations: list[tuple[Host, list[Gpu]]], pace: float) -> None:
     scene = Scene(user="ann", idle_for=1)
     for host, gpus in situations:

@@ -86,7 +86,7 @@ def test_a_reading_survives_json(sampler: Sampler, fake_nvml: FakeNvml) -> None:
     assert Reading.from_json(json.loads(json.dumps(reading.to_json()))) == reading
 
 
-@settings(deadline=None, max_examples=tries(50, 150))
+@settings(deadline=None, max_examples=tries(25, 150))
 @given(
     st.lists(
         st.dictionaries(

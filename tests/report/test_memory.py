@@ -52,7 +52,7 @@ ODD = {
     "no bytes": changed(timeline=[[0.0, 0, "between"], [1.0, 0, "forward"]], peak=0),
     "tiny": changed(timeline=[[0.0, 3, "between"], [1e-6, 7, "forward"]], peak=7),
     "huge": changed(timeline=[[0.0, 2**40, "between"], [4000.0, 2**42, "forward"]], peak=2**42),
-    "many steps": changed(timeline=[[i, i % 7 * MIB, ("forward", "backward")[i % 2]] for i in range(400)]),
+    "many steps": changed(timeline=[[i, i % 7 * MIB, ("forward", "backward")[i % 2]] for i in range(100)]),
     "a phase nobody knows": changed(timeline=[[0.0, MIB, "between"], [1.0, 412 * MIB, "elsewhere"]]),
     "outside": changed(at={**made()["at"], "module": "", "line": None}),
     "long names": changed(at={**made()["at"], "module": "block_$x^{2}$." * 40, "line": "x $y_1$ = 1 " * 50}),

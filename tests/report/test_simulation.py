@@ -242,7 +242,7 @@ POINTS = st.lists(st.tuples(st.integers(0, 2**45), st.integers(0, 2**45)), min_s
 
 
 @given(POINTS, st.integers(1, 60), st.lists(st.integers(0, 700), max_size=30).map(sorted), st.booleans())
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=tries(3, 8), deadline=None)
 def test_any_curve_can_be_drawn(few: list[tuple[int, int]], times: int, ends: list[int], narrow: bool) -> None:
     points = few * times
     timeline = [(number, *amounts) for number, amounts in enumerate(points)]

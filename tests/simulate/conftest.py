@@ -16,6 +16,7 @@ from hotloop.simulate.running import Simulator
 from hotloop.simulate.shim import library
 
 ENGINE = Path(__file__).parent / "engine"
+PREDICTIONS = Path(__file__).parents[2] / "benchmarks" / "predictions"  # whose tests have listeners of their own
 CARD = SimpleNamespace(key="test", name="Test GPU", memory=16 << 30, capability=(8, 0), sms=100)
 
 
@@ -59,7 +60,7 @@ def simulator(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         (folder / "err").open("w+") as err,
     ):
         patch.setenv("HOTLOOP_CACHE", str(built.parent.parent))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ENGINE), os.environ.get("PYTHONPATH", "")]))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ENGINE), str(PREDICTIONS), os.environ.get("PYTHONPATH", "")]))
         patch.setenv("OMP_NUM_THREADS", "1")
         with Simulator(stdout=out, stderr=err) as running:
             _running.append(SimpleNamespace(run=running.run, out=out, err=err))

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from hotloop.cli import app, main
 
+from ..thorough import THOROUGH
 from .corpus import SCRIPTS, Script, complaints, expectation, load, parse, scripts
 
 CORPUS = scripts()
@@ -24,15 +25,12 @@ ALL = os.environ.get("HOTLOOP_TEST_CORPUS") == "all"
 TIMEOUT = 240  # generous: a busy machine is not a failure
 HAS_VERB = "simulate" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
-# Enough to notice a broken simulation in every run of the tests: a script for each kind of thing that is found.
+# Enough to notice a broken simulation in every run of the tests; `test_findings.py` has all kinds of findings.
 SAMPLE = {
     "healthy/allowed_mixes",
     "healthy/gan_two_optimizers",
     "healthy/digits_argparse",
     "broken/target_left_on_cpu",
-    "broken/positions_as_attribute",
-    "broken/numpy_of_cuda_tensor",
-    "broken/optimizer_of_another_copy",
     "slow/item_every_step",
     "slow/not_pinned",
 }
@@ -72,7 +70,10 @@ def named(script: Script) -> str:
 
 
 def on_the_cpu() -> list[Script]:
-    return [script for script in CORPUS if script.runs == "cpu" or (ALL and script.runs == "cpu, slowly")]
+    """Those of the sample; all of them where all is tried."""
+    if ALL or THOROUGH:
+        return [script for script in CORPUS if script.runs == "cpu" or (ALL and script.runs == "cpu, slowly")]
+    return [script for script in CORPUS if script.runs == "cpu" and script.name in SAMPLE]
 
 
 @pytest.fixture(scope="module")

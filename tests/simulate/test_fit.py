@@ -14,6 +14,8 @@ from hotloop.simulate.products import Product
 from hotloop.simulate.table import Curve
 from hotloop.simulate.work import Part
 
+from ..thorough import tries
+
 H200 = card("h200")
 FLOOR = 1.5e-6
 SIDES = (64, 256, 640, 1280, 2560, 5120)
@@ -45,7 +47,7 @@ latencies = st.floats(1.6e-6, 2e-5)
 shares = st.floats(0.1, 0.95)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=tries(8, 20), deadline=None)
 @given(latencies, shares)
 def test_what_memory_bounds_is_found_again(latency, memory):
     truth = Curve(latency, memory)
@@ -56,7 +58,7 @@ def test_what_memory_bounds_is_found_again(latency, memory):
     assert found.samples == len(MEMORY)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=tries(2, 5), deadline=None)
 @given(latencies, shares, st.floats(0.1, 0.9), st.sampled_from([1.0, 4.0]), st.sampled_from([1024.0, 4096.0]))
 def test_products_are_found_again(latency, memory, compute, sharpness, tile):
     truth = made_up(GEMMS, Curve(latency, memory, compute, sharpness, tile))

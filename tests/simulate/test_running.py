@@ -113,8 +113,9 @@ step()
 
 
 def test_the_time_limit_ends_a_script_that_goes_on_for_ever(run) -> None:
-    for steps, status in ((1, "cut-short"), (2, "completed")):  # from two on its memory is known
-        ran = run(LOOP + "step()\n" * steps + "while True:\n    pass\n", time_limit=2.0, listeners=MEMORY, card=RTX)
+    for steps, status, wait in ((1, "cut-short", "pass"), (2, "completed", "time.sleep(9)")):  # of two, memory is known
+        script = LOOP + "step()\n" * steps + f"import time\nwhile True:\n    {wait}\n"
+        ran = run(script, time_limit=2.0, listeners=MEMORY, card=RTX)
         assert (ran.result.completed, ran.result.status) == (steps, status)
         said = [*ran.result.notes, *(finding.message for finding in ran.result.findings)]
         assert any("time limit of 2 s" in words for words in said)

@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from hotloop import Loop, simulate
 
+from ..thorough import tries
+
 PROGRAMS: list[Any] = []
 
 
@@ -356,7 +358,7 @@ CHANGES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=tries(15, 40), deadline=None)
 @given(st.lists(st.integers(0, len(CHANGES) - 1), max_size=8))
 def test_views_and_changes_in_place_are_as_on_the_cpu(changes: list[int]) -> None:
     def change(device: str) -> list[float]:

@@ -15,12 +15,11 @@ from torch.utils.checkpoint import checkpoint
 class Block(nn.Module):
     def __init__(self, width):
         super().__init__()
-        self.norm = nn.LayerNorm(width)
         self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.drop = nn.Dropout(0.1)
 
     def forward(self, x):
-        return x + self.drop(self.layers(self.norm(x)))
+        return x + self.drop(self.layers(x))
 
 
 class Net(nn.Module):
@@ -38,7 +37,7 @@ class Net(nn.Module):
 batch = 512
 model = Net().cuda()
 criterion = nn.CrossEntropyLoss()
-optimizer = torch.optim.AdamW(model.parameters())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
 for number in range(18):
     x, y = torch.ones(batch, 256).cuda(), torch.randint(1000, (batch,)).cuda()

@@ -11,6 +11,8 @@ from hotloop.sprites.dataset import COLOURS, SIDE
 from hotloop.sprites.drawing import draw, guess_hidden, model_classes
 from hotloop.sprites.models import Drawer, Size
 
+from ..thorough import dealt
+
 
 @pytest.fixture
 def drawer() -> Drawer:
@@ -67,8 +69,7 @@ def limited(drawer: Drawer, most: int, seen: list[int]) -> None:
     drawer.forward = or_not  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("guidance", [0.0, 1.5])
-@pytest.mark.parametrize("most", [2, 3, 5])
+@pytest.mark.parametrize(("most", "guidance"), dealt([2, 3, 5], [1.5, 0.0]))
 def test_fewer_at_once_are_the_same_sprites(drawer: Drawer, most: int, guidance: float) -> None:
     labels = torch.tensor([0, 1, 2, 0, 1, 2, 1])
     whole = draw(drawer, labels, steps=4, guidance=guidance, seed=5)

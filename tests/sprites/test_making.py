@@ -40,9 +40,9 @@ def test_the_first_sprites_do_not_depend_on_how_many_follow():
 
 
 def test_chunks_leave_no_trace(monkeypatch):
-    whole = make(500, seed=5)
+    whole = make(100, seed=5)
     monkeypatch.setattr(making, "CHUNK", 37)
-    pieces = make(500, seed=5)
+    pieces = make(100, seed=5)
     assert torch.equal(whole.pixels, pieces.pixels)
     assert torch.equal(whole.labels, pieces.labels)
 

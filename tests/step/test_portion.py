@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from hotloop.step.portion import LOOK_EVERY, MOST_PATIENCE, PATIENCE, Portion
 
+from ..thorough import tries
+
 
 class Device:
     """Memory for so many items at once, which changes."""
@@ -45,7 +47,7 @@ def test_halves_until_it_fits_and_remembers() -> None:
     assert portion.limit == 8, "back to what was good, not to less"
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(20, 60))
 @given(st.integers(1, 64), st.integers(1, 200), st.booleans(), st.floats(0, 0.9))
 @example(2, 3, True, 0.75)  # a failure that leaves no room at all
 def test_tries_become_rare(capacity: int, items: int, tells: bool, leftover: float) -> None:

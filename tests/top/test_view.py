@@ -20,6 +20,8 @@ from hotloop.top.options import SORTS, ViewOptions, press
 from hotloop.top.view import screen
 from hotloop.top.words import in_encoding
 
+from ..thorough import tries
+
 NASTY = "\x1b[2J\x1b]0;owned\x07\r\n[red]not red[/red] [/] \u202eevil\u2066 \u2028 \x9b31m 漢字 e\u0301\u200d\ud800"
 ADVICE = Advice("idle-memory", 0, "4.1 GiB is held by python3 (PID 7), idle for 12 min", "end it with `kill 7`")
 SIZES = [(60, 15), (80, 24), (100, 30), (120, 20), (200, 50), (300, 80)]
@@ -307,7 +309,7 @@ choices = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=tries(30, 100), deadline=None)
 @given(readings, advices, choices, st.integers(1, 300), st.none() | st.integers(1, 80))
 def test_whatever_is_read_the_screen_holds(
     reading: Reading, advice: tuple[Advice, ...], options: ViewOptions, width: int, height: int | None
@@ -320,7 +322,7 @@ def test_whatever_is_read_the_screen_holds(
     assert height is None or len(lines) == height
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=tries(20, 50), deadline=None)
 @given(readings, advices)
 def test_rich_adds_styles_and_nothing_else(reading: Reading, advice: tuple[Advice, ...]) -> None:
     history = History(60)

@@ -10,6 +10,7 @@ import torch
 from hotloop import Loop, Plan
 from hotloop.errors import BadArgument, DoesNotFit
 
+from ..thorough import THOROUGH
 from .losses import CASES, COLUMNS, Case, cell, cut, measure, told
 
 PAGE = Path(__file__).parents[2] / "docs/losses.md"
@@ -24,7 +25,7 @@ def steps(loop: Loop, batches: Iterable[Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_parts_have_the_gradient_of_the_whole_batch(case: Case) -> None:
-    for column in COLUMNS:
+    for column in COLUMNS if THOROUGH else COLUMNS[CASES.index(case) % 2 :: 2]:
         seen: list[str] = []
         off = None
         with told(seen):

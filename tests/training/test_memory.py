@@ -31,7 +31,7 @@ from hotloop.step.portion import Portion
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 
-from ..thorough import tries
+from ..thorough import THOROUGH, tries
 
 WHOLE = 10**9  # items at once: all of any batch
 PHASES = ("forward", "backward", "optimizer")
@@ -377,12 +377,17 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SEED = 20
-SEEDS = {"fp16, clipped, accumulated": 142, "fp16, fused": 126, "a schedule": 133}  # each phase fails twice
+# Each phase fails twice.
+SEEDS = {"fp16, clipped, accumulated": 142, "a schedule": 133}
+SEEDS |= dict.fromkeys(("adamw, foreach, accumulated", "fp16, fused", "named losses"), 200)
+SEEDS |= {"sgd, nesterov, foreach": 201}
+if THOROUGH:
+    SEEDS = {"fp16, clipped, accumulated": 142, "fp16, fused": 126, "a schedule": 133}
 
 
 @pytest.mark.usefixtures("restless")
 def test_many_steps_of_which_a_third_run_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, epochs = Scenario(batch=8), tries(14, 39)  # of 13 batches
+    scenario, epochs = Scenario(batch=8), tries(7, 39)  # of 13 batches
     often = {"forward": 0.2, "backward": 0.2, "optimizer": 0.2}
 
     def around(run: Run, batch: Batch) -> Callable[[], None]:
@@ -411,11 +416,13 @@ def test_many_steps_of_which_a_third_run_out_of_memory(monkeypatch: pytest.Monke
 @pytest.mark.usefixtures("restless")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_the_same_training_to_the_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, epochs, seed = SCENARIOS[name], tries(4, 7), SEEDS.get(name, 100 + list(SCENARIOS).index(name))
+    scenario, epochs, seed = SCENARIOS[name], tries(2, 7), SEEDS.get(name, 100 + list(SCENARIOS).index(name))
     if scenario.network is random_network:  # BatchNorm cannot learn from a single item
         monkeypatch.setattr(Noting, "failed", lambda self, size: Portion.failed(self, max(size, 6)))
         scenario = replace(scenario, batch=18)  # so that no piece of the tail is one
     often = {"forward": 0.25, "backward": 0.25, "optimizer": 0.3}
+    if not THOROUGH:  # few steps, of which many fail
+        often = {"forward": 0.6, "backward": 0.45, "optimizer": 0.6}
     ours, sizes, faults = with_faults(scenario, epochs, seed, often, monkeypatch)
     said = f"seed {seed}, {faults.hits}"
     print(said)

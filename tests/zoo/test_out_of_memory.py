@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hotloop
 from hotloop.errors import DoesNotFit
 
+from ..thorough import dealt
 from .trainings import ZOO, Parts, Training, by_hand, differences
 
 LATE = 8  # the step from which on faults come when most of a pass has run
 TRANSFORM, PASS, BACKWARD = range(1, 3), range(25), range(12, 25)  # operations of a step, roughly
 pytestmark = pytest.mark.usefixtures("light_heap")
-members = pytest.mark.parametrize("training", ZOO, ids=lambda training: training.name)
 
 
 class Faults(TorchDispatchMode):
@@ -117,8 +117,7 @@ def without_plateau(parts: Parts) -> Parts:
     return parts
 
 
-@members
-@pytest.mark.parametrize("first", [1, LATE])
+@pytest.mark.parametrize(("training", "first"), dealt(ZOO, [1, LATE]), ids=lambda each: getattr(each, "name", each))
 def test_memory_that_runs_out(training: Training, first: int) -> None:
     try:
         parts, sizes, faults, words = accepted(training, first) if training.coupled else survived(training, first)

@@ -8,10 +8,11 @@ import pytest
 
 from hotloop import Loop
 
+from ..thorough import dealt, tries
 from .trainings import ZOO, Endless, Halted, Killed, Parts, Training, by_hand, differences
 
-EPOCHS, EVER = 3, 10**6
-STEPS = 17  # of runs that tune themselves: the tuner looks before the sixth
+EPOCHS, EVER = tries(2, 3), 10**6
+STEPS = tries(13, 17)  # of runs that tune themselves: the tuner looks before the sixth
 TUNED_AND_KILLED = (
     "plain_mlp",
     "cnn_with_batchnorm",
@@ -66,11 +67,15 @@ def stepped(training: Training, plan: str) -> tuple[Loop, Parts]:
 
 
 @pytest.mark.usefixtures("nothing_rounds")
-@members
-@pytest.mark.parametrize("run", [fitted, stepped])
+@pytest.mark.parametrize(
+    ("training", "run"),
+    [
+        (training, fitted if training.only_fit else run)  # where its schedule counts epochs
+        for training, run in dealt(ZOO, [fitted, stepped])
+    ],
+    ids=lambda each: getattr(each, "name", None) or each.__name__,
+)
 def test_tuning_is_not_felt(training: Training, run: Callable[..., tuple[Loop, Parts]]) -> None:
-    if run is stepped and training.only_fit:
-        pytest.skip("its schedule counts epochs")
     _, expected = run(training, "plain")
     loop, parts = run(training, "auto")
     if training.has_length:
