@@ -237,7 +237,8 @@ def _add(one: Any, other: Any, *, alpha: Any = 1, out: Any = None, inplace: bool
 
 def _with_residual(lazy: LazyImage, recipe: ImageRecipe, added: Tensor, inplace: bool) -> Tensor | None:
     other = added.open_recipe() if isinstance(added, LazyImage) else None
-    if other is not None and other.is_shift and recipe.is_shift and version_of(other.x) == other.versions[0]:
+    is_sum = other is not None and other.is_shift and recipe.is_shift and other.x.dtype == recipe.x.dtype
+    if other is not None and is_sum and version_of(other.x) == other.versions[0]:  # of two convolutions
         summed = replace(recipe, bias=recipe.bias + other.bias, records=recipe.records or other.records)
         return _changed(lazy, summed.added(other.x), inplace)
     added = image_of(added)

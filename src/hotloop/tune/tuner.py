@@ -94,6 +94,10 @@ class Together(Protocol):
 
     size: int
 
+    @property
+    def ranks(self) -> object | None:
+        """Their process group, which may have one of them alone; None where there is none."""
+
     def largest(self, number: float) -> float:
         """Over all ranks."""
 
