@@ -39,11 +39,11 @@ class RMSNormLever(Lever):
     **The numbers.** Tier B: sums are made in another order, and where several layers read the output, their gradients
     are added in half precision.
 
-    **What it needs.** A CUDA device, PyTorch with that kernel (2.9 or later), and a layer of any library or of your own
-    that has a `weight` and an epsilon (`variance_epsilon`, `eps` or `epsilon`) and no other state. Its name does not
-    matter: for two random inputs and weights it must give what `rms_norm` gives. `nn.RMSNorm` calls the kernel already.
+    **What it needs.** A CUDA device, a PyTorch that has that kernel, and a layer of any library or of your own that has
+    a `weight` and an epsilon (`variance_epsilon`, `eps` or `epsilon`) and no other state. Its name does not matter: for
+    two random inputs and weights it must give what `rms_norm` gives. `nn.RMSNorm` calls the kernel already.
 
-    **What it costs.** Nothing to pull: each class is tried on 16 numbers.
+    **What it costs.** Nothing to pull: a layer of each class is tried on two small inputs.
 
     **By hand.**
 

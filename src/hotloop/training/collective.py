@@ -164,7 +164,7 @@ class Collective:
         """Why steps of a plan are not captured as CUDA graphs; None where ranks have nothing against it."""
         if self.ranks is None or not plan.graph:
             return None
-        return why_not_captured(self.ranks, plan) if asked or self.size == 1 else "several ranks do not try it unasked"
+        return why_not_captured(self.ranks, plan) if asked else "ranks do not try it unasked"
 
     def from_first(self, value: Any) -> Any:
         """What the first rank has, as plain data."""
