@@ -67,8 +67,8 @@ def _is_fp32(tensor: Tensor | None, beside: Tensor) -> bool:
 
 def normalization(layer: nn.BatchNorm2d | nn.GroupNorm, batch: Tensor) -> Tensor:
     """The output of a layer, to be computed with what comes after it."""
-    suits = layer.training and batch.dim() == 4 and batch.shape[1] == len(layer.weight)
-    if suits and _can_normalize(layer, batch) and not _must_be_plain():
+    suits = layer.training and batch.dim() == 4 and _can_normalize(layer, batch) and not _must_be_plain()
+    if suits and batch.shape[1] == len(layer.weight):
         recipe = batch.open_recipe() if isinstance(batch, LazyImage) else None
         if recipe is not None and recipe.is_shift and (isinstance(layer, nn.GroupNorm) or recipe.bias.dim() == 1):
             return LazyImage(recipe.normalized(layer))
