@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from hotloop.levers import aligned
-from hotloop.levers.aligned import AlignedLever, Recurrence, linear, odd_layers
+from hotloop.levers.aligned import AlignedLever, Recurrence, convolution, linear, odd_layers
 from hotloop.plan import Plan
 
 CLOSE = {"rtol": 2e-2, "atol": 2e-2}  # of numbers around 1 in bf16
@@ -35,6 +35,38 @@ def test_a_linear_layer(shape: list[int], inputs: int, outputs: int) -> None:
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
     assert torch.equal(linear(layer, x), layer(x)), "outside of autocast it is the layer itself"
+
+
+@given(
+    channels=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    size=st.integers(1, 4),
+    stride=st.integers(1, 2),
+    padding=st.integers(0, 1),
+    transposed=st.booleans(),
+    together=st.booleans(),
+)
+def test_a_convolution(
+    channels: tuple[int, int], size: int, stride: int, padding: int, transposed: bool, together: bool
+) -> None:
+    torch.manual_seed(0)
+    kind: Any = nn.ConvTranspose2d if transposed else nn.Conv2d
+    layer = kind(*channels, size, stride, padding if size > 2 else 0, bias=sum(channels) % 2 == 0)
+    x = torch.randn(3, channels[0], 6, 5)
+    if together:
+        layer, x = layer.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    expected, found = in_bf16(layer, x), in_bf16(convolution, layer, x)
+    assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
+    torch.testing.assert_close(found, expected, **CLOSE)
+    parameters = [x, *layer.parameters()]
+    gradients = [torch.autograd.grad(out.float().square().sum(), parameters) for out in (found, expected)]
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
+    assert torch.equal(convolution(layer, x), layer(x)), "outside of autocast it is the layer itself"
+    assert in_bf16(convolution, layer, x[0]).shape == layer(x[0]).shape, "an image without a batch"
+    if transposed:
+        size_of_output = [each + stride - 1 for each in layer(x).shape[2:]]
+        assert in_bf16(convolution, layer, x, size_of_output).shape == layer(x, size_of_output).shape
 
 
 def recurrent(kind: Any, **options: Any) -> Any:
@@ -82,7 +114,21 @@ def test_which_layers_it_takes() -> None:
     large, small, even = nn.Linear(650, 1001), nn.Linear(65, 10), nn.Linear(1024, 1024)
     odd, projected, narrow = nn.LSTM(64, 650), nn.LSTM(64, 650, proj_size=3), nn.GRU(8, 10)
     model = nn.ModuleList([large, small, even, Own(650, 1001), odd, projected, narrow, nn.LSTM(64, 64)])
-    assert odd_layers(model) == [large, odd]
+    assert odd_layers(model, Plan("cuda", precision="bf16")) == [large, odd]
+
+
+def test_which_convolutions_it_takes() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    first, last, one = nn.Conv2d(3, 64, 7, 2, 3), nn.ConvTranspose2d(64, 3, 4, 2, 1), nn.Conv2d(16, 1, 3)
+    patches, even, grouped = nn.Conv2d(3, 192, 16, 16), nn.Conv2d(8, 16, 3), nn.Conv2d(6, 12, 3, groups=3)
+    mirrored = nn.Conv2d(3, 64, 3, padding=1, padding_mode="reflect")
+    model = nn.ModuleList([first, last, one, patches, even, grouped, mirrored, Own(3, 8, 3)])
+    apart = Plan("cuda", precision="bf16")
+    together = Plan("cuda", precision="bf16", channels_last=True)
+    assert odd_layers(model, together) == [first, last, one]
+    assert odd_layers(model, apart) == []
 
 
 def test_it_is_applied_and_undone() -> None:

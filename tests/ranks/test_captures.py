@@ -56,7 +56,7 @@ def test_ranks_replay_together_and_train_as_without_captures(scene: str, told: l
     assert first["replays"] == second["replays"] > 5
     assert (first["graph"], second["graph"]) == (1, 1)
     assert first["apart"] == second["apart"] == 0.0
-    label = "captured as a CUDA graph with 2 ranks, which is not tested on GPUs yet"
+    label = "captured as a CUDA graph with 2 ranks, which is not tested with several GPUs yet"
     assert [words.endswith(label) for words in first["said"]] == [True], "once"
 
 

@@ -14,6 +14,7 @@ from hotloop._torch import saves_through_hooks
 from hotloop.kernels.images import DTYPES, GROUP, kernels_for, why_not_image
 from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
 from hotloop.kernels.nvrtc import KernelError, Kernels
+from hotloop.kernels.padding import has_odd_channels, padded_convolution
 
 
 def layers_to_fuse(model: nn.Module) -> list[nn.Module]:
@@ -87,7 +88,10 @@ def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
     in_half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in DTYPES
     if not layer.training or not in_half or layer.bias is None or not _is_fp32(layer.bias, batch) or _must_be_plain():
         return nn.Conv2d.forward(layer, batch)
-    x = F.conv2d(batch, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
+    if has_odd_channels(layer) and batch.dim() == 4:
+        x = padded_convolution(layer, batch, torch.get_autocast_dtype(kind), None)
+    else:
+        x = F.conv2d(batch, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
     if type(x) is not Tensor or why_not_image(x):
         return x + layer.bias.to(x.dtype).view(-1, 1, 1)
     return LazyImage(ImageRecipe.of(x, layer.bias))

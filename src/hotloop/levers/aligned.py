@@ -1,6 +1,6 @@
-"""Linear and recurrent layers compute with sizes that tensor cores take: multiples of 8, with zeros beyond the end."""
+"""Layers compute with sizes that tensor cores take: multiples of 8, with zeros beyond the end."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 
 from hotloop._torch import recurrence
+from hotloop.kernels import has_odd_channels, layers_to_fuse, missing, padded, padded_convolution
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
 
-MULTIPLE = 8  # of elements of two bytes: 16 bytes, which tensor cores read at once
 LARGE = 2**18  # weights of a linear layer, from which on its matmul takes longer than the copies
 WIDE = 64  # of a recurrent layer
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
@@ -22,19 +22,21 @@ RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 
 class AlignedLever(Lever):
     """**What it does.** Tensor cores are at their best where the sizes of a matrix are multiples of 8: its rows then
-    begin at addresses that they read at once. A vocabulary of 50,257 words or a recurrent layer of 650 is not, and the
-    library takes kernels that are half as fast or slower. With this lever such layers are computed with zeros beyond
-    the end of their weights, and what belongs to the zeros is cut off again. The parameters keep their shapes.
+    begin at addresses that they read at once. A vocabulary of 50,257 words, a recurrent layer of 650 or a picture of
+    three colours is not, and the library takes kernels that are half as fast or slower. With this lever such layers are
+    computed with zeros beyond the end of their weights, and what belongs to the zeros is cut off again. The parameters
+    keep their shapes.
 
     **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. A recurrent layer with
     dropout between its layers draws other masks.
 
-    **What it needs.** A CUDA device, bf16 or fp16, and an `nn.Linear` of 262,144 weights or more, or an `nn.LSTM`,
-    `nn.GRU` or `nn.RNN` of width 64 or more without projections, of which a size is not a multiple of 8. Classes
-    derived from these compute as before.
+    **What it needs.** A CUDA device, bf16 or fp16, and a layer of which a size is not a multiple of 8: an `nn.Linear`
+    of 262,144 weights or more; an `nn.LSTM`, `nn.GRU` or `nn.RNN` of width 64 or more without projections; in
+    channels_last an `nn.Conv2d` or `nn.ConvTranspose2d` of one group whose windows overlap. Classes derived from these
+    compute as before.
 
-    **What it costs.** A copy of the weights in each step, and one of the output's gradient; both are little beside the
-    matmul.
+    **What it costs.** A copy of the weights in each step, of a convolution's input where it has odd channels, and one
+    of the output's gradient; they are little beside the layer.
 
     **By hand.** Best is a size that is a multiple of 8, where you choose it: 50,304 words instead of 50,257. Else:
 
@@ -50,14 +52,15 @@ class AlignedLever(Lever):
     """
 
     name = "aligned"
-    order = 82
+    order = 102
     tier = "B"
     what = "layers with sizes that are no multiples of 8 are computed with zeros beyond their end"
     cost = "nothing"
     undo = "the layers compute as before"
     needs_cuda = True
     rule = LeverRule(
-        "a large linear or recurrent layer has a size that is no multiple of 8, and the step is in half precision",
+        "a large linear or recurrent layer or a convolution has a size that is no multiple of 8, and the step is in"
+        " half precision",
         lambda facts: facts.is_heavy,
         "H200: an LSTM of 650 units over 33,278 words went from 7,270 to 11,500 sequences/s",
     )
@@ -67,18 +70,18 @@ class AlignedLever(Lever):
             return why
         if plan.precision == "fp32":
             return "the step is in fp32"
-        return None if odd_layers(target.model) else "no large layer has a size that is not a multiple of 8"
+        return None if odd_layers(target.model, plan) else "no large layer has a size that is not a multiple of 8"
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        for layer in odd_layers(model):
-            if "forward" in vars(layer):  # somebody has replaced it for a reason
+        taken = set(layers_to_fuse(model)) if "kernels" in plan.levers else set()  # they see to their channels
+        for layer in odd_layers(model, plan):
+            if "forward" in vars(layer) or layer in taken:  # somebody has replaced it for a reason
                 continue
-            run = partial(linear, layer) if isinstance(layer, nn.Linear) else Recurrence(layer)
-            yield set_attribute(layer, "forward", run)
+            yield set_attribute(layer, "forward", _forward_of(layer))
 
 
-def odd_layers(model: nn.Module) -> list[nn.Module]:
-    """The large layers of a model with a size that is not a multiple of 8."""
+def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
+    """The layers of a model with a size that is not a multiple of 8, and for which that matters under a plan."""
     found: list[nn.Module] = []
     for layer in model.modules():
         if type(layer) is nn.Linear:
@@ -88,7 +91,25 @@ def odd_layers(model: nn.Module) -> list[nn.Module]:
             assert isinstance(layer, nn.RNNBase)
             if layer.hidden_size >= WIDE and not layer.proj_size and _is_odd((layer.input_size, layer.hidden_size)):
                 found.append(layer)
+        elif plan.channels_last and has_odd_channels(layer):
+            found.append(layer)
     return found
+
+
+def _forward_of(layer: nn.Module) -> Callable[..., Any]:
+    if isinstance(layer, nn.Linear):
+        return partial(linear, layer)
+    return partial(convolution, layer) if has_odd_channels(layer) else Recurrence(layer)
+
+
+def convolution(layer: nn.Conv2d | nn.ConvTranspose2d, batch: Tensor, *size: Any, **options: Any) -> Tensor:
+    """The output of a layer, computed with channels in multiples of 8 where autocast is on."""
+    kind = batch.device.type
+    if not torch.is_autocast_enabled(kind) or batch.dim() != 4 or size or options:  # the size of its output
+        plain: Any = type(layer).forward
+        output: Tensor = plain(layer, batch, *size, **options)
+        return output
+    return padded_convolution(layer, batch, torch.get_autocast_dtype(kind), layer.bias)
 
 
 def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
@@ -98,9 +119,10 @@ def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
         return nn.Linear.forward(layer, batch)
     dtype = torch.get_autocast_dtype(kind)
     outputs, inputs = layer.weight.shape
-    weight = _padded(layer.weight.to(dtype), _more(inputs), _more(outputs))
-    bias = None if layer.bias is None else _padded(layer.bias.to(dtype), _more(outputs))
-    rows = _padded(batch.to(dtype), _more(inputs)).flatten(0, -2) if batch.dim() > 1 else _padded(batch, _more(inputs))
+    weight = padded(layer.weight.to(dtype), missing(inputs), missing(outputs))
+    bias = None if layer.bias is None else padded(layer.bias.to(dtype), missing(outputs))
+    rows = padded(batch.to(dtype), missing(inputs))
+    rows = rows.flatten(0, -2) if batch.dim() > 1 else rows
     output = F.linear(rows, weight, bias)[..., :outputs]
     return output.unflatten(0, batch.shape[:-1]) if batch.dim() > 2 else output
 
@@ -115,7 +137,7 @@ class Recurrence:
         assert isinstance(layer, nn.RNNBase)
         self._layer = layer
         self._width = layer.hidden_size
-        self._inputs, self._units = _more(layer.input_size), _more(layer.hidden_size)
+        self._inputs, self._units = missing(layer.input_size), missing(layer.hidden_size)
         options: dict[str, Any] = {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
         kind: Any = type(layer)
         self._wide: nn.RNNBase = kind(
@@ -141,8 +163,8 @@ class Recurrence:
             for depth, several in enumerate(layer.all_weights)  # of each layer and direction
             for number, each in enumerate(several)  # of the input, of the state; their biases
         ]
-        states = None if hx is None else _each(hx, lambda state: _padded(state, self._units))
-        wide = _padded(data, self._inputs)
+        states = None if hx is None else _each(hx, lambda state: padded(state, self._units))
+        wide = padded(data, self._inputs)
         given = batch._replace(data=wide) if isinstance(batch, PackedSequence) else wide
         output, ended = recurrence(self._wide, weights, given, states)
         ended = _each(ended, lambda state: state[..., : self._width])
@@ -154,11 +176,11 @@ class Recurrence:
         """A weight or bias with zeros for the units that are not there, gate by gate."""
         gates = weight.unflatten(0, (-1, self._width))
         if weight.dim() == 1:
-            return _padded(gates, self._units).flatten()
+            return padded(gates, self._units).flatten()
         if of_batch:
-            return _padded(gates, self._inputs, self._units).flatten(0, 1)
+            return padded(gates, self._inputs, self._units).flatten(0, 1)
         parts = gates.unflatten(2, (-1, self._width))  # one for each direction of the layer below
-        return _padded(parts, self._units, 0, self._units).flatten(2).flatten(0, 1)
+        return padded(parts, self._units, 0, self._units).flatten(2).flatten(0, 1)
 
     def _own(self, output: Tensor) -> Tensor:
         """The output without the units that are not there."""
@@ -174,14 +196,4 @@ def _each(states: Any, function: Any) -> Any:
 
 
 def _is_odd(sizes: Iterable[int]) -> bool:
-    return any(_more(size) for size in sizes)
-
-
-def _more(size: int) -> int:
-    """How many are missing to the next multiple of 8."""
-    return -size % MULTIPLE
-
-
-def _padded(tensor: Tensor, *more: int) -> Tensor:
-    """A tensor with zeros at the end of its last dimensions, the last one first."""
-    return F.pad(tensor, [number for each in more for number in (0, each)]) if any(more) else tensor
+    return any(missing(size) for size in sizes)

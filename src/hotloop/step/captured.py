@@ -240,11 +240,11 @@ class CapturedStep:
         reasons = self.ranks.gather(why if failure is None else "memory ran out while it was captured")
         if any(reason is not None for reason in reasons):
             return self._give_up(reasons, batch)
-        if not self._is_told:
+        if not self._is_told and self.ranks.size > 1:
             self._is_told = True
-            ranks = "a rank of NCCL" if self.ranks.size == 1 else f"{self.ranks.size} ranks"
             warnings.warn(
-                f"the step is captured as a CUDA graph with {ranks}, which is not tested on GPUs yet",
+                f"the step is captured as a CUDA graph with {self.ranks.size} ranks, which is not tested with several"
+                " GPUs yet",
                 PlanWarning,
                 stacklevel=5,
             )
