@@ -71,6 +71,14 @@ def test_plans_by_hand_run_in_the_same_way_and_what_is_refused_says_why() -> Non
     assert "collate_fn" in refused
 
 
+def test_plans_that_compile_can_be_left_out() -> None:
+    cuda = torch.device("cuda")
+    setup = replace(SHORT, plans=True)
+    assert {plan.compile for plan in setup.by_hand("cnn", cuda)} == {"off", "default"}
+    assert {plan.compile for plan in replace(setup, compiled=False).by_hand("cnn", cuda)} == {"off"}
+    assert replace(setup, plans=False).by_hand("cnn", cuda) == []
+
+
 def test_every_run_has_new_caches_and_a_warm_one_those_of_the_run_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

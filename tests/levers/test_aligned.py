@@ -164,3 +164,27 @@ def test_on_a_gpu_a_step_is_nearly_the_same() -> None:
         weights.append([p.detach().cpu().clone() for p in model.parameters()])
     for a, b in zip(*weights, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=2e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("others", [(), ("kernels",)])
+def test_on_a_gpu_convolutions_with_odd_channels_train_nearly_the_same(others: tuple[str, ...]) -> None:
+    import hotloop
+
+    x = torch.rand(32, 3, 32, 32)
+    weights, losses = [], []
+    for levers in (others, ("aligned", *others)):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Conv2d(3, 32, 4, 2, 1), nn.BatchNorm2d(32), nn.LeakyReLU(0.2)),
+            *(nn.ConvTranspose2d(32, 20, 4, 2, 1, bias=False), nn.ReLU()),
+            *(nn.Conv2d(20, 3, 3, padding=1), nn.Sigmoid()),
+        )
+        plan = Plan("cuda", precision="bf16", channels_last=True, graph=1, levers=levers)
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), plan=plan)
+        report = loop.fit([(x, x)] * 12, epochs=2, progress=False, monitor=False)
+        losses.append([epoch.loss for epoch in report.epochs])
+        weights.append({name: p.detach().cpu().clone() for name, p in model.named_parameters() if name != "0.bias"})
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=0, atol=5e-3)

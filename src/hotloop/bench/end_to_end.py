@@ -53,6 +53,7 @@ class WholeRuns:
     tutorial: float = 20.0  # seconds that its rate is taken from, at most
     peers: tuple[str, ...] = PEERS
     plans: bool = False  # also the plans that are written down for each workload
+    compiled: bool = True  # also those of them that compile
     warm: bool = False  # each length once more with the caches that it left
     curve_steps: int = 0  # of the losses that are compared step by step; 0 for none
     quick: bool = False
@@ -67,6 +68,11 @@ class WholeRuns:
     @property
     def scale(self) -> float:
         return QUICK if self.quick else 1.0
+
+    def by_hand(self, name: str, device: torch.device) -> list[Plan]:
+        """The plans that are run for a workload beside the default."""
+        plans = plans_by_hand(name, device) if self.plans else ()
+        return [plan for plan in plans if self.compiled or plan.compile == "off"]
 
     @property
     def warm_up(self) -> int:
@@ -134,7 +140,7 @@ def _for_plans(name: str, device: torch.device, setup: WholeRuns) -> str:
     if not setup.plans:
         return ""
     each = sum(setup.lengths) * setup.scale * (2 if setup.warm else 1)
-    return f", and {duration(each)} for each of {plural(len(plans_by_hand(name, device)), 'plan')} by hand"
+    return f", and {duration(each)} for each of {plural(len(setup.by_hand(name, device)), 'plan')} by hand"
 
 
 def _prepared(name: str, device: torch.device, setup: WholeRuns) -> Workload:
@@ -165,9 +171,7 @@ class _Trial:
         for name, start in contestants(self.setup.peers).items():
             self._attempt(name, partial(self._time_peer, name, start))
             yield self.row()
-        plans: list[Plan | str] = ["auto"]
-        if self.setup.plans:
-            plans += plans_by_hand(self.work.name, self.device)
+        plans: list[Plan | str] = ["auto", *self.setup.by_hand(self.work.name, self.device)]
         for length in self.setup.lengths:
             for plan in plans:
                 self._whole_runs(length * self.setup.scale, plan)

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,6 +54,13 @@ def bench(
     plans: Annotated[
         bool, typer.Option("--plans", help="End to end: also the plans written down by hand for each workload.")
     ] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compiled/--no-compiled", help="With --plans: also those that compile, which takes long.")
+    ] = True,
+    tutorial: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="End to end: take the rate of the tutorial's loop from so long, at most."),
+    ] = 20,
     warm: Annotated[
         bool, typer.Option("--warm", help="End to end: each run once more with the caches that it left on disk.")
     ] = False,
@@ -107,8 +115,8 @@ def bench(
     [bold]--end-to-end[/bold] times what a person gets who says nothing: the wall clock of
     [bold]Loop(…).fit(loader, epochs=N)[/bold], with all its trials, captures and compilation, against the tutorial's
     loop over as many items. N is such that the tutorial's loop takes as many seconds as you name; its rate is taken
-    from up to 20 s of it. Caches on disk are empty. Beside it are the loop of a careful person and the Trainer of
-    Hugging Face. Before each workload a line tells how long it may take.
+    from up to 20 s of it ([bold]--tutorial[/bold]). Caches on disk are empty. Beside it are the loop of a careful
+    person and the Trainer of Hugging Face. Before each workload a line tells how long it may take.
 
     [bold]--scaling[/bold] trains one workload on several ranks of this machine with DDP (gloo on a CPU, NCCL on GPUs).
     It tells throughput, efficiency against one rank with as many threads, the share of a step in communication, and
@@ -152,7 +160,13 @@ def bench(
         steps = (8 if quick else curve_steps) if curves else 0
         if expert is not None:
             raise BadArgument("--expert with --end-to-end", fix="leave one out: an expert's loop has no end to end")
-        whole = _whole_runs(names, devices, contestants, end_to_end, plans, warm, quick, steps)
+        whole = replace(
+            _whole_runs(names, devices, contestants, end_to_end, quick, steps),
+            tutorial=tutorial,
+            plans=plans,
+            compiled=compiled,
+            warm=warm,
+        )
         folder = out / slug(hardware(whole.devices))
         _must_be_a_place_for(folder)
         benchmark = run_end_to_end(whole, command=command, tell=tell, keep=keep)
@@ -232,8 +246,6 @@ def _whole_runs(
     devices: str | None,
     contestants: str | None,
     lengths: str,
-    plans: bool,
-    warm: bool,
     quick: bool,
     curve_steps: int,
 ) -> "WholeRuns":
@@ -254,8 +266,6 @@ def _whole_runs(
         devices=_places(devices),
         lengths=seconds,
         peers=tuple(peers),
-        plans=plans,
-        warm=warm,
         curve_steps=curve_steps,
         quick=quick,
     )

@@ -19,6 +19,7 @@ from hotloop.plan import Plan
 __all__ = [
     "COMPILE",
     "COMPILE_BLOCKS",
+    "CUDNN_BENCHMARK",
     "LEVERS",
     "MOST_STEPS",
     "Cost",
@@ -49,6 +50,7 @@ def _found() -> Iterator[Lever]:
 LEVERS: tuple[Lever, ...] = tuple(sorted(_found(), key=lambda lever: lever.order))
 COMPILE = next(lever for lever in LEVERS if lever.name == "compile")
 COMPILE_BLOCKS = next(lever for lever in LEVERS if lever.name == "compile blocks")
+CUDNN_BENCHMARK = next(lever for lever in LEVERS if lever.name == "cudnn benchmark")
 
 
 def levers_of(plan: Plan) -> list[str]:

@@ -13,9 +13,10 @@ from torch import nn
 from hotloop.data import Stream
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
-from hotloop.levers import COMPILE, COMPILE_BLOCKS, LEVERS, Lever, levers_of, repeated_blocks
+from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lever, levers_of, repeated_blocks
 from hotloop.levers.base import RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
+from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.plan import Plan, Trial, Tuning, Verdict
 from hotloop.step.compilation import (
@@ -56,9 +57,9 @@ SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer
 HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
 MOST_PASSES = 6  # forward passes beyond one a step in a run; two more where something seems to have diverged
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
-HELD_UP = 0.03  # of the rest of a run, for which a compilation may hold it up
+HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may hold it up
 COMPILED_BESIDE = ("cpu",)  # devices on which a compilation in a thread was shown to leave the training as it is
-FASTER = 1.02  # times, from which on compiled code is kept
+FASTER = 1.02  # times, from which on what was compiled or searched for is kept
 POLL = 0.1  # seconds between two looks at whether the compiler is done
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
@@ -170,6 +171,7 @@ class Tuner:
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
         self._later: dict[str, Trial] = {}  # of levers that are tried after the others
         self._is_random = False  # whether a pass draws random numbers on the device
+        self._shapes_vary = False  # from batch to batch
         self._feeding = Feeding()
         self._workers: str | None = None  # what was found out about the loader's workers
         self._losses: Jumps | None = None  # while a lever rounds
@@ -359,8 +361,8 @@ class Tuner:
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
-        vary = self._loop.together.largest(len({*forms, signature(self._next.batch)})) > 1
-        proposal = self._adopted(plain, shapes_vary=vary)
+        self._shapes_vary = self._loop.together.largest(len({*forms, signature(self._next.batch)})) > 1
+        proposal = self._adopted(plain)
         self._note(proposal, plain, None)
         if self._rounding():
             self._start_watching()
@@ -369,10 +371,12 @@ class Tuner:
         now = yield from self._not_slower(plain, now)
         self._note(proposal, plain, now)
         self._tell(plain, now)
-        faster = yield from self._compiled(now)
-        if faster is not None:
-            self._note(proposal, plain, faster)
-            self._tell(plain, faster)
+        for refine in (self._searched, self._compiled):
+            faster = yield from refine(now)
+            if faster is not None:
+                now = faster
+                self._note(proposal, plain, now)
+                self._tell(plain, now)
         yield from self._watched_over()
 
     def _resumed(self) -> "Course[None]":
@@ -417,7 +421,7 @@ class Tuner:
         """Whether a plan pays for so many batches; on a CPU no clock decides, so that a run can be repeated."""
         return left >= WORTH_ON_CPU if self.subject.device.type == "cpu" else left * plain >= WORTH_A_PLAN
 
-    def _adopted(self, plain: float, *, shapes_vary: bool) -> Proposal:
+    def _adopted(self, plain: float) -> Proposal:
         """Adopt the plan that is proposed for this run; what rounds passes the gate before."""
         start = time.perf_counter()
         ahead, loop, subject = self._next, self._loop, self.subject
@@ -450,7 +454,7 @@ class Tuner:
             step=plain,
             left=None if ahead.left is None else ahead.left * plain,
             has_room=has_room(subject.device),
-            shapes_vary=shapes_vary,
+            shapes_vary=self._shapes_vary,
         )
         while True:
             proposal = replace(propose(facts, begin, self._dropped), key=key)
@@ -568,6 +572,43 @@ class Tuner:
                 self._start_watching()
                 return
             yield from self._window()
+
+    def _searched(self, now: float) -> "Course[float | None]":
+        """Let cuDNN try its algorithms where that may pay back in what is left; the seconds of a batch then."""
+        lever, plan = CUDNN_BENCHMARK, self._loop.step.plan
+        ahead = yield from self._window()
+        why = self._dropped.get(lever.name) or lever.why_not(self.subject.scene(ahead.loader), plan)
+        why = self._loop.together.reason(why or self._not_worth_searching(plan, ahead, now))
+        if why is not None:
+            self._explain(lever.name, "not tried", why)
+            return None
+        start, done = time.perf_counter(), self._done
+        self._loop.carry_out(lever.pull(plan), lever.what)
+        then = yield from self._settled()
+        self.seconds += max(0.0, time.perf_counter() - start - (self._done - done) * then)
+        if then < now / FASTER:
+            self._explain(lever.name, "kept", lever.what, now / then)
+            return then
+        why = f"with it a step took {then / now:.3g} times as long"
+        self._drop(lever.name, why)
+        self._explain(lever.name, "dropped", why)
+        yield from self._carry_out(plan, "the search brought nothing")
+        return None
+
+    def _not_worth_searching(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
+        """Why cuDNN's algorithms are not searched for."""
+        if self._effects:
+            return "a step has effects that could not be restored"
+        if plan.precision == "fp32":
+            return "in fp32 the algorithms of the first steps stay"
+        if self._shapes_vary:
+            return "each new shape would be searched for"
+        if ahead.left is None:
+            return "the length of the run is not known, so that a search may not pay back"
+        cost, left = expected_search(self.subject.model), ahead.left * now
+        if cost <= HELD_UP * left:
+            return None
+        return f"a search of about {duration(cost)} would hold up a run that takes {duration(left)} more"
 
     def _compiled(self, now: float) -> "Course[float | None]":
         """Compile where that may pay back in what is left; the seconds of a batch then."""
