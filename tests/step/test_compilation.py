@@ -310,6 +310,23 @@ def test_one_compilation_for_all_lengths() -> None:
     assert not any(hasattr(each, "_dynamo_weak_dynamic_indices") for each in batches[1])
 
 
+def test_lengths_that_turn_out_to_vary_take_one_more_compilation() -> None:
+    torch.compiler.reset()  # what other tests have compiled would be found
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 1))
+    objective = as_objective(nn.MSELoss(), None)
+    compiled = CompiledObjective(objective, "default")
+    counts = []
+    for items, length in ((3, 20), (2, 20), (3, 33), (3, 20), (3, 47), (2, 47), (3, 50)):
+        given = torch.randn(items, length, 5), torch.randn(items, length, 1)
+        loss = compiled(model, given)
+        torch.testing.assert_close(loss, objective(model, given))
+        loss.backward()
+        counts.append(HERE.compiled)
+    assert counts == [1, 1, 2, 2, 2, 2, 2], "smaller batches, as at the end of an epoch, run eagerly"
+    assert compiled.obstacle is None
+
+
 def test_batches_that_differ_in_more_than_sizes() -> None:
     model, (inputs, targets) = network(), batch_of()
     other = inputs, targets.float()

@@ -1,6 +1,7 @@
 """A run that says nothing gets the plan that the rules propose, tried on its own steps, and nothing else changes."""
 
 import itertools
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
+from hotloop._torch import HERE
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
 from hotloop.levers import LEVERS, Lever
@@ -477,3 +479,42 @@ def test_on_a_cpu_a_run_of_the_default_can_be_repeated_to_the_bit_beside_other_p
     for life, other in enumerate(weights):
         apart = max(float((a - b).detach().abs().max()) for a, b in zip(weights[0], other, strict=True))
         assert apart == 0, f"run {life}: {apart}\n{plans[0]}\n{plans[life]}"
+
+
+class Ragged(IterableDataset[Any]):
+    """Batches of sequences that are padded to the longest of each."""
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = torch.Generator().manual_seed(0)
+        for length in itertools.cycle((9, 17, 12, 24, 15)):
+            x = torch.rand(4, length, 8, generator=numbers)
+            yield x, x.sum(2, keepdim=True)
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
+    monkeypatch.setattr("hotloop.tune.tuner.FASTER", 1e-9)  # kept however fast it is
+    torch.compiler.reset()
+    dynamo = pytest.importorskip("torch._dynamo.utils").counters
+    dynamo.clear()
+    before = HERE.compiled, HERE.missed  # of this thread
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    loop._core.expected = 10**9
+    after = 0
+    for steps, batch in enumerate(loop.batches(DataLoader(Ragged(), batch_size=None))):
+        loop.step(batch)
+        after += loop.plan.compile != "off"
+        if after > 60 or steps > 200_000:
+            break
+    with torch.profiler.profile() as profile:
+        for batch in itertools.islice(loop.batches(DataLoader(Ragged(), batch_size=None)), 5):
+            loop.step(batch)
+    regions = [event.name for event in profile.events() if event.name.startswith("Torch-Compiled Region")]
+    assert len(regions) == 5, "all lengths run as compiled"
+    assert loop.tuning is not None
+    found = next(trial for trial in loop.tuning.trials if trial.lever == "compile")
+    assert (found.verdict, loop.plan.compile) == ("kept", "default"), found.why
+    assert dynamo["stats"]["unique_graphs"] == 1
+    assert (HERE.compiled, HERE.missed) == before, "in steps, everything is found compiled"

@@ -23,8 +23,11 @@ class CompileLever(Lever):
     """**What it does.** `torch.compile` turns the objective, the model with its loss, and its backward pass into fewer,
     larger kernels. What lay between them is no longer written to memory and read again.
 
-    **The numbers.** Tier B: fused kernels round in other places, and dropout draws other masks from the same seed. Only
-    batches of the first one's form are compiled; the tail of an epoch runs eagerly.
+    **The numbers.** Tier B: fused kernels round in other places, and dropout draws other masks from the same seed.
+
+    **Sizes that vary.** Where the first batches differ in length, as sequences do that are padded to the longest, `fit`
+    compiles once for all lengths. With a plan of your own the first batch is compiled for its form, and a second
+    compilation holds for all lengths once another one comes. The smaller last batch of an epoch runs eagerly.
 
     **What it needs.** A CUDA device or a CPU, with what the compiler needs there (Triton, a C++ compiler), no hooks on
     the model, and an objective that uses the model that it is handed.
@@ -194,13 +197,24 @@ def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:
     return form(value)
 
 
+def sizes_of(value: Any) -> Any:
+    """What `form_of` a batch can be told from, without its numbers."""
+    if isinstance(value, Tensor) and value.layout == torch.strided:
+        return torch.empty_like(value, device="meta").requires_grad_(value.requires_grad)
+    if isinstance(value, list | tuple):
+        return tuple(map(sizes_of, value))
+    if isinstance(value, Mapping):
+        return {key: sizes_of(each) for key, each in value.items()}
+    return form_of(value)
+
+
 def varying_between(first: Any, second: Any) -> Varying | None:
     """The dimensions in which the tensors of two batches differ; None where something else than a size differs.
 
     >>> sorted(varying_between([torch.zeros(2, 3), 1], [torch.zeros(2, 5), 1]) or ())
     [(0, 1)]
     """
-    pairs = list(zip(_tensors(first), _tensors(second), strict=False))
+    pairs = list(zip(tensors_of(first), tensors_of(second), strict=False))
     found = frozenset(
         (number, dim)
         for number, (a, b) in enumerate(pairs)
@@ -213,19 +227,19 @@ def varying_between(first: Any, second: Any) -> Varying | None:
 
 def mark_varying(value: Any, varying: Varying) -> None:
     """Let a compilation for these tensors hold for all sizes of what varies."""
-    for number, tensor in enumerate(_tensors(value)):
+    for number, tensor in enumerate(tensors_of(value)):
         for dim in range(tensor.dim()):
             if (number, dim) in varying:
                 mark_dynamic(tensor, dim)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_of(value: Any) -> Iterator[Tensor]:
     """The tensors in the order in which `form_of` numbers them."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple | Mapping):
         for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
+            yield from tensors_of(each)
 
 
 def _why_not_compiled(target: LeverTarget) -> str | None:

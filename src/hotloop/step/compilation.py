@@ -35,7 +35,15 @@ from hotloop.cache import cache_folder, make_private
 from hotloop.errors import OutputError, PlanWarning
 from hotloop.files import write_json
 from hotloop.levers import repeated_blocks
-from hotloop.levers.compile import BlockCode, Varying, form_of, mark_varying, varying_between
+from hotloop.levers.compile import (
+    BlockCode,
+    Varying,
+    form_of,
+    mark_varying,
+    sizes_of,
+    tensors_of,
+    varying_between,
+)
 from hotloop.objective import Objective, autocast
 from hotloop.placement.sites import OURS, Site
 from hotloop.plan import Plan
@@ -55,15 +63,19 @@ AT_EXIT = 10.0  # seconds in which a compilation must have ended when the proces
 class CompiledObjective:
     """An objective that is compiled for batches of one form, that of the first one; others run eagerly.
 
-    `varying`: dimensions of the batch's tensors that the one compilation holds for in any size. `form`: the objective
-    was compiled ahead for batches of this form, and nothing is compiled in calls. `obstacle` says why it is eager.
+    `varying`: dimensions of the batch's tensors that the one compilation holds for in any size. Where others turn out
+    to vary, it is compiled once more, for any size of these too; not for the smaller last batch of an epoch. `form`:
+    the objective was compiled ahead for batches of this form, and nothing is compiled in calls. `obstacle` says why it
+    is eager.
     """
 
     def __init__(
         self, objective: Objective, mode: str, varying: Varying = frozenset(), *, form: Hashable = None
     ) -> None:
         self._objective = objective
-        self._varying, self._form, self._is_ahead = varying, form, form is not None
+        self._mode, self._varying, self._form, self._is_ahead = mode, varying, form, form is not None
+        self._sizes: Any = None  # the batch whose form it is, without its numbers
+        self._is_new = True  # nothing was compiled yet for what varies
         self._compilations = 0
         self.obstacle: str | None = None
         self._compiled: Objective | None = None  # with "blocks", which the model has compiled inside
@@ -80,8 +92,8 @@ class CompiledObjective:
             return self._objective(model, batch)
         form = form_for(batch, self._varying)
         if self._form is None:
-            self._form = form
-        if form is None or form != self._form:
+            self._form, self._sizes = form, sizes_of(batch)
+        if form is None or (form != self._form and not self._takes_any_size_of(batch)):
             return self._objective(model, batch)
         before = HERE.compiled + HERE.missed
         if self._is_ahead:
@@ -90,9 +102,10 @@ class CompiledObjective:
                 returned = self._compiled(model, batch)
             finally:
                 HERE.ready = False
-        elif self._compilations:
+        elif not self._is_new:
             returned = self._compiled(model, batch)
         else:
+            self._is_new = False
             mark_varying(batch, self._varying)
             with warnings.catch_warnings():  # the compiler's advice is about what the levers try
                 warnings.filterwarnings("ignore", module=r"torch\._inductor")
@@ -101,6 +114,18 @@ class CompiledObjective:
         if HERE.compiled + HERE.missed > before:
             self._count()
         return returned
+
+    def _takes_any_size_of(self, batch: Any) -> bool:
+        """Begin anew with a compilation that holds for this batch too, where that is worth one."""
+        if self._is_ahead or self._sizes is None:
+            return False
+        varying = varying_between(self._sizes, batch)
+        if varying is None or not worth_compiling_for(varying - self._varying):
+            return False
+        self._varying |= varying
+        self._form, self._is_new = form_for(self._sizes, self._varying), True
+        self._compiled = _compiled(self._objective, self._mode, self._varying)
+        return self._form is not None
 
     def _count(self) -> None:
         self._compilations += 1
@@ -113,6 +138,32 @@ def _compiled(objective: Objective, mode: str, varying: Varying, *, fullgraph: b
     """What `torch.compile` gives; Dynamo finds what one such has compiled from all others of the same arguments."""
     dynamic = None if varying else False  # None: where it is marked; False would ignore marks
     return torch.compile(objective, backend=inductor(MODES[mode]), dynamic=dynamic, fullgraph=fullgraph)
+
+
+def varying_among(batches: Sequence[Any]) -> Varying:
+    """The dimensions in which others differ from the first batch; none where a compilation for all is not worth it."""
+    found = frozenset[tuple[int, int]]().union(*(varying_between(batches[0], other) or () for other in batches[1:]))
+    return found if worth_compiling_for(found) else frozenset()
+
+
+def worth_compiling_for(varying: Varying) -> bool:
+    """Whether batches vary in more than the number of their items, as the last one of an epoch does."""
+    return any(dim for _, dim in varying)
+
+
+def of_other_sizes(batch: Any, several: Sequence[Any]) -> list[Any]:
+    """Batches of zeros like one, in the sizes of others; as far as they differ in sizes alone."""
+
+    def resized(tensors: Iterator[Tensor]) -> Any:
+        def zeros(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            return torch.zeros(next(tensors).shape, dtype=leaf.dtype, device=leaf.device)
+
+        return map_leaves(zeros, batch)
+
+    alike = [each for each in several if varying_between(batch, each)]
+    return [other for each in alike if varying_between(batch, other := resized(tensors_of(each)))]
 
 
 def form_for(batch: Any, varying: Varying) -> Hashable | None:

@@ -15,6 +15,7 @@ from hotloop.effects import look
 from hotloop.errors import LossNotFinite
 from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lever, levers_of, repeated_blocks
 from hotloop.levers.base import RunFacts
+from hotloop.levers.compile import sizes_of
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.memory.oom import clear, is_out_of_memory
@@ -25,6 +26,8 @@ from hotloop.step.compilation import (
     CompiledObjective,
     expected_seconds,
     key_of,
+    of_other_sizes,
+    varying_among,
 )
 from hotloop.step.inspection import signature
 from hotloop.step.retry import OutOfMemory
@@ -171,7 +174,8 @@ class Tuner:
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
         self._later: dict[str, Trial] = {}  # of levers that are tried after the others
         self._is_random = False  # whether a pass draws random numbers on the device
-        self._shapes_vary = False  # from batch to batch
+        self._sizes: dict[Any, Any] = {}  # of the first batches, without their numbers, by their form
+        self._shapes_vary = False  # from batch to batch, on any rank
         self._feeding = Feeding()
         self._workers: str | None = None  # what was found out about the loader's workers
         self._losses: Jumps | None = None  # while a lever rounds
@@ -350,18 +354,18 @@ class Tuner:
         target = self.subject.scene(self._next.loader)
         for lever in LEVERS:
             lever.prepare(target)
-        forms: list[Any] = []
         self.watches, plain = WATCHED, math.inf
         while self.watches:
-            forms.append(signature(self._next.batch))
+            self._note_sizes()
             yield 0
         for _ in range(PLAIN_STEPS):  # the quicker: libraries may still load what they did not need before
-            forms.append(signature(self._next.batch))
+            self._note_sizes()
             plain = min(plain, (yield from self._timed(1, 0.0)))
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
-        self._shapes_vary = self._loop.together.largest(len({*forms, signature(self._next.batch)})) > 1
+        self._note_sizes()
+        self._shapes_vary = self._loop.together.largest(len(self._sizes)) > 1
         proposal = self._adopted(plain)
         self._note(proposal, plain, None)
         if self._rounding():
@@ -378,6 +382,10 @@ class Tuner:
                 self._note(proposal, plain, now)
                 self._tell(plain, now)
         yield from self._watched_over()
+
+    def _note_sizes(self) -> None:
+        batch = self._next.batch
+        self._sizes.setdefault(signature(batch), sizes_of(batch))
 
     def _resumed(self) -> "Course[None]":
         """The course of a run whose plan is there already."""
@@ -624,7 +632,7 @@ class Tuner:
         if why is not None:
             self._explain(lever.name, "not tried", why)
             return None
-        new, ready = lever.pull(plan), None
+        new, ready = lever.pull(plan), self._for_any_size(lever.pull(plan), ahead)
         if subject.device.type in COMPILED_BESIDE:
             outcome = yield from self._compiled_beside(new, now)
             if outcome.why is not None:
@@ -655,11 +663,21 @@ class Tuner:
         yield from self._carry_out(plan, "it brought nothing")
         return None
 
+    def _for_any_size(self, plan: Plan, ahead: Ahead) -> dict[str, CompiledObjective] | None:
+        """Objectives that one compilation serves for all lengths of their batches; None where these do not vary."""
+        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        varying = varying_among((batch, *self._sizes.values()))
+        if plan.compile == "blocks" or not varying:
+            return None
+        return {each.name: CompiledObjective(each.objective, plan.compile, varying) for each in self.subject.objectives}
+
     def _compiled_beside(self, plan: Plan, now: float) -> "Course[CompilationOutcome]":
         """Compile in a thread while steps pass."""
         subject, ahead = self.subject, self._next
         batch = ahead.sample() if ahead.batch is None else ahead.batch
-        self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, plan)
+        several = [*self._sizes.values()]
+        others = of_other_sizes(batch, several) if varying_among((batch, *several)) else []
+        self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, plan, others=others)
         if plan.compile == "blocks":
             self._pass(self._loop.step, batch)  # in which the compiler sees what blocks are called with
         while (outcome := compilation.poll()) is None:
