@@ -15,7 +15,7 @@ import hotloop
 from hotloop._torch import DispatchMode
 from hotloop.errors import BadArgument
 from hotloop.records import Epoch
-from hotloop.training.hooks import EpochRecord, Goal, StepRecord, asks_to_stop
+from hotloop.training.hooks import BestSoFar, EpochRecord, Goal, StepRecord, asks_to_stop
 
 
 def data(rows: int = 48, batch: int = 8) -> DataLoader[Any]:
@@ -232,12 +232,31 @@ def test_which_way_is_better_is_told_by_the_name_or_asked_for(best: Any, directi
         assert Goal.of(best, [name]).direction == direction
 
 
+def test_what_an_epoch_costs_does_not_grow_with_those_before_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scored: list[int] = []
+    score = Goal.score
+
+    def counted(goal: Goal, epoch: Epoch) -> float:
+        scored.append(epoch.number)
+        return score(goal, epoch)
+
+    monkeypatch.setattr(Goal, "score", counted)
+    options: dict[str, Any] = {"patience": 100, "restore_best": True, "save": tmp_path, "progress": False}
+    loop_of(1e-9).fit(data(8), epochs=30, validate=data(8), **options)
+    assert 30 <= len(scored) <= 3 * 30
+
+
 def test_an_epoch_without_a_number_is_never_the_best() -> None:
     epochs = [Epoch(n, 1.0, 8, 1.0, {}, {"loss": value}) for n, value in enumerate([float("nan"), 2.0, 2.0], 1)]
-    best = Goal("loss", "min").best(epochs)
-    assert best is not None
-    assert best.epoch == 2
-    assert Goal("loss", "min").best(epochs[:1]) is None
+    so_far, run = BestSoFar(Goal("loss", "min")), list[Epoch]()
+    found = []
+    for epoch in epochs:
+        run.append(epoch)
+        found.append(so_far.of(run))
+    assert [best and best.epoch for best in found] == [None, 2, 2]
+    assert so_far.of(epochs[:1]) is None, "another run"
 
 
 @pytest.mark.parametrize(

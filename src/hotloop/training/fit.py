@@ -32,7 +32,7 @@ from hotloop.step.sharding import sharded
 from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
-from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
+from hotloop.training.hooks import BestSoFar, EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
 from hotloop.training.saving import OtherRankSaver, Saver
@@ -108,6 +108,7 @@ class Fit:
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
         self._last: dict[str, Any] | None = None  # the state before it
+        self._best_so_far = BestSoFar(self.hooks.goal)
         self._best_weights: Mapping[str, Any] | None = None  # of the best epoch of this part, where they are wanted
         self._tuned_before = self.core.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.core.watch.batches, self.loop.out_of_memory)
@@ -347,8 +348,8 @@ class Fit:
         if self.saver is None or self._last is not None:
             return
         score = self.hooks.goal.score(self.epochs[-1]) if self.epochs and not self._pending else math.inf
-        best = score < min((self.hooks.goal.score(epoch) for epoch in self.epochs[:-1]), default=math.inf)
-        if last or best or self.core.together.any(self.saver.is_due(self.loop.steps)):
+        is_best = score < math.inf and self._best() == self.epochs[-1].number
+        if last or is_best or self.core.together.any(self.saver.is_due(self.loop.steps)):
             self._finish(validate, metrics, wait=True)
             self._tell_what_is_lost(surely=last)
             self.saver.save(self.loop.steps, lambda: self._tree(None), None if score == math.inf else score, wait=last)
@@ -472,20 +473,24 @@ class Fit:
     def _after_epoch(self, epoch: Epoch) -> None:
         """Tell the hooks, keep the weights of the best epoch, and end the run where nothing gets better any more."""
         hooks = self.hooks
-        best = hooks.goal.best(self.epochs)
-        if hooks.restores_best and best is not None and best.epoch == epoch.number:
+        if hooks.restores_best and self._best() == epoch.number:
             self._best_weights = {
                 name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
                 for name, value in self.core.model.state_dict().items()
             }
         self._ask(hooks.on_epoch, EpochRecord(epoch, self.loop.steps, self.loop), "on_epoch")
         if hooks.patience is not None and not self.stop.asked:
-            self.stop.why = hooks.goal.words_for_patience(self.epochs, hooks.patience)
+            best = self._best_so_far.of(self.epochs)
+            self.stop.why = hooks.goal.words_for_patience(best, epoch, hooks.patience)
+
+    def _best(self) -> int | None:
+        """The number of the best epoch so far."""
+        best = self._best_so_far.of(self.epochs)
+        return None if best is None else best.epoch
 
     def _restore_best(self) -> None:
         """Give the model the weights of the best epoch."""
-        best = self.hooks.goal.best(self.epochs)
-        if not self.hooks.restores_best or best is None or best.epoch == self.epochs[-1].number:
+        if not self.hooks.restores_best or self._best() in (None, self.epochs[-1].number):
             return
         weights = self._best_weights
         if weights is None and self.saver is not None and (path := self.saver.writer.store.best()) is not None:
@@ -543,7 +548,7 @@ class Fit:
             plans=tuple(self._all_plans()),
             ranks=self.core.together.size,
             batch=self.core.together.global_batch(self.loader),
-            best=self.hooks.goal.best(self.epochs),
+            best=self._best_so_far.of(self.epochs),
             by_rank=self.core.together.by_rank(self.core.step),
             parallel=self.core.together.instead(
                 self.core.step, self.core.memory, sum(e.seconds for e in self.epochs) / max(loop.steps - steps, 1)

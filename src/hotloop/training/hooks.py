@@ -142,20 +142,35 @@ class Goal:
         signed = value if self.direction == "min" else -value
         return math.inf if math.isnan(signed) else signed
 
-    def best(self, epochs: Sequence[Epoch]) -> BestEpoch | None:
-        """The best of some epochs, the first of equals; None where none was evaluated."""
-        scored = [(self.score(epoch), epoch) for epoch in epochs]
-        best = min(scored, key=lambda each: each[0], default=(math.inf, None))
-        if best[1] is None or best[0] == math.inf:
-            return None
-        return BestEpoch(best[1].number, self.metric, best[1].metrics[self.metric])
-
-    def words_for_patience(self, epochs: Sequence[Epoch], patience: int) -> str | None:
+    def words_for_patience(self, best: BestEpoch | None, last: Epoch, patience: int) -> str | None:
         """Why a run ends whose last `patience` epochs were no better than an earlier one."""
-        best = self.best(epochs)
-        if best is None or epochs[-1].number - best.epoch < patience:
+        if best is None or last.number - best.epoch < patience:
             return None
         return f"no better {self.metric} in {plural(patience, 'epoch')}"
+
+
+class BestSoFar:
+    """The best epoch of a run that goes on: each epoch is looked at once, since there may be thousands."""
+
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
+        self._begin(())
+
+    def _begin(self, epochs: Sequence[Epoch]) -> None:
+        self._epochs, self._seen, self._score = epochs, 0, math.inf
+        self._best: BestEpoch | None = None
+
+    def of(self, epochs: Sequence[Epoch]) -> BestEpoch | None:
+        """The best of the epochs of a run so far, the first of equals; None where none was evaluated."""
+        if epochs is not self._epochs or len(epochs) < self._seen:
+            self._begin(epochs)
+        for epoch in epochs[self._seen :]:
+            score = self._goal.score(epoch)
+            if score < self._score:
+                self._score = score
+                self._best = BestEpoch(epoch.number, self._goal.metric, epoch.metrics[self._goal.metric])
+        self._seen = len(epochs)
+        return self._best
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
 SLOWER_ON_CPU = 1.5  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer to hand over a batch than the device
 HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
+SEVERAL_PAY = 10.0  # seconds of captured steps, in which 5% for several in a graph pay for capturing these
 MOST_PASSES = 6  # forward passes beyond one a step in a run; two more where something seems to have diverged
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
 HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may hold it up
@@ -496,7 +497,8 @@ class Tuner:
             yield 0
         now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
         plan = self._loop.step.plan
-        is_short = now < SMALL_STEP and self._stopwatch.host > HOST_LIMITS * now
+        left = (self._next.left or 0) * now
+        is_short = now < SMALL_STEP and (self._stopwatch.host > HOST_LIMITS * now or left > SEVERAL_PAY)
         if plan.graph == 1 and self._next.can_be_several and is_short and plan.stream == "resident":
             yield from self._carry_out(replace(plan, graph=MOST_STEPS), "a captured step is short")
             for _ in range(PATIENCE):
@@ -593,15 +595,21 @@ class Tuner:
         start, done = time.perf_counter(), self._done
         self._loop.carry_out(lever.pull(plan), lever.what)
         then = yield from self._settled()
+        for _ in range(AGAIN):  # the smaller last batch of an epoch is searched for too, when it comes
+            if then >= now / FASTER:
+                then = min(then, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         self.seconds += max(0.0, time.perf_counter() - start - (self._done - done) * then)
         if then < now / FASTER:
             self._explain(lever.name, "kept", lever.what, now / then)
             return then
-        why = f"with it a step took {then / now:.3g} times as long"
+        yield from self._taken_back(lever, plan, f"with it a step took {then / now:.3g} times as long")
+        return None
+
+    def _taken_back(self, lever: Lever, plan: Plan, why: str) -> "Course[None]":
+        """Go on with the plan that was there before a lever which brought nothing."""
+        yield from self._carry_out(plan, f"{lever.name} brought nothing")
         self._drop(lever.name, why)
         self._explain(lever.name, "dropped", why)
-        yield from self._carry_out(plan, "the search brought nothing")
-        return None
 
     def _not_worth_searching(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
         """Why cuDNN's algorithms are not searched for."""
@@ -658,9 +666,7 @@ class Tuner:
                 self._explain(lever.name, "kept", lever.what, now / then)
                 return then
             why = f"with it a step took {then / now:.2g} times as long"
-        self._drop(lever.name, why)
-        self._explain(lever.name, "dropped", why)
-        yield from self._carry_out(plan, "it brought nothing")
+        yield from self._taken_back(lever, plan, why)
         return None
 
     def _for_any_size(self, plan: Plan, ahead: Ahead) -> dict[str, CompiledObjective] | None:
