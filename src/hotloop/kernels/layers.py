@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotloop._torch import saves_through_hooks
+from hotloop.kernels.compiler import KernelError
 from hotloop.kernels.images import DTYPES, GROUP, kernels_for, why_not_image
 from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
-from hotloop.kernels.nvrtc import KernelError, Kernels
+from hotloop.kernels.nvrtc import Kernels
 from hotloop.kernels.padding import has_odd_channels, padded_convolution
 
 
@@ -29,7 +30,7 @@ def fuse(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tenso
 
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Compile the kernels that a model will probably need, in threads beside whatever is done meanwhile."""
+    """Compile the kernels that a model will probably need, in processes beside whatever is done meanwhile."""
     sides = {_side_of(layer) for layer in layers_to_fuse(model) if isinstance(layer, nn.MaxPool2d)}
     kinds = {kind for layer in model.modules() if (kind := _KINDS.get(type(layer)))} or {1}
     parts: list[tuple[str, ...]] = [(), ("KIND=0",), *((f"KIND={kind}",) for kind in kinds)]
@@ -40,7 +41,7 @@ def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
 
 def _compiled(kernels: Kernels) -> None:
     with suppress(KernelError, OSError):  # who launches them meets it again, and says it
-        kernels.compile()
+        kernels.compile(apart=True)
 
 
 def _suits(layer: nn.Module) -> bool:

@@ -1,8 +1,10 @@
 """CUDA source compiled by NVRTC, NVIDIA's compiler that comes with PyTorch, and its kernels launched on the current
-stream. Both libraries are called by their documented C functions."""
+stream by the driver's documented C functions."""
 
 import ctypes
 import hashlib
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -14,14 +16,12 @@ from torch import Tensor
 
 from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.files import write_whole
+from hotloop.kernels import compiler
+from hotloop.kernels.compiler import KernelError, check, compiled, path_of
 
 OLDEST = (8, 0)  # Ampere, which rounds to bf16 by itself
 
 Argument = Tensor | int | float | None
-
-
-class KernelError(RuntimeError):
-    """A kernel could not be compiled, loaded or launched."""
 
 
 def why_no_kernels(device: torch.device) -> str | None:
@@ -52,11 +52,11 @@ class Kernels:
         self._loaded: dict[int, ctypes.c_void_p] = {}
         self._functions: dict[tuple[int, str], ctypes.c_void_p] = {}
 
-    def compile(self) -> bytes:
-        """The machine code; other threads run on while it is made."""
+    def compile(self, *, apart: bool = False) -> bytes:
+        """The machine code; other threads run on while it is made. `apart`: by a process, beside other compilations."""
         with self._lock:
             if self._code is None:
-                self._code = self._cached()
+                self._code = self._cached(apart=apart)
             return self._code
 
     def launch(self, name: str, grid: tuple[int, int, int], block: tuple[int, int], *arguments: Argument) -> None:
@@ -80,7 +80,7 @@ class Kernels:
         self._functions[device, name] = function
         return function
 
-    def _cached(self) -> bytes:
+    def _cached(self, *, apart: bool) -> bytes:
         """What an earlier run has compiled, if the source, the options and the compiler are the same."""
         source = self._source.read_bytes()
         told = repr((source, self._options, _version())).encode()
@@ -88,7 +88,9 @@ class Kernels:
         with suppress(OSError):
             if not why_foreign(path):
                 return path.read_bytes()
-        code = _compiled(source, self._source.name, self._options)
+        code = _compiled_apart(self._source, self._options) if apart else None
+        if code is None:
+            code = compiled(_compiler(), source, self._source.name, self._options)
         with suppress(OSError):
             make_private(path.parent)
             if not why_foreign(path):
@@ -96,26 +98,17 @@ class Kernels:
         return code
 
 
-def _compiled(source: bytes, name: str, options: Sequence[str]) -> bytes:
-    library = _compiler()
-    program = ctypes.c_void_p()
-    _check_nvrtc(library.nvrtcCreateProgram(ctypes.byref(program), source, name.encode(), 0, None, None))
+def _compiled_apart(source: Path, options: Sequence[str]) -> bytes | None:
+    """The same by a process of its own; None where there cannot be one, or it fails: who compiles it here says why."""
+    library = path_of("libnvrtc.so")
+    if not sys.executable or library is None:
+        return None
+    command = [sys.executable, "-I", "-S", str(Path(compiler.__file__)), library, str(source), *options]
     try:
-        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if library.nvrtcCompileProgram(program, len(options), given):
-            raise KernelError(f"{name} could not be compiled:\n{_read(program, 'ProgramLog').decode(errors='replace')}")
-        return _read(program, "CUBIN")
-    finally:
-        library.nvrtcDestroyProgram(ctypes.byref(program))
-
-
-def _read(program: ctypes.c_void_p, what: str) -> bytes:
-    """The log or the machine code of a program."""
-    library, size = _compiler(), ctypes.c_size_t()
-    _check_nvrtc(getattr(library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
-    text = ctypes.create_string_buffer(size.value)
-    _check_nvrtc(getattr(library, f"nvrtcGet{what}")(program, text))
-    return text.raw
+        ended = subprocess.run(command, check=False, capture_output=True, timeout=60, start_new_session=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return ended.stdout or None if ended.returncode == 0 else None
 
 
 def _as_c(value: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
@@ -128,7 +121,7 @@ def _as_c(value: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_float:
 
 def _version() -> tuple[int, int]:
     major, minor = ctypes.c_int(), ctypes.c_int()
-    _check_nvrtc(_compiler().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    check(_compiler(), _compiler().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     return major.value, minor.value
 
 
@@ -159,13 +152,6 @@ def _first(names: Sequence[str]) -> ctypes.CDLL:
         with suppress(OSError):
             return ctypes.CDLL(name)
     raise OSError(f"{names[0]} was not found")
-
-
-def _check_nvrtc(result: int) -> None:
-    if result:
-        describe = _compiler().nvrtcGetErrorString
-        describe.restype = ctypes.c_char_p
-        raise KernelError(f"NVRTC: {describe(result).decode(errors='replace')}")
 
 
 def _check(result: int, what: str) -> None:

@@ -63,6 +63,11 @@ class RunFacts:
     shapes_vary: bool = False  # from batch to batch, beyond a smaller last one
 
     @property
+    def steps_left(self) -> float:
+        """Of the run; infinity where nobody knows."""
+        return math.inf if self.left is None else self.left / max(self.step, 1e-9)
+
+    @property
     def is_heavy(self) -> bool:
         """Whether a step computes enough for faster arithmetic to matter."""
         return self.flops >= HEAVY

@@ -14,6 +14,7 @@ from hotloop.plan import Plan
 
 MOST_STEPS = 16  # in one CUDA graph
 SHORT = 1.0  # seconds of an eager step; of a longer one, launches are a small part
+MANY = 300  # batches of varying shapes, so that some come often: a shape is captured when it comes the tenth time
 
 
 class GraphLever(Lever):
@@ -58,8 +59,9 @@ class GraphLever(Lever):
     needs_cuda = True
     late_above = 0.1  # launches are a small part of a step that takes longer, and the graph would hold much memory
     rule = LeverRule(
-        f"an eager step takes less than {SHORT:.0f} s and there is room for the memory of the graph",
-        lambda facts: facts.step < SHORT and facts.has_room,
+        f"an eager step takes less than {SHORT:.0f} s, there is room for the memory of the graph, and where shapes vary"
+        f" from batch to batch {MANY} of them come, so that shapes come again",
+        lambda facts: facts.step < SHORT and facts.has_room and (not facts.shapes_vary or facts.steps_left >= MANY),
         "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device",
     )
 

@@ -63,7 +63,7 @@ class KernelsLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if why := why_no_kernels(target.device):
+        if why := target.without_cuda:
             return why
         if plan.precision == "fp32":
             return "the step is in fp32"
@@ -73,7 +73,9 @@ class KernelsLever(Lever):
             return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
-        return None if _is_worth_it(target.model) else "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
+        if not _is_worth_it(target.model):
+            return "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
+        return why_no_kernels(target.device)  # the last, since it loads the compiler
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         return why_no_kernels(target.device)

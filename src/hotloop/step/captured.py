@@ -1,11 +1,9 @@
 """`CapturedStep`: steps as CUDA graphs, and what makes sure that a replay is the step."""
 
-import atexit
 import warnings
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -20,7 +18,6 @@ from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective import Objective
 from hotloop.placement import tensors_in
 from hotloop.snapshot import PassSnapshot
-from hotloop.step.across import Replicas
 from hotloop.step.cuda_graph import (
     WARM_UP,
     CannotCapture,
@@ -40,7 +37,6 @@ from hotloop.waits import waits
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
 STALE = 2  # times that it differed, after which nothing is captured any more
 CAN_CHANGE = "changes while it runs, which a capture would freeze"
-VOTE_REPLAY, VOTE_CAPTURE, VOTE_WARM_UP, VOTE_EAGERLY, VOTE_NEVER = map(float, range(5))  # the largest counts
 
 Call = Callable[[Any, int | None], Parts]  # an eager step: (batch, size of micro-batches)
 Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
@@ -59,9 +55,6 @@ class CapturedStep:
     captured where a capture would change what the step does: then `abandon` is told why, and the step stays eager.
 
     `calls` are the eager steps with the levers of the plan, `run` is all of them with OOM retry.
-
-    On several ranks the all-reduces of DDP are captured with the step. NCCL wants all ranks to replay graphs of one
-    capture, or none; so they vote before each step, on the host.
     """
 
     def __init__(
@@ -84,10 +77,6 @@ class CapturedStep:
         self.optimizers = [optimizer for eager in eagers for optimizer in eager.trained.optimizers]
         self.dependents: WeakSet[Dependent] = WeakSet()  # other graphs of this step, which go when it forgets
         self._calls, self._run, self._see, self._after_update, self._abandon = calls, run, see, after_update, abandon
-        self._replicas = [eager.across for eager in eagers if isinstance(eager.across, Replicas)]
-        self.ranks = self._replicas[0].ranks if self._replicas else None
-        self._why: str | None = None  # why this rank wants to go on without captures, of which the others learn
-        self._is_told = False  # that captures on several ranks are not tested
         self._is_compiled = self.plan.compile != "off"
         self._side = capture_stream(self.device)
         self._form: Any = None  # of the batches that are captured
@@ -98,17 +87,11 @@ class CapturedStep:
         self.generation = 0  # of captures
         self._others = OtherShapes(self)
         self.dependents.add(self._others)
-        for replica in self._replicas:
-            replica.begin_captures()
-        if self._replicas:
-            _drop_at_exit().add(self)
         self.forget()
 
     def forget(self) -> None:
         """Drop the graphs: the tensors that they were made for are no longer those of the model."""
         self.generation += 1
-        if self._replicas:  # which outlive a step that is composed anew
-            self.generation = self._replicas[0].generation = self._replicas[0].generation + 1
         self.replays = 0  # since the last forward pass that was compared with the captured one
         self.has_captures = False
         self._has_room = True  # for an eager forward pass beside the captures
@@ -117,7 +100,6 @@ class CapturedStep:
         self._stood: list[Any] = []
         self._warmed = 0
         self._is_ready = False
-        self._forms: Counter[Hashable] = Counter()  # of batches on a rank, of which the usual one is captured
         self._inspections: list[Inspection] = []
         self._first_capture: Inspection | None = None  # where it does other work than eagerly
         self._graphs: dict[tuple[bool, bool], CapturedGraph] = {}  # by phase: first of its window, last of it
@@ -131,8 +113,7 @@ class CapturedStep:
     def __call__(self, batch: Any) -> Parts:
         """Train on one batch by a graph, which is captured where it is missing; eagerly where that cannot be."""
         form = signature(batch)
-        parts = self._without_graph(batch, form) if self.ranks is None else self._as_agreed(batch, form)
-        if parts is not None:
+        if (parts := self._without_graph(batch, form)) is not None:
             return parts
         phase = self.eagers[0].phase
         graph, failure, why = self._graphs.get(phase), None, None
@@ -146,13 +127,13 @@ class CapturedStep:
                     graph.result = self._seen_parts, self._seen_count
                 self._keep(phase, graph)
             except Exception as error:
-                if isinstance(error, Departed) and self.ranks is None:
+                if isinstance(error, Departed) and self.is_alone:
                     return self._warm_up(batch)
                 failure, why = self.want_of_memory(error), str(error)
                 if failure is None and not isinstance(error, CannotCapture):
                     raise
                 graph = None
-            if self.ranks is not None and (parts := self._unless_all_captured(failure, why, batch)) is not None:
+            if (parts := self._after_capture(failure, why, batch)) is not None:
                 return parts
         if graph is None:
             if not self.shrink(failure, self.eagers[0].weighing.items_in(batch)):
@@ -185,78 +166,25 @@ class CapturedStep:
             return self.run_eagerly(batch)
         return None
 
-    # Several ranks
+    # What is another on several ranks
+
+    is_alone = True  # whether no other rank takes part
 
     def abandon(self, why: str) -> None:
-        """Go on without captures; on several ranks from the next step on, when all know of it."""
-        if self.ranks is None:
-            self._abandon(why)
-        elif self._why is None:
-            self._why = why
+        """Go on without captures."""
+        self._abandon(why)
 
-    def _as_agreed(self, batch: Any, form: Any) -> Parts | None:
-        """What ranks do with a batch that not all of them can replay or capture: of their votes the largest counts."""
-        assert self.ranks is not None
-        vote, newest = self.ranks.largest([self._vote(batch, form), float(self.generation)])
-        if newest > self.generation:  # another rank has dropped its graphs
-            self.forget()
-            self.generation = self._replicas[0].generation = int(newest)
-        if vote == VOTE_NEVER:
-            return self._give_up(self.ranks.gather(self._why), batch)
-        if vote == VOTE_EAGERLY:
-            return self.run_eagerly(batch)
-        if vote == VOTE_CAPTURE:
-            self._graphs.clear()  # all capture, or none
-        return self._warm_up(batch) if vote == VOTE_WARM_UP else None
-
-    def _vote(self, batch: Any, form: Any) -> float:
-        """What this rank could do with a batch."""
-        self.check_size()
-        if not self._is_ready and form is not None:
-            self._forms[form] += 1
-            self._form = max(self._forms, key=self._forms.__getitem__)
-        fits = form is not None and (form == self._form or not self._is_ready)
-        fits = fits and not any(each.is_filler() for each in self._replicas)
-        if fits and self.comparison_is_due:
-            self.compare(batch)
-        for why in (each.why_not_captured for each in self._replicas):
-            if why is not None:
-                self.abandon(why)
-        if self.has_captures and (name := self._rates.changed()):
-            self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
-        if self._why is not None:
-            return VOTE_NEVER
-        if not fits:
-            return VOTE_EAGERLY
-        if not self._is_ready:
-            return VOTE_WARM_UP
-        if self._graphs:
-            return VOTE_REPLAY
-        return VOTE_CAPTURE if all(each.is_warm for each in self._replicas) else VOTE_EAGERLY
-
-    def _unless_all_captured(self, failure: Failure | None, why: str | None, batch: Any) -> Parts | None:
-        """After a capture, before anyone replays it: an eager step where a rank has failed."""
-        assert self.ranks is not None
-        reasons = self.ranks.gather(why if failure is None else "memory ran out while it was captured")
-        if any(reason is not None for reason in reasons):
-            return self._give_up(reasons, batch)
-        if not self._is_told and self.ranks.size > 1:
-            self._is_told = True
-            warnings.warn(
-                f"the step is captured as a CUDA graph with {self.ranks.size} ranks, which is not tested with several"
-                " GPUs yet",
-                PlanWarning,
-                stacklevel=5,
-            )
+    def _after_capture(self, failure: Failure | None, why: str | None, batch: Any) -> Parts | None:
+        """After a capture, or what it failed of: losses where the batch was trained on otherwise."""
         return None
 
-    def _give_up(self, reasons: Sequence[str | None], batch: Any) -> Parts:
-        """All ranks go on without captures, for the first of their reasons."""
-        rank, why = next((rank, why) for rank, why in enumerate(reasons) if why is not None)
-        for replica in self._replicas:
-            replica.end_captures()
-        self._abandon(f"{why} (rank {rank})" if why and len({*reasons}) > 1 else why)
-        return self._run(batch)
+    def _is_warm(self) -> bool:
+        """Whether what takes part in a step is ready for a capture."""
+        return True
+
+    def _around_eager(self) -> AbstractContextManager[Any]:
+        """The stream of eager steps between captured ones."""
+        return nullcontext()
 
     def taken(self, graph: CapturedGraph, *, updated: bool) -> Parts:
         """The losses of a batch that was replayed; the host counts it and advances schedules."""
@@ -279,7 +207,7 @@ class CapturedStep:
         if not self.eagers[0].phase[0] and self._window_is_captured:
             self._show(self._gradients)
         self._window_is_captured, self._shown = False, None
-        with self._side.running() if self._replicas else nullcontext():  # DDP belongs to the stream of captures
+        with self._around_eager():
             return self._run(batch)
 
     @property
@@ -290,7 +218,7 @@ class CapturedStep:
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the stream of captures; two of them are looked at."""
         self._warmed += 1
-        self._is_ready = self._warmed > WARM_UP and all(each.is_warm for each in self._replicas)
+        self._is_ready = self._warmed > WARM_UP and self._is_warm()
         with self._side.running():
             if self._warmed in (WARM_UP - 1, WARM_UP):
                 parts = self._inspected(batch)
@@ -594,19 +522,6 @@ class CapturedStep:
 
 class Departed(CannotCapture):
     """The step does other work than when it was captured before: it is looked at again, and captured then."""
-
-
-@cache
-def _drop_at_exit() -> "WeakSet[CapturedStep]":
-    """Steps whose graphs are dropped when Python ends: NCCL waits for them, without end, to leave a process group."""
-    alive: WeakSet[CapturedStep] = WeakSet()
-
-    def drop() -> None:
-        for step in [*alive]:
-            step.forget()
-
-    atexit.register(drop)
-    return alive
 
 
 def _prepare_dropout(device: torch.device) -> None:

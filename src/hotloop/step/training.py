@@ -15,6 +15,7 @@ from hotloop.plan import Plan
 from hotloop.snapshot import Gradients, PassSnapshot
 from hotloop.step.across import AcrossRanks
 from hotloop.step.captured import Call, CapturedStep
+from hotloop.step.captured_ranks import CapturedOnRanks, replicas_of
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.objectives import TrainedObjective
@@ -92,7 +93,8 @@ class TrainingStep:
             self.captured.forget()
             self.captured = None
         if self.plan.graph:
-            self.run = self.captured = CapturedStep(
+            kind = CapturedOnRanks if replicas_of(self.eagers) else CapturedStep
+            self.run = self.captured = kind(
                 self.model,
                 self.eagers,
                 calls,

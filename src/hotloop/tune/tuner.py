@@ -15,7 +15,7 @@ from hotloop.effects import look
 from hotloop.errors import LossNotFinite
 from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lever, levers_of, repeated_blocks
 from hotloop.levers.base import RunFacts
-from hotloop.levers.compile import sizes_of
+from hotloop.levers.compile import sizes_of, varying_between
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.memory.oom import clear, is_out_of_memory
@@ -28,6 +28,7 @@ from hotloop.step.compilation import (
     key_of,
     of_other_sizes,
     varying_among,
+    worth_compiling_for,
 )
 from hotloop.step.inspection import signature
 from hotloop.step.retry import OutOfMemory
@@ -366,7 +367,7 @@ class Tuner:
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
         self._note_sizes()
-        self._shapes_vary = self._loop.together.largest(len(self._sizes)) > 1
+        self._shapes_vary = self._loop.together.largest(self._do_shapes_vary()) > 0
         proposal = self._adopted(plain)
         self._note(proposal, plain, None)
         if self._rounding():
@@ -387,6 +388,14 @@ class Tuner:
     def _note_sizes(self) -> None:
         batch = self._next.batch
         self._sizes.setdefault(signature(batch), sizes_of(batch))
+
+    def _do_shapes_vary(self) -> bool:
+        """Whether the first batches differ in more than a smaller last one of an epoch."""
+        several = [*self._sizes.values()]
+        if len(several) != 2:
+            return len(several) > 2
+        varying = varying_between(*several)
+        return varying is None or worth_compiling_for(varying)
 
     def _resumed(self) -> "Course[None]":
         """The course of a run whose plan is there already."""
