@@ -530,7 +530,7 @@ class Tuner:
         while now > limit and (pulled := _pulled(plan, begin)):
             doubtful = sorted(pulled, key=doubt)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
-                self._drop(lever.name, f"with it a step took {now / plain:.2g} times as long")
+                self._drop(lever.name, f"with it a step took {now / plain:.3g} times as long")
                 plan = lever.off(plan)
             yield from self._carry_out(plan, "what was slower is left out")
             now = yield from self._settled() if plan != begin else self._timed(TIMED_STEPS, TIMED_SECONDS)
