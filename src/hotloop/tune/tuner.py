@@ -36,7 +36,7 @@ from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 from hotloop.text import duration, shorten
 from hotloop.tune.cache import Cache
-from hotloop.tune.feeding import Feeding
+from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Departure, Jumps, Sign, without_dropout
 from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
@@ -50,13 +50,15 @@ WORTH_ON_CPU = 100  # batches that must still come: what a CPU's plan costs is a
 WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
 PLAIN_STEPS = 2  # of the eager loop that are timed after those
 TIMED_STEPS, TIMED_SECONDS = 5, 0.05  # of a plan, at least
+BRIEFLY = 0.01  # seconds that tell whether a step is a short one
 AGAIN = 3  # times that a plan which seems to be slower is timed
 AGAIN_ON_CPU = 20  # the quickest of 40 steps counts: that other programs disturb all of them is not to be expected
 SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
 LANDING = 100  # windows in which the norm of a step should have come from the device
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
-SLOWER_ON_CPU = 1.5  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower
+SLOWER_ON_CPU = 1.5  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower; and
+# where the loop waits for its loader, whose pace says nothing of a plan
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer to hand over a batch than the device
 HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
 SEVERAL_PAY = 10.0  # seconds of captured steps, in which 5% for several in a graph pay for capturing these
@@ -179,6 +181,7 @@ class Tuner:
         self._sizes: dict[Any, Any] = {}  # of the first batches, without their numbers, by their form
         self._shapes_vary = False  # from batch to batch, on any rank
         self._feeding = Feeding()
+        self._is_starved = False  # whether the loop waited for its loader while it was timed last
         self._workers: str | None = None  # what was found out about the loader's workers
         self._losses: Jumps | None = None  # while a lever rounds
         self._norms: NormWatch | None = None  # the same, where norms can be known
@@ -504,7 +507,7 @@ class Tuner:
             yield 0
         for _ in range(SETTLING):  # libraries load kernels when they are first used
             yield 0
-        now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
+        now = yield from self._timed(TIMED_STEPS, BRIEFLY)
         plan = self._loop.step.plan
         left = (self._next.left or 0) * now
         is_short = now < SMALL_STEP and (self._stopwatch.host > HOST_LIMITS * now or left > SEVERAL_PAY)
@@ -515,14 +518,15 @@ class Tuner:
                 if self._next.batches > 1:
                     yield 0  # in which the stretch is captured
                     break
-            now = yield from self._timed(TIMED_STEPS, TIMED_SECONDS)
-        return now
+            now = math.inf
+        return min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
 
     def _not_slower(self, plain: float, now: float) -> "Course[float]":
         """Leave out what makes the step slower than the eager one."""
         begin, plan = self._plain_plan, self._loop.step.plan
         on_cpu = self.subject.device.type == "cpu"
-        limit = plain * (SLOWER_ON_CPU if on_cpu else SLOWER)
+        is_starved = self._loop.together.largest(self._is_starved) > 0
+        limit = plain * (SLOWER_ON_CPU if on_cpu or is_starved else SLOWER)
         # Where shapes vary, each new one may take its time the first time; and other programs disturb.
         for _ in range(AGAIN_ON_CPU if on_cpu else AGAIN):
             if now > limit:
@@ -738,6 +742,7 @@ class Tuner:
                 quickest = min(quickest, watch.seconds)
             return self._loop.together.largest(quickest)
         watch = self._stopwatch = Stopwatch(self.subject.device)
+        began, waited = time.perf_counter(), self._waited
         cycle = math.lcm(*(each.every for each in self.subject.objectives))  # batches that train all of them
         goal = steps * cycle
         while watch.batches < goal or watch.seconds < seconds:
@@ -752,7 +757,13 @@ class Tuner:
             watch.seconds = self._loop.together.largest(watch.seconds)
             rest = seconds - watch.seconds
             goal = watch.batches + cycle * max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6) / cycle))
+        self._is_starved = self._waited - waited > NOTABLE * (time.perf_counter() - began)
         return watch.seconds / watch.batches
+
+    @property
+    def _waited(self) -> float:
+        """Seconds that the loop has waited for the loader."""
+        return 0.0 if self._loop.stream is None else self._loop.stream.waited
 
     def _window(self) -> "Course[Ahead]":
         """Wait until no gradient waits for its update."""
