@@ -32,8 +32,8 @@ class KernelsLever(Lever):
     activation checkpointing compute as before. A second derivative (a gradient penalty) and an autograd Function of
     your own that takes a layer's output directly end in an error; the tuner drops the lever then, with the reason.
 
-    **What it costs.** About a quarter of a second for each kind of activation, once: the kernels are compiled by NVRTC,
-    which comes with PyTorch, and kept in hotloop's cache.
+    **What it costs.** Less than half a second, once: the kernels are compiled by NVRTC, which comes with PyTorch, in
+    processes beside one another, and kept in hotloop's cache.
 
     **By hand.**
 
