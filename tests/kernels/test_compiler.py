@@ -51,6 +51,13 @@ def test_without_a_library_that_can_be_found_nothing_is_compiled_apart(
     assert nvrtc._compiled_apart(tmp_path / "own.cu", []) is None
 
 
+def test_a_program_that_is_no_python_is_not_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "path_of", lambda name: "libnvrtc.so")
+    monkeypatch.setattr("sys.executable", str(tmp_path / "application"))
+    monkeypatch.setattr("subprocess.run", None)
+    assert nvrtc._compiled_apart(tmp_path / "own.cu", []) is None
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs /proc")
 def test_where_a_library_lies() -> None:
     found = path_of("libtorch_cpu")

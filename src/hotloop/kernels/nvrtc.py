@@ -101,7 +101,8 @@ class Kernels:
 def _compiled_apart(source: Path, options: Sequence[str]) -> bytes | None:
     """The same by a process of its own; None where there cannot be one, or it fails: who compiles it here says why."""
     library = path_of("libnvrtc.so")
-    if not sys.executable or library is None:
+    is_python = Path(sys.executable or "").name.startswith("python")  # else a program with Python in it, perhaps
+    if library is None or not is_python:
         return None
     command = [sys.executable, "-I", "-S", str(Path(compiler.__file__)), library, str(source), *options]
     try:
