@@ -41,7 +41,6 @@ from hotloop.levers.compile import (
     form_of,
     mark_varying,
     sizes_of,
-    tensors_of,
     varying_between,
 )
 from hotloop.objective import Objective, autocast
@@ -140,30 +139,9 @@ def _compiled(objective: Objective, mode: str, varying: Varying, *, fullgraph: b
     return torch.compile(objective, backend=inductor(MODES[mode]), dynamic=dynamic, fullgraph=fullgraph)
 
 
-def varying_among(batches: Sequence[Any]) -> Varying:
-    """The dimensions in which others differ from the first batch; none where a compilation for all is not worth it."""
-    found = frozenset[tuple[int, int]]().union(*(varying_between(batches[0], other) or () for other in batches[1:]))
-    return found if worth_compiling_for(found) else frozenset()
-
-
 def worth_compiling_for(varying: Varying) -> bool:
     """Whether batches vary in more than the number of their items, as the last one of an epoch does."""
     return any(dim for _, dim in varying)
-
-
-def of_other_sizes(batch: Any, several: Sequence[Any]) -> list[Any]:
-    """Batches of zeros like one, in the sizes of others; as far as they differ in sizes alone."""
-
-    def resized(tensors: Iterator[Tensor]) -> Any:
-        def zeros(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            return torch.zeros(next(tensors).shape, dtype=leaf.dtype, device=leaf.device)
-
-        return map_leaves(zeros, batch)
-
-    alike = [each for each in several if varying_between(batch, each)]
-    return [other for each in alike if varying_between(batch, other := resized(tensors_of(each)))]
 
 
 def form_for(batch: Any, varying: Varying) -> Hashable | None:

@@ -15,7 +15,6 @@ from hotloop.effects import look
 from hotloop.errors import LossNotFinite
 from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lever, levers_of, repeated_blocks
 from hotloop.levers.base import RunFacts
-from hotloop.levers.compile import sizes_of, varying_between
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.memory.oom import clear, is_out_of_memory
@@ -26,11 +25,7 @@ from hotloop.step.compilation import (
     CompiledObjective,
     expected_seconds,
     key_of,
-    of_other_sizes,
-    varying_among,
-    worth_compiling_for,
 )
-from hotloop.step.inspection import signature
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
@@ -40,6 +35,7 @@ from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Departure, Jumps, Sign, without_dropout
 from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
+from hotloop.tune.sizes import BatchSizes
 from hotloop.tune.stopwatch import Stopwatch
 from hotloop.tune.subject import Subject, record
 from hotloop.tune.trial import material_of, tune
@@ -85,6 +81,11 @@ class Ahead:
     is_between_windows: bool
     can_be_several: bool  # whether the data lives on the device and `fit` owns the loop
     sample: Callable[[], Any]  # a batch like those of the stretch, taken without a trace
+
+    @property
+    def example(self) -> Any:
+        """A batch of the run to try something on."""
+        return self.sample() if self.batch is None else self.batch
 
 
 Course = Generator[float, Ahead, T]  # yields how many batches may pass before it is asked again
@@ -178,7 +179,7 @@ class Tuner:
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
         self._later: dict[str, Trial] = {}  # of levers that are tried after the others
         self._is_random = False  # whether a pass draws random numbers on the device
-        self._sizes: dict[Any, Any] = {}  # of the first batches, without their numbers, by their form
+        self._sizes = BatchSizes()  # of the first batches
         self._shapes_vary = False  # from batch to batch, on any rank
         self._feeding = Feeding()
         self._is_starved = False  # whether the loop waited for its loader while it was timed last
@@ -361,16 +362,16 @@ class Tuner:
             lever.prepare(target)
         self.watches, plain = WATCHED, math.inf
         while self.watches:
-            self._note_sizes()
+            self._sizes.note(self._next.batch)
             yield 0
         for _ in range(PLAIN_STEPS):  # the quicker: libraries may still load what they did not need before
-            self._note_sizes()
+            self._sizes.note(self._next.batch)
             plain = min(plain, (yield from self._timed(1, 0.0)))
         yield from self._worth_it(plain)
         while not self._next.is_between_windows or self._next.batch is None:
             yield 0
-        self._note_sizes()
-        self._shapes_vary = self._loop.together.largest(self._do_shapes_vary()) > 0
+        self._sizes.note(self._next.batch)
+        self._shapes_vary = self._loop.together.largest(self._sizes.vary()) > 0
         proposal = self._adopted(plain)
         self._note(proposal, plain, None)
         if self._rounding():
@@ -388,18 +389,6 @@ class Tuner:
                 self._tell(plain, now)
         yield from self._watched_over()
 
-    def _note_sizes(self) -> None:
-        batch = self._next.batch
-        self._sizes.setdefault(signature(batch), sizes_of(batch))
-
-    def _do_shapes_vary(self) -> bool:
-        """Whether the first batches differ in more than a smaller last one of an epoch."""
-        several = [*self._sizes.values()]
-        if len(several) != 2:
-            return len(several) > 2
-        varying = varying_between(*several)
-        return varying is None or worth_compiling_for(varying)
-
     def _resumed(self) -> "Course[None]":
         """The course of a run whose plan is there already."""
         yield 0
@@ -407,7 +396,7 @@ class Tuner:
             return
         if self._key is None:
             ahead = yield from self._window()
-            batch = ahead.sample() if ahead.batch is None else ahead.batch
+            batch = ahead.example
             with self._loop.unplanned():
                 self._key = self.subject.key(batch, ahead.loader, ahead.transform)
         yield from self._watched_over()
@@ -554,7 +543,7 @@ class Tuner:
         if sign is None and self._costs_too_much(ahead):
             return
         start = time.perf_counter()
-        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        batch = ahead.example
         with without_dropout(self.subject.modules):
             with self._loop.as_written() as step:
                 plain = self._pass(step, batch)
@@ -632,12 +621,7 @@ class Tuner:
             return "in fp32 the algorithms of the first steps stay"
         if self._shapes_vary:
             return "each new shape would be searched for"
-        if ahead.left is None:
-            return "the length of the run is not known, so that a search may not pay back"
-        cost, left = expected_search(self.subject.model), ahead.left * now
-        if cost <= HELD_UP * left:
-            return None
-        return f"a search of about {duration(cost)} would hold up a run that takes {duration(left)} more"
+        return _would_hold_up("a search", expected_search(self.subject.model), ahead, now)
 
     def _compiled(self, now: float) -> "Course[float | None]":
         """Compile where that may pay back in what is left; the seconds of a batch then."""
@@ -649,11 +633,13 @@ class Tuner:
         if self._effects:
             why = "a step has effects that could not be restored"
         elif why is None:
-            why = self._not_worth_compiling(lever.pull(plan), ahead, now)
+            key = key_of(subject.model, ahead.example, lever.pull(plan))
+            guess = expected_seconds(subject.model, lever.pull(plan).compile, key)
+            why = _would_hold_up("a compilation", guess.seconds, ahead, now, guess.evidence)
         if why is not None:
             self._explain(lever.name, "not tried", why)
             return None
-        new, ready = lever.pull(plan), self._for_any_size(lever.pull(plan), ahead)
+        new, ready = lever.pull(plan), self._sizes.for_all(subject.objectives, lever.pull(plan), ahead.example)
         if subject.device.type in COMPILED_BESIDE:
             outcome = yield from self._compiled_beside(new, now)
             if outcome.why is not None:
@@ -665,7 +651,7 @@ class Tuner:
             self._explain(lever.name, "dropped", "what it was compiled for is not used any more")
             return None
         start = time.perf_counter()
-        batch = ahead.sample() if ahead.batch is None else ahead.batch
+        batch = ahead.example
         before = self._pass(self._loop.step, batch)
         self._loop.carry_out(self._now(new), "it is compiled", ready)
         after = self._pass(self._loop.step, batch)  # in which it is compiled, where that was not done before
@@ -682,20 +668,10 @@ class Tuner:
         yield from self._taken_back(lever, plan, why)
         return None
 
-    def _for_any_size(self, plan: Plan, ahead: Ahead) -> dict[str, CompiledObjective] | None:
-        """Objectives that one compilation serves for all lengths of their batches; None where these do not vary."""
-        batch = ahead.sample() if ahead.batch is None else ahead.batch
-        varying = varying_among((batch, *self._sizes.values()))
-        if plan.compile == "blocks" or not varying:
-            return None
-        return {each.name: CompiledObjective(each.objective, plan.compile, varying) for each in self.subject.objectives}
-
     def _compiled_beside(self, plan: Plan, now: float) -> "Course[CompilationOutcome]":
         """Compile in a thread while steps pass."""
-        subject, ahead = self.subject, self._next
-        batch = ahead.sample() if ahead.batch is None else ahead.batch
-        several = [*self._sizes.values()]
-        others = of_other_sizes(batch, several) if varying_among((batch, *several)) else []
+        subject, batch = self.subject, self._next.example
+        others = self._sizes.others(batch)
         self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, plan, others=others)
         if plan.compile == "blocks":
             self._pass(self._loop.step, batch)  # in which the compiler sees what blocks are called with
@@ -705,20 +681,6 @@ class Tuner:
                 yield from self._audited()
         self._compilation = None
         return outcome
-
-    def _not_worth_compiling(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
-        """Why a compilation is not begun: it would hold the training up for too long."""
-        if ahead.left is None:
-            return "the length of the run is not known, so that a compilation may not pay back"
-        left = ahead.left * now
-        batch = ahead.sample() if ahead.batch is None else ahead.batch
-        guess = expected_seconds(self.subject.model, plan.compile, key_of(self.subject.model, batch, plan))
-        if guess.seconds <= HELD_UP * left:
-            return None
-        return (
-            f"a compilation of about {duration(guess.seconds)} ({guess.evidence}) would hold up a run that takes"
-            f" {duration(left)} more"
-        )
 
     def _costs_too_much(self, ahead: Ahead) -> bool:
         """Whether asking the gate again would take a noticeable part of the rest of the run."""
@@ -869,6 +831,17 @@ def in_words(plan: Plan) -> list[str]:
         "kernels": "fused kernels" if plan.compile == "off" else "",
     }
     return [said for name in levers_of(plan) if (said := words.get(name, name))]
+
+
+def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence: str = "") -> str | None:
+    """Why something that training has to wait for is not begun."""
+    if ahead.left is None:
+        return f"the length of the run is not known, so that {what} may not pay back"
+    left = ahead.left * now
+    if seconds <= HELD_UP * left:
+        return None
+    known = f" ({evidence})" if evidence else ""
+    return f"{what} of about {duration(seconds)}{known} would hold up a run that takes {duration(left)} more"
 
 
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
