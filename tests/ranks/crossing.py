@@ -45,7 +45,7 @@ model = network(nn.Tanh(), nn.Dropout(0.2))
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
 loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan="plain")
 report = loop.fit(
-    DataLoader(rows(), GLOBAL // 2, shuffle=True),
+    DataLoader(rows(items=131), GLOBAL // 2, shuffle=True),
     epochs=3,
     validate=DataLoader(rows(), 11),
     save=saved,

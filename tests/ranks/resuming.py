@@ -48,7 +48,7 @@ loader = DataLoader(rows(), GLOBAL // RANKS, shuffle=True)
 where = Path(folder)
 report = loop.fit(
     loader,
-    epochs=4,
+    epochs=3,
     validate=DataLoader(rows(), 11),
     save=where / f"saved {name}",
     every="2 steps",

@@ -25,7 +25,7 @@ DEVICE = os.environ.get("SCENE_DEVICE", "cpu")  # of all ranks: a GPU is shared
 BACKEND = os.environ.get("SCENE_BACKEND", "")
 IN_GROUP = RANKS > 1 or bool(BACKEND)
 GLOBAL = 16  # items of a step, on all ranks together
-ROWS = 131  # which divides by nothing
+ROWS = 67  # which divides by nothing
 
 
 def rows(classes: int = 5, items: int = ROWS) -> TensorDataset:

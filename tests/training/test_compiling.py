@@ -20,7 +20,7 @@ import hotloop
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
-rows = torch.arange(10_000_000.0).unsqueeze(1) / 1e7  # an epoch that would take long, so that a compilation may pay
+rows = torch.arange(2_000_000.0).unsqueeze(1) / 2e6  # an epoch that would take long, so that a compilation may pay
 loader = DataLoader(TensorDataset(rows, rows), 2, shuffle=True)
 model = nn.Sequential(nn.Linear(1, 500), nn.Linear(500, 500), nn.ReLU(), nn.Linear(500, 1))
 loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu", plan=sys.argv[1])
@@ -36,7 +36,7 @@ for step, batch in enumerate(loop.batches(loader)):
     if step == steps or (steps < 0 and (verdict() != "not tried" or time.monotonic() > until)):
         break
     loop.step(batch)
-    time.sleep(0.02 if step > 200 else 0)  # the compilation has the machine
+    time.sleep(0.02 if step > 100 else 0)  # the compilation has the machine
     seen.append(batch[0].flatten().tolist())
 print(json.dumps({"seen": seen, "rng": torch.get_rng_state().tolist(), "compile": verdict()}))
 """
