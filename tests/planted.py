@@ -244,7 +244,7 @@ BUGS = [
         "snapshot.py",
         "refill(*self._outer)",
         "pass",
-        (f"{STARVED}::test_memory_that_runs_out[labels_popped_from_a_dict-8]",),
+        (f"{STARVED}::test_memory_that_runs_out[labels_popped_from_a_dict-3]",),
     ),
     # Ranks
     Bug(

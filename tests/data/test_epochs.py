@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from hotloop.data import Stream
 from hotloop.data.position import Position, Resumption
 from hotloop.data.rng import LoaderRngState
 from hotloop.errors import BadArgument
+
+from ..thorough import dealt
 
 DATA = TensorDataset(torch.arange(17.0))
 
@@ -350,11 +353,10 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["direct", "resident"])
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-@pytest.mark.parametrize("build", ORDERS.values(), ids=ORDERS)
-def test_an_epoch_that_is_left_early_and_the_next_ones(build: Callable[..., Any], how: Any, kind: Any) -> None:
+@pytest.mark.parametrize(("way", "kind"), dealt([*product(ORDERS, HOW)], ["direct", "resident"]), ids=str)
+def test_an_epoch_that_is_left_early_and_the_next_ones(way: tuple[str, str], kind: Any) -> None:
     """Workers have drawn ahead when an epoch is left; data on the device draws as far ahead as they do."""
+    build, how = ORDERS[way[0]], HOW[way[1]]
     seen = []
     for batches in (build(**how), Stream(build(**how), "cpu", kind)):
         torch.manual_seed(3)

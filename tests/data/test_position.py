@@ -275,7 +275,7 @@ def test_the_rest_is_what_it_would_have_been(name: str, kind: Any, moment: tuple
 
 
 @pytest.mark.parametrize(
-    ("name", "moment"), dealt([*map("workers: {}".format, WITH_WORKERS)], [(0, 2), (1, 5), (1, 6), (2, 0)], 2), ids=str
+    ("name", "moment"), dealt([*map("workers: {}".format, WITH_WORKERS)], [(0, 2), (1, 5), (1, 6), (2, 0)]), ids=str
 )
 def test_with_workers(name: str, moment: tuple[int, int]) -> None:
     seen, resumption = in_two(partial(Run, EVERY[name], "direct"), *moment)

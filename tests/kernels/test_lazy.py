@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from hotloop.kernels import fuse, images, layers, layers_to_fuse, lazy
 from hotloop.kernels.lazy import LazyImage
 
+from ..thorough import dealt
+
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -173,8 +175,7 @@ def fused(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize(("style", "bias"), dealt(STYLES, [False, True]))
 def test_a_training_is_that_of_the_plain_model(style: Callable[..., Tensor], bias: bool, on_a_cpu: list[str]) -> None:
     torch.manual_seed(0)
     model = Model(style, bias=bias).to(memory_format=torch.channels_last)

@@ -4,7 +4,6 @@ import ast
 import difflib
 import json
 import os
-import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,11 +17,11 @@ from hypothesis import strategies as st
 from hotloop.cli import app, main
 
 from ..thorough import THOROUGH
+from ..warm import Warm
 from .corpus import SCRIPTS, Script, complaints, expectation, load, parse, scripts
 
 CORPUS = scripts()
 ALL = os.environ.get("HOTLOOP_TEST_CORPUS") == "all"
-TIMEOUT = 240  # generous: a busy machine is not a failure
 HAS_VERB = "simulate" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 # Enough to notice a broken simulation in every run of the tests; `test_findings.py` has all kinds of findings.
@@ -77,15 +76,15 @@ def on_the_cpu() -> list[Script]:
 
 
 @pytest.fixture(scope="module")
-def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def rehearsed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[str, Any]:
     """How often optimizers stepped in each script on the CPU, or how it failed."""
     folder = tmp_path_factory.mktemp("rehearsal")
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     environment["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("torch"))  # torch's own, not the scripts'
-    command = [sys.executable, "-c", REHEARSE, *(str(script.path) for script in on_the_cpu())]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=True
-    )
+    rehearse = tmp_path_factory.mktemp("rehearse") / "rehearse.py"
+    rehearse.write_text(REHEARSE)
+    done = warm.run(rehearse, *(script.path for script in on_the_cpu()), cwd=folder, environment=environment)
+    assert done.returncode == 0, done.stderr
     assert not list(folder.iterdir()), "the scripts leave nothing behind"
     return dict(json.loads(line) for line in done.stdout.splitlines())
 

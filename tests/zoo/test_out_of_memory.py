@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hotloop
 from hotloop.errors import DoesNotFit
 
-from ..thorough import dealt
+from ..thorough import dealt, tries
 from .trainings import ZOO, Parts, Training, by_hand, differences
 
-LATE = 8  # the step from which on faults come when most of a pass has run
+LATE = tries(3, 8)  # the step from which on faults come when most of a pass has run
 TRANSFORM, PASS, BACKWARD = range(1, 3), range(25), range(12, 25)  # operations of a step, roughly
 pytestmark = pytest.mark.usefixtures("light_heap")
 
@@ -69,7 +69,7 @@ Survived = tuple[Parts, list[int | None], "Faults", list[str]]
 
 def epochs_for(first: int) -> int:
     """Epochs of five batches: the last fault comes up to five steps after the first, and steps follow it."""
-    return 2 if first < LATE else 3
+    return 2 if first + 5 < 9 else 3
 
 
 def survived(training: Training, first: int, **settings: Any) -> Survived:
