@@ -21,7 +21,7 @@ from hotloop.errors import BadArgument, DeviceUnavailable
 from hotloop.launch.reach import Endpoint, PortTaken, Unreachable, is_here, must_be_free, wait_for
 from hotloop.launch.torchrun import LaunchRequest, line_for
 
-from .warm import Warm
+from .warm import Warm, stand_in
 
 ROOT = Path(__file__).parents[1]
 CLUSTERS = ROOT / "examples" / "clusters"
@@ -312,9 +312,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_the_command_of_the_container_joins_two_nodes(tmp_path: Path) -> None:
-    if shutil.which("hotloop", path=str(Path(sys.executable).parent)) is None:
-        pytest.skip("hotloop is not installed as a command")
+def test_the_command_of_the_container_joins_two_nodes(tmp_path: Path, warm: Warm) -> None:
+    """With a `hotloop` that has torch already; the Slurm job has the one that is installed."""
+    (tmp_path / "bin").mkdir()
+    hotloop = tmp_path / "bin" / "hotloop"
+    hotloop.write_text(f'#!/bin/sh\nexec {stand_in(tmp_path, warm.server)} -m hotloop "$@"\n')
+    hotloop.chmod(0o755)
     job, _ = job_and_service()
     (container,) = job["spec"]["template"]["spec"]["containers"]
     command = container["args"][0].replace("hotloop-0.hotloop:29500", f"127.0.0.1:{free_port()}")

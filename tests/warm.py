@@ -233,7 +233,7 @@ def run_script(server: str, command: list[str]) -> int:
 
 def serve(server: str, *, for_ever: bool = False) -> None:
     """Do what is asked for on a socket: begin a process and answer with its number, or say how it ended."""
-    for name in ("torch._dynamo", "hotloop.cli"):  # the first is what optimizers import, slowly
+    for name in ("torch._dynamo", "hotloop.cli", "hotloop.demo"):  # what optimizers import, slowly; with Matplotlib
         importlib.import_module(name)
     assert importlib.import_module("hotloop").Loop  # with all that it needs
     gc.collect()

@@ -18,11 +18,15 @@ from hotloop.bench.workloads.plans import plans_by_hand
 from hotloop.errors import BadArgument
 from hotloop.records import DEFAULT, Benchmark, EndToEnd
 
-from ..thorough import THOROUGH
+from ..thorough import THOROUGH, some
 from .racing import CPU, needs_packages_of
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 SHORT = WholeRuns(("mlp",), (CPU,), lengths=(5.0,), tutorial=5.0, peers=("careful",), quick=True)
+
+
+NAMES = [*END_TO_END, *UNSEEN]
+TRAINED = ("cnn", "resnet18", "dcgan", "bert")  # by all contestants or by hand, in `test_contestants.py`
 
 
 def only_row(setup: WholeRuns) -> EndToEnd:
@@ -32,7 +36,7 @@ def only_row(setup: WholeRuns) -> EndToEnd:
     return row
 
 
-@pytest.mark.parametrize("name", [*END_TO_END, *UNSEEN])
+@pytest.mark.parametrize("name", some(NAMES, [name for name in NAMES if name not in TRAINED]))
 def test_every_workload_is_timed_end_to_end_and_trained_like_the_tutorials(name: str) -> None:
     needs_packages_of(name)
     lengths = (1.0, 20.0) if THOROUGH else (1.0, 10.0) if name == "mlp" else (10.0,)

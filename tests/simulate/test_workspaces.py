@@ -18,6 +18,8 @@ from hotloop.simulate.families.indexing import adds_gradients
 from hotloop.simulate.families.matmul import blas_workspace
 from hotloop.simulate.workspaces import library, needs
 
+from ..thorough import some
+
 MIB = 2**20
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 H200, T4 = card("h200"), card("t4")
@@ -270,13 +272,23 @@ def test_what_a_calibration_measured_becomes_a_table(tmp_path: Path, monkeypatch
     assert table.factors["batch_norm.reserve.half"] == 0.5
 
 
+def kind_of(key: str) -> tuple[str, ...]:
+    """Part, precision and layout of a convolution that was measured."""
+    return tuple(key.split("/")[:3])
+
+
 def test_the_table_is_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
     quicker = lambda words: json.loads(f"[{words[1:-1]}]")  # noqa: E731  # for tuples of numbers, of which there are many
     monkeypatch.setattr("ast.literal_eval", quicker)
     made = calibration()
     raw = made.read(BENCHMARKS / "results" / "memory_calibration_h200.json.gz")
-    assert made.table_of(raw) == constants_for(H200, "2.11")
+    table, kinds = constants_for(H200, "2.11"), sorted({kind_of(row["key"]) for row in raw["rows"] if "key" in row})
+    kept = set(some(kinds, kinds[::8]))
+    raw["rows"] = [row for row in raw["rows"] if "key" not in row or kind_of(row["key"]) in kept]
+    assert made.table_of(raw) == replace(
+        table, convolution={key: plans for key, plans in table.convolution.items() if kind_of(key) in kept}
+    )
 
 
 def test_every_kind_of_convolution_is_measured_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:
