@@ -26,7 +26,7 @@ NUMBERS = count()
 FROZEN = [0]  # modules whose objects no garbage collection looks at
 # A machine may be slow or busy, so nothing has a deadline. The same examples each time, so that a test fails for what
 # was changed; HOTLOOP_TEST_RANDOM=1 looks for new ones, and for more of them.
-settings.register_profile("any machine", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("any machine", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("new examples", deadline=None, max_examples=200)
 settings.load_profile("new examples" if THOROUGH else "any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background by a shell; tests press Ctrl-C

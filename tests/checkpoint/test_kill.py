@@ -1,8 +1,8 @@
 """A process that is killed while it saves leaves the checkpoint of before or the new one, whole."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from ..warm import Warm
 
 PROGRAM = """
 import os, random, signal, sys, time, warnings
@@ -52,13 +52,9 @@ assert all(name.startswith("step-") for name in os.listdir(folder)), os.listdir(
 """
 
 
-def test_kills_at_any_moment(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "run"), "5"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def test_kills_at_any_moment(tmp_path: Path, warm: Warm) -> None:
+    script = tmp_path / "saving.py"
+    script.write_text(PROGRAM)
+    done = warm.run(script, tmp_path / "run", "5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert ".saving-" in done.stdout, "no kill came while something was being written"

@@ -51,7 +51,7 @@ def plain(how: dict[str, Any], workers: int, epochs: int) -> tuple[list[Any], li
     return [[batch[:, 0].tolist() for batch in loader] for _ in range(epochs)], states(loader)
 
 
-@settings(deadline=None, max_examples=tries(4, 20))
+@settings(deadline=None, max_examples=tries(2, 20))
 @example(how={"own": False, "persistent_workers": True, "prefetch_factor": 1}, workers=1, changes=[(12, 2), (12, 1)])
 @example(how={"own": True, "persistent_workers": False, "prefetch_factor": 2}, workers=2, changes=[(4, 1), (5, 3)])
 @given(

@@ -24,6 +24,8 @@ from hotloop.monitor.reading import Gpu, Host, Process, Reading
 from hotloop.monitor.watching import Watching, watch
 from hotloop.records import GpuLoad, Load
 
+from ..thorough import tries
+
 HOST = Host(cpu=25.0)
 GPU = Gpu(0, "H200", uuid="GPU-abc", utilisation=80.0, memory_used=100, memory_total=1000, power=300.0)
 OURS = Process(1, 5, "compute", ours=True)
@@ -148,14 +150,14 @@ def test_notes_and_failed_gpus_are_kept_once_and_fit_a_terminal() -> None:
 
 
 def test_a_day_is_added_up_in_the_memory_of_a_minute() -> None:
-    tally, sizes = LoadTally(), []
+    tally, sizes, samples = LoadTally(), list[int](), tries(6, 24) * 3600 * 2  # usually of a quarter of the day
     minute = [Reading(0.0, HOST, (replace(GPU, utilisation=float(k % 101), energy=float(k)),)) for k in range(120)]
-    for number in range(24 * 3600 * 2):
+    for number in range(samples):
         tally.add(minute[number % 120], number / 2)
-        if number in (120, 24 * 3600 * 2 - 1):
+        if number in (120, samples - 1):
             sizes.append(len(pickle.dumps(tally)))
     assert sizes[1] < sizes[0] * 1.2
-    assert tally.load().samples == 24 * 3600 * 2
+    assert tally.load().samples == samples
 
 
 # ---- the thread

@@ -39,7 +39,7 @@ def program(function: Callable[[str], list[float]]) -> Callable[[str], list[floa
 
 def learn(model: nn.Module, optimizer: Any, batch: Callable[[], tuple[Tensor, Tensor]], loss: Any) -> list[float]:
     losses = []
-    for _ in range(4):
+    for _ in range(tries(2, 4)):
         x, y = batch()
         optimizer.zero_grad()
         found = loss(model(x), y)

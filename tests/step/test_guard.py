@@ -165,7 +165,7 @@ def test_memory_may_run_out_anywhere_in_it(name: str) -> None:
     with counter:
         run(OPTIMIZERS[name], 3, guarded)
     dice = random.Random(name)  # noqa: S311
-    places = sorted(dice.sample(range(1, counter.done), min(counter.done - 1, tries(5, 12))))
+    places = sorted(dice.sample(range(1, counter.done), min(counter.done - 1, tries(3, 12))))
     for place in places:
         made = weights()
         optimizer = OPTIMIZERS[name](made)

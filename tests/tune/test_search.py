@@ -350,7 +350,7 @@ def test_what_is_tried_is_told() -> None:
     assert told == ["pinned memory", "fused"]
 
 
-@settings(deadline=None, max_examples=tries(20, 200))
+@settings(deadline=None, max_examples=tries(10, 200))
 @given(st.dictionaries(st.sampled_from(APART), st.sampled_from(GAINS)), st.permutations(APART))
 def test_of_levers_that_stand_apart_exactly_the_good_ones_are_kept(gains: dict[str, float], order: list[str]) -> None:
     hunt = tuned(World(gains), *order)
@@ -361,7 +361,7 @@ def test_of_levers_that_stand_apart_exactly_the_good_ones_are_kept(gains: dict[s
     assert sorted(each.lever for each in hunt.trials) == sorted(order), "each is told of once"
 
 
-@settings(deadline=None, max_examples=tries(20, 200))
+@settings(deadline=None, max_examples=tries(10, 200))
 @given(
     gains=st.dictionaries(st.sampled_from(sorted(FREE)), st.sampled_from(GAINS)),
     together=st.dictionaries(st.frozensets(st.sampled_from(APART), min_size=2, max_size=3), st.sampled_from(GAINS)),

@@ -98,7 +98,7 @@ def test_the_gain_that_is_told_is_that_of_whole_epochs() -> None:
         torch.manual_seed(0)
         loop = loop_of(Counted(), plan=plan)
         clock = [time.thread_time()]
-        loop.fit(data(tries(1024, 2048)), epochs=12, on_epoch=partial(_note_time, clock), progress=False)
+        loop.fit(data(tries(1024, 2048)), epochs=9, on_epoch=partial(_note_time, clock), progress=False)
         seconds[plan] = min(end - start for start, end in itertools.pairwise(clock[6:]))
     assert loop.tuning is not None
     assert loop.tuning.gain is not None
@@ -459,7 +459,7 @@ def test_what_a_lever_puts_onto_a_module_is_not_taken_for_the_persons() -> None:
 
 def test_on_a_cpu_a_run_of_the_default_can_be_repeated_to_the_bit_beside_other_programs() -> None:
     """No clock decides what rounds; at times other programs take most of the machine."""
-    images = torch.rand(1600, 3, 12, 12, generator=torch.Generator().manual_seed(1))
+    images = torch.rand(1200, 3, 12, 12, generator=torch.Generator().manual_seed(1))
     weights: list[list[Tensor]] = []
     plans: list[Any] = []
     for life in range(tries(2, 4)):

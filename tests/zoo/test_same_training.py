@@ -12,7 +12,7 @@ from ..thorough import dealt, tries
 from .trainings import ZOO, Endless, Halted, Killed, Parts, Training, by_hand, differences
 
 EPOCHS, EVER = tries(2, 3), 10**6
-STEPS = tries(13, 17)  # of runs that tune themselves: the tuner looks before the sixth
+STEPS = tries(11, 17)  # of runs that tune themselves: the tuner looks before the sixth
 TUNED_AND_KILLED = (
     "plain_mlp",
     "cnn_with_batchnorm",
