@@ -84,10 +84,10 @@ def test_a_second_ctrl_c_while_it_saves_is_a_line_and_costs_no_checkpoint(
     plain = Store.write
 
     def slow(*args: Any, **options: Any) -> Any:  # in the thread that writes, while the run waits for it
-        for _ in range(2):
-            time.sleep(0.1)
+        for seconds in (0.1, 0.6):  # a busy machine may take a while from the first to the wait
+            time.sleep(seconds)
             os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.2)
+        time.sleep(0.3)
         return plain(*args, **options)
 
     monkeypatch.setattr(Store, "write", slow)
