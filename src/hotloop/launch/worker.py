@@ -41,7 +41,7 @@ def main(words: list[str]) -> None:
     again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     if again and os.environ.get("LOCAL_RANK") == "0":
         most = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
-        print(f"hotloop launch: restart {again} of {most} on {platform.node()}", file=sys.stderr)
+        sys.stderr.write(f"hotloop launch: restart {again} of {most} on {platform.node()}\n")  # whole, between others
     try:
         run_as_main(target, arguments, module=module)
     except KeyboardInterrupt:  # from the agent, which says so once for all ranks
