@@ -96,11 +96,10 @@ def test_a_second_ctrl_c_while_it_saves_is_a_line_and_costs_no_checkpoint(
     assert report.interrupted
     assert told.count("ended early: Ctrl-C, at step ") == told.count("resume=True") == 1
     assert "Traceback" not in told
-    if epochs > 1:  # in the middle of an epoch
-        assert f"still writing a checkpoint to {tmp_path}" in told
+    if epochs > 1 and f"still writing a checkpoint to {tmp_path}" in told:  # the first came in the middle of an epoch
         assert report.saved is not None
         assert f"saved in {tmp_path}" in told
-    else:  # at the end of the run
+    else:  # between two epochs, or at the end of the run
         assert f"a checkpoint is still being written to {tmp_path}" in told
     monkeypatch.undo()
     assert [path for path in tmp_path.iterdir() if path.name.startswith("step-")], "it was waited for"
