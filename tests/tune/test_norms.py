@@ -91,7 +91,7 @@ def in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every CPU has bf16, every model is worth it, nothing is too slow; and looks come soon, on a GPU too."""
     monkeypatch.setattr("hotloop.levers.bf16.has_amx", lambda: True)
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
-    monkeypatch.setattr("hotloop.tune.tuner.SLOWER_ON_CPU", 100.0)
+    monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
     monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
     monkeypatch.setattr("hotloop.tune.norms.FIRST", 4)
     monkeypatch.setattr("hotloop.tune.norms.SHARE", 1e9)

@@ -263,7 +263,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Wrong:
     """A lever that is right at first."""
     lever = Wrong()
     lever.factor = 1.0
-    monkeypatch.setattr("hotloop.tune.tuner.SLOWER_ON_CPU", 100.0)  # whatever else this machine does
+    monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)  # whatever else this machine does
     for module in ("hotloop.levers", "hotloop.tune.knowledge", "hotloop.tune.tuner"):
         monkeypatch.setattr(f"{module}.LEVERS", (*LEVERS, lever))
     return lever
@@ -521,3 +521,26 @@ def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypat
     assert (found.verdict, loop.plan.compile) == ("kept", "default"), found.why
     assert dynamo["stats"]["unique_graphs"] == 1
     assert (HERE.compiled, HERE.missed) == before, "in steps, everything is found compiled"
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
+    monkeypatch.setattr("hotloop.tune.tuner.FASTER", 1e9)  # nothing is fast enough
+    said = []
+    for _ in range(2):
+        torch.compiler.reset()
+        torch.manual_seed(0)
+        loop = loop_of(Counted())
+        loop._core.expected = 10**9
+        for steps, batch in enumerate(endless(loop, data())):
+            loop.step(batch)
+            known = {} if loop.tuning is None else {trial.lever: trial for trial in loop.tuning.trials}
+            if steps > 100 and "took" in getattr(known.get("compile"), "why", ""):
+                break
+            assert steps < 200_000
+        assert loop.tuning is not None
+        assert loop.plan.compile == loop.tuning.plan.compile == "off"
+        said.append((known["compile"].why, "it is compiled" in [change.why for change in loop._core.plans]))
+    assert "times as long" in said[0][0]
+    assert said[1] == (said[0][0], False), "the second run does not compile"

@@ -39,6 +39,7 @@ from hotloop.text import count, duration, plural
 PEERS = ("careful", "trainer")
 WARM_UP = 10  # steps that are not timed
 PEER_SECONDS = 5.0
+TUTORIAL = 20.0  # seconds
 QUICK = 0.01  # of the length of everything, to see that it works
 CACHES = ("HOTLOOP_CACHE", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
@@ -50,7 +51,7 @@ class WholeRuns:
     workloads: tuple[str, ...]
     devices: tuple[torch.device, ...]
     lengths: tuple[float, ...] = (10.0, 45.0)  # seconds of the tutorial's loop
-    tutorial: float = 20.0  # seconds that its rate is taken from, at most
+    tutorial: float = TUTORIAL  # seconds that its rate is taken from, at most
     peers: tuple[str, ...] = PEERS
     plans: bool = False  # also the plans that are written down for each workload
     compiled: bool = True  # also those of them that compile

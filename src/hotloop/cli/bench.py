@@ -58,9 +58,13 @@ def bench(
         bool, typer.Option("--compiled/--no-compiled", help="With --plans: also those that compile, which takes long.")
     ] = True,
     tutorial: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="End to end: take the rate of the tutorial's loop from so long, at most."),
-    ] = 20,
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="End to end: take the rate of the tutorial's loop from so long, at most.",
+            show_default="20",
+        ),
+    ] = None,
     warm: Annotated[
         bool, typer.Option("--warm", help="End to end: each run once more with the caches that it left on disk.")
     ] = False,
@@ -134,7 +138,7 @@ def bench(
       hotloop bench --scaling resnet18 --ranks 1,2,4   [dim]what more ranks give[/dim]
     """
     from hotloop.bench.about import hardware, slug
-    from hotloop.bench.end_to_end import run_end_to_end
+    from hotloop.bench.end_to_end import TUTORIAL, run_end_to_end
     from hotloop.bench.running import run
 
     command = shlex.join(["hotloop", *sys.argv[1:]])
@@ -147,6 +151,8 @@ def bench(
         return
     if ranks is not None:
         raise BadArgument("--ranks without --scaling", fix="add --scaling")
+    if not compiled and not plans:
+        raise BadArgument("--no-compiled without --plans", fix="add --plans, or leave it out")
     names = _workloads(workloads, unseen=unseen, whole=end_to_end is not None)
     words = console(stderr=True)
 
@@ -162,7 +168,7 @@ def bench(
             raise BadArgument("--expert with --end-to-end", fix="leave one out: an expert's loop has no end to end")
         whole = replace(
             _whole_runs(names, devices, contestants, end_to_end, quick, steps),
-            tutorial=tutorial,
+            tutorial=TUTORIAL if tutorial is None else tutorial,
             plans=plans,
             compiled=compiled,
             warm=warm,
@@ -171,8 +177,9 @@ def bench(
         _must_be_a_place_for(folder)
         benchmark = run_end_to_end(whole, command=command, tell=tell, keep=keep)
     else:
-        if plans or warm:
-            raise BadArgument(f"{'--plans' if plans else '--warm'} without --end-to-end", fix="add --end-to-end 10,45")
+        given = {"--plans": plans, "--warm": warm, "--tutorial": tutorial is not None}
+        if name := next((name for name, is_given in given.items() if is_given), None):
+            raise BadArgument(f"{name} without --end-to-end", fix="add --end-to-end 10,45")
         setup = _setup(names, devices, contestants, expert, repeats, plan_for, quick, curves is not False, curve_steps)
         folder = out / slug(hardware(setup.devices))
         _must_be_a_place_for(folder)

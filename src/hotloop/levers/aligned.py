@@ -62,7 +62,8 @@ class AlignedLever(Lever):
         "a large linear or recurrent layer or a convolution has a size that is no multiple of 8, and the step is in"
         " half precision",
         lambda facts: facts.is_heavy,
-        "H200: an LSTM of 650 units over 33,278 words went from 7,270 to 11,500 sequences/s",
+        "H200: an LSTM of 650 units over 33,278 words went from 7,270 to 11,500 sequences/s, a captured step of a DCGAN"
+        " from 2.74 to 2.56 ms",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:

@@ -62,7 +62,8 @@ class GraphLever(Lever):
         f"an eager step takes less than {SHORT:.0f} s, there is room for the memory of the graph, and where shapes vary"
         f" from batch to batch {MANY} of them come, so that shapes come again",
         lambda facts: facts.step < SHORT and facts.has_room and (not facts.shapes_vary or facts.steps_left >= MANY),
-        "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device",
+        "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device; BERT on 64 batches of"
+        " varying lengths was 1.92 times as fast as the tutorial's loop without a graph and 1.74 with it",
     )
 
     def pull(self, plan: Plan) -> Plan:

@@ -53,8 +53,9 @@ SETTLING = 2  # steps of a new plan before it is timed
 PATIENCE = 12  # batches in which a step should have been captured
 LANDING = 100  # windows in which the norm of a step should have come from the device
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
-SLOWER_ON_CPU = 1.5  # where two runs of one script are the same to the bit, unless a plan is beyond doubt slower; and
-# where the loop waits for its loader, whose pace says nothing of a plan
+# The same where two runs of one script are the same to the bit unless a plan is beyond doubt slower, as on a CPU, and
+# where the loop waits for its loader, whose pace says nothing of a plan.
+SURELY_SLOWER = 1.5
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer to hand over a batch than the device
 HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
 SEVERAL_PAY = 10.0  # seconds of captured steps, in which 5% for several in a graph pay for capturing these
@@ -336,10 +337,14 @@ class Tuner:
             self._stop_watching()
         if self.tuning is not None:  # how fast it is now was not measured
             self.tuning = replace(self.tuning, plan=self._loop.step.plan, step=None)
-            if self._key is not None:
-                Cache().put(self._key, self.tuning)
+            self._remember()
         words = "back to fp32" if is_plain else f"without {', '.join(lever.name for lever in levers)}"
         self._say(f"{words} after {self._loop.step.counts.steps} steps: {why}")
+
+    def _remember(self) -> None:
+        """Later runs of the model know of what was found."""
+        if self._key is not None and self.tuning is not None:
+            Cache().put(self._key, self.tuning)
 
     def _start_watching(self) -> None:
         """Losses and norms are watched from now on. What ranks see of them differs, so norms are for one process."""
@@ -515,7 +520,7 @@ class Tuner:
         begin, plan = self._plain_plan, self._loop.step.plan
         on_cpu = self.subject.device.type == "cpu"
         is_starved = self._loop.together.largest(self._is_starved) > 0
-        limit = plain * (SLOWER_ON_CPU if on_cpu or is_starved else SLOWER)
+        limit = plain * (SURELY_SLOWER if on_cpu or is_starved else SLOWER)
         # Where shapes vary, each new one may take its time the first time; and other programs disturb.
         for _ in range(AGAIN_ON_CPU if on_cpu else AGAIN):
             if now > limit:
@@ -595,7 +600,7 @@ class Tuner:
             self._explain(lever.name, "not tried", why)
             return None
         start, done = time.perf_counter(), self._done
-        self._loop.carry_out(lever.pull(plan), lever.what)
+        self._loop.carry_out(self._now(lever.pull(plan)), lever.what)
         then = yield from self._settled()
         for _ in range(AGAIN):  # the smaller last batch of an epoch is searched for too, when it comes
             if then >= now / FASTER:
@@ -612,6 +617,7 @@ class Tuner:
         yield from self._carry_out(plan, f"{lever.name} brought nothing")
         self._drop(lever.name, why)
         self._explain(lever.name, "dropped", why)
+        self._remember()
 
     def _not_worth_searching(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
         """Why cuDNN's algorithms are not searched for."""
