@@ -122,13 +122,13 @@ def test_which_convolutions_it_takes() -> None:
         pass
 
     first, last, one = nn.Conv2d(3, 64, 7, 2, 3), nn.ConvTranspose2d(64, 3, 4, 2, 1), nn.Conv2d(16, 1, 3)
-    patches, even, grouped = nn.Conv2d(3, 192, 16, 16), nn.Conv2d(8, 16, 3), nn.Conv2d(6, 12, 3, groups=3)
-    mirrored = nn.Conv2d(3, 64, 3, padding=1, padding_mode="reflect")
-    model = nn.ModuleList([first, last, one, patches, even, grouped, mirrored, Own(3, 8, 3)])
+    patches, even, grouped = nn.Conv2d(3, 192, 16, 16), nn.Conv2d(8, 16, 3, 1, 1), nn.Conv2d(6, 12, 3, groups=3)
+    mirrored, whole = nn.Conv2d(3, 64, 3, padding=1, padding_mode="reflect"), nn.Conv2d(8, 16, 4)
+    model = nn.ModuleList([first, last, one, patches, even, grouped, mirrored, Own(3, 8, 3), whole])
     apart = Plan("cuda", precision="bf16")
     together = Plan("cuda", precision="bf16", channels_last=True)
-    assert odd_layers(model, together) == [first, last, one]
-    assert odd_layers(model, apart) == []
+    assert odd_layers(model, together) == [first, last, one, patches, whole]
+    assert odd_layers(model, apart) == [patches]
 
 
 def test_it_is_applied_and_undone() -> None:

@@ -1,16 +1,18 @@
 """hotloop's own CUDA kernels, compiled where they run: what lies between convolutions, in one pass over memory."""
 
+from hotloop.kernels.convolutions import convolved, cuts_into_patches, is_awkward, missing, padded, prepare_patches
 from hotloop.kernels.layers import fuse, layers_to_fuse, prepare
 from hotloop.kernels.nvrtc import why_no_kernels
-from hotloop.kernels.padding import has_odd_channels, missing, padded, padded_convolution
 
 __all__ = [
+    "convolved",
+    "cuts_into_patches",
     "fuse",
-    "has_odd_channels",
+    "is_awkward",
     "layers_to_fuse",
     "missing",
     "padded",
-    "padded_convolution",
     "prepare",
+    "prepare_patches",
     "why_no_kernels",
 ]

@@ -1,9 +1,7 @@
 """Which layers of a model compute with hotloop's kernels, and how."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
-from threading import Thread
 from typing import Any
 
 import torch
@@ -11,11 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hotloop._torch import saves_through_hooks
-from hotloop.kernels.compiler import KernelError
+from hotloop.kernels.convolutions import convolved, is_awkward
 from hotloop.kernels.images import DTYPES, GROUP, kernels_for, why_not_image
 from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
-from hotloop.kernels.nvrtc import Kernels
-from hotloop.kernels.padding import has_odd_channels, padded_convolution
 
 
 def layers_to_fuse(model: nn.Module) -> list[nn.Module]:
@@ -36,12 +32,7 @@ def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     parts: list[tuple[str, ...]] = [(), ("KIND=0",), *((f"KIND={kind}",) for kind in kinds)]
     parts += [(f"KIND={kind}", f"SIDE={side}") for kind in kinds for side in sides]
     for macros in parts:
-        Thread(target=_compiled, args=(kernels_for(device, dtype, *macros),), name="hotloop-nvrtc").start()
-
-
-def _compiled(kernels: Kernels) -> None:
-    with suppress(KernelError, OSError):  # who launches them meets it again, and says it
-        kernels.compile(apart=True)
+        kernels_for(device, dtype, *macros).compile_beside()
 
 
 def _suits(layer: nn.Module) -> bool:
@@ -89,8 +80,8 @@ def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
     in_half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in DTYPES
     if not layer.training or not in_half or layer.bias is None or not _is_fp32(layer.bias, batch) or _must_be_plain():
         return nn.Conv2d.forward(layer, batch)
-    if has_odd_channels(layer) and batch.dim() == 4:
-        x = padded_convolution(layer, batch, torch.get_autocast_dtype(kind), None)
+    if is_awkward(layer) and batch.dim() == 4:
+        x = convolved(layer, batch, torch.get_autocast_dtype(kind), None)
     else:
         x = F.conv2d(batch, layer.weight, None, layer.stride, layer.padding, layer.dilation, layer.groups)
     if type(x) is not Tensor or why_not_image(x):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 
 import torch
 from torch import Tensor
@@ -58,6 +58,14 @@ class Kernels:
             if self._code is None:
                 self._code = self._cached(apart=apart)
             return self._code
+
+    def compile_beside(self) -> None:
+        """Compile in a process beside whatever is done meanwhile."""
+        Thread(target=self._compile_quietly, name="hotloop-nvrtc").start()
+
+    def _compile_quietly(self) -> None:
+        with suppress(KernelError, OSError):  # who launches them meets it again, and says it
+            self.compile(apart=True)
 
     def launch(self, name: str, grid: tuple[int, int, int], block: tuple[int, int], *arguments: Argument) -> None:
         """Start a kernel on the current stream of the current device."""

@@ -1,4 +1,4 @@
-"""Layers compute with sizes that tensor cores take: multiples of 8, with zeros beyond the end."""
+"""Layers whose sizes tensor cores do not take well compute in a form that they do."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 
 from hotloop._torch import recurrence
-from hotloop.kernels import has_odd_channels, layers_to_fuse, missing, padded, padded_convolution
+from hotloop.kernels import convolved, cuts_into_patches, is_awkward, layers_to_fuse, missing, padded, prepare_patches
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
 
@@ -24,19 +24,23 @@ class AlignedLever(Lever):
     """**What it does.** Tensor cores are at their best where the sizes of a matrix are multiples of 8: its rows then
     begin at addresses that they read at once. A vocabulary of 50,257 words, a recurrent layer of 650 or a picture of
     three colours is not, and the library takes kernels that are half as fast or slower. With this lever such layers are
-    computed with zeros beyond the end of their weights, and what belongs to the zeros is cut off again. The parameters
-    keep their shapes.
+    computed with zeros beyond the end of their weights, and what belongs to the zeros is cut off again. Convolutions
+    of fewer than 8 channels on one side and at most 160 numbers in a window there (7x7 pixels of three colours have
+    147; where windows do not overlap, they may have more), and those whose window is all of the image, are computed as
+    matmuls. The parameters keep their shapes.
 
-    **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. A recurrent layer with
+    **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. Where the windows of such
+    a matmul are added up in an image of few channels, they are rounded to two bytes before. A recurrent layer with
     dropout between its layers draws other masks.
 
     **What it needs.** A CUDA device, bf16 or fp16, and a layer of which a size is not a multiple of 8: an `nn.Linear`
-    of 262,144 weights or more; an `nn.LSTM`, `nn.GRU` or `nn.RNN` of width 64 or more without projections; in
-    channels_last an `nn.Conv2d` or `nn.ConvTranspose2d` of one group whose windows overlap. Classes derived from these
-    compute as before.
+    of 262,144 weights or more; an `nn.LSTM`, `nn.GRU` or `nn.RNN` of width 64 or more without projections; an
+    `nn.Conv2d` of one group that cuts images into patches; in channels_last any `nn.Conv2d` or `nn.ConvTranspose2d` of
+    one group, if its windows overlap or it becomes a matmul. Classes derived from these compute as before.
 
-    **What it costs.** A copy of the weights in each step, of a convolution's input where it has odd channels, and one
-    of the output's gradient; they are little beside the layer.
+    **What it costs.** A copy of the weights in each step; of a convolution's input where it has odd channels, and of
+    the output's gradient; for a matmul, memory for all windows of the input until the backward pass. They are little
+    beside the layer.
 
     **By hand.** Best is a size that is a multiple of 8, where you choose it: 50,304 words instead of 50,257. Else:
 
@@ -54,7 +58,7 @@ class AlignedLever(Lever):
     name = "aligned"
     order = 102
     tier = "B"
-    what = "layers with sizes that are no multiples of 8 are computed with zeros beyond their end"
+    what = "layers with sizes that tensor cores do not take well get zeros beyond their end, or become matmuls"
     cost = "nothing"
     undo = "the layers compute as before"
     needs_cuda = True
@@ -73,6 +77,10 @@ class AlignedLever(Lever):
             return "the step is in fp32"
         return None if odd_layers(target.model, plan) else "no large layer has a size that is not a multiple of 8"
 
+    def prepare(self, target: LeverTarget) -> None:
+        if target.on_cuda:
+            prepare_patches(target.model, target.device, torch.bfloat16)
+
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         taken = set(layers_to_fuse(model)) if "kernels" in plan.levers else set()  # they see to their channels
         for layer in odd_layers(model, plan):
@@ -82,7 +90,7 @@ class AlignedLever(Lever):
 
 
 def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
-    """The layers of a model with a size that is not a multiple of 8, and for which that matters under a plan."""
+    """The layers of a model that are better computed in another form under a plan."""
     found: list[nn.Module] = []
     for layer in model.modules():
         if type(layer) is nn.Linear:
@@ -92,7 +100,7 @@ def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
             assert isinstance(layer, nn.RNNBase)
             if layer.hidden_size >= WIDE and not layer.proj_size and _is_odd((layer.input_size, layer.hidden_size)):
                 found.append(layer)
-        elif plan.channels_last and has_odd_channels(layer):
+        elif is_awkward(layer) if plan.channels_last else cuts_into_patches(layer):
             found.append(layer)
     return found
 
@@ -100,17 +108,17 @@ def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
 def _forward_of(layer: nn.Module) -> Callable[..., Any]:
     if isinstance(layer, nn.Linear):
         return partial(linear, layer)
-    return partial(convolution, layer) if has_odd_channels(layer) else Recurrence(layer)
+    return partial(convolution, layer) if is_awkward(layer) else Recurrence(layer)
 
 
 def convolution(layer: nn.Conv2d | nn.ConvTranspose2d, batch: Tensor, *size: Any, **options: Any) -> Tensor:
-    """The output of a layer, computed with channels in multiples of 8 where autocast is on."""
+    """The output of a layer, computed in another form where autocast is on."""
     kind = batch.device.type
     if not torch.is_autocast_enabled(kind) or batch.dim() != 4 or size or options:  # the size of its output
         plain: Any = type(layer).forward
         output: Tensor = plain(layer, batch, *size, **options)
         return output
-    return padded_convolution(layer, batch, torch.get_autocast_dtype(kind), layer.bias)
+    return convolved(layer, batch, torch.get_autocast_dtype(kind), layer.bias)
 
 
 def linear(layer: nn.Linear, batch: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import torch
@@ -111,6 +111,7 @@ class Lever:
         """The plan without it."""
         return replace(plan, levers=tuple(name for name in plan.levers if name != self.name))
 
+    @lru_cache(maxsize=1024)  # noqa: B019  # levers are there for good, and a run asks hundreds of times
     def is_pulled(self, plan: Plan) -> bool:
         return self.pull(plan) == plan
 

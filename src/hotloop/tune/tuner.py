@@ -42,6 +42,7 @@ from hotloop.tune.trial import material_of, tune
 
 T = TypeVar("T")
 WORTH_A_PLAN = 1.0  # seconds that a run must still take, or its length is not known
+WORTH_PREPARING = 100  # batches that must still come, before it is known how long they take
 WORTH_ON_CPU = 100  # batches that must still come: what a CPU's plan costs is a few of them, however long they take
 WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
 PLAIN_STEPS = 2  # of the eager loop that are timed after those
@@ -360,11 +361,13 @@ class Tuner:
 
     def _tuned(self) -> "Course[None]":
         yield 0
+        is_long = self._next.left is None or self._next.left >= WORTH_PREPARING
+        if is_long:
+            self._prepare_levers()
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
         yield from self._worth_it(first)
-        target = self.subject.scene(self._next.loader)
-        for lever in LEVERS:
-            lever.prepare(target)
+        if not is_long:
+            self._prepare_levers()
         self.watches, plain = WATCHED, math.inf
         while self.watches:
             self._sizes.note(self._next.batch)
@@ -393,6 +396,12 @@ class Tuner:
                 self._note(proposal, plain, now)
                 self._tell(plain, now)
         yield from self._watched_over()
+
+    def _prepare_levers(self) -> None:
+        """Let the levers begin with what takes time."""
+        target = self.subject.scene(self._next.loader)
+        for lever in LEVERS:
+            lever.prepare(target)
 
     def _resumed(self) -> "Course[None]":
         """The course of a run whose plan is there already."""

@@ -1,0 +1,188 @@
+"""Convolutions in the form that tensor cores take best: a matmul where few numbers go into it, else with channels in
+multiples of 8, zeros beyond the last one."""
+
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hotloop.kernels.nvrtc import why_no_kernels
+from hotloop.kernels.patches import Windows, folded, kernels_for, patches, why_no_patches
+
+MULTIPLE = 8  # of elements of two bytes: 16 bytes
+FEW = 160  # numbers in a window of 7x7 pixels of three colours, and a little more
+
+Convolution = nn.Conv2d | nn.ConvTranspose2d
+
+
+def missing(size: int) -> int:
+    """How many are missing to the next multiple of 8."""
+    return -size % MULTIPLE
+
+
+def padded(tensor: Tensor, *more: int) -> Tensor:
+    """A tensor with zeros at the end of its last dimensions, the last one first."""
+    return F.pad(tensor, [number for each in more for number in (0, each)]) if any(more) else tensor
+
+
+def is_awkward(layer: nn.Module) -> "TypeGuard[Convolution]":
+    """Whether a layer is a convolution that may be faster in another form."""
+    if type(layer) not in (nn.Conv2d, nn.ConvTranspose2d):
+        return False
+    assert isinstance(layer, Convolution)
+    is_plain = layer.groups == 1 and layer.padding_mode == "zeros"
+    return is_plain and (_has_odd_channels(layer) or _has_few_numbers(layer) or _may_be_whole(layer))
+
+
+def convolved(layer: Convolution, batch: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """The output of such a layer for images, computed in a half precision, with the bias that is given."""
+    if _may_be_whole(layer) and _is_whole(layer, batch):
+        return _in_format(_whole(layer, batch.to(dtype), bias), layer, batch)
+    if _has_few_numbers(layer):
+        windows = _windows(layer, batch.shape)
+        if not why_no_patches(batch, dtype, windows):
+            return _in_format(_by_patches(layer, batch, windows, dtype, bias), layer, batch)
+    if _has_odd_channels(layer):
+        return _with_zeros(layer, batch.to(dtype), bias)
+    return _plain(layer, batch, layer.weight, bias)
+
+
+def cuts_into_patches(layer: nn.Module) -> bool:
+    """Whether a layer is a convolution whose windows lie beside one another, as those that cut images for a
+    transformer: a matmul in any memory format."""
+    return is_awkward(layer) and _has_few_numbers(layer) and not _overlaps(layer)
+
+
+def _has_few_numbers(layer: Convolution) -> bool:
+    """Whether one side of a layer has few channels, and a window there so few numbers that a matrix of all windows is
+    worth its memory. Where they do not overlap, it takes no more than the images."""
+    if isinstance(layer.padding, str) or any(layer.output_padding):
+        return False
+    narrow, wide = sorted((layer.in_channels, layer.out_channels))
+    if narrow >= MULTIPLE or missing(wide) or (narrow * _area(layer) > FEW and _overlaps(layer)):
+        return False
+    if isinstance(layer, nn.ConvTranspose2d):
+        return _gives_few(layer)
+    return not _gives_few(layer) or (set(layer.stride) == {1} and min(_padding_seen_from_output(layer)) >= 0)
+
+
+def prepare_patches(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Compile what a model's convolutions will probably need, beside whatever is done meanwhile."""
+    if any(is_awkward(layer) and _has_few_numbers(layer) for layer in model.modules()) and not why_no_kernels(device):
+        kernels_for(device, dtype).compile_beside()
+
+
+def _has_odd_channels(layer: Convolution) -> bool:
+    """Whether zeros beyond its channels help. They make it slower where windows do not overlap."""
+    return _overlaps(layer) and bool(missing(layer.in_channels) or missing(layer.out_channels))
+
+
+def _may_be_whole(layer: Convolution) -> bool:
+    """Whether one window may be all of an image. With a stride there are more of them, or it would not be there."""
+    is_close = {*layer.stride, *layer.dilation} == {1} and {*layer.padding, *layer.output_padding} == {0}
+    return is_close and _area(layer) > 1
+
+
+def _is_whole(layer: Convolution, batch: Tensor) -> bool:
+    return tuple(batch.shape[2:]) == ((1, 1) if isinstance(layer, nn.ConvTranspose2d) else layer.kernel_size)
+
+
+def _whole(layer: Convolution, batch: Tensor, bias: Tensor | None) -> Tensor:
+    """One window is all of the image: a linear layer."""
+    weight = layer.weight.to(batch.dtype).permute(0, 2, 3, 1).flatten(1)
+    rows = batch.permute(0, 2, 3, 1).flatten(1)
+    if isinstance(layer, nn.Conv2d):
+        return F.linear(rows, weight, bias if bias is None else bias.to(batch.dtype))[:, :, None, None]
+    image = (rows @ weight).view(-1, *layer.kernel_size, layer.out_channels).permute(0, 3, 1, 2)
+    return _shifted(image, bias)
+
+
+def _windows(layer: Convolution, shape: Sequence[int]) -> Windows:
+    """Those on the side with few channels: the images of this shape that go in, or those that come out."""
+    size, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    if not _gives_few(layer):
+        return Windows.on(shape, size, stride, layer.padding, dilation)
+    padding: Any = layer.padding if isinstance(layer, nn.ConvTranspose2d) else _padding_seen_from_output(layer)
+    sides = [
+        (places - 1) * step - 2 * more + apart * (length - 1) + 1
+        for places, step, more, apart, length in zip(shape[2:], stride, padding, dilation, size, strict=True)
+    ]
+    return Windows.on((shape[0], layer.out_channels, *sides), size, stride, padding, dilation)
+
+
+def _by_patches(layer: Convolution, batch: Tensor, windows: Windows, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
+    """The matrix of all windows on the input, times the weights; or the input times the weights, which is that of all
+    windows on the output."""
+    weight = layer.weight.to(dtype)
+    if _gives_few(layer) and isinstance(layer, nn.Conv2d):
+        weight = weight.transpose(0, 1).flip(2, 3)  # seen from the output, windows lie the other way round
+    weight = weight.permute(0, 2, 3, 1).flatten(1)  # a row for each channel of the side with many
+    weight = padded(weight, missing(weight.shape[1]))
+    if _gives_few(layer):
+        rows = batch.to(dtype).permute(0, 2, 3, 1).reshape(-1, layer.in_channels)
+        return _shifted(folded(rows @ weight, windows, dtype), bias)
+    rows = F.linear(patches(batch, windows, dtype), weight, None if bias is None else bias.to(dtype))
+    return rows.view(len(batch), *windows.places, -1).permute(0, 3, 1, 2)
+
+
+def _gives_few(layer: Convolution) -> bool:
+    """Whether the side with few channels is the output."""
+    return layer.out_channels < layer.in_channels
+
+
+def _padding_seen_from_output(layer: Convolution) -> tuple[int, ...]:
+    """That of the windows in which an input pixel of a convolution with stride 1 counts."""
+    assert not isinstance(layer.padding, str)
+    geometry = zip(layer.kernel_size, layer.padding, layer.dilation, strict=True)
+    return tuple(apart * (length - 1) - more for length, more, apart in geometry)
+
+
+def _with_zeros(layer: Convolution, batch: Tensor, bias: Tensor | None) -> Tensor:
+    """With zeros beyond the last channel, of which what belongs to them is cut off again."""
+    inputs, outputs = missing(layer.in_channels), missing(layer.out_channels)
+    is_transposed = isinstance(layer, nn.ConvTranspose2d)
+    weight = padded(layer.weight.to(batch.dtype), 0, 0, *((outputs, inputs) if is_transposed else (inputs, outputs)))
+    bias = None if bias is None else padded(bias.to(batch.dtype), outputs)
+    output = _plain(layer, padded(batch, 0, 0, inputs), weight, bias)
+    if not outputs:
+        return output
+    together = output.is_contiguous(memory_format=torch.channels_last)
+    own = output[:, : layer.out_channels]
+    return own.contiguous(memory_format=torch.channels_last if together else torch.contiguous_format)
+
+
+def _plain(layer: Convolution, batch: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    is_transposed = isinstance(layer, nn.ConvTranspose2d)
+    convolve: Any = F.conv_transpose2d if is_transposed else F.conv2d
+    more: dict[str, Any] = {"output_padding": layer.output_padding} if is_transposed else {}
+    output: Tensor = convolve(
+        batch, weight, bias, stride=layer.stride, padding=layer.padding, dilation=layer.dilation, **more
+    )
+    return output
+
+
+def _overlaps(layer: Convolution) -> bool:
+    return any(size > stride for size, stride in zip(layer.kernel_size, layer.stride, strict=True))
+
+
+def _area(layer: Convolution) -> int:
+    height, width = layer.kernel_size
+    return height * width
+
+
+def _in_format(image: Tensor, layer: Convolution, batch: Tensor) -> Tensor:
+    """An image whose channels lie together, or apart where those of the batch and the weights do."""
+    formats = {_lies_together(each) for each in (batch, layer.weight)}
+    return image.contiguous() if False in formats and True not in formats else image
+
+
+def _lies_together(tensor: Tensor) -> bool | None:
+    """Whether the channels of a pixel lie together; None where both can be said, as of one channel."""
+    together, apart = tensor.is_contiguous(memory_format=torch.channels_last), tensor.is_contiguous()
+    return None if together and apart else together
+
+
+def _shifted(image: Tensor, bias: Tensor | None) -> Tensor:
+    return image if bias is None else image + bias.to(image.dtype).view(-1, 1, 1)

@@ -1,0 +1,147 @@
+"""The windows of images of few channels as rows of a matrix, and back: each is the derivative of the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from hotloop.kernels.nvrtc import Argument, Kernels, why_no_kernels
+
+GROUP = 8  # numbers that a thread writes at once; images have fewer channels
+THREADS = 256
+MOST = 2**31  # numbers, whose places the kernels count
+DTYPES = (torch.bfloat16, torch.float16)
+
+_SOURCE = Path(__file__).with_name("patches.cu")
+_LAST = torch.channels_last
+
+Lengths = tuple[int, ...]  # down and across
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How windows lie on images."""
+
+    shape: torch.Size  # of the images
+    size: Lengths
+    stride: Lengths
+    padding: Lengths
+    dilation: Lengths
+    places: Lengths  # of windows, down and across
+
+    @staticmethod
+    def on(
+        shape: Sequence[int], size: Lengths, stride: Lengths, padding: Lengths | str, dilation: Lengths
+    ) -> "Windows":
+        """Those on images of a shape."""
+        assert not isinstance(padding, str)
+        down, across = (
+            (length + 2 * more - apart * (reach - 1) - 1) // step + 1
+            for length, reach, step, more, apart in zip(shape[2:], size, stride, padding, dilation, strict=True)
+        )
+        return Windows(torch.Size(shape), tuple(size), tuple(stride), tuple(padding), tuple(dilation), (down, across))
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] * self.places[0] * self.places[1]
+
+    @property
+    def length(self) -> int:
+        """Of a row, with the zeros at its end."""
+        numbers = self.shape[1] * self.size[0] * self.size[1]
+        return numbers + -numbers % GROUP
+
+    def told_to_kernels(self, image: Tensor) -> tuple[int, ...]:
+        """In the kernels' order, with the strides of an image."""
+        _, channels, height, width = self.shape
+        geometry = (*self.size, *self.places, *self.stride, *self.padding, *self.dilation)
+        return (channels, height, width, *image.stride(), *geometry)
+
+
+def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str | None:
+    """Why the kernels cannot be used for such windows of a batch; None where they can."""
+    if torch.compiler.is_compiling() or type(batch) is not Tensor:
+        return "a compiler reads along, or it is no tensor that lies in memory"
+    if dtype not in DTYPES:
+        return "it is not computed in bf16 or fp16"
+    if min(*windows.places, *windows.shape) < 1 or max(windows.rows * windows.length, batch.numel()) >= MOST:
+        return "there are no windows, or too many"
+    return why_no_kernels(batch.device)
+
+
+def patches(images: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
+    """A row for each window, in a precision of two bytes: for each of its pixels all channels, then zeros."""
+    images = images if images.dtype in (torch.float32, dtype) else images.to(dtype)
+    if sum((size - 1) * stride for size, stride in zip(images.shape, images.stride(), strict=True)) >= MOST:
+        images = images.contiguous(memory_format=_LAST)
+    rows: Tensor = _Patches.apply(images, windows, dtype)  # type: ignore[no-untyped-call]
+    return rows
+
+
+def folded(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
+    """Images with channels together, at each pixel the sum of what the windows have there."""
+    images: Tensor = _Folded.apply(rows, windows, dtype)  # type: ignore[no-untyped-call]
+    return images
+
+
+def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
+    """The kernels for a kind of GPU and of numbers, which are compiled on first use."""
+    return _kernels(torch.cuda.get_device_capability(device), dtype)
+
+
+@cache
+def _kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
+    return Kernels(_SOURCE, ("FP16",) if dtype == torch.float16 else (), capability)
+
+
+class _Patches(Function):
+    @staticmethod
+    def forward(images: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
+        rows = images.new_empty((windows.rows, windows.length), dtype=dtype)
+        groups = windows.length // GROUP
+        _launch("patches", images, images, rows, windows.rows * groups, groups, windows)
+        return rows
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, ctx.windows, _ = inputs
+        ctx.dtype = images.dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return folded(gradient, ctx.windows, ctx.dtype), None, None
+
+
+class _Folded(Function):
+    @staticmethod
+    def forward(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
+        rows = rows.contiguous()
+        images = torch.empty(windows.shape, dtype=dtype, device=rows.device, memory_format=_LAST)
+        pixels = images.numel() // windows.shape[1]
+        _launch("folded", images, rows, images, pixels, windows.length, windows)
+        return images
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        rows, ctx.windows, _ = inputs
+        ctx.dtype = rows.dtype
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return patches(gradient, ctx.windows, ctx.dtype), None, None
+
+
+def _launch(
+    name: str, images: Tensor, source: Tensor, result: Tensor, threads: int, size: int, windows: Windows
+) -> None:
+    rows = source if result is images else result
+    grid = (min(-(-threads // THREADS), 2**16), 1, 1)
+    wide_numbers = int(images.dtype == torch.float32)
+    given: tuple[Argument, ...] = (source, result, threads, size, wide_numbers, *windows.told_to_kernels(images))
+    with torch.cuda.device(images.device):
+        kernels_for(images.device, rows.dtype).launch(name, grid, (THREADS, 1), *given)
