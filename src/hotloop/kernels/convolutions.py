@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hotloop.kernels.lazy import image_of
 from hotloop.kernels.nvrtc import why_no_kernels
-from hotloop.kernels.patches import Windows, folded, kernels_for, patches, why_no_patches
+from hotloop.kernels.patches import Windows, folded, kernels_for, patches, product, why_no_patches
 
 MULTIPLE = 8  # of elements of two bytes: 16 bytes
 FEW = 160  # numbers in a window of 7x7 pixels of three colours, and a little more
@@ -38,6 +39,7 @@ def is_awkward(layer: nn.Module) -> "TypeGuard[Convolution]":
 
 def convolved(layer: Convolution, batch: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """The output of such a layer for images, computed in a half precision, with the bias that is given."""
+    batch = image_of(batch)
     if _may_be_whole(layer) and _is_whole(layer, batch):
         return _in_format(_whole(layer, batch.to(dtype), bias), layer, batch)
     if _has_few_numbers(layer):
@@ -93,10 +95,9 @@ def _whole(layer: Convolution, batch: Tensor, bias: Tensor | None) -> Tensor:
     """One window is all of the image: a linear layer."""
     weight = layer.weight.to(batch.dtype).permute(0, 2, 3, 1).flatten(1)
     rows = batch.permute(0, 2, 3, 1).flatten(1)
-    if isinstance(layer, nn.Conv2d):
-        return F.linear(rows, weight, bias if bias is None else bias.to(batch.dtype))[:, :, None, None]
-    image = (rows @ weight).view(-1, *layer.kernel_size, layer.out_channels).permute(0, 3, 1, 2)
-    return _shifted(image, bias)
+    is_transposed = isinstance(layer, nn.ConvTranspose2d)
+    size = layer.kernel_size if is_transposed else (1, 1)
+    return product(rows, weight if is_transposed else weight.T, bias, (len(batch), layer.out_channels, *size))
 
 
 def _windows(layer: Convolution, shape: Sequence[int]) -> Windows:
@@ -122,9 +123,9 @@ def _by_patches(layer: Convolution, batch: Tensor, windows: Windows, dtype: torc
     weight = padded(weight, missing(weight.shape[1]))
     if _gives_few(layer):
         rows = batch.to(dtype).permute(0, 2, 3, 1).reshape(-1, layer.in_channels)
-        return _shifted(folded(rows @ weight, windows, dtype), bias)
-    rows = F.linear(patches(batch, windows, dtype), weight, None if bias is None else bias.to(dtype))
-    return rows.view(len(batch), *windows.places, -1).permute(0, 3, 1, 2)
+        image = folded(rows @ weight, windows, dtype)
+        return image if bias is None else image + bias.to(dtype).view(-1, 1, 1)
+    return product(patches(batch, windows, dtype), weight.T, bias, (len(batch), layer.out_channels, *windows.places))
 
 
 def _gives_few(layer: Convolution) -> bool:
@@ -182,7 +183,3 @@ def _lies_together(tensor: Tensor) -> bool | None:
     """Whether the channels of a pixel lie together; None where both can be said, as of one channel."""
     together, apart = tensor.is_contiguous(memory_format=torch.channels_last), tensor.is_contiguous()
     return None if together and apart else together
-
-
-def _shifted(image: Tensor, bias: Tensor | None) -> Tensor:
-    return image if bias is None else image + bias.to(image.dtype).view(-1, 1, 1)

@@ -89,6 +89,12 @@ def folded(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
     return images
 
 
+def product(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
+    """A product, with a bias for each channel, as images whose channels lie together."""
+    images: Tensor = _Product.apply(rows, matrix, torch.Size(shape))  # type: ignore[no-untyped-call]
+    return images if bias is None else images + bias.to(images.dtype).view(-1, 1, 1)
+
+
 def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
     """The kernels for a kind of GPU and of numbers, which are compiled on first use."""
     return _kernels(torch.cuda.get_device_capability(device), dtype)
@@ -134,6 +140,28 @@ class _Folded(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         return patches(gradient, ctx.windows, ctx.dtype), None, None
+
+
+class _Product(Function):
+    """Not a view of the product: an activation in place would copy it, to write the derivative for a view."""
+
+    @staticmethod
+    def forward(rows: Tensor, matrix: Tensor, shape: torch.Size) -> Tensor:
+        images = torch.empty(shape, dtype=rows.dtype, device=rows.device, memory_format=_LAST)
+        torch.mm(rows, matrix, out=images.permute(0, 2, 3, 1).view(len(rows), -1))
+        return images
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        rows, matrix, _ = inputs
+        ctx.save_for_backward(rows, matrix)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        rows, matrix = ctx.saved_tensors
+        flat = gradient.permute(0, 2, 3, 1).reshape(len(rows), -1)
+        needs_rows, needs_matrix, _ = ctx.needs_input_grad
+        return flat @ matrix.T if needs_rows else None, rows.T @ flat if needs_matrix else None, None
 
 
 def _launch(
