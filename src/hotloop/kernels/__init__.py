@@ -1,8 +1,10 @@
-"""hotloop's own CUDA kernels, compiled where they run: what lies between convolutions, in one pass over memory."""
+"""hotloop's own CUDA kernels, compiled where they run: what lies between matmuls and convolutions, in few passes over
+memory."""
 
 from hotloop.kernels.convolutions import convolved, cuts_into_patches, is_awkward, missing, padded, prepare_patches
 from hotloop.kernels.layers import fuse, layers_to_fuse, prepare
 from hotloop.kernels.nvrtc import why_no_kernels
+from hotloop.kernels.rows import on_rows, prepare_rows, row_layers
 
 __all__ = [
     "convolved",
@@ -11,8 +13,11 @@ __all__ = [
     "is_awkward",
     "layers_to_fuse",
     "missing",
+    "on_rows",
     "padded",
     "prepare",
     "prepare_patches",
+    "prepare_rows",
+    "row_layers",
     "why_no_kernels",
 ]

@@ -293,7 +293,7 @@ Geometry = tuple[tuple[int, int, int], tuple[int, int]]  # a grid and its blocks
 def _summing(x: Tensor, slices: int) -> Geometry:
     """Of a kernel that sums: as many blocks as run at once, each with a few rows at least."""
     (across, down), tall = _block(x, THREADS)
-    most = max(1, AT_ONCE * _processors(x.device) // (tall * slices))
+    most = max(1, AT_ONCE * multiprocessors(x.device) // (tall * slices))
     rows = x.numel() // x.shape[1] // slices
     return (min(most, _blocks(rows, 4 * down)), tall, slices), (across, down)
 
@@ -301,7 +301,7 @@ def _summing(x: Tensor, slices: int) -> Geometry:
 def _moving(x: Tensor, slices: int = 1, threads: int = THREADS) -> Geometry:
     """Of a kernel that goes over the rows once."""
     (across, down), tall = _block(x, threads)
-    most = max(1, 8 * AT_ONCE * _processors(x.device) * THREADS // threads // (tall * slices))
+    most = max(1, 8 * AT_ONCE * multiprocessors(x.device) * THREADS // threads // (tall * slices))
     rows = x.numel() // x.shape[1] // slices
     return (min(most, _blocks(rows, down)), tall, slices), (across, down)
 
@@ -327,5 +327,5 @@ def _blocks(items: int, of: int) -> int:
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,0 +1,89 @@
+"""Layer normalisation, and the gradients of biases, are computed by hotloop's own kernels."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from hotloop.kernels import on_rows, prepare_rows, row_layers, why_no_kernels
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.plan import Plan
+
+
+class RowKernelsLever(Lever):
+    """**What it does.** Once the matmuls of a transformer run on tensor cores, much of a step goes into sums over all
+    rows of a batch: the gradient of each linear layer's bias, and those of each `LayerNorm`'s weight and bias. The
+    kernels of PyTorch take several times as long for them as the memory would need. With this lever they run at its
+    speed, a `LayerNorm`'s backward pass is one kernel instead of two, and its output is written in two bytes as well,
+    where a linear layer takes it: autocast would make that copy afterwards.
+
+    **The numbers.** Tier B: sums are made in another order, which is always the same one: two runs give the same bits.
+    The gradient of a bias is summed in fp32 and stays in it, where autocast rounds it to two bytes.
+
+    **What it needs.** An NVIDIA GPU of compute capability 8.0 or later, bf16 or fp16, a step that is captured as a CUDA
+    graph, and layers of the classes `nn.LayerNorm` (over the last dimension, of at most 8,192, a multiple of 8) or
+    `nn.Linear` (with outputs in multiples of 8). Derived classes, layers in evaluation and outside of autocast compute
+    as before. A second derivative through a `LayerNorm` ends in an error; the tuner drops the lever then, with the
+    reason.
+
+    **What it costs.** Less than half a second, once: the kernels are compiled by NVRTC, which comes with PyTorch, in
+    processes beside one another, and kept in hotloop's cache.
+
+    **By hand.**
+
+    ```python
+    plan = hotloop.Plan("cuda", precision="bf16", graph=1, levers=("row kernels",))
+    loop = hotloop.Loop(model, optimizer, loss, plan=plan)
+    ```
+
+    **How it is undone.** The layers get their own `forward` back.
+
+    **When it does not help.** Where matmuls take nearly all of the step, as with wide layers and few rows. Where the
+    model is compiled: then the compiler does the same, and this lever does nothing.
+    """
+
+    name = "row kernels"
+    order = 106
+    tier = "B"
+    what = "layer normalisation and the gradients of biases are computed by kernels of hotloop's own"
+    cost = "a moment"
+    undo = "the layers compute as before"
+    needs_cuda = True
+    rule = LeverRule(
+        "the step is in half precision, and layers are normalised or have biases",
+        lambda facts: facts.is_heavy,
+        "",
+    )
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        if why := target.without_cuda:
+            return why
+        if plan.precision == "fp32":
+            return "the step is in fp32"
+        if not plan.graph:
+            return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
+        if plan.compile != "off":
+            return "the model is compiled, and the compiler does the same"
+        if not _is_worth_it(target.model):
+            return "the model has no LayerNorm that suits, and no linear layer with a bias"
+        return why_no_kernels(target.device)  # the last, since it loads the compiler
+
+    def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        return why_no_kernels(target.device)
+
+    def acts(self, plan: Plan) -> bool:
+        return self.is_pulled(plan) and plan.compile == "off"
+
+    def prepare(self, target: LeverTarget) -> None:
+        if target.on_cuda and _is_worth_it(target.model) and not why_no_kernels(target.device):
+            prepare_rows(target.model, target.device, torch.bfloat16)
+
+    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
+        for layer, forward in on_rows(model):
+            yield set_attribute(layer, "forward", forward)
+
+
+def _is_worth_it(model: nn.Module) -> bool:
+    """Whether a layer has sums over rows: a normalisation, or a bias."""
+    return any(getattr(layer, "bias", None) is not None for layer in row_layers(model))
