@@ -32,7 +32,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return None if together and x.dtype == torch.bfloat16 else "no image"
 
     monkeypatch.setattr(images, "kernels_for", lambda device, dtype, *macros: Counted(macros))
-    monkeypatch.setattr(images, "_processors", lambda device: 2)
+    monkeypatch.setattr(images, "multiprocessors", lambda device: 2)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     for module in (images, lazy, layers):
         monkeypatch.setattr(module, "why_not_image", why_not)

@@ -1,23 +1,18 @@
 """Layer normalisation and the gradients of biases, beside PyTorch's in fp64."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from hotloop.kernels import on_rows, row_layers
+from hotloop.kernels import RowKernels
 from hotloop.kernels.rows import column_sums
 
 HALVES = [torch.bfloat16, torch.float16]
-
-
-def replaced(layer: Any) -> Any:
-    """A layer that computes with the kernels."""
-    for each, forward in on_rows(layer):
-        each.forward = forward  # type: ignore[assignment]
-    return layer
 
 
 def near(found: Tensor, expected: Tensor, at_most: float) -> None:
@@ -26,24 +21,14 @@ def near(found: Tensor, expected: Tensor, at_most: float) -> None:
     assert ((found.double() - expected).abs().max() / scale).item() < at_most
 
 
-def test_which_layers_it_takes() -> None:
-    class Own(nn.LayerNorm):
-        pass
-
-    norm, plain, odd, image = nn.LayerNorm(64), nn.LayerNorm(64, elementwise_affine=False), nn.LayerNorm(50), Own(64)
-    linear, without, narrow = nn.Linear(10, 64), nn.Linear(10, 64, bias=False), nn.Linear(64, 10)
-    both, wide = nn.LayerNorm((4, 64)), nn.LayerNorm(16384)
-    model = nn.ModuleList([norm, plain, odd, image, linear, without, narrow, both, wide])
-    assert row_layers(model) == [norm, linear, without]
-
-
 def test_on_a_cpu_they_compute_as_before() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 8))
     x = torch.randn(3, 5, 8)
     expected = model(x)
-    assert torch.equal(replaced(model)(x), expected)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model(x).dtype == torch.bfloat16
+    with RowKernels():
+        assert torch.equal(model(x), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert model(x).dtype == torch.bfloat16
 
 
 @pytest.mark.gpu
@@ -59,10 +44,9 @@ def test_on_a_gpu_a_layer_norm(width: int, dtype: torch.dtype, given: torch.dtyp
         x = (torch.randn(*shape, width, device="cuda") * 3 + 2).to(given or dtype).requires_grad_()
         follow = nn.Linear(width, 16).cuda()
         uses = torch.randn(*shape, width, device="cuda")
-        model = replaced(nn.Sequential(layer, follow))
-        with torch.autocast("cuda", dtype):
-            y = model[0](x)
-            after = model[1](y)
+        with RowKernels(), torch.autocast("cuda", dtype):
+            y = layer(x)
+            after = follow(y)
         assert (y.dtype, after.dtype) == (torch.float32, dtype)
         exact = x.detach().double().requires_grad_()
         weight, bias = (p.detach().double().requires_grad_() for p in layer.parameters())
@@ -93,26 +77,40 @@ def test_on_a_gpu_sums_over_rows(dtype: torch.dtype, shape: tuple[int, ...]) -> 
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_linear_layer() -> None:
+@pytest.mark.parametrize("options", [{"bias": False}, {"elementwise_affine": False}])
+def test_on_a_gpu_a_layer_norm_without_parameters(options: dict[str, bool]) -> None:
+    layer = nn.LayerNorm(64, **options).cuda()
+    x = torch.randn(10, 64, device="cuda", requires_grad=True)
+    uses = torch.randn(10, 64, device="cuda")
+    results = []
+    for mode in (RowKernels(), nullcontext()):
+        with mode, torch.autocast("cuda", torch.bfloat16):
+            y = layer(x)
+        results.append((y, *torch.autograd.grad((y * uses).sum(), [x, *layer.parameters()])))
+    for a, b in zip(*results, strict=True):
+        near(a, b.double(), 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", [F.linear, lambda x, weight, bias: torch.addmm(bias, x.flatten(0, -2), weight.T)])
+def test_on_a_gpu_a_linear_layer(call: Any) -> None:
     torch.manual_seed(0)
-    layer, plain = nn.Linear(40, 24).cuda(), nn.Linear(40, 24).cuda()
-    plain.load_state_dict(layer.state_dict())
-    layer = replaced(layer)
-    for shape in ((6, 40), (2, 3, 40), (40,)):
+    layer = nn.Linear(40, 24).cuda()
+    for shape in ((6, 40), (2, 3, 40), (1, 40)):
         x = torch.randn(*shape, device="cuda", requires_grad=True)
         results = []
-        for each in (layer, plain):
-            with torch.autocast("cuda", torch.bfloat16):
-                out = F.relu(each(x), inplace=True)
+        for mode in (RowKernels(), nullcontext()):
+            with mode, torch.autocast("cuda", torch.bfloat16):
+                out = F.relu(call(x, layer.weight, layer.bias), inplace=True)
             loss = out.float().square().sum()
-            gradients = torch.autograd.grad(loss, [x, *each.parameters()], create_graph=True)
-            second = torch.autograd.grad(gradients[2].square().sum(), each.weight)
+            gradients = torch.autograd.grad(loss, [x, *layer.parameters()], create_graph=True)
+            second = torch.autograd.grad(gradients[2].square().sum(), layer.weight)
             results.append((out, *gradients, *second))
         for a, b in zip(*results, strict=True):
             near(a, b.double(), 0.02)
     layer.weight.requires_grad_(False)
-    with torch.autocast("cuda", torch.bfloat16):
-        layer(x.detach()).float().sum().backward()
+    with RowKernels(), torch.autocast("cuda", torch.bfloat16):
+        call(x.detach(), layer.weight, layer.bias).float().sum().backward()
     assert layer.bias.grad is not None
     assert layer.weight.grad is None
 
@@ -124,9 +122,21 @@ def test_on_a_gpu_a_change_in_place_is_seen() -> None:
     x = torch.randn(10, 64, device="cuda")
     with torch.autocast("cuda", torch.bfloat16):
         expected = model[1](model[0](x).mul_(3))
-        model = replaced(model)
-        found = model[1](model[0](x).mul_(3))
+        with RowKernels():
+            found = model[1](model[0](x).mul_(3))
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_on_a_gpu_what_is_computed_again(reentrant: bool) -> None:
+    model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)).cuda()
+    x = torch.randn(10, 64, device="cuda", requires_grad=True)
+    with RowKernels(), torch.autocast("cuda", torch.bfloat16):
+        again = checkpoint(model, x, use_reentrant=reentrant)
+        plain = model(x)
+    a, b = (torch.autograd.grad(each.float().square().sum(), x)[0] for each in (again, plain))
+    near(a, b.double(), 0.02)
 
 
 @pytest.mark.gpu

@@ -4,20 +4,19 @@ memory."""
 from hotloop.kernels.convolutions import convolved, cuts_into_patches, is_awkward, missing, padded, prepare_patches
 from hotloop.kernels.layers import fuse, layers_to_fuse, prepare
 from hotloop.kernels.nvrtc import why_no_kernels
-from hotloop.kernels.rows import on_rows, prepare_rows, row_layers
+from hotloop.kernels.rows import RowKernels, prepare_rows
 
 __all__ = [
+    "RowKernels",
     "convolved",
     "cuts_into_patches",
     "fuse",
     "is_awkward",
     "layers_to_fuse",
     "missing",
-    "on_rows",
     "padded",
     "prepare",
     "prepare_patches",
     "prepare_rows",
-    "row_layers",
     "why_no_kernels",
 ]

@@ -87,7 +87,7 @@ __device__ __forceinline__ void sum_row(float& first, float& second) {
   }
 }
 
-// y and, where somebody wants it, `half`: the same in two bytes. `moments` are mean and one over the standard deviation.
+// y, and the same in two bytes. `moments` are the mean of each row and one over its standard deviation.
 extern "C" __global__ void __launch_bounds__(THREADS) layer_norm(
     const void* __restrict__ x, int is_wide, Out<float> y, Out<Eight> half, In<float> weight, In<float> bias,
     Out<float> moments, int rows, float eps) {
@@ -119,12 +119,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) layer_norm(
       int group = lane + k * TOGETHER;
       if (there && group < GROUPS) {
         float w[8], b[8];
-        read(weight, true, group, w);
-        read(bias, true, group, b);
+        if (weight) read(weight, true, group, w);
+        if (bias) read(bias, true, group, b);
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[k][j] = v[k][j] * scale * w[j] + b[j];
+        for (int j = 0; j < 8; j++) v[k][j] = v[k][j] * scale * (weight ? w[j] : 1.f) + (bias ? b[j] : 0.f);
         write(y, true, row * GROUPS + group, v[k]);
-        if (half) half[row * GROUPS + group] = pack(v[k]);
+        half[row * GROUPS + group] = pack(v[k]);
       }
     }
     if (there && lane == 0) { moments[2 * row] = mean; moments[2 * row + 1] = scale; }
@@ -160,13 +160,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, EACH > 3 ? 1 : 2) layer_no
 #pragma unroll
           for (int j = 0; j < 8; j++) g[k][j] = wide ? g[k][j] + more[j] : more[j];
         }
-        read(weight, true, group, w);
+        if (weight) read(weight, true, group, w);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
           v[k][j] = (v[k][j] - mean) * scale;
           for_weight[k][j] += g[k][j] * v[k][j];
           for_bias[k][j] += g[k][j];
-          g[k][j] *= w[j];
+          if (weight) g[k][j] *= w[j];
           sum += g[k][j];
           product += g[k][j] * v[k][j];
         }

@@ -1,7 +1,7 @@
-"""`nn.LayerNorm`, and the gradient of the bias of `nn.Linear`, at the speed of the memory."""
+"""`F.layer_norm`, and the gradients of the biases of `F.linear` and `torch.addmm`, at the speed of the memory."""
 
-from collections.abc import Callable, Iterator
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
 
-from hotloop._torch import version_of
+from hotloop._torch import saves_through_hooks, version_of
 from hotloop.kernels.images import DTYPES, multiprocessors
 from hotloop.kernels.nvrtc import Kernels
 
@@ -19,31 +20,34 @@ GROUP = 8  # numbers that a thread reads at once
 WIDEST = 8192  # row that the threads of a block hold
 THREADS = 256
 FEW = 64  # rows that a block sums at least
-MOST = 2**31  # rows
+MOST = 2**31  # numbers
 
 _SOURCE = Path(__file__).with_name("rows.cu")
 _HALF = "_hotloop_half"  # where the output of a normalisation has its copy in two bytes
 
 
-def row_layers(model: nn.Module) -> list[nn.Module]:
-    """The layers of a model that these kernels can take: those that nobody has derived from or replaced."""
-    return [layer for layer in model.modules() if "forward" not in vars(layer) and _suits(layer)]
+class RowKernels(TorchFunctionMode):
+    """Functions that are called in here by whatever layer use the kernels, where autocast and autograd are on."""
 
-
-def on_rows(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tensor]]]:
-    """Each such layer, and what its `forward` becomes."""
-    for layer in row_layers(model):
-        if isinstance(layer, nn.LayerNorm):
-            yield layer, Normalization(layer)
-        elif isinstance(layer, nn.Linear):
-            yield layer, partial(linear, layer)
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        own = _OWN.get(func)
+        result = None if own is None else own(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {})) if result is None else result
 
 
 def prepare_rows(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Compile the kernels that a model will need, beside whatever is done meanwhile."""
-    widths = {layer.normalized_shape[0] for layer in row_layers(model) if isinstance(layer, nn.LayerNorm)}
-    for macros in ((), *((f"WIDTH={width}",) for width in widths)):
+    """Compile the kernels that a model will probably need, beside whatever is done meanwhile."""
+    for macros in ((), *((f"WIDTH={width}",) for width in _widths(model))):
         kernels_for(device, dtype, *macros).compile_beside()
+
+
+def _widths(model: nn.Module) -> set[int]:
+    """The lengths of rows that are normalised by layers that can be told by their names."""
+    layers = [layer for layer in model.modules() if "LayerNorm" in type(layer).__name__]
+    weights = [weight for layer in layers if isinstance(weight := getattr(layer, "weight", None), Tensor)]
+    return {len(weight) for weight in weights if weight.dim() == 1 and _is_wide_enough(len(weight))}
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
@@ -57,79 +61,99 @@ def _kernels(capability: tuple[int, int], macros: tuple[str, ...]) -> Kernels:
     return Kernels(_SOURCE, macros, capability)
 
 
-def _suits(layer: nn.Module) -> bool:
-    if type(layer) is nn.LayerNorm:
-        width = layer.normalized_shape[-1]
-        is_one = len(layer.normalized_shape) == 1 and width % GROUP == 0 and width <= WIDEST
-        return is_one and _is_fp32(layer.weight) and _is_fp32(layer.bias)
-    return type(layer) is nn.Linear and _is_fp32(layer.weight) and layer.out_features % GROUP == 0
+# ruff: noqa: A002
+# They are called as PyTorch's functions are, with the names of their arguments.
 
 
-def _is_fp32(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.dtype == torch.float32
+def layer_norm(
+    input: Any, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
+) -> Tensor | None:
+    """Rows, normalised; None where the kernels do not know how.
 
-
-class Normalization:
-    """The `forward` of a layer norm. Autocast gives its output in fp32, and each linear layer after it makes a copy in
-    two bytes; here the kernel writes the copy as well, for as long as somebody takes it."""
-
-    def __init__(self, layer: nn.LayerNorm) -> None:
-        self._layer = layer
-        self._calls = 0
-        self.is_taken = False
-
-    def __call__(self, batch: Tensor) -> Tensor:
-        layer = self._layer
-        dtype = _half_precision(layer, batch)
-        if dtype is None or not _suits(layer) or batch.shape[-1:] != layer.weight.shape:
-            return nn.LayerNorm.forward(layer, batch)
-        wants_half = self.is_taken or self._calls < 2
-        self._calls += 1
-        y, half = _LayerNorm.apply(batch, layer.weight, layer.bias, layer.eps, dtype, wants_half)  # type: ignore[no-untyped-call]
-        if half is not None:
-            setattr(y, _HALF, (half, version_of(y), self))
-        return y  # type: ignore[no-any-return]
-
-
-def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
-    """The output of a layer, the gradient of whose bias is summed by the kernels."""
-    if (copied := getattr(batch, _HALF, None)) is not None:
-        half, version, norm = copied
-        if version == version_of(batch):
-            norm.is_taken, batch = True, half
-    bias = layer.bias
-    if bias is None or not bias.requires_grad or not torch.is_grad_enabled() or _half_precision(layer, batch) is None:
-        return nn.Linear.forward(layer, batch)
-    output = F.linear(batch.reshape(-1, batch.shape[-1]), layer.weight, bias.detach())  # of more dimensions, a view
-    shifted: Tensor = _Shifted.apply(output, bias)  # type: ignore[no-untyped-call]
-    return shifted.view(*batch.shape[:-1], -1)
-
-
-def _half_precision(layer: nn.Module, batch: Tensor) -> torch.dtype | None:
-    """The precision in which a layer is to be computed, where the kernels know it and are faster."""
-    kind = batch.device.type
-    if not layer.training or kind != "cuda" or not torch.is_autocast_enabled(kind) or torch.compiler.is_compiling():
+    Autocast gives them in fp32, and each linear layer after it makes a copy in two bytes. The kernel writes it as well.
+    """
+    dtype = _half_precision(input)
+    if dtype is None or tuple(normalized_shape) != input.shape[-1:] or not _is_wide_enough(input.shape[-1]):
         return None
-    dtype = torch.get_autocast_dtype(kind)
-    is_plain = type(batch) is Tensor and batch.dtype in (torch.float32, dtype) and 0 < batch.numel() < MOST
-    return dtype if is_plain and dtype in DTYPES else None
+    if not all(each is None or _is_parameter(each, input) for each in (weight, bias)):
+        return None
+    y, half = _LayerNorm.apply(input, weight, bias, float(eps), dtype)  # type: ignore[no-untyped-call]
+    setattr(y, _HALF, (half, version_of(y)))
+    normalized: Tensor = y
+    return normalized
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Tensor | None:
+    """The product with the weights, and a bias whose gradient the kernels sum; None where they do not."""
+    if _half_precision(input) is None:
+        return None
+    half, version = getattr(input, _HALF, (input, None))
+    rows: Tensor = half if version == version_of(input) else input
+    if not _is_shift(bias, input):
+        return None if rows is input else F.linear(rows, weight, bias)
+    output = F.linear(rows.reshape(-1, rows.shape[-1]), weight, bias.detach())  # of more dimensions, a view
+    return _shifted(output, bias).view(*input.shape[:-1], -1)
+
+
+def addmm(input: Any, mat1: Any, mat2: Any, *, beta: Any = 1, alpha: Any = 1, out: Any = None) -> Tensor | None:
+    """The same by the function that some libraries use for it."""
+    if out is not None or (beta, alpha) != (1, 1) or _half_precision(mat1) is None or not _is_shift(input, mat1):
+        return None
+    return _shifted(torch.addmm(input.detach(), mat1, mat2), input)
+
+
+_OWN: dict[Any, Callable[..., Tensor | None]] = {
+    F.layer_norm: layer_norm,
+    torch.layer_norm: layer_norm,
+    F.linear: linear,
+    torch.addmm: addmm,
+}
+
+
+def _shifted(output: Tensor, bias: Tensor) -> Tensor:
+    shifted: Tensor = _Shifted.apply(output, bias)  # type: ignore[no-untyped-call]
+    return shifted
+
+
+def _half_precision(x: Any) -> torch.dtype | None:
+    """The precision of two bytes in which a function of x is to be computed; None where the kernels do not do it."""
+    if type(x) is not Tensor or not x.is_cuda or not 0 < x.numel() < MOST or not torch.is_autocast_enabled("cuda"):
+        return None
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling() or saves_through_hooks():
+        return None  # evaluated, read by a compiler, or to be computed again, which is done without the kernels
+    dtype = torch.get_autocast_dtype("cuda")
+    return dtype if dtype in DTYPES and x.dtype in (torch.float32, dtype) else None
+
+
+def _is_wide_enough(width: int) -> bool:
+    return width % GROUP == 0 and 0 < width <= WIDEST
+
+
+def _is_shift(bias: Any, beside: Tensor) -> bool:
+    """Whether it is a bias that learns."""
+    return bias is not None and bias.requires_grad and len(bias) % GROUP == 0 and _is_parameter(bias, beside)
+
+
+def _is_parameter(tensor: Any, beside: Tensor) -> bool:
+    is_vector = isinstance(tensor, nn.Parameter) and tensor.dim() == 1 and tensor.is_contiguous()
+    return is_vector and tensor.dtype == torch.float32 and tensor.device == beside.device
 
 
 class _LayerNorm(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float, dtype: torch.dtype, wants_half: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         width = x.shape[-1]
         rows = x.numel() // width
         y = torch.empty_like(x, dtype=torch.float32)
-        half = torch.empty_like(x, dtype=dtype) if wants_half else None
+        half = torch.empty_like(x, dtype=dtype)
         moments = x.new_empty((rows, 2), dtype=torch.float32)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, weight, moments)
         ctx.dtype = dtype
-        given = (x, int(x.dtype == torch.float32), y, half, weight, bias, moments, rows, float(eps))
+        given = (x, int(x.dtype == torch.float32), y, half, weight, bias, moments, rows, eps)
         with torch.cuda.device(x.device):
             kernels_for(x.device, dtype, f"WIDTH={width}").launch("layer_norm", *_by_row(x, 16), *given)
         return y, half
@@ -140,7 +164,7 @@ class _LayerNorm(Function):
         x, weight, moments = ctx.saved_tensors
         wide, half = (None if each is None else each.contiguous() for each in (wide, half))
         if wide is None and half is None:
-            return (None,) * 6
+            return (None,) * 5
         width = x.shape[-1]
         result = torch.empty_like(x)
         geometry = _by_row(x, 2)
@@ -149,7 +173,10 @@ class _LayerNorm(Function):
         with torch.cuda.device(x.device):
             kernels_for(x.device, ctx.dtype, f"WIDTH={width}").launch("layer_norm_gradient", *geometry, *given)
             both = _summed(shares, ctx.dtype)
-        return result, both[:width], both[width:], None, None, None
+        for_weight, for_bias = (
+            part if needs else None for part, needs in zip(both.split(width), ctx.needs_input_grad[1:3], strict=True)
+        )
+        return result, for_weight, for_bias, None, None
 
 
 class _Shifted(Function):

@@ -1,13 +1,13 @@
 """Layer normalisation, and the gradients of biases, are computed by hotloop's own kernels."""
 
-from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from hotloop.kernels import on_rows, prepare_rows, row_layers, why_no_kernels
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.kernels import RowKernels, prepare_rows, why_no_kernels
+from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
 
@@ -22,9 +22,10 @@ class RowKernelsLever(Lever):
     The gradient of a bias is summed in fp32 and stays in it, where autocast rounds it to two bytes.
 
     **What it needs.** An NVIDIA GPU of compute capability 8.0 or later, bf16 or fp16, a step that is captured as a CUDA
-    graph, and layers of the classes `nn.LayerNorm` (over the last dimension, of at most 8,192, a multiple of 8) or
-    `nn.Linear` (with outputs in multiples of 8). Derived classes, layers in evaluation and outside of autocast compute
-    as before. A second derivative through a `LayerNorm` ends in an error; the tuner drops the lever then, with the
+    graph, and a model that calls `F.layer_norm` over the last dimension (at most 8,192, a multiple of 8), or `F.linear`
+    or `torch.addmm` with a bias (in multiples of 8), by whatever layer: those of `torch.nn`, of other libraries, your
+    own. What `nn.MultiheadAttention` calls inside, and what activation checkpointing computes again, is computed as
+    before. A second derivative through a normalisation ends in an error; the tuner drops the lever then, with the
     reason.
 
     **What it costs.** Less than half a second, once: the kernels are compiled by NVRTC, which comes with PyTorch, in
@@ -37,7 +38,7 @@ class RowKernelsLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** The layers get their own `forward` back.
+    **How it is undone.** The functions are PyTorch's again after each step.
 
     **When it does not help.** Where matmuls take nearly all of the step, as with wide layers and few rows. Where the
     model is compiled: then the compiler does the same, and this lever does nothing.
@@ -48,12 +49,12 @@ class RowKernelsLever(Lever):
     tier = "B"
     what = "layer normalisation and the gradients of biases are computed by kernels of hotloop's own"
     cost = "a moment"
-    undo = "the layers compute as before"
+    undo = "the functions are PyTorch's after each step"
     needs_cuda = True
     rule = LeverRule(
         "the step is in half precision, and layers are normalised or have biases",
-        lambda facts: facts.is_heavy,
-        "",
+        lambda facts: facts.is_heavy and facts.sums_rows,
+        "H200 in bf16, a captured step of a ViT: ",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
@@ -65,8 +66,8 @@ class RowKernelsLever(Lever):
             return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
-        if not _is_worth_it(target.model):
-            return "the model has no LayerNorm that suits, and no linear layer with a bias"
+        if not _has_vectors(target.model):
+            return "the model has neither biases nor normalisations"
         return why_no_kernels(target.device)  # the last, since it loads the compiler
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
@@ -76,14 +77,13 @@ class RowKernelsLever(Lever):
         return self.is_pulled(plan) and plan.compile == "off"
 
     def prepare(self, target: LeverTarget) -> None:
-        if target.on_cuda and _is_worth_it(target.model) and not why_no_kernels(target.device):
+        if target.on_cuda and _has_vectors(target.model) and not why_no_kernels(target.device):
             prepare_rows(target.model, target.device, torch.bfloat16)
 
-    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        for layer, forward in on_rows(model):
-            yield set_attribute(layer, "forward", forward)
+    def around(self, plan: Plan) -> AbstractContextManager[Any]:
+        return RowKernels()
 
 
-def _is_worth_it(model: nn.Module) -> bool:
-    """Whether a layer has sums over rows: a normalisation, or a bias."""
-    return any(getattr(layer, "bias", None) is not None for layer in row_layers(model))
+def _has_vectors(model: nn.Module) -> bool:
+    """Whether a parameter may be a bias or belong to a normalisation."""
+    return any(parameter.dim() == 1 for parameter in model.parameters())

@@ -12,13 +12,14 @@ _RANDOM = ("rand", "normal", "bernoulli", "dropout", "uniform", "multinomial", "
 
 
 class Work(DispatchMode):
-    """Counts the arithmetic of matmuls, convolutions and recurrences; notes attention and random numbers."""
+    """Counts the arithmetic of matmuls, convolutions and recurrences; notes attention, random numbers and rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0.0
         self.attends = False  # whether it may have called `scaled_dot_product_attention`
         self.draws = False  # whether it draws random numbers
+        self.sums_rows = False  # whether it normalises rows, or adds a bias to them
 
     def __torch_dispatch__(
         self,
@@ -32,6 +33,7 @@ class Work(DispatchMode):
         name = str(packet).rpartition(".")[2]
         self.draws |= any(word in name for word in _RANDOM)
         self.attends |= "attention" in name or name in ("_softmax", "_safe_softmax")  # of which it is made in fp32
+        self.sums_rows |= name in ("native_layer_norm", "addmm")
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
         elif "rnn" in name or "lstm" in name or "gru" in name:

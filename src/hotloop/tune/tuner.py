@@ -475,6 +475,7 @@ class Tuner:
             target,
             flops=work.flops,
             attends=work.attends,
+            sums_rows=work.sums_rows,
             step=plain,
             left=None if ahead.left is None else ahead.left * plain,
             has_room=has_room(subject.device),
