@@ -40,7 +40,8 @@ class RowKernelsLever(Lever):
 
     **How it is undone.** The functions are PyTorch's again after each step.
 
-    **When it does not help.** Where matmuls take nearly all of the step, as with wide layers and few rows. Where the
+    **When it does not help.** Where matmuls take nearly all of the step, as with wide layers and few rows. Where shapes
+    vary, so that many steps run eagerly: from Python these kernels take longer to launch than PyTorch's. Where the
     model is compiled: then the compiler does the same, and this lever does nothing.
     """
 
@@ -52,9 +53,10 @@ class RowKernelsLever(Lever):
     undo = "the functions are PyTorch's after each step"
     needs_cuda = True
     rule = LeverRule(
-        "the step is in half precision, and layers are normalised or have biases",
-        lambda facts: facts.is_heavy and facts.sums_rows,
-        "H200 in bf16, a captured step of a ViT: ",
+        "the step is in half precision, rows are normalised or get biases, and shapes do not vary from batch to batch",
+        lambda facts: facts.is_heavy and facts.sums_rows and not facts.shapes_vary,
+        "H200 in bf16, a captured step: timm's ViT-tiny 9.4 ms instead of 15.0, a GPT without biases 39.2 instead of"
+        " 42.0, GPT-2 27.2 instead of 28.1; BERT, eagerly, 77 ms instead of 41",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
@@ -77,11 +79,17 @@ class RowKernelsLever(Lever):
         return self.is_pulled(plan) and plan.compile == "off"
 
     def prepare(self, target: LeverTarget) -> None:
-        if target.on_cuda and _has_vectors(target.model) and not why_no_kernels(target.device):
+        if target.on_cuda and _is_likely(target.model) and not why_no_kernels(target.device):
             prepare_rows(target.model, target.device, torch.bfloat16)
 
     def around(self, plan: Plan) -> AbstractContextManager[Any]:
         return RowKernels()
+
+
+def _is_likely(model: nn.Module) -> bool:
+    """Whether a model will call these functions, as far as its layers tell."""
+    layers = {type(layer).__name__ for layer in model.modules() if getattr(layer, "bias", None) is not None}
+    return any("LayerNorm" in name or "Linear" in name or name == "Conv1D" for name in layers)
 
 
 def _has_vectors(model: nn.Module) -> bool:
