@@ -160,3 +160,26 @@ def test_on_a_gpu_a_training_is_nearly_the_same() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
     for a, b in zip(*weights, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=5e-3)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_second_derivative_drops_the_lever_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import hotloop
+
+    monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
+    monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 8))
+
+    def penalised(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].requires_grad_()
+        score = model(x).float().square().mean()
+        (slope,) = torch.autograd.grad(score, x, create_graph=True)
+        return score + slope.square().sum()
+
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=penalised, device="cuda")
+    loop.fit([(torch.randn(32, 64),)] * 400, epochs=10, progress=False, monitor=False)
+    assert loop.plan.precision == "bf16"
+    assert "row kernels" not in loop.plan.levers
+    assert loop.tuning is not None
+    assert {trial.lever: trial.verdict for trial in loop.tuning.trials}["row kernels"] == "dropped"

@@ -11,7 +11,8 @@ from hotloop.plan import Plan, Trial, Verdict
 
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
 # From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
-DOUBTFUL = ("flipped", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
+DOUBTFUL = ("flipped", "row kernels", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
+OWN_CODE = ("kernels", "row kernels", "aligned")  # levers with layers and kernels of hotloop's own
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ def doubt(lever: Lever) -> int:
     return DOUBTFUL.index(lever.name) if lever.name in DOUBTFUL else -1
 
 
-def most_doubtful(levers: Sequence[Lever]) -> Lever:
-    """Where the gate has refused: hotloop's own kernels, which not every model can have, then what rounds most."""
-    first = {lever.name: lever for lever in levers}
-    return next((first[name] for name in ("kernels", "bf16", "fp16") if name in first), None) or min(levers, key=doubt)
+def most_doubtful(levers: Sequence[Lever]) -> list[Lever]:
+    """Where the gate has refused: hotloop's own code, which not every model can have, then what rounds most."""
+    for names in (OWN_CODE, ("bf16", "fp16")):
+        if found := [lever for lever in levers if lever.name in names]:
+            return found
+    return [min(levers, key=doubt)]
 
 
 def has_room(device: torch.device) -> bool:

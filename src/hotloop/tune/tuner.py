@@ -497,7 +497,8 @@ class Tuner:
             why = found if isinstance(found, str) else Departure.between(reference, found).excess()
             if (why := loop.together.reason(why)) is None:
                 break
-            self._drop(most_doubtful(rounding).name, why)
+            for lever in most_doubtful(rounding):
+                self._drop(lever.name, why)
         self._gate = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._gate
         return proposal
@@ -585,10 +586,10 @@ class Tuner:
         """Leave out what rounds, the most doubtful first, until a step has a norm that is usual again."""
         self._norms = None  # meanwhile
         while rounding := self._rounding():
-            doubtful = [most_doubtful(rounding)]
+            doubtful = most_doubtful(rounding)
             self._loop.carry_out(_without(doubtful, self._loop.step.plan), why)
             self._forgo(doubtful, why)
-            if len(rounding) == 1:
+            if len(rounding) == len(doubtful):
                 return
             norm = None
             for _ in range(LANDING * self._loop.step.plan.accumulate):
