@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -21,7 +21,8 @@ class ReferencePatches:
 
     @staticmethod
     def rows(images: Tensor, windows: Windows) -> Tensor:
-        unfolded = F.unfold(images.float(), windows.size, windows.dilation, windows.padding, windows.stride)
+        lies: Any = windows.geometry
+        unfolded = F.unfold(images.float(), lies.size, lies.dilation, lies.padding, lies.stride)
         numbers = unfolded.unflatten(1, (windows.shape[1], -1)).permute(0, 3, 2, 1).flatten(2).flatten(0, 1)
         return F.pad(numbers, (0, windows.length - numbers.shape[1]))
 
@@ -110,6 +111,7 @@ def test_one_window_is_all_of_the_image(together: bool, channels: tuple[int, int
 
 
 @pytest.mark.gpu
+@settings(max_examples=30)  # each geometry is compiled
 @given(dtype=st.sampled_from([torch.bfloat16, torch.float16]), together=st.booleans(), **layers)
 def test_on_a_gpu_few_numbers_in_a_window(dtype: torch.dtype, together: bool, **chosen: Any) -> None:
     kept = torch.channels_last if together else torch.contiguous_format

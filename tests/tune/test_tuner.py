@@ -436,9 +436,9 @@ def test_the_rules_know_when() -> None:
     assert rules["graph"].holds(facts(shapes_vary=True, left=None))
     assert rules["no cudnn attention"].holds(facts(attends=True, shapes_vary=True))
     assert not rules["no cudnn attention"].holds(facts(attends=True, left=1e6))
-    assert rules["row kernels"].holds(facts(sums_rows=True))
-    assert not rules["row kernels"].holds(facts(sums_rows=True, shapes_vary=True))
-    assert not rules["row kernels"].holds(facts())
+    assert rules["row kernels"].holds(facts(row_sums=9))
+    assert not rules["row kernels"].holds(facts(row_sums=9, shapes_vary=True))
+    assert not rules["row kernels"].holds(facts(row_sums=1))
     assert all(rule.when and rule.evidence for rule in rules.values())
 
 

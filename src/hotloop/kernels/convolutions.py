@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hotloop.kernels.lazy import image_of
 from hotloop.kernels.nvrtc import why_no_kernels
-from hotloop.kernels.patches import Windows, folded, kernels_for, patches, product, why_no_patches
+from hotloop.kernels.patches import Geometry, Windows, folded, patches, product, why_no_patches
 
 MULTIPLE = 8  # of elements of two bytes: 16 bytes
 FEW = 160  # numbers in a window of 7x7 pixels of three colours, and a little more
@@ -72,8 +72,10 @@ def _has_few_numbers(layer: Convolution) -> bool:
 
 def prepare_patches(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Compile what a model's convolutions will probably need, beside whatever is done meanwhile."""
-    if any(is_awkward(layer) and _has_few_numbers(layer) for layer in model.modules()) and not why_no_kernels(device):
-        kernels_for(device, dtype).compile_beside()
+    layers = [layer for layer in model.modules() if is_awkward(layer) and _has_few_numbers(layer)]
+    if layers and not why_no_kernels(device):
+        for geometry in set(map(_geometry, layers)):
+            geometry.kernels(device, dtype).compile_beside()
 
 
 def _has_odd_channels(layer: Convolution) -> bool:
@@ -102,15 +104,18 @@ def _whole(layer: Convolution, batch: Tensor, bias: Tensor | None) -> Tensor:
 
 def _windows(layer: Convolution, shape: Sequence[int]) -> Windows:
     """Those on the side with few channels: the images of this shape that go in, or those that come out."""
-    size, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
-    if not _gives_few(layer):
-        return Windows.on(shape, size, stride, layer.padding, dilation)
-    padding: Any = layer.padding if isinstance(layer, nn.ConvTranspose2d) else _padding_seen_from_output(layer)
-    sides = [
-        (places - 1) * step - 2 * more + apart * (length - 1) + 1
-        for places, step, more, apart, length in zip(shape[2:], stride, padding, dilation, size, strict=True)
-    ]
-    return Windows.on((shape[0], layer.out_channels, *sides), size, stride, padding, dilation)
+    geometry = _geometry(layer)
+    return geometry.under(shape) if _gives_few(layer) else geometry.on(shape)
+
+
+def _geometry(layer: Convolution) -> Geometry:
+    """How windows lie on the side with few channels."""
+    assert not isinstance(layer.padding, str)
+    padding: tuple[int, ...] = layer.padding
+    if _gives_few(layer) and isinstance(layer, nn.Conv2d):
+        padding = _padding_seen_from_output(layer)
+    few = min(layer.in_channels, layer.out_channels)
+    return Geometry(few, tuple(layer.kernel_size), tuple(layer.stride), tuple(padding), tuple(layer.dilation))
 
 
 def _by_patches(layer: Convolution, batch: Tensor, windows: Windows, dtype: torch.dtype, bias: Tensor | None) -> Tensor:

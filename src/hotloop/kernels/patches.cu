@@ -2,10 +2,12 @@
 //
 // A row has the numbers of one window: for each of its pixels all channels. It ends with zeros, so that its length is a
 // multiple of 8. A thread of `patches` writes 8 numbers, 16 bytes; one of `folded` has a pixel of an image and adds what
-// the windows have there, in a fixed order: the same input gives the same bits.
+// the windows have there, in a fixed order: the same input gives the same bits. It is compiled for the geometry of one
+// layer: CHANNELS, TALL and WIDE of a window; STEP, PAD and APART (stride, padding, dilation), DOWN and ACROSS.
 
 typedef unsigned int u32;
-typedef long long i64;
+
+#define GROUPS ((CHANNELS * TALL * WIDE + 7) / 8)  // of 8 numbers in a row
 
 struct __align__(16) Eight { u32 pair[4]; };  // numbers of two bytes
 
@@ -30,73 +32,58 @@ __device__ __forceinline__ unsigned short rounded(float value) {
   return (unsigned short)pair;
 }
 
-#define WINDOWS \
-  int channels, int height, int width, int by_image, int by_channel, int by_row, int by_column, int tall, int wide, \
-  int down, int across, int step_down, int step_across, int pad_down, int pad_across, int apart_down, int apart_across
+// An image by the distances between its numbers.
+#define IMAGE int height, int width, int by_image, int by_channel, int by_row, int by_column
 
-// `wide_numbers`: the image is in fp32.
-extern "C" __global__ void __launch_bounds__(256) patches(
-    const void* __restrict__ image, Eight* __restrict__ rows, int all, int groups, int wide_numbers, WINDOWS) {
-  for (int at = blockIdx.x * 256 + threadIdx.x; at < all; at += gridDim.x * 256) {
-    int row = at / groups, number = (at - row * groups) * 8;
-    int rest = row / across, column = row - rest * across, which = rest / down, line = rest - which * down;
-    int pixel = number / channels, channel = number - pixel * channels, y = pixel / wide, x = pixel - y * wide;
-    int top = line * step_down - pad_down, left = column * step_across - pad_across;
-    u32 bits[8];
+// `wide`: the image is in fp32. A block has places of one line of windows.
+extern "C" __global__ void patches(
+    const void* __restrict__ image, Eight* __restrict__ rows, int down, int across, int wide, IMAGE) {
+  int at = blockIdx.x * blockDim.x + threadIdx.x, column = at / GROUPS, number = at % GROUPS * 8, line = blockIdx.y;
+  if (column >= across) return;
+  int top = line * STEP_DOWN - PAD_DOWN, left = column * STEP_ACROSS - PAD_ACROSS, base = blockIdx.z * by_image;
+  u32 bits[8];
 #pragma unroll
-    for (int j = 0; j < 8; j++) {
-      int from = top + y * apart_down, over = left + x * apart_across;
-      bool there = y < tall && from >= 0 && from < height && over >= 0 && over < width;
-      int place = which * by_image + channel * by_channel + from * by_row + over * by_column;
-      bits[j] = !there ? 0 : wide_numbers ? rounded(((const float*)image)[place]) : ((const unsigned short*)image)[place];
-      if (++channel == channels) {
-        channel = 0;
-        if (++x == wide) { x = 0; y++; }
-      }
-    }
-    Eight packed;
-#pragma unroll
-    for (int j = 0; j < 4; j++) packed.pair[j] = bits[2 * j] | bits[2 * j + 1] << 16;
-    rows[at] = packed;
+  for (int j = 0; j < 8; j++) {
+    int channel = (number + j) % CHANNELS, pixel = (number + j) / CHANNELS;
+    int from = top + pixel / WIDE * APART_DOWN, over = left + pixel % WIDE * APART_ACROSS;
+    bool there = pixel < TALL * WIDE && from >= 0 && from < height && over >= 0 && over < width;
+    int place = base + channel * by_channel + from * by_row + over * by_column;
+    bits[j] = !there ? 0 : wide ? rounded(((const float*)image)[place]) : ((const unsigned short*)image)[place];
   }
+  Eight packed;
+#pragma unroll
+  for (int j = 0; j < 4; j++) packed.pair[j] = bits[2 * j] | bits[2 * j + 1] << 16;
+  rows[((blockIdx.z * down + line) * across + column) * GROUPS + number / 8] = packed;
 }
 
-// An image has fewer than 8 channels. Where windows have no gaps, only every `step`th of their pixels lies on a pixel.
-extern "C" __global__ void __launch_bounds__(256) folded(
-    const unsigned short* __restrict__ rows, void* __restrict__ image, int pixels, int length, int wide_numbers, WINDOWS) {
-  for (int at = blockIdx.x * 256 + threadIdx.x; at < pixels; at += gridDim.x * 256) {
-    int rest = at / width, over = at - rest * width, which = rest / height, from = rest - which * height;
-    int low = from + pad_down, far = over + pad_across;
-    bool solid = apart_down == 1 && apart_across == 1;
-    int hop_down = solid ? step_down : 1, hop_across = solid ? step_across : 1;
-    int first = solid ? far % step_across : 0;
-    float sums[8];
+// A block has pixels of one line of an image. Where windows have no gaps, only every STEPth of their pixels is there.
+extern "C" __global__ void folded(
+    const unsigned short* __restrict__ rows, void* __restrict__ image, int down, int across, int wide, IMAGE) {
+  const bool solid = APART_DOWN == 1 && APART_ACROSS == 1;
+  int over = blockIdx.x * blockDim.x + threadIdx.x, from = blockIdx.y;
+  if (over >= width) return;
+  int low = from + PAD_DOWN, far = over + PAD_ACROSS;
+  float sums[CHANNELS];
 #pragma unroll
-    for (int c = 0; c < 8; c++) sums[c] = 0.f;
-    for (int y = solid ? low % step_down : 0; y < tall; y += hop_down) {
-      int line = low - y * apart_down;
-      if (line < 0) break;
-      if (!solid && line % step_down) continue;
-      line /= step_down;
-      if (line >= down) continue;
-      for (int x = first; x < wide; x += hop_across) {
-        int column = far - x * apart_across;
-        if (column < 0) break;
-        if (!solid && column % step_across) continue;
-        column /= step_across;
-        if (column >= across) continue;
-        const unsigned short* window = rows + ((which * down + line) * across + column) * length + (y * wide + x) * channels;
+  for (int c = 0; c < CHANNELS; c++) sums[c] = 0.f;
 #pragma unroll
-        for (int c = 0; c < 8; c++)
-          if (c < channels) sums[c] += widened(window[c]);
-      }
+  for (int i = 0; i < TALL; i += solid ? STEP_DOWN : 1) {
+    int y = solid ? i + low % STEP_DOWN : i, line = low - y * APART_DOWN;
+    if (y >= TALL || line < 0 || line % STEP_DOWN || line / STEP_DOWN >= down) continue;
+#pragma unroll
+    for (int k = 0; k < WIDE; k += solid ? STEP_ACROSS : 1) {
+      int x = solid ? k + far % STEP_ACROSS : k, column = far - x * APART_ACROSS;
+      if (x >= WIDE || column < 0 || column % STEP_ACROSS || column / STEP_ACROSS >= across) continue;
+      int window = (blockIdx.z * down + line / STEP_DOWN) * across + column / STEP_ACROSS;
+      const unsigned short* numbers = rows + window * GROUPS * 8 + (y * WIDE + x) * CHANNELS;
+#pragma unroll
+      for (int c = 0; c < CHANNELS; c++) sums[c] += widened(numbers[c]);
     }
-    int place = which * by_image + from * by_row + over * by_column;
+  }
+  int place = blockIdx.z * by_image + from * by_row + over * by_column;
 #pragma unroll
-    for (int c = 0; c < 8; c++)
-      if (c < channels) {
-        if (wide_numbers) ((float*)image)[place + c * by_channel] = sums[c];
-        else ((unsigned short*)image)[place + c * by_channel] = rounded(sums[c]);
-      }
+  for (int c = 0; c < CHANNELS; c++) {
+    if (wide) ((float*)image)[place + c * by_channel] = sums[c];
+    else ((unsigned short*)image)[place + c * by_channel] = rounded(sums[c]);
   }
 }

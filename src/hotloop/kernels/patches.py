@@ -10,57 +10,86 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hotloop.kernels.nvrtc import Argument, Kernels, why_no_kernels
+from hotloop.kernels.nvrtc import Kernels, why_no_kernels
 
 GROUP = 8  # numbers that a thread writes at once; images have fewer channels
 THREADS = 256
+WARP = 32
 MOST = 2**31  # numbers, whose places the kernels count
+MOST_BLOCKS = 2**16  # of a grid, down and deep
 DTYPES = (torch.bfloat16, torch.float16)
 
 _SOURCE = Path(__file__).with_name("patches.cu")
 _LAST = torch.channels_last
+_WAYS = ("DOWN", "ACROSS")
 
 Lengths = tuple[int, ...]  # down and across
 
 
 @dataclass(frozen=True)
-class Windows:
-    """How windows lie on images."""
+class Geometry:
+    """How the windows of a layer lie on images, whatever the sizes of these."""
 
-    shape: torch.Size  # of the images
+    channels: int
     size: Lengths
     stride: Lengths
     padding: Lengths
     dilation: Lengths
-    places: Lengths  # of windows, down and across
-
-    @staticmethod
-    def on(
-        shape: Sequence[int], size: Lengths, stride: Lengths, padding: Lengths | str, dilation: Lengths
-    ) -> "Windows":
-        """Those on images of a shape."""
-        assert not isinstance(padding, str)
-        down, across = (
-            (length + 2 * more - apart * (reach - 1) - 1) // step + 1
-            for length, reach, step, more, apart in zip(shape[2:], size, stride, padding, dilation, strict=True)
-        )
-        return Windows(torch.Size(shape), tuple(size), tuple(stride), tuple(padding), tuple(dilation), (down, across))
-
-    @property
-    def rows(self) -> int:
-        return self.shape[0] * self.places[0] * self.places[1]
 
     @property
     def length(self) -> int:
         """Of a row, with the zeros at its end."""
-        numbers = self.shape[1] * self.size[0] * self.size[1]
+        down, across = self.size
+        numbers = self.channels * down * across
         return numbers + -numbers % GROUP
 
-    def told_to_kernels(self, image: Tensor) -> tuple[int, ...]:
-        """In the kernels' order, with the strides of an image."""
-        _, channels, height, width = self.shape
-        geometry = (*self.size, *self.places, *self.stride, *self.padding, *self.dilation)
-        return (channels, height, width, *image.stride(), *geometry)
+    def on(self, shape: Sequence[int]) -> "Windows":
+        """The windows on images of a shape."""
+        down, across = (
+            (length + 2 * more - apart * (reach - 1) - 1) // step + 1
+            for length, reach, step, more, apart in zip(
+                shape[2:], self.size, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        return Windows(self, torch.Size(shape), (down, across))
+
+    def under(self, places: Sequence[int]) -> "Windows":
+        """So many windows, down and across, on images that are no larger than they reach."""
+        sides = (
+            (count - 1) * step - 2 * more + apart * (reach - 1) + 1
+            for count, reach, step, more, apart in zip(
+                places[2:], self.size, self.stride, self.padding, self.dilation, strict=True
+            )
+        )
+        return self.on((places[0], self.channels, *sides))
+
+    def kernels(self, device: torch.device, dtype: torch.dtype) -> Kernels:
+        """Those for a kind of GPU and of numbers, which are compiled on first use."""
+        return _kernels(torch.cuda.get_device_capability(device), dtype, self)
+
+    @property
+    def macros(self) -> tuple[str, ...]:
+        pairs = {"STEP": self.stride, "PAD": self.padding, "APART": self.dilation}
+        ways = [f"{name}_{way}={value}" for name, pair in pairs.items() for way, value in zip(_WAYS, pair, strict=True)]
+        return (f"CHANNELS={self.channels}", f"TALL={self.size[0]}", f"WIDE={self.size[1]}", *ways)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """All windows on images."""
+
+    geometry: Geometry
+    shape: torch.Size  # of the images
+    places: Lengths
+
+    @property
+    def rows(self) -> int:
+        down, across = self.places
+        return self.shape[0] * down * across
+
+    @property
+    def length(self) -> int:
+        return self.geometry.length
 
 
 def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str | None:
@@ -69,8 +98,10 @@ def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str |
         return "a compiler reads along, or it is no tensor that lies in memory"
     if dtype not in DTYPES:
         return "it is not computed in bf16 or fp16"
-    if min(*windows.places, *windows.shape) < 1 or max(windows.rows * windows.length, batch.numel()) >= MOST:
+    if min(*windows.places, *windows.shape) < 1 or max(windows.rows * windows.length, windows.shape.numel()) >= MOST:
         return "there are no windows, or too many"
+    if max(windows.shape[0], windows.shape[2], windows.places[0]) >= MOST_BLOCKS:
+        return "there are too many images, or lines in them"
     return why_no_kernels(batch.device)
 
 
@@ -95,22 +126,18 @@ def product(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: Sequence[i
     return images if bias is None else images + bias.to(images.dtype).view(-1, 1, 1)
 
 
-def kernels_for(device: torch.device, dtype: torch.dtype) -> Kernels:
-    """The kernels for a kind of GPU and of numbers, which are compiled on first use."""
-    return _kernels(torch.cuda.get_device_capability(device), dtype)
-
-
 @cache
-def _kernels(capability: tuple[int, int], dtype: torch.dtype) -> Kernels:
-    return Kernels(_SOURCE, ("FP16",) if dtype == torch.float16 else (), capability)
+def _kernels(capability: tuple[int, int], dtype: torch.dtype, geometry: Geometry) -> Kernels:
+    half = ("FP16",) if dtype == torch.float16 else ()
+    return Kernels(_SOURCE, (*half, *geometry.macros), capability)
 
 
 class _Patches(Function):
     @staticmethod
     def forward(images: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
         rows = images.new_empty((windows.rows, windows.length), dtype=dtype)
-        groups = windows.length // GROUP
-        _launch("patches", images, images, rows, windows.rows * groups, groups, windows)
+        across = windows.places[1] * windows.length // GROUP
+        _launch("patches", images, images, rows, (across, windows.places[0]), windows)
         return rows
 
     @staticmethod
@@ -128,8 +155,7 @@ class _Folded(Function):
     def forward(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
         rows = rows.contiguous()
         images = torch.empty(windows.shape, dtype=dtype, device=rows.device, memory_format=_LAST)
-        pixels = images.numel() // windows.shape[1]
-        _launch("folded", images, rows, images, pixels, windows.length, windows)
+        _launch("folded", images, rows, images, (windows.shape[3], windows.shape[2]), windows)
         return images
 
     @staticmethod
@@ -164,12 +190,12 @@ class _Product(Function):
         return flat @ matrix.T if needs_rows else None, rows.T @ flat if needs_matrix else None, None
 
 
-def _launch(
-    name: str, images: Tensor, source: Tensor, result: Tensor, threads: int, size: int, windows: Windows
-) -> None:
+def _launch(name: str, images: Tensor, source: Tensor, result: Tensor, threads: Lengths, windows: Windows) -> None:
+    """So many threads across and down for each image."""
+    across, down = threads
     rows = source if result is images else result
-    grid = (min(-(-threads // THREADS), 2**16), 1, 1)
-    wide_numbers = int(images.dtype == torch.float32)
-    given: tuple[Argument, ...] = (source, result, threads, size, wide_numbers, *windows.told_to_kernels(images))
+    block = min(THREADS, across + -across % WARP)
+    grid = (-(-across // block), down, len(images))
+    sizes = (*windows.places, int(images.dtype == torch.float32), *images.shape[2:], *images.stride())
     with torch.cuda.device(images.device):
-        kernels_for(images.device, rows.dtype).launch(name, grid, (THREADS, 1), *given)
+        windows.geometry.kernels(images.device, rows.dtype).launch(name, grid, (block, 1), source, result, *sizes)

@@ -59,7 +59,7 @@ class RunFacts:
     step: float  # seconds of an eager step in fp32, data included
     left: float | None = None  # seconds that the rest of the run would take in such steps; None where nobody knows
     attends: bool = False  # whether it calls `scaled_dot_product_attention`
-    sums_rows: bool = False  # whether it normalises rows, or adds a bias to them
+    row_sums: int = 0  # how often it normalises rows, or adds a bias to them
     has_room: bool = True  # whether the device has memory for a second set of activations
     shapes_vary: bool = False  # from batch to batch, beyond a smaller last one
 

@@ -19,7 +19,7 @@ class Work(DispatchMode):
         self.flops = 0.0
         self.attends = False  # whether it may have called `scaled_dot_product_attention`
         self.draws = False  # whether it draws random numbers
-        self.sums_rows = False  # whether it normalises rows, or adds a bias to them
+        self.row_sums = 0  # how often it normalises rows, or adds a bias to them
 
     def __torch_dispatch__(
         self,
@@ -33,7 +33,7 @@ class Work(DispatchMode):
         name = str(packet).rpartition(".")[2]
         self.draws |= any(word in name for word in _RANDOM)
         self.attends |= "attention" in name or name in ("_softmax", "_safe_softmax")  # of which it is made in fp32
-        self.sums_rows |= name in ("native_layer_norm", "addmm")
+        self.row_sums += name in ("native_layer_norm", "addmm")
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
         elif "rnn" in name or "lstm" in name or "gru" in name:

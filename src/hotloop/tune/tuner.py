@@ -475,7 +475,7 @@ class Tuner:
             target,
             flops=work.flops,
             attends=work.attends,
-            sums_rows=work.sums_rows,
+            row_sums=work.row_sums,
             step=plain,
             left=None if ahead.left is None else ahead.left * plain,
             has_room=has_room(subject.device),
