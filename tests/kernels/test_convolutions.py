@@ -76,13 +76,13 @@ def a_layer(kind: str, size: tuple[int, int], narrow: int, stride: int, padding:
     options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "bias": bias}
     if kind == "transposed":
         return nn.ConvTranspose2d(16, narrow, size, **options)
-    if kind == "few in":
-        return nn.Conv2d(narrow, 16, size, **options)
+    if kind.startswith("few in"):
+        return nn.Conv2d(narrow, 64 if kind == "few in, many out" else 16, size, **options)
     return nn.Conv2d(16, narrow, size, **options | {"stride": 1})
 
 
 layers = {
-    "kind": st.sampled_from(["transposed", "few in", "few out"]),
+    "kind": st.sampled_from(["transposed", "few in", "few in, many out", "few out"]),
     "size": st.tuples(st.integers(2, 4), st.integers(2, 4)),
     "narrow": st.integers(1, 4),
     "stride": st.integers(1, 3),

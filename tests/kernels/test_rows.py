@@ -129,6 +129,24 @@ def test_on_a_gpu_a_change_in_place_is_seen() -> None:
 
 
 @pytest.mark.gpu
+def test_on_a_gpu_parts_of_other_tensors() -> None:
+    layer, head = nn.LayerNorm(64).cuda(), nn.Linear(64, 8).cuda()
+    for each in (*layer.parameters(), *head.parameters()):  # as where all parameters lie in one vector
+        each.data = torch.cat((each.new_zeros(1), each.detach().flatten()))[1:].view(each.shape)
+    given = torch.randn(641, device="cuda")[1:].view(10, 64)
+    results = []
+    for mode in (RowKernels(), nullcontext()):
+        x = given.detach().requires_grad_()
+        with mode, torch.autocast("cuda", torch.bfloat16):
+            y = layer(x)
+            out = head(y)
+        loss = torch.cat((out.new_zeros(1), out.flatten(), y.flatten())).square().sum()
+        results.append(torch.autograd.grad(loss, [x, *layer.parameters(), *head.parameters()]))
+    for a, b in zip(*results, strict=True):
+        near(a, b.double(), 0.02)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_on_a_gpu_what_is_computed_again(reentrant: bool) -> None:
     model = nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 64)).cuda()

@@ -7,6 +7,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from hotloop.kernels.lazy import image_of
 from hotloop.kernels.nvrtc import why_no_kernels
@@ -99,7 +100,8 @@ def _whole(layer: Convolution, batch: Tensor, bias: Tensor | None) -> Tensor:
     rows = batch.permute(0, 2, 3, 1).flatten(1)
     is_transposed = isinstance(layer, nn.ConvTranspose2d)
     size = layer.kernel_size if is_transposed else (1, 1)
-    return product(rows, weight if is_transposed else weight.T, bias, (len(batch), layer.out_channels, *size))
+    shape = torch.Size((len(batch), layer.out_channels, *size))
+    return _shifted(product(rows, weight if is_transposed else weight.T, shape), bias)
 
 
 def _windows(layer: Convolution, shape: Sequence[int]) -> Windows:
@@ -128,9 +130,37 @@ def _by_patches(layer: Convolution, batch: Tensor, windows: Windows, dtype: torc
     weight = padded(weight, missing(weight.shape[1]))
     if _gives_few(layer):
         rows = batch.to(dtype).permute(0, 2, 3, 1).reshape(-1, layer.in_channels)
-        image = folded(rows @ weight, windows, dtype)
-        return image if bias is None else image + bias.to(dtype).view(-1, 1, 1)
-    return product(patches(batch, windows, dtype), weight.T, bias, (len(batch), layer.out_channels, *windows.places))
+        return _shifted(folded(rows @ weight, windows, dtype), bias)
+    shape = torch.Size((len(batch), layer.out_channels, *windows.places))
+    if windows.length > layer.out_channels:  # the matrix is larger than the output: it is made twice and not kept
+        image: Tensor = _OfPatches.apply(batch, weight.T, windows, shape)  # type: ignore[no-untyped-call]
+        return _shifted(image, bias)
+    return _shifted(product(patches(batch, windows, dtype), weight.T, shape), bias)
+
+
+class _OfPatches(Function):
+    """The product of all windows and a matrix, of which the images are kept for the backward pass."""
+
+    @staticmethod
+    def forward(images: Tensor, matrix: Tensor, windows: Windows, shape: torch.Size) -> Tensor:
+        return product(patches(images, windows, matrix.dtype), matrix, shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        images, matrix, ctx.windows, _ = inputs
+        ctx.save_for_backward(images, matrix)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        images, matrix = ctx.saved_tensors
+        flat = gradient.permute(0, 2, 3, 1).reshape(ctx.windows.rows, -1)
+        of_images = folded(flat @ matrix.T, ctx.windows, images.dtype) if ctx.needs_input_grad[0] else None
+        of_matrix = patches(images, ctx.windows, matrix.dtype).T @ flat if ctx.needs_input_grad[1] else None
+        return of_images, of_matrix, None, None
+
+
+def _shifted(image: Tensor, bias: Tensor | None) -> Tensor:
+    return image if bias is None else image + bias.to(image.dtype).view(-1, 1, 1)
 
 
 def _gives_few(layer: Convolution) -> bool:

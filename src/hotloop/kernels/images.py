@@ -45,6 +45,12 @@ def why_not_image(x: Tensor) -> str | None:
     return None if 1 < rows < 2**31 and x.shape[0] < MOST_IMAGES else "it has too few or too many pixels"
 
 
+def readable(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """A tensor as the kernels read it, 16 bytes at once; a copy where it lies otherwise, as a part of another may."""
+    tensor = tensor.contiguous(memory_format=memory_format)
+    return tensor.clone(memory_format=memory_format) if tensor.data_ptr() % 16 else tensor
+
+
 def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
     """A part of the source, compiled on first use for a kind of GPU and of numbers."""
     half = ("FP16",) if dtype == torch.float16 else ()
@@ -173,7 +179,7 @@ class FusedImage(Function):
         x, y, chosen, place, scales, away = ctx.saved_tensors
         activation: Activation = ctx.activation
         slope, channels, slices = activation.slope, ctx.shape[1], scales.shape[0]
-        gradient = gradient.contiguous(memory_format=_LAST)
+        gradient = readable(gradient, _LAST)
         sizes = (gradient.numel() // channels // slices, channels // GROUP, slope)
         kernels = kernels_for(gradient.device, gradient.dtype, f"KIND={activation.kind}")
 
@@ -248,7 +254,7 @@ class PooledImage(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Any:
         (place,) = ctx.saved_tensors
-        gradient = gradient.contiguous(memory_format=_LAST)
+        gradient = readable(gradient, _LAST)
         return unpooled(gradient, None, None, place, None, None, ctx.shape, NONE, ctx.side), None
 
 

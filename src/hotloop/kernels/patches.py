@@ -120,10 +120,10 @@ def folded(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
     return images
 
 
-def product(rows: Tensor, matrix: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor:
-    """A product, with a bias for each channel, as images whose channels lie together."""
-    images: Tensor = _Product.apply(rows, matrix, torch.Size(shape))  # type: ignore[no-untyped-call]
-    return images if bias is None else images + bias.to(images.dtype).view(-1, 1, 1)
+def product(rows: Tensor, matrix: Tensor, shape: torch.Size) -> Tensor:
+    """A product as images whose channels lie together."""
+    images: Tensor = _Product.apply(rows, matrix, shape)  # type: ignore[no-untyped-call]
+    return images
 
 
 @cache

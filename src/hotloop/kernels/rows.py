@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from hotloop._torch import saves_through_hooks, version_of
-from hotloop.kernels.images import DTYPES, multiprocessors
+from hotloop.kernels.images import DTYPES, multiprocessors, readable
 from hotloop.kernels.nvrtc import Kernels
 
 GROUP = 8  # numbers that a thread reads at once
@@ -23,6 +23,7 @@ FEW = 64  # rows that a block sums at least
 MOST = 2**31  # numbers
 
 _SOURCE = Path(__file__).with_name("rows.cu")
+_PLAIN = torch.contiguous_format
 _HALF = "_hotloop_half"  # where the output of a normalisation has its copy in two bytes
 
 
@@ -135,8 +136,10 @@ def _is_shift(bias: Any, beside: Tensor) -> bool:
 
 
 def _is_parameter(tensor: Any, beside: Tensor) -> bool:
-    is_vector = isinstance(tensor, nn.Parameter) and tensor.dim() == 1 and tensor.is_contiguous()
-    return is_vector and tensor.dtype == torch.float32 and tensor.device == beside.device
+    """Whether it is a vector of fp32 that the kernels can read where it lies."""
+    if not isinstance(tensor, nn.Parameter) or tensor.dim() != 1 or tensor.dtype != torch.float32:
+        return False
+    return tensor.device == beside.device and tensor.is_contiguous() and tensor.data_ptr() % 16 == 0
 
 
 class _LayerNorm(Function):
@@ -144,7 +147,7 @@ class _LayerNorm(Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        x = x.contiguous()
+        x = readable(x, _PLAIN)
         width = x.shape[-1]
         rows = x.numel() // width
         y = torch.empty_like(x, dtype=torch.float32)
@@ -162,7 +165,7 @@ class _LayerNorm(Function):
     @once_differentiable
     def backward(ctx: Any, wide: Tensor | None, half: Tensor | None) -> Any:
         x, weight, moments = ctx.saved_tensors
-        wide, half = (None if each is None else each.contiguous() for each in (wide, half))
+        wide, half = (None if each is None else readable(each, _PLAIN) for each in (wide, half))
         if wide is None and half is None:
             return (None,) * 5
         width = x.shape[-1]
@@ -196,7 +199,7 @@ def column_sums(rows: Tensor) -> Tensor:
     """The sums over all rows of numbers of two bytes, in fp32."""
     if type(rows) is not Tensor or rows.dtype not in DTYPES or torch.is_grad_enabled():
         return rows.float().flatten(0, -2).sum(0)
-    rows = rows.contiguous()
+    rows = readable(rows, _PLAIN)
     columns = rows.shape[-1]
     count, tiles = rows.numel() // columns, -(-columns // 256)
     blocks = max(1, min(-(-count // FEW), 4 * multiprocessors(rows.device) // tiles))

@@ -39,7 +39,8 @@ class AlignedLever(Lever):
     one group, if its windows overlap or it becomes a matmul. Classes derived from these compute as before.
 
     **What it costs.** A copy of the weights in each step; of a convolution's input where it has odd channels, and of
-    the output's gradient; for a matmul, memory for all windows of the input until the backward pass. They are little
+    the output's gradient; for a matmul, memory for all windows of the input, until the backward pass if it
+    is less than that of the output. They are little
     beside the layer.
 
     **By hand.** Best is a size that is a multiple of 8, where you choose it: 50,304 words instead of 50,257. Else:
