@@ -388,6 +388,14 @@ REBUILDING = "torch._utils"  # the module whose functions a pickle of tensors na
 ENGINES = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.distributed", "torch.nn.parallel")
 
 
+def has_compiled_parts(model: nn.Module) -> bool:
+    """Whether somebody has compiled a model or modules of it, by `torch.compile` or `module.compile()`."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
+        for module in model.modules()
+    )
+
+
 def compiler_is_loaded() -> bool:
     """Whether Dynamo was imported: without it nothing was compiled, and to import it takes seconds."""
     return "torch._dynamo" in sys.modules

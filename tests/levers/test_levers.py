@@ -608,3 +608,15 @@ def test_the_command_that_writes_the_pages_explains_itself(
     assert done.returncode == code
     assert words in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of the compiler's own modules
+@pytest.mark.parametrize("name", ["kernels", "row kernels"])
+def test_what_is_compiled_already_is_left_alone(name: str) -> None:
+    lever = next(lever for lever in LEVERS if lever.name == name)
+    plan = Plan("cuda", precision="bf16", channels_last=True, graph=1)
+    inner, outer = (nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)) for _ in range(2))
+    inner[1].compile()
+    for model in (inner, torch.compile(outer)):
+        target = LeverTarget(torch.device("cuda"), model, [])
+        assert "compiled already" in str(lever.obstacle(target, plan))

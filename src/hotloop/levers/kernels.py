@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hotloop._torch import has_compiled_parts
 from hotloop.kernels import fuse, layers_to_fuse, prepare, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
@@ -73,6 +74,8 @@ class KernelsLever(Lever):
             return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
+        if has_compiled_parts(target.model):
+            return "a part of the model is compiled already, and the compiler would begin again"
         if not _is_worth_it(target.model):
             return "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
         return why_no_kernels(target.device)  # the last, since it loads the compiler

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from hotloop._torch import has_compiled_parts
 from hotloop.kernels import RowKernels, prepare_rows, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
@@ -71,6 +72,8 @@ class RowKernelsLever(Lever):
             return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
+        if has_compiled_parts(target.model):
+            return "a part of the model is compiled already, and the compiler would begin again"
         if not _has_vectors(target.model):
             return "the model has neither biases nor normalisations"
         return why_no_kernels(target.device)  # the last, since it loads the compiler
