@@ -55,18 +55,18 @@ def test_a_convolution(
     if together:
         layer, x = layer.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     x.requires_grad_()
-    expected, found = in_bf16(layer, x), in_bf16(convolution, layer, x)
+    expected, found = in_bf16(layer, x), in_bf16(convolution, layer, True, x)
     assert (found.shape, found.dtype, found.stride()) == (expected.shape, expected.dtype, expected.stride())
     torch.testing.assert_close(found, expected, **CLOSE)
     parameters = [x, *layer.parameters()]
     gradients = [torch.autograd.grad(out.float().square().sum(), parameters) for out in (found, expected)]
     for a, b in zip(*gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=0.05, atol=0.3)
-    assert torch.equal(convolution(layer, x), layer(x)), "outside of autocast it is the layer itself"
-    assert in_bf16(convolution, layer, x[0]).shape == layer(x[0]).shape, "an image without a batch"
+    assert torch.equal(convolution(layer, True, x), layer(x)), "outside of autocast it is the layer itself"
+    assert in_bf16(convolution, layer, True, x[0]).shape == layer(x[0]).shape, "an image without a batch"
     if transposed:
         size_of_output = [each + stride - 1 for each in layer(x).shape[2:]]
-        assert in_bf16(convolution, layer, x, size_of_output).shape == layer(x, size_of_output).shape
+        assert in_bf16(convolution, layer, True, x, size_of_output).shape == layer(x, size_of_output).shape
 
 
 def recurrent(kind: Any, **options: Any) -> Any:
@@ -125,10 +125,11 @@ def test_which_convolutions_it_takes() -> None:
     patches, even, grouped = nn.Conv2d(3, 192, 16, 16), nn.Conv2d(8, 16, 3, 1, 1), nn.Conv2d(6, 12, 3, groups=3)
     mirrored, whole = nn.Conv2d(3, 64, 3, padding=1, padding_mode="reflect"), nn.Conv2d(8, 16, 4)
     model = nn.ModuleList([first, last, one, patches, even, grouped, mirrored, Own(3, 8, 3), whole])
-    apart = Plan("cuda", precision="bf16")
+    apart = Plan("cuda", precision="bf16", graph=1)
     together = Plan("cuda", precision="bf16", channels_last=True)
     assert odd_layers(model, together) == [first, last, one, patches, whole]
     assert odd_layers(model, apart) == [patches]
+    assert odd_layers(model, Plan("cuda", precision="bf16")) == []
 
 
 def test_it_is_applied_and_undone() -> None:

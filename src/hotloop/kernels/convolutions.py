@@ -38,12 +38,17 @@ def is_awkward(layer: nn.Module) -> "TypeGuard[Convolution]":
     return is_plain and (_has_odd_channels(layer) or _has_few_numbers(layer) or _may_be_whole(layer))
 
 
-def convolved(layer: Convolution, batch: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
-    """The output of such a layer for images, computed in a half precision, with the bias that is given."""
+def convolved(
+    layer: Convolution, batch: Tensor, dtype: torch.dtype, bias: Tensor | None, *, is_captured: bool = True
+) -> Tensor:
+    """The output of such a layer for images, computed in a half precision, with the bias that is given.
+
+    In a step that is not captured, patches take longer to launch than they save.
+    """
     batch = image_of(batch)
     if _may_be_whole(layer) and _is_whole(layer, batch):
         return _in_format(_whole(layer, batch.to(dtype), bias), layer, batch)
-    if _has_few_numbers(layer):
+    if is_captured and _has_few_numbers(layer):
         windows = _windows(layer, batch.shape)
         if not why_no_patches(batch, dtype, windows):
             return _in_format(_by_patches(layer, batch, windows, dtype, bias), layer, batch)

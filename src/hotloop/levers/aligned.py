@@ -36,12 +36,12 @@ class AlignedLever(Lever):
     **What it needs.** A CUDA device, bf16 or fp16, and a layer of which a size is not a multiple of 8: an `nn.Linear`
     of 262,144 weights or more; an `nn.LSTM`, `nn.GRU` or `nn.RNN` of width 64 or more without projections; an
     `nn.Conv2d` of one group that cuts images into patches; in channels_last any `nn.Conv2d` or `nn.ConvTranspose2d` of
-    one group, if its windows overlap or it becomes a matmul. Classes derived from these compute as before.
+    one group, if its windows overlap or it becomes a matmul. Classes derived from these compute as before. Matmuls of
+    windows are for steps that are [captured](graph.md): from Python they take longer to launch than they save.
 
     **What it costs.** A copy of the weights in each step; of a convolution's input where it has odd channels, and of
-    the output's gradient; for a matmul, memory for all windows of the input, until the backward pass if it
-    is less than that of the output. They are little
-    beside the layer.
+    the output's gradient; for a matmul, memory for all windows of the input, until the backward pass if that is less
+    than the output takes. They are little beside the layer.
 
     **By hand.** Best is a size that is a multiple of 8, where you choose it: 50,304 words instead of 50,257. Else:
 
@@ -87,7 +87,7 @@ class AlignedLever(Lever):
         for layer in odd_layers(model, plan):
             if "forward" in vars(layer) or layer in taken:  # somebody has replaced it for a reason
                 continue
-            yield set_attribute(layer, "forward", _forward_of(layer))
+            yield set_attribute(layer, "forward", _forward_of(layer, plan))
 
 
 def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
@@ -101,25 +101,27 @@ def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
             assert isinstance(layer, nn.RNNBase)
             if layer.hidden_size >= WIDE and not layer.proj_size and _is_odd((layer.input_size, layer.hidden_size)):
                 found.append(layer)
-        elif is_awkward(layer) if plan.channels_last else cuts_into_patches(layer):
+        elif is_awkward(layer) if plan.channels_last else plan.graph and cuts_into_patches(layer):
             found.append(layer)
     return found
 
 
-def _forward_of(layer: nn.Module) -> Callable[..., Any]:
+def _forward_of(layer: nn.Module, plan: Plan) -> Callable[..., Any]:
     if isinstance(layer, nn.Linear):
         return partial(linear, layer)
-    return partial(convolution, layer) if is_awkward(layer) else Recurrence(layer)
+    return partial(convolution, layer, plan.graph > 0) if is_awkward(layer) else Recurrence(layer)
 
 
-def convolution(layer: nn.Conv2d | nn.ConvTranspose2d, batch: Tensor, *size: Any, **options: Any) -> Tensor:
+def convolution(
+    layer: nn.Conv2d | nn.ConvTranspose2d, is_captured: bool, batch: Tensor, *size: Any, **options: Any
+) -> Tensor:
     """The output of a layer, computed in another form where autocast is on."""
     kind = batch.device.type
     if not torch.is_autocast_enabled(kind) or batch.dim() != 4 or size or options:  # the size of its output
         plain: Any = type(layer).forward
         output: Tensor = plain(layer, batch, *size, **options)
         return output
-    return convolved(layer, batch, torch.get_autocast_dtype(kind), layer.bias)
+    return convolved(layer, batch, torch.get_autocast_dtype(kind), layer.bias, is_captured=is_captured)
 
 
 def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
