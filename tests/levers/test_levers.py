@@ -610,7 +610,7 @@ def test_the_command_that_writes_the_pages_explains_itself(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of the compiler's own modules
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler itself uses what PyTorch has deprecated
 @pytest.mark.parametrize("name", ["kernels", "row kernels"])
 def test_what_is_compiled_already_is_left_alone(name: str) -> None:
     lever = next(lever for lever in LEVERS if lever.name == name)

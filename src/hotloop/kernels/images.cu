@@ -10,47 +10,11 @@
 // It is compiled in parts, as they are needed: what knows no activation; with KIND the activation's kernels; with SIDE
 // as well the pooling of such windows.
 
-typedef unsigned int u32;
-typedef long long i64;
+#include "half.cuh"
 
-struct __align__(16) Eight { u32 pair[4]; };  // numbers of two bytes
 struct __align__(8) Places { unsigned char of[8]; };
 
-template <typename T> using In = const T* __restrict__;
-template <typename T> using Out = T* __restrict__;
-
-#define FULL 0xffffffffu
 #define WARPS 16
-
-__device__ __forceinline__ void unpack(const Eight& from, float* to) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-#ifdef FP16
-    asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-        : "=f"(to[2 * i]), "=f"(to[2 * i + 1]) : "r"(from.pair[i]));
-#else
-    to[2 * i] = __uint_as_float(from.pair[i] << 16);
-    to[2 * i + 1] = __uint_as_float(from.pair[i] & 0xffff0000u);
-#endif
-  }
-}
-
-__device__ __forceinline__ u32 rounded(float low, float high) {
-  u32 pair;
-#ifdef FP16
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-#endif
-  return pair;
-}
-
-__device__ __forceinline__ Eight pack(const float* from) {
-  Eight to;
-#pragma unroll
-  for (int i = 0; i < 4; i++) to.pair[i] = rounded(from[2 * i], from[2 * i + 1]);
-  return to;
-}
 
 // One number of a tensor, by its place.
 __device__ __forceinline__ float number(In<Eight> x, i64 at) {

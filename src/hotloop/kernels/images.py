@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from hotloop.kernels.nvrtc import Kernels
+from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of
 
 GROUP = 8  # channels that a thread reads at once
 THREADS = 512  # of a block that sums
 POOLING = 256  # threads of a block that pools
 AT_ONCE = 2  # blocks of a multiprocessor
-DTYPES = (torch.bfloat16, torch.float16)
 MOST_IMAGES = 2**16  # of a batch: the last dimension of a grid
 LARGEST_SIDE = 3  # of a window, whose pixels are told apart by the compiler
 
@@ -37,7 +36,7 @@ NONE = Activation()
 
 def why_not_image(x: Tensor) -> str | None:
     """Why the kernels do not take a tensor; None where they do."""
-    if not x.is_cuda or x.dtype not in DTYPES or x.dim() != 4:
+    if not x.is_cuda or x.dtype not in HALVES or x.dim() != 4:
         return "it is no image of two bytes a number on a GPU"
     if x.shape[1] % GROUP or not x.is_contiguous(memory_format=_LAST) or x.data_ptr() % 16:
         return "its channels do not lie together in groups of 8"
@@ -52,14 +51,8 @@ def readable(tensor: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
-    """A part of the source, compiled on first use for a kind of GPU and of numbers."""
-    half = ("FP16",) if dtype == torch.float16 else ()
-    return _kernels(torch.cuda.get_device_capability(device), (*half, *macros))
-
-
-@cache
-def _kernels(capability: tuple[int, int], macros: tuple[str, ...]) -> Kernels:
-    return Kernels(_SOURCE, macros, capability)
+    """A part of the source."""
+    return kernels_of(_SOURCE, device, dtype, *macros)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from hotloop._torch import saves_through_hooks
 from hotloop.kernels.convolutions import convolved, is_awkward
-from hotloop.kernels.images import DTYPES, GROUP, kernels_for, why_not_image
+from hotloop.kernels.images import GROUP, kernels_for, why_not_image
 from hotloop.kernels.lazy import ImageRecipe, LazyImage, image_of, one_side, pooled
+from hotloop.kernels.nvrtc import HALVES
 
 
 def layers_to_fuse(model: nn.Module) -> list[nn.Module]:
@@ -77,7 +78,7 @@ def convolution(layer: nn.Conv2d, batch: Tensor) -> Tensor:
     """The output of a layer, whose bias is to be added with what comes after it."""
     batch = image_of(batch)
     kind = batch.device.type
-    in_half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in DTYPES
+    in_half = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) in HALVES
     if not layer.training or not in_half or layer.bias is None or not _is_fp32(layer.bias, batch) or _must_be_plain():
         return nn.Conv2d.forward(layer, batch)
     if is_awkward(layer) and batch.dim() == 4:

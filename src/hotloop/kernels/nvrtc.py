@@ -21,6 +21,9 @@ from hotloop.kernels.compiler import KernelError, check, compiled, path_of
 
 OLDEST = (8, 0)  # Ampere, which rounds to bf16 by itself
 
+HALVES = (torch.bfloat16, torch.float16)  # the precisions that the kernels know, beside fp32
+HEADER = Path(__file__).with_name("half.cuh")  # what all sources include
+
 Argument = Tensor | int | float | None
 
 
@@ -45,8 +48,9 @@ class Kernels:
 
     def __init__(self, source: Path, macros: Sequence[str], capability: tuple[int, int]) -> None:
         self._source = source
-        self._options = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
-        self._options += [f"-D{macro}" for macro in macros]
+        self._told = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}", "--std=c++17"]
+        self._told += [f"-D{macro}" for macro in macros]
+        self._options = [*self._told, f"--include-path={HEADER.parent}"]
         self._lock = Lock()
         self._code: bytes | None = None
         self._loaded: dict[int, ctypes.c_void_p] = {}
@@ -91,7 +95,7 @@ class Kernels:
     def _cached(self, *, apart: bool) -> bytes:
         """What an earlier run has compiled, if the source, the options and the compiler are the same."""
         source = self._source.read_bytes()
-        told = repr((source, self._options, _version())).encode()
+        told = repr((source, HEADER.read_bytes(), self._told, _version())).encode()
         path = cache_folder("kernels") / f"{hashlib.sha256(told).hexdigest()[:32]}.cubin"
         with suppress(OSError):
             if not why_foreign(path):
@@ -104,6 +108,17 @@ class Kernels:
             if not why_foreign(path):
                 write_whole(path, code, mode=0o600)
         return code
+
+
+def kernels_of(source: Path, device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
+    """A source with some macros, compiled on first use for a kind of GPU and of numbers of two bytes."""
+    half = ("FP16",) if dtype == torch.float16 else ()
+    return _kernels(source, torch.cuda.get_device_capability(device), (*half, *macros))
+
+
+@cache
+def _kernels(source: Path, capability: tuple[int, int], macros: tuple[str, ...]) -> Kernels:
+    return Kernels(source, macros, capability)
 
 
 def _compiled_apart(source: Path, options: Sequence[str]) -> bytes | None:

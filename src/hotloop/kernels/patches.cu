@@ -5,12 +5,9 @@
 // the windows have there, in a fixed order: the same input gives the same bits. It is compiled for the geometry of one
 // layer: CHANNELS, TALL and WIDE of a window; STEP, PAD and APART (stride, padding, dilation), DOWN and ACROSS.
 
-typedef unsigned int u32;
+#include "half.cuh"
 
 #define GROUPS ((CHANNELS * TALL * WIDE + 7) / 8)  // of 8 numbers in a row
-
-struct __align__(16) Eight { u32 pair[4]; };  // numbers of two bytes
-
 
 __device__ __forceinline__ float widened(unsigned short bits) {
 #ifdef FP16
@@ -22,15 +19,7 @@ __device__ __forceinline__ float widened(unsigned short bits) {
 #endif
 }
 
-__device__ __forceinline__ unsigned short rounded(float value) {
-  u32 pair;
-#ifdef FP16
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(value));
-#else
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.f), "f"(value));
-#endif
-  return (unsigned short)pair;
-}
+__device__ __forceinline__ unsigned short narrowed(float value) { return (unsigned short)rounded(value, 0.f); }
 
 // An image by the distances between its numbers.
 #define IMAGE int height, int width, int by_image, int by_channel, int by_row, int by_column
@@ -48,7 +37,7 @@ extern "C" __global__ void patches(
     int from = top + pixel / WIDE * APART_DOWN, over = left + pixel % WIDE * APART_ACROSS;
     bool there = pixel < TALL * WIDE && from >= 0 && from < height && over >= 0 && over < width;
     int place = base + channel * by_channel + from * by_row + over * by_column;
-    bits[j] = !there ? 0 : wide ? rounded(((const float*)image)[place]) : ((const unsigned short*)image)[place];
+    bits[j] = !there ? 0 : wide ? narrowed(((const float*)image)[place]) : ((const unsigned short*)image)[place];
   }
   Eight packed;
 #pragma unroll
@@ -84,6 +73,6 @@ extern "C" __global__ void folded(
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) {
     if (wide) ((float*)image)[place + c * by_channel] = sums[c];
-    else ((unsigned short*)image)[place + c * by_channel] = rounded(sums[c]);
+    else ((unsigned short*)image)[place + c * by_channel] = narrowed(sums[c]);
   }
 }

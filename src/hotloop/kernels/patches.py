@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hotloop.kernels.nvrtc import Kernels, why_no_kernels
+from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of, why_no_kernels
 
 GROUP = 8  # numbers that a thread writes at once; images have fewer channels
 THREADS = 256
 WARP = 32
 MOST = 2**31  # numbers, whose places the kernels count
 MOST_BLOCKS = 2**16  # of a grid, down and deep
-DTYPES = (torch.bfloat16, torch.float16)
 
 _SOURCE = Path(__file__).with_name("patches.cu")
 _LAST = torch.channels_last
@@ -65,7 +63,7 @@ class Geometry:
 
     def kernels(self, device: torch.device, dtype: torch.dtype) -> Kernels:
         """Those for a kind of GPU and of numbers, which are compiled on first use."""
-        return _kernels(torch.cuda.get_device_capability(device), dtype, self)
+        return kernels_of(_SOURCE, device, dtype, *self.macros)
 
     @property
     def macros(self) -> tuple[str, ...]:
@@ -96,7 +94,7 @@ def why_no_patches(batch: Tensor, dtype: torch.dtype, windows: Windows) -> str |
     """Why the kernels cannot be used for such windows of a batch; None where they can."""
     if torch.compiler.is_compiling() or type(batch) is not Tensor:
         return "a compiler reads along, or it is no tensor that lies in memory"
-    if dtype not in DTYPES:
+    if dtype not in HALVES:
         return "it is not computed in bf16 or fp16"
     if min(*windows.places, *windows.shape) < 1 or max(windows.rows * windows.length, windows.shape.numel()) >= MOST:
         return "there are no windows, or too many"
@@ -124,12 +122,6 @@ def product(rows: Tensor, matrix: Tensor, shape: torch.Size) -> Tensor:
     """A product as images whose channels lie together."""
     images: Tensor = _Product.apply(rows, matrix, shape)  # type: ignore[no-untyped-call]
     return images
-
-
-@cache
-def _kernels(capability: tuple[int, int], dtype: torch.dtype, geometry: Geometry) -> Kernels:
-    half = ("FP16",) if dtype == torch.float16 else ()
-    return Kernels(_SOURCE, (*half, *geometry.macros), capability)
 
 
 class _Patches(Function):

@@ -3,42 +3,9 @@
 // A thread reads 8 numbers of a row at once. All arithmetic is in fp32. Sums are made in a fixed order: the same input
 // gives the same bits. With WIDTH it is compiled for the normalisation of rows of this length, else for sums.
 
-typedef unsigned int u32;
-typedef long long i64;
-
-struct __align__(16) Eight { u32 pair[4]; };  // numbers of two bytes
-
-template <typename T> using In = const T* __restrict__;
-template <typename T> using Out = T* __restrict__;
-
-#define FULL 0xffffffffu
-
-__device__ __forceinline__ void unpack(const Eight& from, float* to) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-#ifdef FP16
-    asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-        : "=f"(to[2 * i]), "=f"(to[2 * i + 1]) : "r"(from.pair[i]));
-#else
-    to[2 * i] = __uint_as_float(from.pair[i] << 16);
-    to[2 * i + 1] = __uint_as_float(from.pair[i] & 0xffff0000u);
-#endif
-  }
-}
+#include "half.cuh"
 
 #ifdef WIDTH
-
-__device__ __forceinline__ Eight pack(const float* from) {
-  Eight to;
-#pragma unroll
-  for (int i = 0; i < 4; i++)
-#ifdef FP16
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(to.pair[i]) : "f"(from[2 * i + 1]), "f"(from[2 * i]));
-#else
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(to.pair[i]) : "f"(from[2 * i + 1]), "f"(from[2 * i]));
-#endif
-  return to;
-}
 
 #define THREADS 256
 #define GROUPS (WIDTH / 8)  // in a row

@@ -1,7 +1,6 @@
 """`F.layer_norm`, and the gradients of the biases of `F.linear` and `torch.addmm`, at the speed of the memory."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
 from hotloop._torch import saves_through_hooks, version_of
-from hotloop.kernels.images import DTYPES, multiprocessors, readable
-from hotloop.kernels.nvrtc import Kernels
+from hotloop.kernels.images import multiprocessors, readable
+from hotloop.kernels.nvrtc import HALVES, Kernels, kernels_of
 
 GROUP = 8  # numbers that a thread reads at once
 WIDEST = 8192  # row that the threads of a block hold
@@ -52,14 +51,8 @@ def _widths(model: nn.Module) -> set[int]:
 
 
 def kernels_for(device: torch.device, dtype: torch.dtype, *macros: str) -> Kernels:
-    """A part of the source, compiled on first use for a kind of GPU and of numbers."""
-    half = ("FP16",) if dtype == torch.float16 else ()
-    return _kernels(torch.cuda.get_device_capability(device), (*half, *macros))
-
-
-@cache
-def _kernels(capability: tuple[int, int], macros: tuple[str, ...]) -> Kernels:
-    return Kernels(_SOURCE, macros, capability)
+    """A part of the source."""
+    return kernels_of(_SOURCE, device, dtype, *macros)
 
 
 # ruff: noqa: A002
@@ -123,7 +116,7 @@ def _half_precision(x: Any) -> torch.dtype | None:
     if not torch.is_grad_enabled() or torch.compiler.is_compiling() or saves_through_hooks():
         return None  # evaluated, read by a compiler, or to be computed again, which is done without the kernels
     dtype = torch.get_autocast_dtype("cuda")
-    return dtype if dtype in DTYPES and x.dtype in (torch.float32, dtype) else None
+    return dtype if dtype in HALVES and x.dtype in (torch.float32, dtype) else None
 
 
 def _is_wide_enough(width: int) -> bool:
@@ -197,7 +190,7 @@ class _Shifted(Function):
 
 def column_sums(rows: Tensor) -> Tensor:
     """The sums over all rows of numbers of two bytes, in fp32."""
-    if type(rows) is not Tensor or rows.dtype not in DTYPES or torch.is_grad_enabled():
+    if type(rows) is not Tensor or rows.dtype not in HALVES or torch.is_grad_enabled():
         return rows.float().flatten(0, -2).sum(0)
     rows = readable(rows, _PLAIN)
     columns = rows.shape[-1]

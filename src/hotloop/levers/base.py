@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotloop._torch import gradient_hooks, module_hooks
+from hotloop._torch import gradient_hooks, has_compiled_parts, module_hooks
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan, Tier
 from hotloop.text import shorten
@@ -42,6 +42,20 @@ class LeverTarget:
     def without_cuda(self) -> str | None:
         """Why what needs CUDA cannot work here; None where it can."""
         return None if self.on_cuda else f"it needs a CUDA device, and this is {self.device.type}"
+
+    def why_no_own_kernels(self, plan: Plan) -> str | None:
+        """Why kernels of hotloop's own are not for a plan; None where nothing in it speaks against them."""
+        if why := self.without_cuda:
+            return why
+        if plan.precision == "fp32":
+            return "the step is in fp32"
+        if not plan.graph:
+            return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
+        if plan.compile != "off":
+            return "the model is compiled, and the compiler does the same"
+        if has_compiled_parts(self.model):
+            return "a part of the model is compiled already, and the compiler would begin again"
+        return None
 
     def why_hooks_are_lost(self, what: str) -> str | None:
         """Which modules and parameters have hooks that would not run; None where none has."""

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotloop._torch import has_compiled_parts
 from hotloop.kernels import fuse, layers_to_fuse, prepare, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
@@ -64,18 +63,10 @@ class KernelsLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if why := target.without_cuda:
+        if why := target.why_no_own_kernels(plan):
             return why
-        if plan.precision == "fp32":
-            return "the step is in fp32"
         if not plan.channels_last:
             return "the channels of a pixel do not lie together"
-        if not plan.graph:
-            return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
-        if plan.compile != "off":
-            return "the model is compiled, and the compiler does the same"
-        if has_compiled_parts(target.model):
-            return "a part of the model is compiled already, and the compiler would begin again"
         if not _is_worth_it(target.model):
             return "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
         return why_no_kernels(target.device)  # the last, since it loads the compiler

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop._torch import has_compiled_parts
 from hotloop.kernels import RowKernels, prepare_rows, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
@@ -64,16 +63,8 @@ class RowKernelsLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if why := target.without_cuda:
+        if why := target.why_no_own_kernels(plan):
             return why
-        if plan.precision == "fp32":
-            return "the step is in fp32"
-        if not plan.graph:
-            return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
-        if plan.compile != "off":
-            return "the model is compiled, and the compiler does the same"
-        if has_compiled_parts(target.model):
-            return "a part of the model is compiled already, and the compiler would begin again"
         if not _has_vectors(target.model):
             return "the model has neither biases nor normalisations"
         return why_no_kernels(target.device)  # the last, since it loads the compiler
@@ -94,8 +85,8 @@ class RowKernelsLever(Lever):
 
 def _is_likely(model: nn.Module) -> bool:
     """Whether a model will call these functions, as far as its layers tell."""
-    layers = {type(layer).__name__ for layer in model.modules() if getattr(layer, "bias", None) is not None}
-    return any("LayerNorm" in name or "Linear" in name or name == "Conv1D" for name in layers)
+    names = [(type(layer).__name__, getattr(layer, "bias", None)) for layer in model.modules()]
+    return any("LayerNorm" in name or (bias is not None and name in ("Linear", "Conv1D")) for name, bias in names)
 
 
 def _has_vectors(model: nn.Module) -> bool:
