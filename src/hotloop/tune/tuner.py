@@ -846,6 +846,7 @@ def in_words(plan: Plan) -> list[str]:
         "channels last": "channels_last",
         "tf32": "TF32",
         "kernels": "fused kernels" if plan.compile == "off" else "",
+        "row kernels": "row kernels" if plan.compile == "off" else "",
     }
     return [said for name in levers_of(plan) if (said := words.get(name, name))]
 

@@ -10,6 +10,7 @@ from hotloop.bench.workloads import TrainingParts
 from hotloop.plan import Plan
 from hotloop.text import plural
 
+KERNELS = {"kernels": "fused kernels", "row kernels": "row kernels"}
 WORDS = {
     "tf32": "TF32",
     "channels_last": "channels_last",
@@ -45,8 +46,8 @@ def in_words(plan: Plan) -> str:
     """
     said: list[str] = [plan.precision]
     said += [WORDS[field.name] for field in fields(plan) if field.name in WORDS and getattr(plan, field.name)]
-    if "kernels" in plan.levers and plan.compile == "off":
-        said.append("fused kernels")
+    if plan.compile == "off":
+        said += [words for name, words in KERNELS.items() if name in plan.levers]
     if plan.stream in ("resident", "prefetched"):
         said.append("data on the device" if plan.stream == "resident" else "batches copied ahead")
     if plan.workers is not None:
