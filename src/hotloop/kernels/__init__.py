@@ -1,7 +1,8 @@
 """hotloop's own CUDA kernels, compiled where they run: what lies between matmuls and convolutions, in few passes over
 memory."""
 
-from hotloop.kernels.convolutions import convolved, cuts_into_patches, is_awkward, missing, padded, prepare_patches
+from hotloop.kernels.convolutions import convolved, cuts_into_patches, is_awkward, missing, padded, prepare_convolutions
+from hotloop.kernels.depthwise import is_depthwise
 from hotloop.kernels.layers import fuse, layers_to_fuse, prepare
 from hotloop.kernels.nvrtc import why_no_kernels
 from hotloop.kernels.rows import RowKernels, prepare_rows
@@ -12,11 +13,12 @@ __all__ = [
     "cuts_into_patches",
     "fuse",
     "is_awkward",
+    "is_depthwise",
     "layers_to_fuse",
     "missing",
     "padded",
     "prepare",
-    "prepare_patches",
+    "prepare_convolutions",
     "prepare_rows",
     "why_no_kernels",
 ]

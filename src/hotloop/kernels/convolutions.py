@@ -1,5 +1,5 @@
-"""Convolutions in the form that tensor cores take best: a matmul where few numbers go into it, else with channels in
-multiples of 8, zeros beyond the last one."""
+"""Convolutions in the form that suits them best: a matmul where few numbers go into it, own kernels where each channel
+is by itself, else channels in multiples of 8, zeros beyond the last one."""
 
 from collections.abc import Sequence
 from typing import Any, TypeGuard
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from hotloop.kernels.depthwise import depthwise, is_depthwise, prepare_depthwise, why_not_depthwise
 from hotloop.kernels.lazy import image_of
 from hotloop.kernels.nvrtc import why_no_kernels
 from hotloop.kernels.patches import Geometry, Windows, folded, patches, product, why_no_patches
@@ -31,6 +32,11 @@ def padded(tensor: Tensor, *more: int) -> Tensor:
 
 def is_awkward(layer: nn.Module) -> "TypeGuard[Convolution]":
     """Whether a layer is a convolution that may be faster in another form."""
+    return is_depthwise(layer) or _is_odd(layer)
+
+
+def _is_odd(layer: nn.Module) -> "TypeGuard[Convolution]":
+    """Whether it has sizes that tensor cores do not take well, or is a matmul."""
     if type(layer) not in (nn.Conv2d, nn.ConvTranspose2d):
         return False
     assert isinstance(layer, Convolution)
@@ -46,6 +52,10 @@ def convolved(
     In a step that is not captured, patches take longer to launch than they save.
     """
     batch = image_of(batch)
+    if is_depthwise(layer):
+        if why_not_depthwise(batch, dtype):
+            return _plain(layer, batch, layer.weight, bias)
+        return depthwise(layer, batch, dtype, bias)
     if _may_be_whole(layer) and _is_whole(layer, batch):
         return _in_format(_whole(layer, batch.to(dtype), bias), layer, batch)
     if is_captured and _has_few_numbers(layer):
@@ -60,7 +70,7 @@ def convolved(
 def cuts_into_patches(layer: nn.Module) -> bool:
     """Whether a layer is a convolution whose windows lie beside one another, as those that cut images for a
     transformer: a matmul in any memory format."""
-    return is_awkward(layer) and _has_few_numbers(layer) and not _overlaps(layer)
+    return _is_odd(layer) and _has_few_numbers(layer) and not _overlaps(layer)
 
 
 def _has_few_numbers(layer: Convolution) -> bool:
@@ -76,11 +86,13 @@ def _has_few_numbers(layer: Convolution) -> bool:
     return not _gives_few(layer) or (set(layer.stride) == {1} and min(_padding_seen_from_output(layer)) >= 0)
 
 
-def prepare_patches(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def prepare_convolutions(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Compile what a model's convolutions will probably need, beside whatever is done meanwhile."""
-    layers = [layer for layer in model.modules() if is_awkward(layer) and _has_few_numbers(layer)]
-    if layers and not why_no_kernels(device):
-        for geometry in set(map(_geometry, layers)):
+    by_channel = [layer for layer in model.modules() if is_depthwise(layer)]
+    few = [layer for layer in model.modules() if _is_odd(layer) and _has_few_numbers(layer)]
+    if (few or by_channel) and not why_no_kernels(device):
+        prepare_depthwise(by_channel, device, dtype)
+        for geometry in set(map(_geometry, few)):
             geometry.kernels(device, dtype).compile_beside()
 
 
@@ -199,7 +211,14 @@ def _plain(layer: Convolution, batch: Tensor, weight: Tensor, bias: Tensor | Non
     convolve: Any = F.conv_transpose2d if is_transposed else F.conv2d
     more: dict[str, Any] = {"output_padding": layer.output_padding} if is_transposed else {}
     output: Tensor = convolve(
-        batch, weight, bias, stride=layer.stride, padding=layer.padding, dilation=layer.dilation, **more
+        batch,
+        weight,
+        bias,
+        stride=layer.stride,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        groups=layer.groups,
+        **more,
     )
     return output
 

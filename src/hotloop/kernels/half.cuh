@@ -10,17 +10,23 @@ template <typename T> using Out = T* __restrict__;
 
 #define FULL 0xffffffffu  // all threads of a warp
 
-__device__ __forceinline__ void unpack(const Eight& from, float* to) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
+__device__ __forceinline__ void unpack(u32 pair, float* to) {
 #ifdef FP16
-    asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
-        : "=f"(to[2 * i]), "=f"(to[2 * i + 1]) : "r"(from.pair[i]));
+  asm("{.reg .f16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high;}"
+      : "=f"(to[0]), "=f"(to[1]) : "r"(pair));
 #else
-    to[2 * i] = __uint_as_float(from.pair[i] << 16);
-    to[2 * i + 1] = __uint_as_float(from.pair[i] & 0xffff0000u);
+  to[0] = __uint_as_float(pair << 16);
+  to[1] = __uint_as_float(pair & 0xffff0000u);
 #endif
-  }
+}
+
+// Read at once: of the members of a struct, the compiler may make four reads.
+__device__ __forceinline__ void unpack(const Eight& from, float* to) {
+  uint4 all = *(const uint4*)&from;
+  unpack(all.x, to);
+  unpack(all.y, to + 2);
+  unpack(all.z, to + 4);
+  unpack(all.w, to + 6);
 }
 
 __device__ __forceinline__ u32 rounded(float low, float high) {

@@ -11,7 +11,15 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 
 from hotloop._torch import recurrence
-from hotloop.kernels import convolved, cuts_into_patches, is_awkward, layers_to_fuse, missing, padded, prepare_patches
+from hotloop.kernels import (
+    convolved,
+    cuts_into_patches,
+    is_awkward,
+    layers_to_fuse,
+    missing,
+    padded,
+    prepare_convolutions,
+)
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
 
@@ -27,17 +35,22 @@ class AlignedLever(Lever):
     computed with zeros beyond the end of their weights, and what belongs to the zeros is cut off again. Convolutions
     of fewer than 8 channels on one side and at most 160 numbers in a window there (7x7 pixels of three colours have
     147; where windows do not overlap, they may have more), and those whose window is all of the image, are computed as
-    matmuls. The parameters keep their shapes.
+    matmuls. Depthwise convolutions, for which cuDNN would compile kernels for one to three seconds each, get those of
+    hotloop's own. The parameters keep their shapes.
 
     **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. Where the windows of such
-    a matmul are added up in an image of few channels, they are rounded to two bytes before. A recurrent layer with
+    a matmul are added up in an image of few channels, they are rounded to two bytes before. The weights of a depthwise
+    convolution are not rounded, and a second derivative through one ends in an error; the tuner drops the lever then,
+    with the reason. A recurrent layer with
     dropout between its layers draws other masks.
 
     **What it needs.** A CUDA device, bf16 or fp16, and a layer of which a size is not a multiple of 8: an `nn.Linear`
     of 262,144 weights or more; an `nn.LSTM`, `nn.GRU` or `nn.RNN` of width 64 or more without projections; an
     `nn.Conv2d` of one group that cuts images into patches; in channels_last any `nn.Conv2d` or `nn.ConvTranspose2d` of
-    one group, if its windows overlap or it becomes a matmul. Classes derived from these compute as before. Matmuls of
-    windows are for steps that are [captured](graph.md): from Python they take longer to launch than they save.
+    one group, if its windows overlap or it becomes a matmul, and a depthwise one of an even number of channels with
+    windows of at most 7x7 and a stride of 1 or 2. Classes derived from these compute as before. Own kernels are for
+    GPUs of compute capability 8.0 or later. Matmuls of windows are for steps that are [captured](graph.md): from Python
+    they take longer to launch than they save.
 
     **What it costs.** A copy of the weights in each step; of a convolution's input where it has odd channels, and of
     the output's gradient; for a matmul, memory for all windows of the input, until the backward pass if that is less
@@ -65,7 +78,7 @@ class AlignedLever(Lever):
     needs_cuda = True
     rule = LeverRule(
         "a large linear or recurrent layer or a convolution has a size that is no multiple of 8, or a convolution is a"
-        " matmul, and the step is in half precision",
+        " matmul or depthwise, and the step is in half precision",
         lambda facts: facts.is_heavy,
         "H200: an LSTM of 650 units over 33,278 words went from 7,270 to 11,500 sequences/s, a captured step of a DCGAN"
         " from 2.74 to 2.10 ms",
@@ -80,7 +93,7 @@ class AlignedLever(Lever):
 
     def prepare(self, target: LeverTarget) -> None:
         if target.on_cuda:
-            prepare_patches(target.model, target.device, torch.bfloat16)
+            prepare_convolutions(target.model, target.device, torch.bfloat16)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         taken = set(layers_to_fuse(model)) if "kernels" in plan.levers else set()  # they see to their channels

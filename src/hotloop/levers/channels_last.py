@@ -1,17 +1,19 @@
 """Images and the weights of convolutions have the memory format `channels_last`."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-from hotloop.kernels import layers_to_fuse, why_no_kernels
+from hotloop.kernels import is_depthwise, layers_to_fuse, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, RunFacts
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
 
 FEWEST = 8  # channels of a convolution that tensor cores take in this format
+BY_CUDNN = 1.5  # seconds in which cuDNN compiles its kernels for one depthwise convolution, as seen on an H200
+SHARE = 0.03  # of the rest of a run, for which that may hold it up
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
@@ -54,8 +56,9 @@ class ChannelsLastLever(Lever):
     undo = "the weights get the memory format that they had"
     rule = LeverRule(
         f"half of the convolutions or more have at least {FEWEST} channels on both sides, and there is no InstanceNorm"
-        " between them and no GroupNorm, unless hotloop's kernels do it",
-        lambda facts: _suits(facts.target.model) and not _is_held_up(facts),
+        " between them and no GroupNorm or depthwise convolution, unless hotloop's kernels do it or, of the latter, the"
+        " run is long",
+        lambda facts: _suits(facts.target.model) and not _is_held_up(facts) and not _waits_for_cudnn(facts),
         "H200 in bf16: a step of ResNet-18 at 32² took 5.0 ms instead of 13.7, of DCGAN 3.0 instead of 4.5, of a UNet"
         " with PyTorch's GroupNorm 45.5 instead of 39.0",
     )
@@ -74,6 +77,8 @@ class ChannelsLastLever(Lever):
         telling = [w for w in weights if w.shape[2:] != (1, 1) and w.shape[1] > 1]  # others have both formats at once
         if telling and all(w.is_contiguous(memory_format=torch.channels_last) for w in telling):
             return "the model is in channels_last already"
+        if target.on_cuda and plan.precision == "fp32" and any(map(_is_by_channel, layers)):
+            return "in fp32 cuDNN would compile kernels for each depthwise convolution, for seconds"
         return None
 
     def inputs(self, batch: Any, plan: Plan) -> Any:
@@ -86,6 +91,20 @@ def _is_held_up(facts: RunFacts) -> bool:
     layers = {each for each in target.model.modules() if isinstance(each, nn.GroupNorm | nn.InstanceNorm2d)}
     has_kernels = facts.is_heavy and not why_no_kernels(target.device)
     return bool(layers.difference(layers_to_fuse(target.model)) if has_kernels else layers)
+
+
+def _waits_for_cudnn(facts: RunFacts) -> bool:
+    """Whether the run is too short for what cuDNN compiles for depthwise convolutions."""
+    target = facts.target
+    layers = [each for each in convolutions_of(target.model) if _is_by_channel(each)]
+    if facts.is_heavy and not why_no_kernels(target.device):
+        layers = [each for each in layers if not is_depthwise(each)]
+    kinds = {(each.in_channels, each.kernel_size, each.stride, each.dilation) for each in layers}
+    return target.on_cuda and facts.left is not None and BY_CUDNN * len(kinds) > SHARE * facts.left
+
+
+def _is_by_channel(layer: nn.Module) -> "TypeGuard[nn.Conv2d]":
+    return isinstance(layer, nn.Conv2d) and layer.groups == layer.in_channels > 1
 
 
 def _suits(model: nn.Module) -> bool:
