@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
-from hotloop.step.cuda_graph import CannotCapture, CapturedGraph
+from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, renew_accumulation
 from hotloop.waits import waits
 
 CUDA = hotloop.Plan(device="cuda:0")
@@ -78,6 +79,58 @@ def test_the_same_training_as_without(optimizer: Callable[..., Any]) -> None:
     graphed, loop = losses(replace(CUDA, graph=1), optimizer=optimizer)
     assert loop.plan.graph == 1
     torch.testing.assert_close(graphed, plain, rtol=2e-4, atol=2e-5)
+
+
+def test_gradients_accumulate_anew_although_somebody_holds_a_graph() -> None:
+    weight, calls = nn.Parameter(torch.ones(3)), []
+    weight.register_hook(lambda gradient: calls.append("gradient"))
+    weight.register_post_accumulate_grad_hook(lambda parameter: calls.append("accumulated"))
+    held = (weight * weight).sum()
+    node = get_gradient_edge(weight).node
+    address, version = weight.data_ptr(), weight._version
+    renew_accumulation([weight])
+    assert get_gradient_edge(weight).node is not node
+    assert (weight.data_ptr(), weight._version, weight.dtype) == (address, version, torch.float32)
+    (3 * weight).sum().backward()
+    held.backward()
+    assert torch.equal(weight.grad, torch.full((3,), 5.0))
+    assert calls == ["gradient", "accumulated"] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:batch normalisation")
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_loss_of_an_earlier_loop_that_is_still_there_is_no_obstacle(accumulate: int) -> None:
+    def trained(graph: int) -> tuple[list[float], hotloop.Loop]:
+        model = network().cuda()
+        optimizer = adam(model)
+        x, y = (tensor.cuda() for tensor in data().tensors)
+        held = nn.functional.cross_entropy(model(x), y)
+        held.backward()
+        optimizer.step()
+        plan = replace(CUDA, graph=graph, accumulate=accumulate)
+        loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), plan=plan)
+        report = loop.fit(loader(), epochs=3, progress=False, monitor=False)
+        assert held.grad_fn is not None
+        return [epoch.loss for epoch in report.epochs], loop
+
+    captured, loop = trained(1)
+    assert loop.plan.graph == 1
+    assert captured == pytest.approx(trained(0)[0], rel=1e-3)
+
+
+@pytest.mark.gpu
+def test_without_a_graph_there_are_no_kernels_that_are_for_graphs() -> None:
+    def drawing(model: nn.Module, batch: Any) -> Tensor:
+        torch.rand(1)  # on the host
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.Linear(64, 3))
+    plan = replace(CUDA, graph=1, precision="bf16", levers=("row kernels",))
+    loop = hotloop.Loop(model, adam(model), objective=drawing, plan=plan)
+    with pytest.warns(PlanWarning, match="random numbers on the host"):
+        loop.fit(loader(), epochs=1, progress=False, monitor=False)
+    assert (loop.plan.graph, loop.plan.levers) == (0, ())
 
 
 @pytest.mark.gpu

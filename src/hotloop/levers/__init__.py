@@ -6,6 +6,7 @@ To add one, put a file with a subclass of `Lever` into this folder. It is found 
 
 import pkgutil
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
 
 from hotloop.levers.base import Cost, Lever, LeverTarget, UnknownLever
@@ -31,6 +32,7 @@ __all__ = [
     "products_in_fp32",
     "pulled_levers",
     "repeated_blocks",
+    "uncaptured",
     "without_fused_kernel",
 ]
 
@@ -70,6 +72,17 @@ def pulled_levers(plan: Plan) -> list[Lever]:
 def acting_levers(plan: Plan) -> list[Lever]:
     """The levers that are applied for a plan: those that it has pulled, and those that it has pulled in part."""
     return [*(lever for lever in LEVERS if lever.acts(plan)), *_unknown(plan)]
+
+
+def uncaptured(plan: Plan) -> Plan:
+    """A plan without CUDA graphs, and without the levers that are for captured steps alone.
+
+    >>> uncaptured(Plan(device="cuda", graph=1, levers=("aligned", "row kernels"))).levers
+    ('aligned',)
+    """
+    for lever in LEVERS:
+        plan = lever.off(plan) if lever.for_captures and lever.is_pulled(plan) else plan
+    return replace(plan, graph=0)
 
 
 def _unknown(plan: Plan) -> Iterator[Lever]:

@@ -115,6 +115,7 @@ class Lever:
         None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
     )
     needs_cuda = False
+    for_captures = False  # whether it makes a step that is not captured slower
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster
 

@@ -55,6 +55,7 @@ class KernelsLever(Lever):
     cost = "a moment"
     undo = "the layers compute as before"
     needs_cuda = True
+    for_captures = True
     rule = LeverRule(
         "the step is in half precision with channels together, and batches or images are normalised or pooled",
         lambda facts: facts.is_heavy,

@@ -54,6 +54,7 @@ class RowKernelsLever(Lever):
     cost = "a moment"
     undo = "the functions are PyTorch's after each step"
     needs_cuda = True
+    for_captures = True
     rule = LeverRule(
         f"the step is in half precision, rows are normalised or get biases {MANY} times or more, and shapes do not vary"
         " from batch to batch",

@@ -24,6 +24,7 @@ from hotloop.step.cuda_graph import (
     CapturedGraph,
     Rates,
     capture_stream,
+    renew_accumulation,
     seen_batch,
     static_batch,
 )
@@ -217,6 +218,8 @@ class CapturedStep:
 
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the stream of captures; two of them are looked at."""
+        if not self._warmed and self.is_alone:
+            renew_accumulation(p for eager in self.eagers for p in eager.trained.parameters)
         self._warmed += 1
         self._is_ready = self._warmed > WARM_UP and self._is_warm()
         with self._side.running():

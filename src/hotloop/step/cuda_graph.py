@@ -2,7 +2,7 @@
 
 import gc
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +21,18 @@ WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in
 
 class CannotCapture(Exception):
     """Why a step cannot be captured."""
+
+
+def renew_accumulation(parameters: Iterable[Tensor]) -> None:
+    """Let gradients accumulate on the stream of the next pass.
+
+    They do on the stream of an earlier one for as long as somebody holds its graph, as the last loss of a loop by hand
+    does, and CUDA cannot capture its default stream. PyTorch begins anew where a parameter's data gets another type.
+    """
+    for parameter in parameters:
+        data = parameter.data
+        parameter.data = data.new_empty(0, dtype=torch.float16 if data.dtype != torch.float16 else torch.float32)
+        parameter.data = data
 
 
 def static_batch(batch: Any) -> tuple[Any, list[Tensor]]:

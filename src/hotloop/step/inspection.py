@@ -47,21 +47,33 @@ class Inspection:
 @contextmanager
 def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
     """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
+    with host_noted(device, seen), _Noting(seen):
+        yield
+
+
+@contextmanager
+def host_noted(device: torch.device, seen: Inspection) -> Iterator[None]:
+    """Watch what a forward pass does on the host: its waits, and random numbers."""
     before = RngStates(device)
-    with waits(device) as waited, _Noting(seen):
+    with waits(device) as waited:
         yield
     seen.waits.sites.update(waited.sites)
     seen.waits.in_packages += waited.in_packages
     seen.drew = seen.drew or not before.same_on_host(RngStates(device))
 
 
+def host_objection(seen: Inspection) -> str | None:
+    """Why a step cannot be captured, from what a forward pass does on the host; None where that is no obstacle."""
+    if len(seen.waits) > seen.waits.in_packages:  # a package may do without in a capture; if not, that fails
+        return f"the host waits for the device: {seen.waits}"
+    return "it draws random numbers on the host, which a capture would freeze" if seen.drew else None
+
+
 def objection(first: Inspection, second: Inspection) -> str | None:
     """Why a step cannot be captured once and replayed, from two forward passes; None where it can."""
     for seen in (first, second):
-        if len(seen.waits) > seen.waits.in_packages:  # a package may do without in a capture; if not, that fails
-            return f"the host waits for the device: {seen.waits}"
-        if seen.drew:
-            return "it draws random numbers on the host, which a capture would freeze"
+        if why := host_objection(seen):
+            return why
     by_design = first.waits.in_packages and second.waits.in_packages  # it branches on data, and in a capture it cannot
     if not by_design and (where := departure(first, second)):
         return f"it does other work in each step, which a capture would freeze: {where}"

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.levers import repeated_blocks
+from hotloop.levers import repeated_blocks, uncaptured
 from hotloop.levers.applied import AppliedPlan
 from hotloop.objective import Objective
 from hotloop.plan import Plan
@@ -18,6 +19,7 @@ from hotloop.step.captured import Call, CapturedStep
 from hotloop.step.captured_ranks import CapturedOnRanks, replicas_of
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
+from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.weighing import LATER, Weighing
@@ -48,7 +50,7 @@ class TrainingStep:
     ) -> None:
         self.obstacle: str | None = None
         if plan.graph and any(each.every > 1 for each in objectives):
-            plan, self.obstacle = replace(plan, graph=0), "not every objective is trained on every batch"
+            plan, self.obstacle = uncaptured(plan), "not every objective is trained on every batch"
         self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
         self.device = torch.device(plan.device)
         self.captured: CapturedStep | None = None
@@ -131,10 +133,10 @@ class TrainingStep:
         for compiled in self.compiled.values():
             compiled.begin_anew()  # with micro-batches of another size
 
-    def change(self, **settings: Any) -> None:
+    def change(self, plan: Plan) -> None:
         """Go on with a plan that differs in what levers change or in CUDA graphs."""
         self.levers.revert()
-        self.plan = replace(self.plan, **settings)
+        self.plan = plan
         self.levers = AppliedPlan(self.plan, self.model, self.optimizers)
         self.levers.apply()
         self._compose()
@@ -142,19 +144,22 @@ class TrainingStep:
     def _abandon_captures(self, why: str) -> None:
         """Go on without CUDA graphs."""
         self.obstacle = why or None
-        self.change(graph=0)
+        self.change(uncaptured(self.plan))
 
     def relieve(self) -> bool:
         """Save memory where a single item does not fit, by activation checkpointing. Whether that changes anything."""
         if self.plan.checkpointing or not repeated_blocks(self.model):
             return False
-        self.change(checkpointing=True)
+        self.change(replace(self.plan, checkpointing=True))
         return True
 
-    def gradients_of(self, batch: Any, memory: OutOfMemory) -> tuple[Parts, list[Tensor | None]]:
+    def gradients_of(
+        self, batch: Any, memory: OutOfMemory, seen: Inspection | None = None
+    ) -> tuple[Parts, list[Tensor | None]]:
         """The losses of a batch and their gradients, as this step computes them; nothing that the passes change stays.
 
-        Each objective starts from the weights of now. `memory` is what the loop knows of its passes.
+        Each objective starts from the weights of now. `memory` is what the loop knows of its passes; `seen` gets what
+        they do on the host.
         """
         plan = replace(self.plan, accumulate=1, clip_norm=None, clip_value=None, micro_batch=None, graph=0)
         every = list(dict.fromkeys(p for each in self.objectives for p in each.parameters))
@@ -169,7 +174,8 @@ class TrainingStep:
             before.take(batch)
             alone = len(self.objectives) == 1
             eager = EagerStep(self.model, each, plan, self.weighing, Counts(), is_alone=alone, updates=False)
-            eager.objective = self.compiled.get(each.name, each.objective)
+            objective: Objective = self.compiled.get(each.name, each.objective)
+            eager.objective = objective if seen is None else partial(_noted, seen, self.device, objective)
             try:
                 parts |= Switched(eager, self.levers)(batch, size)
                 found += [p.grad for p in each.parameters]
@@ -234,6 +240,11 @@ class TrainingStep:
             eager.begin()
             if eager.scaler.is_enabled() and eager.trained.name in state["scalers"]:
                 eager.scaler.load_state_dict(state["scalers"][eager.trained.name])
+
+
+def _noted(seen: Inspection, device: torch.device, objective: Objective, model: nn.Module, batch: Any) -> Any:
+    with host_noted(device, seen):
+        return objective(model, batch)
 
 
 class Switched:

@@ -18,6 +18,7 @@ from hotloop.device import Choice
 from hotloop.effects import counted_per_call, look
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
+from hotloop.levers import uncaptured
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.memory.usage import usage
@@ -284,7 +285,7 @@ class Core:
         step = TrainingStep(
             self.model,
             self.objectives,
-            plan if why is None else replace(plan, graph=0),
+            plan if why is None else uncaptured(plan),
             averages=self.subject.averages,
             see=self.watch.see,
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
