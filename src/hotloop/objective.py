@@ -16,6 +16,7 @@ from hotloop.memory.micro_batches import count_items
 from hotloop.placement import tensors_in
 from hotloop.text import an
 
+HALF_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Criterion = Callable[[Any, Any], Tensor]
 _POINTWISE = (nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss)  # which broadcast with a warning at most
 Predict = Callable[[nn.Module, Any], tuple[Any, Any]]
@@ -272,7 +273,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     """The context in which a forward pass runs at `precision`; fp32 needs none."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(device.type, dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
+    return torch.autocast(device.type, dtype=HALF_PRECISIONS[precision])
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hotloop.tune.gate import Departure, without_dropout
+from hotloop.tune.gate import Departure, rounded_weights, without_dropout
 
 Pass = tuple[dict[str, Tensor], list[Tensor | None]]
 
@@ -70,3 +70,31 @@ def test_nothing_is_dropped_inside_and_all_is_as_it_was_afterwards() -> None:
     assert (model[0].p, model[1].attention_dropout, model[2].p, lstm.dropout) == (0.4, 0.3, 0.2, 0.5)
     torch.set_rng_state(before)
     assert not torch.equal(model(x), x * 0.5)
+
+
+def test_a_gradient_that_rounded_weights_turn_as_well_may_turn_further() -> None:
+    plain = passed(2.0, torch.tensor([1.0, 0.0]))
+    turned = Departure.between(plain, passed(2.0, torch.tensor([0.5, 0.85])))
+    shaken = Departure.between(plain, passed(2.0, torch.tensor([0.8, 0.6])))
+    assert "turns" in (turned.excess() or "")
+    assert turned.excess(shaken=shaken) is None
+    assert "turns" in (turned.excess(shaken=Departure.between(plain, plain)) or "")
+    back = Departure.between(plain, passed(2.0, torch.tensor([-0.5, 0.85])))
+    assert "turns" in (back.excess(shaken=shaken) or ""), "beyond a right angle it is another direction"
+    unknown = Departure.between(plain, passed(2.0, torch.tensor([math.nan, 0.6])))
+    assert "turns" in (turned.excess(shaken=unknown) or "")
+    longer = Departure.between(plain, passed(2.0, torch.tensor([1.0, 1.7])))
+    assert "times as long" in (longer.excess(shaken=shaken) or "")
+
+
+def test_weights_are_rounded_for_a_while() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    before = [p.detach().clone() for p in model.parameters()]
+    address = model[0].weight.data_ptr()
+    with rounded_weights([model, model[0]], torch.bfloat16):
+        for parameter, digits in zip(model.parameters(), before, strict=True):
+            assert torch.equal(parameter, digits.bfloat16().float())
+    assert all(map(torch.equal, model.parameters(), before))
+    assert model[0].weight.data_ptr() == address

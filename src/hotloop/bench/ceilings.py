@@ -7,6 +7,7 @@ import torch
 from hotloop.bench.switches import OwnSwitches
 from hotloop.clock import measure
 from hotloop.device import pick
+from hotloop.objective import HALF_PRECISIONS
 
 BYTES = "bytes"  # the name of the memory's speed; the others are precisions
 
@@ -31,7 +32,7 @@ def _precisions(device: torch.device) -> list[str]:
 
 
 def _product(device: torch.device, precision: str, side: int, repeats: int) -> float:
-    kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+    kind = HALF_PRECISIONS.get(precision, torch.float32)
     a, b = (torch.randn(side, side, device=device, dtype=kind) for _ in range(2))
     with OwnSwitches(device).turn():
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

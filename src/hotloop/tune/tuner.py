@@ -4,10 +4,11 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import nn
 
 from hotloop.data import Stream
@@ -18,6 +19,7 @@ from hotloop.levers.base import RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.memory.oom import clear, is_out_of_memory
+from hotloop.objective import HALF_PRECISIONS
 from hotloop.plan import Plan, Trial, Tuning, Verdict
 from hotloop.step.compilation import (
     Compilation,
@@ -26,13 +28,14 @@ from hotloop.step.compilation import (
     expected_seconds,
     key_of,
 )
+from hotloop.step.inspection import Inspection, host_objection
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 from hotloop.text import duration, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
-from hotloop.tune.gate import JUMP, Departure, Jumps, Sign, without_dropout
+from hotloop.tune.gate import JUMP, Departure, Jumps, Sign, rounded_weights, without_dropout
 from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
 from hotloop.tune.sizes import BatchSizes
@@ -288,6 +291,9 @@ class Tuner:
     def refused(self, why: str) -> None:
         """The step cannot be captured as a CUDA graph."""
         self._drop("graph", why)
+        for lever in LEVERS:
+            if lever.for_captures:
+                self._drop(lever.name, "it is for steps that are captured as a CUDA graph, and this one is not")
 
     # What rounds, while it trains
 
@@ -458,11 +464,13 @@ class Tuner:
             self._effects.setdefault(effect)
             self._say(f"only what leaves the numbers alone is used: {effect}")
         work = Work()
-        reference = None
+        reference, shaken = None, dict[torch.dtype, Departure]()
         if target.only is None:
             with without_dropout(subject.modules) as drops:
-                reference = self._pass(loop.step, ahead.batch, work)
+                reference = self._pass(loop.step, ahead.batch, work, seen := Inspection())
             self._is_random = drops or work.draws
+            if subject.device.type == "cuda" and (why := host_objection(seen)) is not None:
+                self.refused(why)
             if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
         self._key = key = subject.key(ahead.batch, ahead.loader, ahead.transform)
@@ -494,7 +502,7 @@ class Tuner:
                 break
             with without_dropout(subject.modules):
                 found = self._pass(loop.step, ahead.batch)
-            why = found if isinstance(found, str) else Departure.between(reference, found).excess()
+                why = found if isinstance(found, str) else self._excess(reference, found, ahead.batch, shaken)
             if (why := loop.together.reason(why)) is None:
                 break
             for lever in most_doubtful(rounding):
@@ -569,9 +577,9 @@ class Tuner:
         # Nothing is told where there is no room, the person's code has failed, or fp32 does no better.
         failed = isinstance(plain, str) or isinstance(other, str)
         if not failed and all(loss.isfinite().all() for loss in plain[0].values()):
-            departure = Departure.between(plain, other)
-            own = sign is not None and departure.has_jumped_too(sign)
-            why = None if own else departure.excess(later=True)
+            own = sign is not None and Departure.between(plain, other).has_jumped_too(sign)
+            with without_dropout(self.subject.modules):
+                why = None if own else self._excess(plain, other, batch, {}, later=True)
         why = self._loop.together.reason(why)
         if why is None:
             return
@@ -761,14 +769,12 @@ class Tuner:
         gone = [lever for lever in _pulled(plan, self.subject.plan) if dropped and lever.name in self._dropped]
         return replace(_without(gone, plan), stream=now.stream, pinned=now.pinned, workers=now.workers)
 
-    def _pass(self, step: TrainingStep, batch: Any, work: Work | None = None) -> Any:
+    def _pass(self, step: TrainingStep, batch: Any, work: Work | None = None, seen: Inspection | None = None) -> Any:
         """Losses and gradients of a batch, whose every trace is undone; in words where it fails."""
         self.passes += len(step.objectives)
         try:
-            if work is None:
-                return step.gradients_of(batch, self._loop.memory)
-            with work:
-                return step.gradients_of(batch, self._loop.memory)
+            with work or nullcontext():
+                return step.gradients_of(batch, self._loop.memory, seen)
         except Exception as error:  # noqa: BLE001  # a plan under which the person's code fails is not used
             failed = error.with_traceback(None)  # which would keep what the pass has allocated
         if is_out_of_memory(failed):
@@ -776,6 +782,31 @@ class Tuner:
             return "there is no memory to compare it with fp32"
         first = (str(failed).strip().splitlines() or [""])[0]
         return f"the step fails with it: {type(failed).__name__}: {first}"
+
+    def _excess(
+        self, plain: Any, other: Any, batch: Any, shaken: dict[torch.dtype, Departure], *, later: bool = False
+    ) -> str | None:
+        """Why loss and gradient are not those of fp32; None where they are, as far as the network allows it.
+
+        Where the gradient turns too far, it is looked at how far that of fp32 does with rounded weights; `shaken` keeps
+        that for the next question about this batch.
+        """
+        departure, dtype = Departure.between(plain, other), HALF_PRECISIONS.get(self._loop.step.plan.precision)
+        why = departure.excess(later=later)
+        most = Departure(0.0, math.inf, 1.0, 0.0)
+        if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
+            return why
+        if dtype not in shaken:
+            try:
+                with rounded_weights(self.subject.modules, dtype), self._loop.as_written() as step:
+                    found = self._pass(step, batch)
+            except torch.OutOfMemoryError:
+                clear(self.subject.device)
+                return why
+            if isinstance(found, str):
+                return why
+            shaken[dtype] = Departure.between(plain, found)
+        return departure.excess(later=later, shaken=shaken[dtype])
 
     @property
     def _next(self) -> Ahead:
