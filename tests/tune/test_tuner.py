@@ -547,3 +547,29 @@ def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch:
         said.append((known["compile"].why, "it is compiled" in [change.why for change in loop._core.plans]))
     assert "times as long" in said[0][0]
     assert said[1] == (said[0][0], False), "the second run does not compile"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_network_that_turns_any_rounding_into_another_gradient_is_trained_in_bf16(
+    device: str, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.levers.bf16.has_amx", lambda: True)
+    monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
+    monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)  # whatever else this machine does
+    monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
+    if not allowed:
+        monkeypatch.setattr("hotloop.tune.gate.SHAKEN", 0.0)
+    torch.manual_seed(0)
+    blocks = [each for _ in range(20) for each in (nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())]
+    model = nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    before = [p.detach().clone() for p in model.parameters()]
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.0), nn.CrossEntropyLoss(), device=device)
+    loop._core.expected = LONG
+    noise = TensorDataset(torch.randn(256, 8, 4, 4), torch.randint(0, 4, (256,)))
+    for batch in itertools.islice(endless(loop, DataLoader(noise, 64, shuffle=True)), 12):
+        loop.step(batch)
+    assert loop.plan.precision == ("bf16" if allowed else "fp32")
+    assert loop.plan.channels_last, "what was not refused stays"
+    for parameter, weights in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter.cpu(), weights), "it has all its digits again"

@@ -330,16 +330,20 @@ class Core:
 
     @contextmanager
     def as_written(self) -> Iterator[TrainingStep]:
-        """The step as the person wrote it, for a pass or two; captures stay."""
+        """The step as the person wrote it, for a pass or two; captures stay.
+
+        Beside captures and compiled code the model keeps the form of the plan. Else it gets back its own: in fp32 cuDNN
+        has chosen its algorithms for that memory format, and would take seconds for another.
+        """
         plain = TrainingStep(self.model, self.objectives, self.subject.plan, averages=self.subject.averages)
-        if self.device.type != "cuda":
-            with self.unplanned():
-                yield plain
-        elif self.step.plan.compile != "off":
+        if self.step.plan.compile != "off" and self.device.type == "cuda":
             with torch.compiler.set_stance("force_eager"):
                 yield plain
-        else:
+        elif self.memory.has_captures():
             yield plain
+        else:
+            with self.unplanned():
+                yield plain
 
     def go_on_with(self, plan: Plan) -> None:
         """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""

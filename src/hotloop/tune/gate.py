@@ -70,17 +70,18 @@ class Departure:
         if random:
             sound = self.loss <= RANDOM_TOLERANCE and 1 / 2 <= self.length <= 2
             return None if sound else f"the loss is {self.loss:.1%} away, the gradient {self.length:.2g} times as long"
-        most = LATER_TOLERANCE if later else DIRECTION_TOLERANCE
+        most, away = LATER_TOLERANCE if later else DIRECTION_TOLERANCE, LOSS_TOLERANCE
         if shaken is not None:
             most = max(most, min(SHAKEN * shaken.direction, 1.0))  # beyond a right angle it is another direction
+            away = max(away, min(SHAKEN * shaken.loss, RANDOM_TOLERANCE))
         if not self.direction <= most:
             cosine, least = 1 - self.direction, 1 - most
             return f"the gradient turns from that of fp32: cosine {cosine:.3f}, at least {least:.2f} is allowed"
         if not 1 / LENGTH_TOLERANCE <= self.length <= LENGTH_TOLERANCE:
             times = f"{self.length:.3g}" if self.length < 1000 else f"{self.length:,.0f}"
             return f"the gradient is {times} times as long as that of fp32"
-        if not self.loss <= LOSS_TOLERANCE and not self.direction <= SURE:
-            return f"the loss is {self.loss:.1%} from that of fp32; {LOSS_TOLERANCE:.1%} is allowed"
+        if not self.loss <= away and not self.direction <= SURE:
+            return f"the loss is {self.loss:.1%} from that of fp32; {away:.1%} is allowed"
         return None
 
     def has_jumped_too(self, sign: "Sign") -> bool:

@@ -490,7 +490,8 @@ class Tuner:
             shapes_vary=self._shapes_vary,
         )
         while True:
-            proposal = replace(propose(facts, begin, self._dropped), key=key)
+            with loop.unplanned():  # levers ask what form the model has
+                proposal = replace(propose(facts, begin, self._dropped), key=key)
             if loop.together.size > 1:
                 plan = Plan.from_json(loop.together.from_first(proposal.plan.to_json()))
                 proposal = replace(proposal, plan=replace(plan, device=begin.device))
@@ -793,12 +794,12 @@ class Tuner:
         """
         departure, dtype = Departure.between(plain, other), HALF_PRECISIONS.get(self._loop.step.plan.precision)
         why = departure.excess(later=later)
-        most = Departure(0.0, math.inf, 1.0, 0.0)
+        most = Departure(math.inf, math.inf, 1.0, 0.0)
         if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
             return why
         if dtype not in shaken:
             try:
-                with rounded_weights(self.subject.modules, dtype), self._loop.as_written() as step:
+                with self._loop.as_written() as step, rounded_weights(self.subject.modules, dtype):
                     found = self._pass(step, batch)
             except torch.OutOfMemoryError:
                 clear(self.subject.device)
