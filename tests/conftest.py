@@ -22,6 +22,8 @@ from .warm import SERVER, WITH_CHILDREN, ForkedChild, Warm
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # the same for every process that a test starts
+# Kernels without vector instructions: the C++ compiler is quicker with them, and is not tried out for them before.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 NUMBERS = count()
 FROZEN = [0]  # modules whose objects no garbage collection looks at
 # A machine may be slow or busy, so nothing has a deadline. The same examples each time, so that a test fails for what

@@ -36,7 +36,7 @@ for step, batch in enumerate(loop.batches(loader)):
     if step == steps or (steps < 0 and (verdict() != "not tried" or time.monotonic() > until)):
         break
     loop.step(batch)
-    time.sleep(0.02 if step > 100 else 0)  # the compilation has the machine
+    time.sleep(0.02 if steps < 0 and step > 100 else 0)  # the compilation has the machine
     seen.append(batch[0].flatten().tolist())
 print(json.dumps({"seen": seen, "rng": torch.get_rng_state().tolist(), "compile": verdict()}))
 """
