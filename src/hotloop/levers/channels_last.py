@@ -56,8 +56,8 @@ class ChannelsLastLever(Lever):
     undo = "the weights get the memory format that they had"
     rule = LeverRule(
         f"half of the convolutions or more have at least {FEWEST} channels on both sides, there is no InstanceNorm"
-        " between them and no GroupNorm that hotloop's kernels do not know, and no depthwise convolution for which cuDNN"
-        " would compile kernels, unless the run is long",
+        " between them and no GroupNorm that hotloop's kernels do not know, and no depthwise convolution for which"
+        " cuDNN would compile kernels, unless the run is long",
         lambda facts: _suits(facts.target.model) and not _is_held_up(facts) and not _waits_for_cudnn(facts),
         "H200 in bf16: a step of ResNet-18 at 32² took 5.0 ms instead of 13.7, of DCGAN 3.0 instead of 4.5, of a UNet"
         " with PyTorch's GroupNorm 45.5 instead of 39.0",

@@ -5,11 +5,19 @@ import re
 import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from hotloop.memory.oom import clear, is_out_of_memory
+from hotloop.objective import HALF_PRECISIONS
+from hotloop.step.inspection import Inspection
+from hotloop.step.retry import OutOfMemory
+from hotloop.step.training import TrainingStep
+from hotloop.step.work import Work
 
 LOSS_TOLERANCE = 0.02  # departure of the loss, as a share of it
 SURE = 0.01  # below this angle the gradient says more than the loss, which may be a difference near 0
@@ -87,6 +95,68 @@ class Departure:
     def has_jumped_too(self, sign: "Sign") -> bool:
         """Whether the norm of the plain gradient is the same jump: it is not the plan's."""
         return sign.usual is not None and not self.norm <= sign.usual and not self.length > LENGTH_TOLERANCE
+
+
+class Compared(Protocol):
+    """What the gate asks of a loop."""
+
+    memory: OutOfMemory
+
+    @property
+    def step(self) -> TrainingStep:
+        """What is carried out now."""
+
+    def as_written(self) -> AbstractContextManager[TrainingStep]:
+        """The step as the person wrote it, in fp32, for a pass or two."""
+
+
+class Gate:
+    """Computes losses and gradients of real batches and says whether those of a plan will do; nothing of it stays."""
+
+    def __init__(self, loop: Compared) -> None:
+        self.passes = 0  # forward passes
+        self._loop = loop
+
+    def gradients(
+        self, step: TrainingStep, batch: Any, work: Work | None = None, seen: Inspection | None = None
+    ) -> Any:
+        """Losses and gradients of a batch; in words where the step fails."""
+        self.passes += len(step.objectives)
+        try:
+            with work or nullcontext():
+                return step.gradients_of(batch, self._loop.memory, seen)
+        except Exception as error:  # noqa: BLE001  # a plan under which the person's code fails is not used
+            failed = error.with_traceback(None)  # which would keep what the pass has allocated
+        if is_out_of_memory(failed):
+            clear(step.device)
+            return "there is no memory to compare it with fp32"
+        first = (str(failed).strip().splitlines() or [""])[0]
+        return f"the step fails with it: {type(failed).__name__}: {first}"
+
+    def excess(
+        self, plain: Any, other: Any, batch: Any, shaken: dict[torch.dtype, Departure], *, later: bool = False
+    ) -> str | None:
+        """Why loss and gradient are not those of fp32; None where they are, as far as the network allows it.
+
+        Where the gradient turns too far, it is looked at how far that of fp32 does with rounded weights; `shaken` keeps
+        that for the next question about this batch.
+        """
+        departure, dtype = Departure.between(plain, other), HALF_PRECISIONS.get(self._loop.step.plan.precision)
+        why = departure.excess(later=later)
+        most = Departure(math.inf, math.inf, 1.0, 0.0)
+        if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
+            return why
+        if dtype not in shaken:
+            try:
+                with self._loop.as_written() as step, rounded_weights(self._loop.memory.modules, dtype):
+                    found = self.gradients(step, batch)
+            except torch.OutOfMemoryError:
+                clear(self._loop.step.device)
+                return why
+            if isinstance(found, str):
+                return why
+            shaken[dtype] = Departure.between(plain, found)
+        return departure.excess(later=later, shaken=shaken[dtype])
 
 
 def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

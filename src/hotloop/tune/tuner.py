@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -18,8 +18,6 @@ from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lev
 from hotloop.levers.base import RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
-from hotloop.memory.oom import clear, is_out_of_memory
-from hotloop.objective import HALF_PRECISIONS
 from hotloop.plan import Plan, Trial, Tuning, Verdict
 from hotloop.step.compilation import (
     Compilation,
@@ -29,13 +27,11 @@ from hotloop.step.compilation import (
     key_of,
 )
 from hotloop.step.inspection import Inspection, host_objection
-from hotloop.step.retry import OutOfMemory
-from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 from hotloop.text import duration, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
-from hotloop.tune.gate import JUMP, Departure, Jumps, Sign, rounded_weights, without_dropout
+from hotloop.tune.gate import JUMP, Compared, Departure, Gate, Jumps, Sign, without_dropout
 from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
 from hotloop.tune.sizes import BatchSizes
@@ -122,19 +118,14 @@ class Together(Protocol):
         """What the first rank has, as plain data."""
 
 
-class Tuned(Protocol):
+class Tuned(Compared, Protocol):
     """What the tuner asks of a loop."""
+
+    by_hand: bool  # whether the plan that is carried out is the person's
 
     @property
     def together(self) -> Together:
         """The ranks that tune with this one."""
-
-    memory: OutOfMemory
-    by_hand: bool  # whether the plan that is carried out is the person's
-
-    @property
-    def step(self) -> TrainingStep:
-        """What is carried out now."""
 
     @property
     def stream(self) -> Stream[Any] | None:
@@ -145,9 +136,6 @@ class Tuned(Protocol):
 
     def unplanned(self) -> AbstractContextManager[None]:
         """The model and the optimizers without what the plan has changed in them."""
-
-    def as_written(self) -> AbstractContextManager[TrainingStep]:
-        """The step as the person wrote it, in fp32, for a pass or two."""
 
 
 class Tuner:
@@ -165,7 +153,6 @@ class Tuner:
     def __init__(self, subject: Subject, loop: Tuned, *, asked: bool) -> None:
         self.tuning: Tuning | None = None  # how the present plan was found
         self.seconds = 0.0  # that were not spent in training steps
-        self.passes = 0  # forward passes beyond one a step
         self.display: Told | None = None  # of a fit that is running
         self.subject = subject
         self.watches = 0  # steps still to be watched
@@ -193,8 +180,14 @@ class Tuner:
         self._norms: NormWatch | None = None  # the same, where norms can be known
         self._sign: Sign | None = None  # that is to be looked into
         self._key: str | None = None  # under which what is found is remembered
-        self._gate = 0.0  # seconds that the first comparison with fp32 took
+        self._gate = Gate(loop)
+        self._comparison = 0.0  # seconds that the first one with fp32 took
         self._dropped: dict[str, str] = {}  # levers that did not work here, and why
+
+    @property
+    def passes(self) -> int:
+        """Forward passes beyond one a step."""
+        return self._gate.passes
 
     def go_on(self, tuning: Tuning | None, considered_for: int | None) -> None:
         """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
@@ -327,7 +320,7 @@ class Tuner:
         for before, now in zip(old.eagers, self._loop.step.eagers, strict=True):
             now.window = before.window  # of which the gradients are there
         parts: Any = self._loop.step.run(batch)
-        self.passes += 1
+        self._gate.passes += 1
         self._forgo(rounding, "the loss is not finite with it, and is in fp32")
         return parts  # type: ignore[no-any-return]
 
@@ -434,7 +427,7 @@ class Tuner:
     def _may_ask(self, *, has_sign: bool) -> bool:
         """Whether a comparison with fp32 keeps to the forward passes that a run may have beyond its steps."""
         cost = 2 * len(self.subject.objectives)
-        return not self._effects and self.passes + cost <= MOST_PASSES + (cost if has_sign else 0)
+        return not self._effects and self._gate.passes + cost <= MOST_PASSES + (cost if has_sign else 0)
 
     def _worth_it(self, plain: float) -> "Course[None]":
         """Wait until the run is long enough for a plan."""
@@ -467,7 +460,7 @@ class Tuner:
         reference, shaken = None, dict[torch.dtype, Departure]()
         if target.only is None:
             with without_dropout(subject.modules) as drops:
-                reference = self._pass(loop.step, ahead.batch, work, seen := Inspection())
+                reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
             self._is_random = drops or work.draws
             if subject.device.type == "cuda" and (why := host_objection(seen)) is not None:
                 self.refused(why)
@@ -502,14 +495,14 @@ class Tuner:
             if reference is None or isinstance(reference, str) or not rounding:
                 break
             with without_dropout(subject.modules):
-                found = self._pass(loop.step, ahead.batch)
-                why = found if isinstance(found, str) else self._excess(reference, found, ahead.batch, shaken)
+                found = self._gate.gradients(loop.step, ahead.batch)
+                why = found if isinstance(found, str) else self._gate.excess(reference, found, ahead.batch, shaken)
             if (why := loop.together.reason(why)) is None:
                 break
             for lever in most_doubtful(rounding):
                 self._drop(lever.name, why)
-        self._gate = loop.together.largest(time.perf_counter() - start)
-        self.seconds += self._gate
+        self._comparison = loop.together.largest(time.perf_counter() - start)
+        self.seconds += self._comparison
         return proposal
 
     def _settled(self) -> "Course[float]":
@@ -571,8 +564,8 @@ class Tuner:
         batch = ahead.example
         with without_dropout(self.subject.modules):
             with self._loop.as_written() as step:
-                plain = self._pass(step, batch)
-            other = self._pass(self._loop.step, batch)
+                plain = self._gate.gradients(step, batch)
+            other = self._gate.gradients(self._loop.step, batch)
         self.seconds += time.perf_counter() - start
         why = None
         # Nothing is told where there is no room, the person's code has failed, or fp32 does no better.
@@ -580,7 +573,7 @@ class Tuner:
         if not failed and all(loss.isfinite().all() for loss in plain[0].values()):
             own = sign is not None and Departure.between(plain, other).has_jumped_too(sign)
             with without_dropout(self.subject.modules):
-                why = None if own else self._excess(plain, other, batch, {}, later=True)
+                why = None if own else self._gate.excess(plain, other, batch, {}, later=True)
         why = self._loop.together.reason(why)
         if why is None:
             return
@@ -678,9 +671,9 @@ class Tuner:
             return None
         start = time.perf_counter()
         batch = ahead.example
-        before = self._pass(self._loop.step, batch)
+        before = self._gate.gradients(self._loop.step, batch)
         self._loop.carry_out(self._now(new), "it is compiled", ready)
-        after = self._pass(self._loop.step, batch)  # in which it is compiled, where that was not done before
+        after = self._gate.gradients(self._loop.step, batch)  # in which it is compiled, where that was not done before
         why = next((each for each in (before, after) if isinstance(each, str)), None)
         if why is None:
             why = Departure.between(before, after).excess(later=True, random=self._is_random)
@@ -700,7 +693,7 @@ class Tuner:
         others = self._sizes.others(batch)
         self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, plan, others=others)
         if plan.compile == "blocks":
-            self._pass(self._loop.step, batch)  # in which the compiler sees what blocks are called with
+            self._gate.gradients(self._loop.step, batch)  # in which the compiler sees what blocks are called with
         while (outcome := compilation.poll()) is None:
             yield max(1, round(POLL / now))
             if plan.compile != "blocks":  # of which the comparison takes a pass more
@@ -711,7 +704,7 @@ class Tuner:
     def _costs_too_much(self, ahead: Ahead) -> bool:
         """Whether asking the gate again would take a noticeable part of the rest of the run."""
         pace = None if self.tuning is None else self.tuning.step
-        return ahead.left is not None and pace is not None and self._gate > AUDIT_SHARE * ahead.left * pace
+        return ahead.left is not None and pace is not None and self._comparison > AUDIT_SHARE * ahead.left * pace
 
     # Parts of it
 
@@ -769,45 +762,6 @@ class Tuner:
         now = self._loop.step.plan
         gone = [lever for lever in _pulled(plan, self.subject.plan) if dropped and lever.name in self._dropped]
         return replace(_without(gone, plan), stream=now.stream, pinned=now.pinned, workers=now.workers)
-
-    def _pass(self, step: TrainingStep, batch: Any, work: Work | None = None, seen: Inspection | None = None) -> Any:
-        """Losses and gradients of a batch, whose every trace is undone; in words where it fails."""
-        self.passes += len(step.objectives)
-        try:
-            with work or nullcontext():
-                return step.gradients_of(batch, self._loop.memory, seen)
-        except Exception as error:  # noqa: BLE001  # a plan under which the person's code fails is not used
-            failed = error.with_traceback(None)  # which would keep what the pass has allocated
-        if is_out_of_memory(failed):
-            clear(self.subject.device)
-            return "there is no memory to compare it with fp32"
-        first = (str(failed).strip().splitlines() or [""])[0]
-        return f"the step fails with it: {type(failed).__name__}: {first}"
-
-    def _excess(
-        self, plain: Any, other: Any, batch: Any, shaken: dict[torch.dtype, Departure], *, later: bool = False
-    ) -> str | None:
-        """Why loss and gradient are not those of fp32; None where they are, as far as the network allows it.
-
-        Where the gradient turns too far, it is looked at how far that of fp32 does with rounded weights; `shaken` keeps
-        that for the next question about this batch.
-        """
-        departure, dtype = Departure.between(plain, other), HALF_PRECISIONS.get(self._loop.step.plan.precision)
-        why = departure.excess(later=later)
-        most = Departure(math.inf, math.inf, 1.0, 0.0)
-        if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
-            return why
-        if dtype not in shaken:
-            try:
-                with self._loop.as_written() as step, rounded_weights(self.subject.modules, dtype):
-                    found = self._pass(step, batch)
-            except torch.OutOfMemoryError:
-                clear(self.subject.device)
-                return why
-            if isinstance(found, str):
-                return why
-            shaken[dtype] = Departure.between(plain, found)
-        return departure.excess(later=later, shaken=shaken[dtype])
 
     @property
     def _next(self) -> Ahead:
