@@ -442,6 +442,32 @@ def test_the_rules_know_when() -> None:
     assert all(rule.when and rule.evidence for rule in rules.values())
 
 
+def test_channels_last_waits_for_no_depthwise_convolution_of_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    lever = next(lever for lever in LEVERS if lever.name == "channels last")
+    convolution = nn.Conv2d(16, 32, 3)
+    network = {
+        "plain": nn.Sequential(convolution),
+        "known": nn.Sequential(convolution, nn.Conv2d(32, 32, 3, groups=32)),
+        "unknown": nn.Sequential(convolution, nn.Conv2d(32, 32, 9, groups=32)),
+    }
+
+    def proposed(name: str, left: float | None, precision: str = "bf16") -> bool:
+        target = LeverTarget(torch.device("cuda"), network[name], [])
+        known = RunFacts(target, flops=1e12, step=0.1, left=left)
+        assert lever.rule is not None
+        return lever.obstacle(target, Plan("cuda", precision=precision)) is None and lever.rule.holds(known)
+
+    monkeypatch.setattr("hotloop.levers.channels_last.why_no_kernels", lambda device: None)
+    assert all(proposed(name, left=None) for name in network)
+    assert proposed("known", left=10.0), "by hotloop's kernels"
+    assert not proposed("unknown", left=10.0)
+    assert proposed("unknown", left=100.0)
+    assert proposed("plain", left=10.0, precision="fp32")
+    assert not proposed("known", left=100.0, precision="fp32"), "hotloop's are for two bytes"
+    monkeypatch.setattr("hotloop.levers.channels_last.why_no_kernels", lambda device: "the GPU is too old")
+    assert not proposed("known", left=10.0)
+
+
 def test_a_proposal_names_every_lever() -> None:
     proposal = propose(facts(), Plan("cpu"), {"fused": "it was slower"})
     assert [trial.lever for trial in proposal.trials] == [lever.name for lever in LEVERS]

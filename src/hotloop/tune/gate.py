@@ -4,7 +4,7 @@ import math
 import re
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -97,6 +97,19 @@ class Departure:
         return sign.usual is not None and not self.norm <= sign.usual and not self.length > LENGTH_TOLERANCE
 
 
+def excess_of(
+    departure: Departure, precision: str, shake: Callable[[torch.dtype], Departure | None], *, later: bool = False
+) -> str | None:
+    """What is outside the tolerance, in words. Where the gradient turns too far, `shake` says how far that of fp32 does
+    with weights that are rounded; None where that is not known."""
+    why, dtype = departure.excess(later=later), HALF_PRECISIONS.get(precision)
+    most = Departure(math.inf, math.inf, 1.0, 0.0)
+    if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
+        return why
+    shaken = shake(dtype)
+    return why if shaken is None else departure.excess(later=later, shaken=shaken)
+
+
 class Compared(Protocol):
     """What the gate asks of a loop."""
 
@@ -141,22 +154,21 @@ class Gate:
         Where the gradient turns too far, it is looked at how far that of fp32 does with rounded weights; `shaken` keeps
         that for the next question about this batch.
         """
-        departure, dtype = Departure.between(plain, other), HALF_PRECISIONS.get(self._loop.step.plan.precision)
-        why = departure.excess(later=later)
-        most = Departure(math.inf, math.inf, 1.0, 0.0)
-        if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
-            return why
-        if dtype not in shaken:
-            try:
-                with self._loop.as_written() as step, rounded_weights(self._loop.memory.modules, dtype):
-                    found = self.gradients(step, batch)
-            except torch.OutOfMemoryError:
-                clear(self._loop.step.device)
-                return why
-            if isinstance(found, str):
-                return why
-            shaken[dtype] = Departure.between(plain, found)
-        return departure.excess(later=later, shaken=shaken[dtype])
+
+        def shake(dtype: torch.dtype) -> Departure | None:
+            if dtype not in shaken:
+                try:
+                    with self._loop.as_written() as step, rounded_weights(self._loop.memory.modules, dtype):
+                        found = self.gradients(step, batch)
+                except torch.OutOfMemoryError:
+                    clear(self._loop.step.device)
+                    return None
+                if isinstance(found, str):
+                    return None
+                shaken[dtype] = Departure.between(plain, found)
+            return shaken[dtype]
+
+        return excess_of(Departure.between(plain, other), self._loop.step.plan.precision, shake, later=later)
 
 
 def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

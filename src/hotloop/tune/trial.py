@@ -31,7 +31,7 @@ from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 from hotloop.text import shorten
-from hotloop.tune.gate import Departure, without_dropout
+from hotloop.tune.gate import Departure, excess_of, rounded_weights, without_dropout
 from hotloop.tune.rehearsal import Rehearsal, rehearsing
 from hotloop.tune.search import PlanComparison, Refused, Search
 from hotloop.tune.subject import Subject, record
@@ -207,6 +207,12 @@ class Trials:
         batch, work = self._material.batch(0, resident=False), Work()
         # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
         compiled = plan.compile != "off"
+
+        def shake(dtype: torch.dtype) -> Departure:
+            self._exchange(self._plain)
+            with rounded_weights(self._subject.modules, dtype):
+                return Departure.between(plain, self._plain.step.gradients_of(batch, self._memory))
+
         try:
             with nullcontext() if compiled else without_dropout(self._subject.modules):
                 self._exchange(self._plain)
@@ -214,9 +220,11 @@ class Trials:
                     plain = self._plain.step.gradients_of(batch, self._memory)
                 self._exchange(self._runner(plan))
                 departure = Departure.between(plain, self._now.step.gradients_of(batch, self._memory))
+                if compiled and work.draws:
+                    return departure.loss, departure.excess(random=True)
+                return departure.loss, excess_of(departure, plan.precision, shake)
         except Exception as error:  # noqa: BLE001
             return None, _words(error, plan)
-        return departure.loss, departure.excess(random=compiled and work.draws)
 
     def compile_estimate(self, plan: Plan) -> float:
         """Seconds that the compilation of a plan will take."""
