@@ -43,8 +43,22 @@ def test_where_there_are_no_kernels_it_is_the_convolution_of_pytorch() -> None:
     torch.manual_seed(0)
     layer, batch = layer_of(16, 3, stride=2, padding=1), torch.randn(2, 16, 9, 9)
     assert is_awkward(layer)
-    assert why_not_depthwise(batch, BF16)
+    assert why_not_depthwise(layer, batch, BF16)
     torch.testing.assert_close(convolved(layer, batch, torch.float32, layer.bias), layer(batch))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("layer", [layer_of(16), layer_of(16, 7), nn.Conv2d(3, 16, 3), nn.Conv2d(16, 3, 3)])
+@pytest.mark.parametrize("shape", [(2, 15, 9, 9), (2, 17, 9, 9), (2, 16, 2, 2), (2, 4, 9, 9)])
+def test_a_batch_that_does_not_fit_is_refused_as_pytorch_refuses_it(
+    layer: nn.Conv2d, shape: tuple[int, ...], device: str
+) -> None:
+    batch = torch.randn(shape, device=device)
+    with pytest.raises(RuntimeError) as expected, torch.autocast(device, BF16):
+        layer.to(device)(batch)
+    with pytest.raises(RuntimeError) as found, torch.autocast(device, BF16):
+        convolved(layer, batch, BF16, layer.bias)
+    assert str(found.value).split(",")[0] == str(expected.value).split(",")[0]
 
 
 def compare(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype) -> None:

@@ -52,8 +52,10 @@ def convolved(
     In a step that is not captured, patches take longer to launch than they save.
     """
     batch = image_of(batch)
+    if batch.shape[1] != layer.in_channels or batch.device != layer.weight.device:
+        return _plain(layer, batch, layer.weight, bias)  # PyTorch says what is wrong
     if is_depthwise(layer):
-        if why_not_depthwise(batch, dtype):
+        if why_not_depthwise(layer, batch, dtype):
             return _plain(layer, batch, layer.weight, bias)
         return depthwise(layer, batch, dtype, bias)
     if _may_be_whole(layer) and _is_whole(layer, batch):

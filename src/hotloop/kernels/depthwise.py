@@ -3,6 +3,7 @@
 Where channels lie together, cuDNN compiles its kernels when it first meets a layer, for one to three seconds.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -41,21 +42,23 @@ def prepare_depthwise(layers: Iterable[nn.Conv2d], device: torch.device, dtype: 
         _kernels(geometry, device, dtype).compile_beside()
 
 
-def why_not_depthwise(batch: Tensor, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not take a batch; None where they do."""
+def why_not_depthwise(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype) -> str | None:
+    """Why the kernels do not take a batch of such a layer; None where they do."""
     if torch.compiler.is_compiling() or type(batch) is not Tensor:
         return "a compiler reads along, or it is no tensor that lies in memory"
     if dtype not in HALVES:
         return "it is not computed in bf16 or fp16"
-    if not 0 < 4 * batch.numel() < MOST:  # its output is no larger than with as much again on each side
-        return "it has no pixels, or too many"
+    places = _geometry(layer).on(batch.shape).places
+    if min(*places, *batch.shape) < 1 or max(batch.numel(), batch.shape[:2].numel() * math.prod(places)) >= MOST:
+        return "it has no windows, or too many"
     return why_no_kernels(batch.device)
 
 
 def depthwise(layer: nn.Conv2d, batch: Tensor, dtype: torch.dtype, bias: Tensor | None) -> Tensor:
     """The output of such a layer, with channels together. The weights are not rounded."""
-    bias = None if bias is None else bias.float()
-    image: Tensor = _Depthwise.apply(batch.to(dtype), layer.weight.float(), bias, _geometry(layer))  # type: ignore[no-untyped-call]
+    bias = None if bias is None else bias.float().contiguous()
+    weight = layer.weight.float().contiguous()
+    image: Tensor = _Depthwise.apply(batch.to(dtype), weight, bias, _geometry(layer))  # type: ignore[no-untyped-call]
     return image
 
 

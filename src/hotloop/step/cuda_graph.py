@@ -31,8 +31,9 @@ def renew_accumulation(parameters: Iterable[Tensor]) -> None:
     """
     for parameter in parameters:
         data = parameter.data
-        parameter.data = data.new_empty(0, dtype=torch.float16 if data.dtype != torch.float16 else torch.float32)
-        parameter.data = data
+        if type(data) is Tensor:
+            parameter.data = data.new_empty(0, dtype=torch.float16 if data.dtype != torch.float16 else torch.float32)
+            parameter.data = data
 
 
 def static_batch(batch: Any) -> tuple[Any, list[Tensor]]:
