@@ -198,7 +198,7 @@ def test_on_a_gpu_a_second_derivative_drops_the_lever_alone(monkeypatch: pytest.
 
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=penalised, device="cuda")
     loop.fit([(torch.randn(32, 64),)] * 400, epochs=10, progress=False, monitor=False)
-    assert loop.plan.precision == "bf16"
-    assert "row kernels" not in loop.plan.levers
     assert loop.tuning is not None
+    assert loop.plan.precision == "bf16", str(loop.tuning)
+    assert "row kernels" not in loop.plan.levers
     assert {trial.lever: trial.verdict for trial in loop.tuning.trials}["row kernels"] == "dropped"
