@@ -68,7 +68,7 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
         return "the dataset is empty"
     if not is_constant(dataset):
         return "the dataset may give another item each time; set dataset.resident = True if it does not"
-    if _tensors_of(dataset) is None and not _all_tensors(default_collate([dataset[0]])):
+    if _tensors_of(dataset) is None and not all_tensors(default_collate([dataset[0]])):
         return "its items hold more than tensors and numbers"
     if device.type == "cuda" and not _fits(dataset, device):
         return f"it does not fit into {SHARE:.0%} of the free memory of {device}"
@@ -216,11 +216,12 @@ def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
     return dataset.tensors if type(dataset) is TensorDataset else None
 
 
-def _all_tensors(batch: Any) -> bool:
+def all_tensors(batch: Any) -> bool:
+    """Whether a batch is made of tensors alone, in dicts, lists and tuples."""
     if isinstance(batch, Mapping):
-        return all(map(_all_tensors, batch.values()))
+        return all(map(all_tensors, batch.values()))
     if isinstance(batch, list | tuple):
-        return all(map(_all_tensors, batch))
+        return all(map(all_tensors, batch))
     return isinstance(batch, Tensor)
 
 
@@ -239,23 +240,23 @@ def _state(dataset: Any) -> list[Any]:
     if type(dataset) is Subset:
         return [*dataset.indices, *_state(dataset.dataset)]
     tensors = _tensors_of(dataset) or ()
-    return [part for t in tensors for part in (_SameTensor(t), _writes(t))]
+    return [part for t in tensors for part in (SameTensor(t), writes(t))]
 
 
-def _writes(tensor: Tensor) -> object:
+def writes(tensor: Tensor) -> object:
     """How often a tensor was written; an inference tensor does not count, so it always seems to have changed."""
     version = version_of(tensor)
     return object() if version is None else version
 
 
-class _SameTensor:
+class SameTensor:
     """A tensor that equals only itself; it is held, so that no other can take its place in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameTensor) and self._tensor is other._tensor
+        return isinstance(other, SameTensor) and self._tensor is other._tensor
 
     def __hash__(self) -> int:
         return id(self._tensor)
@@ -291,10 +292,14 @@ def _looked(dataset: Any) -> dict[str, bytes]:
         return _looked(dataset.dataset)
     tensors = _tensors_of(dataset)
     held = getattr(dataset, "__dict__", {}) if tensors is None else {str(i): each for i, each in enumerate(tensors)}
-    return {name: _some(memory) for name, each in held.items() if (memory := memory_of(each, WHOLE)) is not None}
+    return {name: some for name, each in held.items() if (some := some_bytes(each)) is not None}
 
 
-def _some(memory: Any) -> bytes:
+def some_bytes(value: object) -> bytes | None:
+    """All or some of the bytes of a tensor or an array on the host; None of anything else."""
+    memory = memory_of(value, WHOLE)
+    if memory is None:
+        return None
     if memory.size <= WHOLE:
         return memory.tobytes()  # type: ignore[no-any-return]
     gap = (memory.size - PIECE) // (PIECES - 1)

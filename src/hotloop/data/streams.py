@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Tell
 from hotloop.data.feed import LoaderBatches
+from hotloop.data.held import HeldBatches
 from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
@@ -51,6 +52,9 @@ class Stream(Generic[T]):
         self._transform = device_transform
         self.resident: Resident | None = None
         self._tap: Tap | None = None
+        self._held: HeldBatches | None = None
+        if isinstance(loader, list | tuple) and self.device.type == "cuda" and self.kind == "direct":
+            self._held = HeldBatches(self.device, len(loader))
         self._epochs: Resident | LoaderBatches
         if self.kind == "resident":
             assert isinstance(loader, DataLoader)
@@ -69,7 +73,7 @@ class Stream(Generic[T]):
         empty = True
         for self.origin, batch in batches:
             empty = False
-            moved = move(batch, self.device)
+            moved = move(batch, self.device) if self._held is None else self._held.moved(batch)
             yield moved if self._transform is None else self._transform(moved)
         if empty and not self._epochs.first and not may_be_empty(self.loader):
             raise nothing_came(self.loader)

@@ -123,7 +123,7 @@ class Compared(Protocol):
         """The step as the person wrote it, in fp32, for a pass or two."""
 
 
-class Gate:
+class GradientGate:
     """Computes losses and gradients of real batches and says whether those of a plan will do; nothing of it stays."""
 
     def __init__(self, loop: Compared) -> None:

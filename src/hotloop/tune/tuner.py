@@ -31,7 +31,7 @@ from hotloop.step.work import Work
 from hotloop.text import duration, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
-from hotloop.tune.gate import JUMP, Compared, Departure, Gate, Jumps, Sign, without_dropout
+from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, without_dropout
 from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
 from hotloop.tune.sizes import BatchSizes
@@ -180,7 +180,7 @@ class Tuner:
         self._norms: NormWatch | None = None  # the same, where norms can be known
         self._sign: Sign | None = None  # that is to be looked into
         self._key: str | None = None  # under which what is found is remembered
-        self._gate = Gate(loop)
+        self._gate = GradientGate(loop)
         self._comparison = 0.0  # seconds that the first one with fp32 took
         self._dropped: dict[str, str] = {}  # levers that did not work here, and why
 
