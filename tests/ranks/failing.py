@@ -77,7 +77,7 @@ def objective(model: nn.Module, batch: Any) -> Tensor:
     if model.training:
         steps += 1
         if scene == "killed":
-            time.sleep(0.15)
+            time.sleep(0.4)  # seven steps take longer than the period of its words
         if goes_wrong("killed"):
             os.kill(os.getpid(), signal.SIGKILL)
         if goes_wrong("stopped"):
