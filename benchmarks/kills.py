@@ -49,15 +49,12 @@ def build(epochs: int) -> tuple[hotloop.Loop, DataLoader[Any]]:
 
 
 def live(epochs: int, folder: Path | None, pipe: int) -> None:
-    """One life of the training: says when its first step begins, and at the end how it ended."""
+    """One life of the training: says when a step begins, and at the end how it ended."""
     loop, loader = build(epochs)
-    plain, begun = loop.step, False
+    plain = loop.step
 
     def step(batch: Any) -> torch.Tensor:
-        nonlocal begun
-        if not begun:
-            begun = True
-            os.write(pipe, b"begun\n")
+        os.write(pipe, b"step\n")
         return plain(batch)
 
     loop.step = step  # type: ignore[method-assign]
@@ -97,12 +94,14 @@ def to_the_end(epochs: int, folder: Path | None) -> dict[str, Any]:
     return ending
 
 
-def kill_one(epochs: int, folder: Path, dice: random.Random, longest: float) -> bool:
-    """Begin a life and kill it; whether it was saving."""
+def kill_one(epochs: int, folder: Path, dice: random.Random, step: float) -> bool:
+    """Begin a life and kill it after some steps, which take so many seconds; whether it was saving."""
     child, told = begin(epochs, folder)
     with told:
-        if dice.random() < STARTS or told.readline() == "begun\n":
-            time.sleep(dice.uniform(0, longest))
+        steps = 0 if dice.random() < STARTS else dice.randint(1, STEPS * 3 // 4)
+        for _ in range(steps):
+            told.readline()
+        time.sleep(dice.uniform(0, 4 * step))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
@@ -124,10 +123,10 @@ def main() -> None:
     epochs = max(2, STEPS * arguments.kills // BATCHES)
     start = time.perf_counter()
     whole = to_the_end(epochs, None)
-    longest = (time.perf_counter() - start) / arguments.kills
+    step = (time.perf_counter() - start) / whole["steps"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        saving = sum(kill_one(epochs, folder, dice, longest) for _ in range(arguments.kills))
+        saving = sum(kill_one(epochs, folder, dice, step) for _ in range(arguments.kills))
         killed = to_the_end(epochs, folder)
     found = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

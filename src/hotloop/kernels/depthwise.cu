@@ -58,17 +58,22 @@ __device__ __forceinline__ void take(float (*to)[CHANNELS], const float (*line)[
 // Images of `height` and `width` go in; `down` and `across` is how many windows there are.
 #define SIZES int images, int height, int width, int down, int across, int channels
 
-extern "C" __global__ void forward(In<Some> image, In<float> weight, In<float> bias, Out<Some> output, SIZES) {
+// A line of strips: of the output, from the image under its windows; or BACK, of the image's gradient, from that of the
+// windows in which its pixels lie. `height` and `width` are those of what is written, `down` and `across` of what is read.
+template <bool BACK>
+__device__ __forceinline__ void convolve(In<Some> from, In<float> weight, In<float> bias, Out<Some> to, SIZES) {
+  const int first = BACK ? below(PAD_ACROSS - (WIDE - 1) * APART_ACROSS, STEP_ACROSS) : 0;
+  const int last = BACK ? below(STRIP - 1 + PAD_ACROSS, STEP_ACROSS) : REACH - 1;
   __shared__ float window[TAPS][LANES * CHANNELS];
   fetch(window, weight, channels);
   int groups = channels / CHANNELS, group = blockIdx.y * blockDim.x + threadIdx.x;
   if (group >= groups) return;
-  int strips = (across + STRIP - 1) / STRIP, count = images * down * strips;
+  int strips = (width + STRIP - 1) / STRIP, count = images * height * strips;
   float start[CHANNELS];
 #pragma unroll
   for (int c = 0; c < CHANNELS; c++) start[c] = bias ? bias[group * CHANNELS + c] : 0.f;
   for (int at = blockIdx.x * blockDim.y + threadIdx.y; at < count; at += gridDim.x * blockDim.y) {
-    int column = at % strips * STRIP, line = at / strips % down, number = at / strips / down;
+    int column = at % strips * STRIP, line = at / strips % height, number = at / strips / height;
     float sums[STRIP][CHANNELS];
 #pragma unroll
     for (int o = 0; o < STRIP; o++)
@@ -76,68 +81,39 @@ extern "C" __global__ void forward(In<Some> image, In<float> weight, In<float> b
       for (int c = 0; c < CHANNELS; c++) sums[o][c] = start[c];
 #pragma unroll 1
     for (int i = 0; i < TALL; i++) {
-      int from = line * STEP_DOWN - PAD_DOWN + i * APART_DOWN;
-      if (from < 0 || from >= height) continue;
-      const Some* pixels = image + (number * height + from) * width * groups + group;
-      float tap[WIDE][CHANNELS];
-      take(tap, window + i * WIDE);
-#pragma unroll
-      for (int j = 0; j < REACH; j++) {
-        float value[CHANNELS];
-        read(pixels, column * STEP_ACROSS - PAD_ACROSS + j, width, groups, value);
-#pragma unroll
-        for (int o = 0; o < STRIP; o++) {
-          const int k = tap_at(j - o * STEP_ACROSS);
-          if (k < 0) continue;
-#pragma unroll
-          for (int c = 0; c < CHANNELS; c++) sums[o][c] += value[c] * tap[k][c];
-        }
-      }
-    }
-    Some* to = output + ((number * down + line) * across + column) * groups + group;
-#pragma unroll
-    for (int o = 0; o < STRIP; o++)
-      if (column + o < across) to[o * groups] = packed(sums[o]);
-  }
-}
-
-// The gradient of the images: what each pixel has given to the windows that it lies in.
-extern "C" __global__ void of_image(In<Some> gradient, In<float> weight, Out<Some> image, SIZES) {
-  const int first = below(PAD_ACROSS - (WIDE - 1) * APART_ACROSS, STEP_ACROSS);
-  const int last = below(STRIP - 1 + PAD_ACROSS, STEP_ACROSS);
-  __shared__ float window[TAPS][LANES * CHANNELS];
-  fetch(window, weight, channels);
-  int groups = channels / CHANNELS, group = blockIdx.y * blockDim.x + threadIdx.x;
-  if (group >= groups) return;
-  int strips = (width + STRIP - 1) / STRIP, count = images * height * strips;
-  for (int at = blockIdx.x * blockDim.y + threadIdx.y; at < count; at += gridDim.x * blockDim.y) {
-    int column = at % strips * STRIP, line = at / strips % height, number = at / strips / height;
-    float sums[STRIP][CHANNELS] = {};
-#pragma unroll 1
-    for (int i = 0; i < TALL; i++) {
-      int low = line + PAD_DOWN - i * APART_DOWN, from = low / STEP_DOWN;
-      if (low < 0 || low % STEP_DOWN || from >= down) continue;
-      const Some* pixels = gradient + (number * down + from) * across * groups + group;
+      int low = BACK ? line + PAD_DOWN - i * APART_DOWN : line * STEP_DOWN - PAD_DOWN + i * APART_DOWN;
+      int row = BACK ? low / STEP_DOWN : low;
+      if (low < 0 || (BACK && low % STEP_DOWN) || row >= down) continue;
+      const Some* pixels = from + (number * down + row) * across * groups + group;
       float tap[WIDE][CHANNELS];
       take(tap, window + i * WIDE);
 #pragma unroll
       for (int m = first; m <= last; m++) {
+        int over = BACK ? column / STEP_ACROSS + m : column * STEP_ACROSS - PAD_ACROSS + m;
         float value[CHANNELS];
-        read(pixels, column / STEP_ACROSS + m, across, groups, value);
+        read(pixels, over, across, groups, value);
 #pragma unroll
         for (int o = 0; o < STRIP; o++) {
-          const int k = tap_at(o + PAD_ACROSS - m * STEP_ACROSS);
+          const int k = tap_at(BACK ? o + PAD_ACROSS - m * STEP_ACROSS : m - o * STEP_ACROSS);
           if (k < 0) continue;
 #pragma unroll
           for (int c = 0; c < CHANNELS; c++) sums[o][c] += value[c] * tap[k][c];
         }
       }
     }
-    Some* to = image + ((number * height + line) * width + column) * groups + group;
+    Some* strip = to + ((number * height + line) * width + column) * groups + group;
 #pragma unroll
     for (int o = 0; o < STRIP; o++)
-      if (column + o < width) to[o * groups] = packed(sums[o]);
+      if (column + o < width) strip[o * groups] = packed(sums[o]);
   }
+}
+
+extern "C" __global__ void forward(In<Some> image, In<float> weight, In<float> bias, Out<Some> output, SIZES) {
+  convolve<false>(image, weight, bias, output, images, down, across, height, width, channels);
+}
+
+extern "C" __global__ void of_image(In<Some> gradient, In<float> weight, Out<Some> image, SIZES) {
+  convolve<true>(gradient, weight, nullptr, image, images, height, width, down, across, channels);
 }
 
 // The gradients of a line of the windows, blockIdx.z, and with the first line those of the bias: sums of the strips that
