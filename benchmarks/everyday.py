@@ -36,6 +36,7 @@ import hotloop
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.packages import MissingPackage, require
 from hotloop.clock import synchronize
+from hotloop.files import write_json
 
 WARM = 5  # steps of the tutorial's loop before it is timed
 SHARE = 0.7  # of the seconds that hotloop's run would take in the tutorial's loop, for which that is timed
@@ -76,7 +77,6 @@ class Outcome:
     gigabytes: tuple[float, float]  # at the peak
     plan: str
     dropped: dict[str, str]
-    passes: int  # forward passes beyond one a step
 
     @property
     def times(self) -> float:
@@ -514,7 +514,6 @@ def measured(name: str, seconds: float, device: torch.device, *, small: bool) ->
         (plain, _peak(device)),
         str(loop.plan),
         {trial.lever: trial.why for trial in trials if trial.verdict == "dropped"},
-        loop._core.tuner.passes,
     )
 
 
@@ -558,12 +557,27 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose of {', '.join(CASES)}")
+    if not arguments.seconds > 0:
+        parser.error("--seconds: give more than 0")
+    if arguments.out is not None and not arguments.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {arguments.out.parent}")
+    try:
+        hotloop.pick(arguments.device)
+    except hotloop.HotloopError as error:
+        parser.error(f"--device: {error}")
     if arguments.here:
         warnings.simplefilter("ignore")
         device = torch.device(arguments.device)
         print(json.dumps(asdict(measured(arguments.cases[0], arguments.seconds, device, small=arguments.quick))))
         return
     console, begun = Console(), time.monotonic()
+    about = {
+        "command": " ".join(["python benchmarks/everyday.py", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "hardware": hardware([torch.device(arguments.device)]),
+        "versions": versions(),
+    }
     outcomes: list[Outcome] = []
     missing: dict[str, str] = {}
     for name in arguments.cases or CASES:
@@ -577,19 +591,11 @@ def main() -> None:
         else:
             outcomes.append(found)
             console.print(f"{name}: {found.times:.2f} times as fast; {found.plan}", markup=False)
+        if arguments.out is not None:  # after each: a run that is ended has lost none
+            write_json(arguments.out, about | {"outcomes": [asdict(each) for each in outcomes], "missing": missing})
     console.print(shown(outcomes))
     slow = [each.name for each in outcomes if each.times < LEAST]
     console.print(f"under {LEAST}: {', '.join(slow) or 'none'}")
-    if arguments.out is not None:
-        about = {
-            "command": " ".join(["python benchmarks/everyday.py", *sys.argv[1:]]),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": commit(),
-            "hardware": hardware([torch.device(arguments.device)]),
-            "versions": versions(),
-        }
-        record = {**about, "outcomes": [asdict(each) for each in outcomes], "missing": missing}
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def shown(outcomes: list[Outcome]) -> Table:

@@ -53,6 +53,23 @@ class Known(Pieces):
         return 6 if IS_WRONG else 4
 
 
+def noted(heart: heartbeat.Heartbeat, *place: Any, **how: Any) -> Any:
+    word = say(heart, *place, **how)
+    words.append(word)
+    return word
+
+
+say, words = heartbeat.Heartbeat._say, list[Any]()
+heartbeat.Heartbeat._say = noted  # type: ignore[method-assign]
+
+
+def wait_for_words() -> None:
+    """Until this rank has told the others of the step that it is in, as the second word from now does."""
+    before = len(words)
+    while len(words) < before + 2:
+        time.sleep(0.02)
+
+
 def memory_ends(kind: str, items: int) -> None:
     """On one rank memory is too small for more than 4 items at once, from a step on."""
     if scene == kind and IS_WRONG and len(updates) >= step and items > 4:
@@ -76,9 +93,8 @@ def objective(model: nn.Module, batch: Any) -> Tensor:
     global steps  # noqa: PLW0603
     if model.training:
         steps += 1
-        if scene == "killed":
-            time.sleep(0.4)  # seven steps take longer than the period of its words
         if goes_wrong("killed"):
+            wait_for_words()
             os.kill(os.getpid(), signal.SIGKILL)
         if goes_wrong("stopped"):
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -1,6 +1,6 @@
 """A training that saves, and goes on from what it finds: `resuming.py FOLDER NAME [RANK STEP [SIGNAL]]`.
 
-At the step, the rank sends itself the signal.
+At the step, the rank sends itself the signal, when a checkpoint is there.
 """
 
 import json
@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,19 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hotloop
+from hotloop.checkpoint.store import Store
 
 folder, name, *rest = sys.argv[1:]
-steps = []
+where = Path(folder)
+saved, steps = where / f"saved {name}", []
 
 
 def objective(model: nn.Module, batch: Any) -> Tensor:
     if model.training:
         steps.append(1)
         if rest and (RANK, len(steps)) == (int(rest[0]), int(rest[1])):
+            while Store(saved).latest() is None:  # its writer is a thread beside the training
+                time.sleep(0.02)
             os.kill(os.getpid(), signal.Signals[rest[2] if len(rest) > 2 else "SIGKILL"])
     x = batch[0]
     if model.training and "without dropout" not in name:
@@ -45,12 +50,11 @@ scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=200
 plan = hotloop.Plan("cpu", parallel="fsdp") if "fsdp" in name and IN_GROUP else "plain"
 loop = hotloop.Loop(model, optimizer, objective=objective, scheduler=scheduler, plan=plan)
 loader = DataLoader(rows(), GLOBAL // RANKS, shuffle=True)
-where = Path(folder)
 report = loop.fit(
     loader,
     epochs=3,
     validate=DataLoader(rows(), 11),
-    save=where / f"saved {name}",
+    save=saved,
     every="2 steps",
     resume=True,
     progress=False,

@@ -60,7 +60,7 @@ def test_a_rank_that_dies_is_named(launch: Launcher, dead: int) -> None:
         assert "RankLost" in said
         assert f"rank {dead} on {HOST} is gone: its process" in said
         assert re.search(
-            r"its last word, \d s ago, came from the training step of batch \d of epoch 1 after step", said
+            r"its last word, .{3,9} ago, came from the training step of batch 6 of epoch 1 after step", said
         )
         assert re.search(r"failing\.py:\d+ in \S+", said), "the line; which one, a busy machine decides"
         assert f"rank {rank} of 3 on {HOST} was in the training step" in said

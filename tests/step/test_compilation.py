@@ -1,4 +1,8 @@
-"""Compilation ahead: it runs nothing, the training beside it notices nothing, and its first call finds all compiled."""
+"""Compilation ahead: it runs nothing, the training beside it notices nothing, and its first call finds all compiled.
+
+Inductor calls PyTorch's kernels in these: the C++ compiler takes seconds for each of its own, which those have of the
+tests of `TrainingStep`.
+"""
 
 import copy
 import os
@@ -59,6 +63,14 @@ def outcome_of(running: Compilation, beside: Callable[[], object] = lambda: time
         assert time.monotonic() < until, "the compilation does not end"
         beside()
     return outcome
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_kernels_of_its_own() -> Iterator[None]:
+    from torch._inductor import config
+
+    with config.patch({"fallback_by_default": True} if hasattr(config, "fallback_by_default") else {}):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -286,7 +298,7 @@ def test_what_was_not_compiled_ahead_runs_eagerly_and_says_so(monkeypatch: pytes
 
 def test_one_compilation_for_all_lengths() -> None:
     torch.manual_seed(0)
-    model = nn.Linear(4, 1)  # few kernels, each of which a C++ compiler takes a second for
+    model = nn.Linear(4, 1)
     batches = [(torch.randn(3, length, 4), torch.randn(3, length, 1)) for length in (20, 33, 47)]
     varying = varying_between(batches[0], batches[1])
     assert varying == {(0, 1), (1, 1)}

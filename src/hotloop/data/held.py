@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.data.resident import SameTensor, all_tensors, some_bytes, writes
+from hotloop.data.resident import SameTensor, all_tensors, free_memory, some_bytes, writes
 from hotloop.placement import map_tensors, move, tensors_in
 
 LARGE = 4 << 20  # bytes of a batch: to look whether a smaller one has changed takes as long as to copy it
@@ -56,10 +56,8 @@ class HeldBatches:
     def _has_room(self, tensors: list[Tensor]) -> bool:
         if self._device.type != "cuda":
             return True
-        free, _ = torch.cuda.mem_get_info(self._device)
-        cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         held = sum(t.nbytes for each in self._held.values() if each.copy is not None for _, t in tensors_in(each.copy))
-        return held + sum(tensor.nbytes for tensor in tensors) <= SHARE * (free + cached + held)
+        return held + sum(tensor.nbytes for tensor in tensors) <= SHARE * (free_memory(self._device) + held)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -311,6 +311,10 @@ def _fits(dataset: Any, device: torch.device) -> bool:
     if device in _kept.get(dataset, {}):
         return True
     needed = len(dataset) * sum(tensor.nbytes for _, tensor in tensors_in(dataset[0]) if tensor.device != device)
+    return needed <= SHARE * free_memory(device)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes of a CUDA device that nothing uses, those included that PyTorch keeps for itself."""
     free, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return needed <= SHARE * (free + cached)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

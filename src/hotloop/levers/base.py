@@ -19,6 +19,7 @@ from hotloop.text import shorten
 
 Cost = Literal["nothing", "a moment", "a compilation", "a long compilation"]
 Undo = Callable[[], object]
+UNCAPTURED = "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
 HEAVY = 2e9  # flops of a step from which on faster arithmetic saves more than its casts cost
 
 
@@ -50,7 +51,7 @@ class LeverTarget:
         if plan.precision == "fp32":
             return "the step is in fp32"
         if not plan.graph:
-            return "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
+            return UNCAPTURED
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
         if has_compiled_parts(self.model):

@@ -103,8 +103,8 @@ def excess_of(
     """What is outside the tolerance, in words. Where the gradient turns too far, `shake` says how far that of fp32 does
     with weights that are rounded; None where that is not known."""
     why, dtype = departure.excess(later=later), HALF_PRECISIONS.get(precision)
-    most = Departure(math.inf, math.inf, 1.0, 0.0)
-    if why is None or dtype is None or departure.excess(later=later, shaken=most) is not None:
+    widest = Departure(math.inf, math.inf, 1.0, 0.0)  # of fp32 with rounded weights, whatever that may be
+    if why is None or dtype is None or departure.excess(later=later, shaken=widest) is not None:
         return why
     shaken = shake(dtype)
     return why if shaken is None else departure.excess(later=later, shaken=shaken)

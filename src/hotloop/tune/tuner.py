@@ -15,7 +15,7 @@ from hotloop.data import Stream
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
 from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lever, levers_of, repeated_blocks
-from hotloop.levers.base import RunFacts
+from hotloop.levers.base import UNCAPTURED, RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.plan import Plan, Trial, Tuning, Verdict
@@ -286,7 +286,7 @@ class Tuner:
         self._drop("graph", why)
         for lever in LEVERS:
             if lever.for_captures:
-                self._drop(lever.name, "it is for steps that are captured as a CUDA graph, and this one is not")
+                self._drop(lever.name, UNCAPTURED)
 
     # What rounds, while it trains
 
