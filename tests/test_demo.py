@@ -2,20 +2,26 @@
 
 import json
 import re
+import sys
 from base64 import b64decode
-from io import BytesIO
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import BytesIO, StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
 
+from hotloop.cli import main
 from hotloop.demo import DemoSettings, run_demo
 from hotloop.errors import BadArgument, OutputError
 from hotloop.sprites.making import CLASSES
 from hotloop.sprites.store import TrainedNetwork
 from hotloop.sprites.training import Recipe
 
+KINDS = ("sword", "heart", "tree")
 FILES = {
     "report.html",
     "report.json",
@@ -29,41 +35,62 @@ FILES = {
 }
 
 
+@dataclass(frozen=True)
+class FirstRun:
+    """What a run has written and printed."""
+
+    folder: Path
+    page: str
+    out: str
+    told: str
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads((self.folder / "report.json").read_text())
+
+
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory):
-    """A small run on the CPU, and what it told."""
-    told: list[str] = []
-    out = tmp_path_factory.mktemp("demo") / "first"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hotloop.demo.recipe_for", lambda *_: Recipe(width=8, epochs=1, batch=64, rate=8e-3))
-        outcome = run_demo(out, device="cpu", seed=3, effort=0.05, progress=False, tell=told.append)
-    return outcome, told
+def first(tmp_path_factory: pytest.TempPathFactory) -> FirstRun:
+    """A small run on the CPU with three classes, by the command line."""
+    folder = tmp_path_factory.mktemp("demo") / "a [bold]run"
+    options = ["--device", "cpu", "--seed", "3", "--effort", "0.05", "--json", "--out", str(folder)]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as told:
+        patch.setattr("hotloop.demo.ON_A_CPU", KINDS)
+        patch.setattr("hotloop.demo.recipe_for", lambda *_: Recipe(width=8, epochs=1, batch=32, rate=8e-3))
+        patch.setattr(sys, "argv", ["hotloop", "demo", *options])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert not ended.value.code, told.getvalue()
+    return FirstRun(folder, (folder / "report.html").read_text(encoding="utf-8"), out.getvalue(), told.getvalue())
 
 
-def test_it_says_the_device_and_why_before_anything_else(first) -> None:
-    _, told = first
-    assert told[0].startswith("cpu in fp32: You asked for cpu")
-    assert [words.split()[0] for words in told[1:]] == ["Learning", "Learning", "Drawing,"]
+def test_it_says_the_device_and_why_before_anything_else(first: FirstRun) -> None:
+    assert first.told.startswith("cpu in fp32: You asked for cpu")
+    places = [first.told.index(words) for words in ("Learning to sort", "Learning to draw", "Drawing, and judging")]
+    assert places == sorted(places)
+    assert "epoch 1/4" in first.told
 
 
-def test_everything_is_in_the_folder(first) -> None:
-    outcome, _ = first
-    assert {path.name for path in outcome.folder.iterdir()} == FILES
-    page = (outcome.folder / "report.html").read_text(encoding="utf-8")
+def test_json_is_one_object_and_nothing_else_is_on_stdout(first: FirstRun) -> None:
+    data = json.loads(first.out)
+    assert data["folder"] == str(first.folder)
+    assert data["verdict"]["drawn"] > 0
+
+
+def test_everything_is_in_the_folder(first: FirstRun) -> None:
+    assert {path.name for path in first.folder.iterdir()} == FILES
     for part in ("sorting sprites", "drawing sprites", "What it draws", "confuses", "You asked for cpu"):
-        assert part in page
-    assert "hotloop demo --device cpu --seed 3 --effort 0.05" in page, "what does this run again"
-    data = json.loads((outcome.folder / "report.json").read_text())
+        assert part in first.page
+    assert "hotloop demo --device cpu --seed 3 --effort 0.05" in first.page, "what does this run again"
+    data = first.data
     assert data["classifier"]["steps"] > 0
     assert data["drawer"]["steps"] > 0
-    assert data["verdict"]["drawn"] == 4 * len(data["classes"])
+    assert data["verdict"]["drawn"] == 4 * len(data["classes"]) == 12
     assert data["interrupted"] is False
 
 
-def test_the_confusions_are_dark_on_a_dark_page(first) -> None:
-    outcome, _ = first
-    page = (outcome.folder / "report.html").read_text(encoding="utf-8")
-    matrix = page[page.index("What the classifier confuses") :]
+def test_the_confusions_are_dark_on_a_dark_page(first: FirstRun) -> None:
+    matrix = first.page[first.page.index("What the classifier confuses") :]
     dark, light = re.search(
         r'prefers-color-scheme: dark\)" srcset="[^,]*,([^"]*)"><img src="[^,]*,([^"]*)"', matrix
     ).groups()
@@ -72,17 +99,16 @@ def test_the_confusions_are_dark_on_a_dark_page(first) -> None:
     assert grounds[1] > 192
 
 
-def test_it_learned_something_even_so(first) -> None:
-    outcome, _ = first
-    assert outcome.sorting.curve[-1][1] < outcome.sorting.curve[0][1]
-    assert outcome.drawing.curve[-1][1] < 0.8 * outcome.drawing.curve[0][1]
+def test_it_learned_something_even_so(first: FirstRun) -> None:
+    sorting, drawing = first.data["classifier"]["curve"], first.data["drawer"]["curve"]
+    assert sorting[-1][1] < sorting[0][1]
+    assert drawing[-1][1] < 0.8 * drawing[0][1]
 
 
-def test_the_networks_can_be_used_afterwards(first) -> None:
-    outcome, _ = first
-    drawer = TrainedNetwork.load(outcome.folder / "drawer.safetensors", "drawer")
-    assert drawer.classes == outcome.settings.classes
-    assert TrainedNetwork.load(outcome.folder / "classifier.safetensors", "classifier").classes == drawer.classes
+def test_the_networks_can_be_used_afterwards(first: FirstRun) -> None:
+    drawer = TrainedNetwork.load(first.folder / "drawer.safetensors", "drawer")
+    assert drawer.classes == KINDS
+    assert TrainedNetwork.load(first.folder / "classifier.safetensors", "classifier").classes == drawer.classes
 
 
 def test_a_gpu_takes_all_classes_and_more_sprites() -> None:

@@ -7,29 +7,30 @@ import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
+from hotloop.bench.contestants import contestants
 from hotloop.bench.packages import MissingPackage
 from hotloop.bench.workloads import END_TO_END, UNSEEN, WORKLOADS, workload
 from hotloop.bench.workloads.language import RaggedTextDataset, padded
 from hotloop.bench.workloads.pictures import JpegDataset, flip_and_shift
 from hotloop.errors import BadArgument
 
-from .racing import needs_packages_of
+from .racing import CPU, EXPERTS, loss_of, needs_packages_of
 
 
-def first_batches(name: str, seed: int) -> list[torch.Tensor]:
+def weights_and_batches(name: str, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """What a training begins with, and its first two batches."""
     parts = workload(name, "cpu", quick=True, seed=seed).parts()
-    return [leaf for _, batch in zip(range(2), parts.loader, strict=False) for leaf in tree_leaves(batch)]
+    batches = [leaf for _, batch in zip(range(2), parts.loader, strict=False) for leaf in tree_leaves(batch)]
+    return list(parts.model.parameters()), batches
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_same_seed_gives_the_same_and_another_another(name: str) -> None:
     needs_packages_of(name)
-    one, two, other = (workload(name, "cpu", quick=True, seed=seed).parts() for seed in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True))
-    assert not all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
-    first = list(first_batches(name, 3))
-    assert all(map(torch.equal, first, first_batches(name, 3)))
-    assert not all(map(torch.equal, first, first_batches(name, 4)))
+    for one, two, other in zip(*(weights_and_batches(name, seed) for seed in (3, 3, 4)), strict=True):
+        assert len(one) == len(two) > 0
+        assert all(map(torch.equal, one, two))
+        assert not all(map(torch.equal, one, other))
 
 
 def test_parts_are_equal_each_time_but_the_data_is_there_once() -> None:
@@ -62,12 +63,16 @@ def test_epochs_are_counted_in_units_and_in_batches() -> None:
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
 
 
-def test_hugging_face_gets_dicts_and_returns_its_own_loss() -> None:
+def test_hugging_face_gets_dicts_and_returns_its_own_loss_also_in_the_loop_of_an_expert() -> None:
     pytest.importorskip("transformers")
-    parts = workload("gpt2", "cpu", quick=True).parts()
+    work = workload("gpt2", "cpu", quick=True)
+    parts = work.parts()
     batch = next(iter(parts.loader))
     assert set(batch) == {"input_ids", "labels"}
     assert parts.compute(parts.model, batch).dim() == 0
+    before = loss_of(work, parts)
+    assert contestants(["expert"], experts=EXPERTS)["expert"](parts, CPU).run(3) > 0
+    assert loss_of(work, parts) < before
 
 
 def test_pictures_are_decoded_cropped_and_flipped_at_random_from_the_same_files() -> None:

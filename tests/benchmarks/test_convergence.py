@@ -12,8 +12,6 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from ..warm import Warm
-
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "convergence.py"
 PLAIN = (1.0, 1.1, 1.2)
 
@@ -105,7 +103,11 @@ def test_a_task_trains_and_is_validated(
     assert 0 <= run.accuracy <= 1
 
 
-def test_one_seed_has_no_spread(tmp_path: Path, warm: Warm) -> None:
-    ran = warm.run(BENCHMARK, "--quick", "--seeds", "1", cwd=tmp_path)
-    assert ran.returncode == 2
-    assert "2 or more" in ran.stderr
+def test_one_seed_has_no_spread(
+    convergence: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [str(BENCHMARK), "--quick", "--seeds", "1"])
+    with pytest.raises(SystemExit) as ended:
+        convergence.main()
+    assert ended.value.code == 2
+    assert "2 or more" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`hotloop demo` as a person runs it."""
+"""`hotloop demo` as a person runs it; with `--json` in `tests/test_demo.py`."""
 
 import json
 import os
@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from hotloop.cli import main
-from hotloop.sprites.training import Recipe
 
 from ..warm import HOTLOOP, Warm
 
@@ -23,6 +22,7 @@ import hotloop.demo
 from hotloop.cli import main
 from hotloop.sprites.training import Recipe
 
+hotloop.demo.ON_A_CPU = ("sword", "heart")
 hotloop.demo.recipe_for = lambda *_: Recipe(width=4, epochs=1, batch=64)  # learns nothing
 {more}
 main()
@@ -78,20 +78,6 @@ def test_it_says_the_device_and_why_then_the_result_then_where_the_files_are(tmp
     assert f"runs/{folder.name}/report.html" in done.stdout
     assert "epoch 1/4" in done.stderr
     assert "epoch 1/4" not in done.stdout
-
-
-def test_json_is_one_object_and_nothing_else_is_on_stdout(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hotloop.demo.recipe_for", lambda *_: Recipe(width=4, epochs=1, batch=64))  # learns nothing
-    done = run_main(tmp_path, capsys, "demo", *SMALL, "--json", "--out", "a [bold]run")
-    assert done.code == 0, done.error
-    data = json.loads(done.out)
-    assert data["folder"] == "a [bold]run"
-    assert data["verdict"]["drawn"] > 0
-    assert "You asked for cpu" in done.error
-    assert "epoch 1/4" in done.error
-    assert (tmp_path / "a [bold]run/report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,30 @@ from pathlib import Path
 import pytest
 
 import hotloop
+from hotloop.cli import main
 
 from ..warm import HOTLOOP, Warm
 
-HEAVY = ("torch", "matplotlib", "jinja2", "numpy", "torchmetrics", "psutil")
+HEAVY = ("torch", "matplotlib", "jinja2", "numpy", "torchmetrics", "psutil", "aiohttp")
 
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(warm: Warm, tmp_path: Path) -> Run:
-    environment = {**os.environ, "TERM": "dumb", "COLUMNS": "100"}
-    return lambda *args: warm.run(*HOTLOOP, *args, cwd=tmp_path, environment=environment)
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line in this process, which has imported what prints already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*args: str) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["hotloop", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return subprocess.CompletedProcess(args, ended.value.code or 0, *capsys.readouterr())
+
+    return call
 
 
 def test_help_lists_the_verbs(run: Run) -> None:
@@ -51,17 +62,31 @@ def test_the_help_of_a_verb_teaches_by_examples(verb: str, run: Run) -> None:
         assert f"hotloop {verb}" in done.stdout
 
 
-@pytest.mark.parametrize("args", [("--help",), ("demo", "--help"), ("device", "--help")])
-def test_help_loads_nothing_heavy(args: tuple[str, ...]) -> None:
-    script = (
-        "import sys\n"
-        f"sys.argv = ['hotloop', *{args!r}]\n"
-        "from hotloop.cli import main\n"
-        "try: main()\n"
-        f"finally: print('loaded:', [name for name in {HEAVY!r} if name in sys.modules])\n"
-    )
+def test_help_and_what_a_shell_is_told_can_follow_load_nothing_heavy() -> None:
+    """One process for all of them: what any of them loads stays loaded."""
+    asked = [("--help",), ("demo", "--help"), ("device", "--help"), ("top", "--help")]
+    typed = {"hotloop t": ["train", "tune", "top"], "hotloop top --de": ["--demo"], "hotloop learn ": ["check"]}
+    script = f"""
+import os, sys
+from hotloop.cli import main
+
+def run(*args):
+    sys.argv = ["hotloop", *args]
+    try: main()
+    except SystemExit: print("loaded:", [name for name in {HEAVY} if name in sys.modules])
+
+for args in {asked}: run(*args)
+os.environ["_HOTLOOP_COMPLETE"] = "complete_bash"
+for typed in {list(typed)}:
+    os.environ |= {{"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}}
+    run()
+"""
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert "loaded: []" in done.stdout
+    told = done.stdout.split("loaded: []\n")
+    assert len(told) == len(asked) + len(typed) + 1, done.stdout + done.stderr
+    assert all("Usage" in words for words in told[: len(asked)])
+    for offered, words in zip(typed.values(), told[len(asked) :], strict=False):
+        assert set(offered) <= set(words.split())
 
 
 @pytest.mark.parametrize("args", [("fly",), ("--fast",), ("demo", "--fast"), ("demo", "extra")])
@@ -151,18 +176,3 @@ def test_help_in_80_columns_breaks_no_line_early_and_no_example_at_all(
     early = [line for line, after in prose if line and after and len(f"{line} {after.split()[0]}") <= 78]
     assert not early
     assert "<bool>" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [("hotloop t", ["train", "tune", "top"]), ("hotloop top --de", ["--demo"]), ("hotloop learn ", ["check"])],
-)
-def test_a_shell_is_told_what_can_follow_and_loads_nothing_heavy(typed: str, offered: list[str]) -> None:
-    script = "import sys; sys.argv = ['hotloop']\nfrom hotloop.cli import main\ntry: main()\nfinally: "
-    script += f"print('heavy:', [name for name in {HEAVY} if name in sys.modules])"
-    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" ")), "_HOTLOOP_COMPLETE": "complete_bash"}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **words}
-    )
-    assert set(offered) <= set(done.stdout.split()), done.stderr
-    assert "heavy: []" in done.stdout

@@ -16,6 +16,7 @@ import pytest
 
 from hotloop.cli import main
 from hotloop.profiling.record import Profile
+from hotloop.report.document import Plot
 
 from ..thorough import THOROUGH
 from ..warm import HOTLOOP, Warm
@@ -95,7 +96,11 @@ def test_a_script_is_profiled_and_a_page_is_left(tmp_path: Path, warm: Warm) -> 
     assert trace["traceEvents"]
 
 
-def test_json_is_one_object_and_the_scripts_words_go_past_it(tmp_path: Path, run: Run) -> None:
+def test_json_is_one_object_and_the_scripts_words_go_past_it(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plot = Plot("", "", b"", b"")  # pictures take seconds; the page of the test above has them
+    monkeypatch.setattr("hotloop.report.profile._plot", lambda *_, **__: plot)
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run("--steps", "2", "--warmup", "1", "--json", "train.py")
     assert done.returncode == 0, done.stderr
@@ -161,6 +166,7 @@ def test_ended_from_outside_it_ends_the_script_and_leaves_nothing(tmp_path: Path
             cwd=folder,
             environment={**os.environ, "TMPDIR": str(folder / "temporary")},
             terminal=os.ttyname(theirs) if name == "a closed terminal" else None,
+            forks=not THOROUGH,
         )
     os.close(theirs)
     for name, end in endings.items():

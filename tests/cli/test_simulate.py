@@ -13,6 +13,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import psutil
 import pytest
 
 from hotloop.cli import main
+from hotloop.simulate.search import largest
 
 from ..simulate.conftest import built, output_of, simulator  # noqa: F401  # the fixtures of those tests
 from ..thorough import THOROUGH, some
@@ -299,7 +301,8 @@ def test_a_batch_is_set_and_said(loader: Path, simulate) -> None:
     assert "samples a second" in done.stdout
 
 
-def test_the_largest_batch_for_a_person(loader: Path, simulate) -> None:
+def test_the_largest_batch_for_a_person(loader: Path, simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.simulate.study.largest", partial(largest, within=0.3))  # `test_study.py` looks closely
     done = simulate("--largest-batch", "--vram", "4GiB", str(loader))
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())
@@ -363,7 +366,7 @@ def test_what_runs_out_on_one_gpu_is_told_of_several(tmp_path: Path, simulate) -
         import torch
         from torch import nn
 
-        blocks = [nn.Sequential(nn.Linear(8192, 8192, device="cuda"), nn.ReLU()) for _ in range(6)]
+        blocks = [nn.Sequential(nn.Linear(8192, 8192, device="cuda"), nn.ReLU()) for _ in range(3)]
         net = nn.Sequential(*blocks)
         optimizer = torch.optim.AdamW(net.parameters())
         for _ in range(4):
@@ -372,7 +375,7 @@ def test_what_runs_out_on_one_gpu_is_told_of_several(tmp_path: Path, simulate) -
             optimizer.zero_grad()
         """)
     )
-    done = simulate("--vram", "6GiB", "--gpus", "8", "--parallel", "fsdp", str(path))
+    done = simulate("--vram", "3GiB", "--gpus", "8", "--parallel", "fsdp", str(path))
     assert done.returncode == 1
     assert "it does not fit: the process" in done.stdout
     assert "it fits: each rank would take" in done.stdout

@@ -49,14 +49,14 @@ def test_a_preview_counts_the_sprites_that_there_are(run, tmp_path: Path) -> Non
 
 
 def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:
-    code, out, err = run("sprites", "make", "-n", "512", "-c", "sword", "-c", "heart", "--seed", "7")
+    code, out, err = run("sprites", "make", "-n", "256", "-c", "sword", "-c", "heart", "--seed", "7")
     assert code == 0, err
-    assert "512 sprites of 2 classes" in out
+    assert "256 sprites of 2 classes" in out
     sprites = SpriteSet.load(tmp_path / "sprites.safetensors")
     assert sprites.classes == ("sword", "heart")
 
     code, out, _ = run("sprites", "info", "sprites.safetensors", "--json")
-    assert json.loads(out)["classes"] == {"sword": 256, "heart": 256}
+    assert json.loads(out)["classes"] == {"sword": 128, "heart": 128}
     code, out, _ = run("sprites", "preview", "sprites.safetensors", "--columns", "5", "--scale", "2")
     assert code == 0
     assert picture(tmp_path / "preview.png").width > 5 * 16 * 2

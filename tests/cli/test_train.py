@@ -17,7 +17,7 @@ from hotloop.sprites.making import make
 from ..thorough import tries
 from ..warm import Warm
 
-SMALL = ("--width", "4", "--batch", "32", "--device", "cpu", "--no-report")
+SMALL = ("--width", "4", "--batch", "16", "--device", "cpu", "--no-report")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr("hotloop.tune.tuner.WORTH_A_PLAN", 60.0)  # runs are compared to the bit
     monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 10**6)
-    make(320, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
+    make(160, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
 
     def call(*args: str) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", ["hotloop", "train", *args])
@@ -39,9 +39,11 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return call
 
 
-@pytest.mark.parametrize("task", ["classify", "draw"])
-def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task: str) -> None:
-    command = (task, "sprites.safetensors", "--epochs", "2", *SMALL)
+@pytest.mark.parametrize(
+    ("task", "epochs", "every"), [("classify", 2, "all 2 epochs were"), ("draw", 1, "the epoch was")]
+)
+def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task: str, epochs: int, every: str) -> None:
+    command = (task, "sprites.safetensors", "--epochs", str(epochs), *SMALL)
     code, _, err = run(*command, "--out", "whole.safetensors")
     assert code == 0, err
     saving = ("--out", "parts.safetensors", "--save", "run", "--every", "3 steps", "--resume", "--json")
@@ -53,19 +55,20 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task:
         assert (report["stopped"], report["steps"], report["saved"]) == ("the time limit", life, life)
         (told,) = [line for line in " ".join(err.split()).split("ended early: ")[1:] if "resume" in line]
         assert told == (
-            f"the time limit, at step {life}, epoch 1 of 2; saved in run: resume=True (`--resume`) goes on from there"
+            f"the time limit, at step {life}, epoch 1 of {epochs}; saved in run: "
+            "resume=True (`--resume`) goes on from there"
         )
         if life > 1:
-            assert f"going on from step {life - 1}, in epoch 1 of 2, after batch {life - 1} of 9" in err
+            assert f"going on from step {life - 1}, in epoch 1 of {epochs}, after batch {life - 1} of 9" in err
     code, out, err = run(*command, *saving)
     assert code == 0, err
-    assert (json.loads(out)["steps"], json.loads(out)["resumed"]) == (18, lives)
+    assert (json.loads(out)["steps"], json.loads(out)["resumed"]) == (9 * epochs, lives)
     whole, parts = load_file(tmp_path / "whole.safetensors"), load_file(tmp_path / "parts.safetensors")
     assert whole.keys() == parts.keys()
     assert all(tensor.equal(parts[name]) for name, tensor in whole.items())
     code, out, err = run(*command, *saving)
-    assert (code, json.loads(out)["steps"]) == (0, 18)
-    assert "all 2 epochs were done at step 18: nothing is left to train" in err
+    assert (code, json.loads(out)["steps"]) == (0, 9 * epochs)
+    assert f"{every} done at step {9 * epochs}: nothing is left to train" in err
 
 
 def test_more_epochs_go_on(run) -> None:
@@ -149,18 +152,18 @@ def plain(shown: bytes) -> str:
 
 
 def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) -> None:
-    make(960, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
-    command = ("classify", "sprites.safetensors", "--epochs", "8", *SMALL, "--save", "run", "--resume")
-    code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch [2-7]/8")
+    make(160, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
+    command = ("classify", "sprites.safetensors", "--epochs", "60", *SMALL, "--save", "run", "--resume")
+    code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch ([2-9]|\d\d)/60")
     assert code == 130, shown
     assert "Traceback" not in shown
-    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d of 8; saved in run: resume=True \(`--resume`\) goes on"
+    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d+ of 60; saved in run: resume=True \(`--resume`\) goes on"
     told = re.findall(ending, " ".join(shown.split()))
     assert len(told) == shown.count("--resume") == 1, "how to go on is told once"
     steps = int(told[0])
-    code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch \d+/8 .*items/s")
+    code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch \d+/60 .*items/s")
     assert code == 130, shown
     assert f"going on from step {steps}, " in shown
-    bars = [int(done) for done in re.findall(r"(\d+)/216", shown)]
+    bars = [int(done) for done in re.findall(r"(\d+)/540", shown)]
     assert bars[0] == steps, "not from the start once more"
     assert bars == sorted(bars)

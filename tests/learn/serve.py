@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def warm_up() -> None:
-    """A step on the simulated GPU: what it imports, reads and compiles, no fork has to do again."""
+    """A step on the simulated GPU and a graph: what they import, read and compile, no fork has to do again."""
     import torch
 
     lab = importlib.import_module("hotloop.learn.lab")
     importlib.import_module("hotloop.learn.child")
-    importlib.import_module("torch._dynamo")
+    torch.compile(torch.sin, backend="eager")(torch.ones(1))
     with lab.gpu(quiet=True):
         model = torch.nn.Linear(2, 2).to("cuda")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -153,7 +153,7 @@ C:
 
 
 def test_lessons_are_recorded_and_what_fails_is_named(
-    warm_checks: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    forked_children: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = record([THREE], Recording())
     first, second, third = made.steps

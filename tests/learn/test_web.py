@@ -218,7 +218,7 @@ def run(visitor: Visitor, step: int, code: str, number: int = 3) -> tuple[str, d
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks, which are tried on Linux alone")
 def test_steps_know_what_earlier_ones_made_and_the_last_one_makes_the_lesson_done(
-    visitor: Visitor, warm_checks: None
+    visitor: Visitor, forked_children: None
 ) -> None:
     assert visitor.post("open", {"lesson": 3}).data == {"ran": [], "busy": False}
     assert LearnerProgress.load().lessons == {"3": "opened"}
@@ -241,7 +241,7 @@ def test_steps_know_what_earlier_ones_made_and_the_last_one_makes_the_lesson_don
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks, which are tried on Linux alone")
 def test_a_step_without_an_end_is_ended_and_one_that_is_stopped_too(
-    warm_checks: None, monkeypatch: pytest.MonkeyPatch
+    forked_children: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strict = partial(server.StepProcess, limit=1.0)
     small = partial(server.StepProcess, memory=900 << 20)
@@ -269,7 +269,7 @@ def test_a_step_without_an_end_is_ended_and_one_that_is_stopped_too(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="its processes are forks, which are tried on Linux alone")
 def test_one_step_of_a_lesson_runs_at_a_time_and_the_server_ends_with_all_that_runs(
-    warm_checks: None, tmp_path: Path
+    forked_children: None, tmp_path: Path
 ) -> None:
     told = tmp_path / "pid"
     code = f"import os, pathlib, time\npathlib.Path({str(told)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"

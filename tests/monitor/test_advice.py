@@ -180,11 +180,11 @@ def test_waiting_needs_its_minute_and_half_a_minute_more() -> None:
     ],
 )
 def test_a_gpu_that_does_not_wait(gpu: Gpu) -> None:
-    assert Scene().show(200, gpu) == []
+    assert Scene().show(200, gpu, every=5.0) == []
 
 
 def test_waiting_is_seen_where_processes_cannot_be() -> None:
-    assert Scene().show(200, replace(FULL, processes=None, utilisation=9.0)) == ["waiting"]
+    assert Scene().show(200, replace(FULL, processes=None, utilisation=9.0), every=5.0) == ["waiting"]
 
 
 def test_waiting_does_not_flicker_and_ends() -> None:
@@ -214,22 +214,22 @@ def test_starved_says_why_and_waiting_keeps_silent() -> None:
 @pytest.mark.parametrize(("cpu", "utilisation"), [(94.0, 20.0), (100.0, 51.0), (None, 20.0), (100.0, None)])
 def test_a_gpu_that_is_not_starved(cpu: float | None, utilisation: float | None) -> None:
     gpu = replace(CARD, utilisation=utilisation)
-    assert Scene().show(200, gpu, host=replace(HOST, cpu=cpu)) == []
+    assert Scene().show(200, gpu, host=replace(HOST, cpu=cpu), every=5.0) == []
 
 
 def test_a_full_cpu_beside_a_gpu_that_nobody_uses_is_not_its_business() -> None:
     gpu = replace(CALM, processes=())
-    assert Scene().show(200, gpu, host=replace(HOST, cpu=100.0)) == []
+    assert Scene().show(200, gpu, host=replace(HOST, cpu=100.0), every=5.0) == []
 
 
 @pytest.mark.parametrize("way", ["sent", "received"])
 def test_pcie(way: str) -> None:
     scene = Scene()
-    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 7.9e9})) == []
-    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 8.1e9})) == ["pcie"]
-    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 6.1e9})) == ["pcie"]
-    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 5.9e9})) == []
-    assert scene.show(200, replace(CARD, utilisation=91.0, **{way: 30e9})) == []  # the copies are hidden
+    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 7.9e9}), every=5.0) == []
+    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 8.1e9}), every=5.0) == ["pcie"]
+    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 6.1e9}), every=5.0) == ["pcie"]
+    assert scene.show(200, replace(CARD, utilisation=90.0, **{way: 5.9e9}), every=5.0) == []
+    assert scene.show(200, replace(CARD, utilisation=91.0, **{way: 30e9}), every=5.0) == []  # the copies are hidden
 
 
 # ---- power-cap, heat, hardware-slowdown
@@ -426,13 +426,13 @@ def test_an_idle_gpu_beside_a_full_one() -> None:
     ],
 )
 def test_gpus_of_which_none_is_to_spare(full: Gpu, idle: Gpu) -> None:
-    assert Scene().show(400, full, idle) == []
+    assert Scene().show(400, full, idle, every=5.0) == []
 
 
 def test_a_gpu_whose_memory_is_full_while_it_computes_is_full() -> None:
     gpu = replace(CARD, utilisation=40.0, memory_used=127 * GIB)
-    assert Scene().show(400, gpu, SPARE) == ["idle-gpu"]
-    assert Scene().show(400, replace(gpu, memory_used=125 * GIB), SPARE) == []
+    assert Scene().show(400, gpu, SPARE, every=5.0) == ["idle-gpu"]
+    assert Scene().show(400, replace(gpu, memory_used=125 * GIB), SPARE, every=5.0) == []
 
 
 # ---- all of them

@@ -119,46 +119,47 @@ def test_text_from_outside_cannot_steer_the_terminal_nor_be_read_as_markup() -> 
         assert expected in text
 
 
+NOT_COUNTED = tuple(replace(score, flops=None, traffic=None) for score in made_benchmark().scores)
+NO_RATE = (made_score("MLP", "tutorial", 0.0), made_score("MLP", "hotloop", 0.0))
+MANY = tuple(made_score(f"workload {n} of many $x_1$", "hotloop", 5.0) for n in range(5))
 ODD = {
     "empty": made_benchmark(()),
-    "one score": made_benchmark((made_score("MLP", "hotloop", 5.0, "cpu"),)),
-    "nothing counted": made_benchmark(
-        tuple(replace(score, flops=None, traffic=None) for score in made_benchmark().scores)
-    ),
-    "rates of 0": made_benchmark((made_score("MLP", "tutorial", 0.0), made_score("MLP", "hotloop", 0.0))),
-    "no ceilings": replace(made_benchmark(), ceilings={}),
-    "no memory ceiling": replace(made_benchmark(), ceilings={"cuda": {"fp32": 5e13}}),
-    "only the memory's ceiling": replace(made_benchmark(), ceilings={"cuda": {"bytes": 4e12}}),
-    "equal ceilings": replace(made_benchmark(), ceilings={"cuda": {"bf16": 8e14, "fp16": 8e14, "bytes": 4e12}}),
-    "many workloads": made_benchmark(tuple(made_score(f"workload {n} $x_1$", "hotloop", 5.0) for n in range(9))),
+    "one score, no ceilings": made_benchmark((made_score("MLP", "hotloop", 5.0, "cpu"),)),
+    "rates of 0, or nothing counted": made_benchmark((*NO_RATE, *NOT_COUNTED)),
+    "equal ceilings, none of the memory": replace(made_benchmark(), ceilings={"cuda": {"bf16": 8e14, "fp16": 8e14}}),
+    "many workloads, only the memory's ceiling": replace(made_benchmark(MANY), ceilings={"cuda": {"bytes": 4e12}}),
 }
 
 
 @pytest.mark.parametrize("benchmark", ODD.values(), ids=ODD)
 def test_odd_benchmarks_still_give_a_table_and_pictures(benchmark: Benchmark) -> None:
     assert max(map(len, shown(scores_table(benchmark)).splitlines())) <= 80
-    assert size_of(bars(benchmark))[0] == 1800
+    if benchmark.scores != made_benchmark().scores:
+        assert size_of(bars(benchmark))[0] == 1800
     for device in ("cuda", "cpu", "absent") if len(benchmark.scores) < 2 else ("cuda",):
         assert size_of(roofline(benchmark, device))[0] == 1800
 
 
 def test_the_same_record_gives_the_same_pictures_and_no_global_setting_changes() -> None:
     before = dict(rcParams)
-    benchmark = made_benchmark()
+    benchmark = made_benchmark(made_benchmark().scores[-2:])
     assert bars(benchmark) == bars(benchmark) != bars(benchmark, DARK)
-    assert roofline(benchmark, "cuda") == roofline(benchmark, "cuda") != roofline(benchmark, "cuda", DARK)
     assert curves(made_curves()) == curves(made_curves()) != curves(made_curves(), DARK)
     assert dict(rcParams) == before
 
 
-def test_the_roofline_shows_only_what_was_counted_on_its_device() -> None:
+def test_the_roofline_is_the_same_each_time_and_shows_only_what_was_counted_on_its_device() -> None:
     benchmark = made_benchmark()
     other = tuple(replace(score, rate=7.0) if score.device == "cpu" else score for score in benchmark.scores)
     uncounted = replace(made_score("ResNet", "hotloop", 50.0), flops=None)
     same = replace(benchmark, scores=(*other, uncounted))
-    assert roofline(same, "cuda") == roofline(benchmark, "cuda")
     counted = replace(benchmark, scores=(*benchmark.scores, replace(uncounted, flops=1e9)))
-    assert roofline(counted, "cuda") != roofline(benchmark, "cuda")
+    before = dict(rcParams)
+    picture = roofline(benchmark, "cuda")
+    assert roofline(same, "cuda") == picture
+    assert roofline(counted, "cuda") != picture
+    assert roofline(benchmark, "cuda", DARK) != picture
+    assert dict(rcParams) == before
 
 
 def test_the_figures_of_the_curves_are_the_differences() -> None:
@@ -187,21 +188,16 @@ def test_what_is_not_known_is_no_number() -> None:
     assert math.isnan(curve_figures(diverged)["largest difference"])
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        made_curves(0),
-        made_curves(1),
-        made_curves(10),
-        replace(made_curves(), again=()),
-        replace(made_curves(), again=(1.0,) * 40),
-        replace(made_curves(), hotloop=made_curves().tutorial),
-        replace(made_curves(), hotloop=made_curves().hotloop[:50]),
-        replace(made_curves(), hotloop=(math.inf, math.nan) * 50),
-        replace(made_curves(), workload="$x_1$ " * 30),
-    ],
-    ids=["nothing", "a step", "few", "no noise", "short noise", "equal", "cut short", "diverged", "long words"],
-)
+DIVERGED = replace(made_curves(), hotloop=(math.inf, math.nan) * 25)
+ODD_CURVES = {
+    "nothing": made_curves(0),
+    "a step, no noise": replace(made_curves(1), again=()),
+    "few, equal, short noise": replace(made_curves(10), hotloop=made_curves(10).tutorial, again=(1.0,) * 4),
+    "diverged, cut short, long words": replace(DIVERGED, workload="$x_1$ " * 30),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_CURVES.values(), ids=ODD_CURVES)
 def test_odd_curves_still_give_a_picture(odd: Curves) -> None:
     assert size_of(curves(odd))[0] == 1800
 

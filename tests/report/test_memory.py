@@ -46,17 +46,16 @@ def changed(**values: Any) -> dict[str, Any]:
     return {**made(), **values}
 
 
+OUTSIDE = {**made()["at"], "module": "", "line": None}
+LONG = {**made()["at"], "module": "a\x1b[2J block_$x^{2}$." * 40, "line": "x $y_1$ = 1 " * 50}
+MANY = [[i, i % 7 * MIB, ("forward", "backward")[i % 2]] for i in range(40)]
 ODD = {
     "nothing": changed(timeline=[], peak=0, phases={}, modules=[]),
-    "one point": changed(timeline=[[0.0, MIB, "between"]]),
     "no bytes": changed(timeline=[[0.0, 0, "between"], [1.0, 0, "forward"]], peak=0),
-    "tiny": changed(timeline=[[0.0, 3, "between"], [1e-6, 7, "forward"]], peak=7),
+    "one point, outside any module": changed(timeline=[[0.0, MIB, "between"]], at=OUTSIDE),
+    "tiny, in a phase nobody knows": changed(timeline=[[0.0, 3, "between"], [1e-6, 7, "elsewhere"]], peak=7),
     "huge": changed(timeline=[[0.0, 2**40, "between"], [4000.0, 2**42, "forward"]], peak=2**42),
-    "many steps": changed(timeline=[[i, i % 7 * MIB, ("forward", "backward")[i % 2]] for i in range(100)]),
-    "a phase nobody knows": changed(timeline=[[0.0, MIB, "between"], [1.0, 412 * MIB, "elsewhere"]]),
-    "outside": changed(at={**made()["at"], "module": "", "line": None}),
-    "long names": changed(at={**made()["at"], "module": "block_$x^{2}$." * 40, "line": "x $y_1$ = 1 " * 50}),
-    "steers": changed(at={**made()["at"], "module": "a\x1b[2J"}),
+    "many steps, long names that steer": changed(timeline=MANY, at=LONG),
 }
 
 
@@ -68,7 +67,7 @@ def size_of(png: bytes) -> tuple[int, int]:
 
 def test_the_title_says_the_finding() -> None:
     assert peak_words(made()) == "peak 412.0 MiB in backward of blocks.3"
-    assert peak_words(ODD["outside"]) == "peak 412.0 MiB in backward, outside any module"
+    assert peak_words(changed(at=OUTSIDE)) == "peak 412.0 MiB in backward, outside any module"
     for phase, words in (("between", "between the steps"), ("optimizer", "in the optimizer")):
         assert peak_words(changed(at={**made()["at"], "phase": phase})).endswith(words)
 
@@ -89,14 +88,11 @@ def test_odd_data_still_gives_a_picture(data: dict[str, Any]) -> None:
     assert data == before
 
 
-def test_the_same_data_gives_the_same_picture_and_no_global_setting_changes() -> None:
+def test_the_same_data_gives_the_same_picture_with_its_phases_the_place_of_the_peak_and_the_theme() -> None:
     before = dict(rcParams)
-    assert timeline_picture(made()) == timeline_picture(made())
-    assert timeline_picture(made()) != timeline_picture(made(), theme=DARK)
-    assert dict(rcParams) == before
-
-
-def test_phases_and_the_place_of_the_peak_show_in_the_picture() -> None:
     other = changed(timeline=[[at, live, "forward"] for at, live, _ in made()["timeline"]])
     elsewhere = changed(at={**made()["at"], "module": "head"})
-    assert len({timeline_picture(data) for data in (made(), other, elsewhere)}) == 3
+    picture = timeline_picture(made())
+    assert timeline_picture(made()) == picture
+    assert len({picture, *map(timeline_picture, (other, elsewhere)), timeline_picture(made(), theme=DARK)}) == 4
+    assert dict(rcParams) == before

@@ -18,6 +18,7 @@ from hotloop.report.document import Gallery, Picture, data_uri
 from hotloop.report.page import Training
 from hotloop.report.page import page as page_of
 
+from ..thorough import tries
 from .reading import Reader
 from .reports import made_report
 
@@ -100,7 +101,7 @@ def test_hostile_text_is_shown_as_text() -> None:
     assert not extra
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=tries(10, 30), deadline=None)
 @given(text=st.text(max_size=40))
 def test_any_text_leaves_the_page_whole(text: str) -> None:
     pictures = [Picture(b"png", text, text)]

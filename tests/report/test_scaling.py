@@ -2,7 +2,6 @@
 
 from io import StringIO
 
-import pytest
 from rich.console import Console
 
 from hotloop.report.scaling import scaling_picture, scaling_table
@@ -99,8 +98,7 @@ def test_a_quick_run_says_so() -> None:
     assert "no figures to quote" in words(ScalingBenchmark(**{**vars(FOUND), "quick": True}))
 
 
-@pytest.mark.parametrize("form", ["png", "svg"])
-def test_the_picture_is_drawn_the_same_each_time(form: str) -> None:
-    first, second = (scaling_picture(FOUND, form=form) for _ in range(2))  # type: ignore[arg-type]
-    assert len(first) > 10_000
-    assert form == "svg" or first == second
+def test_the_picture_is_drawn_the_same_each_time() -> None:
+    first, second = (scaling_picture(FOUND) for _ in range(2))
+    assert first == second
+    assert min(len(first), len(scaling_picture(FOUND, form="svg"))) > 10_000

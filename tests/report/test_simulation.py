@@ -254,10 +254,12 @@ def test_nothing_is_drawn_as_nothing() -> None:
     assert steps_plot({}, "svg", DARK)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_card_that_is_far_above_is_left_out_of_the_picture_and_told() -> None:
     assert not far_above(made())
     large = made(gpu_memory=141 * GIB)
     assert far_above(large)
+    assert steps_plot(large, "svg", LIGHT)
     assert "The 141.0 GiB of the card lie far above the picture." in page_of(large)
     assert not far_above({})
 
@@ -329,6 +331,7 @@ def test_a_script_that_did_not_train_has_a_page_without_a_verdict(status: str, w
         assert said not in page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_a_person_waits_for_beside_the_step() -> None:
     pace = StepPace(StepTime(250.0, 200.0, 300.0, calibrated=True), 240.0, 0.0, 2, "data")
     page = unescape(simulation_page(made(pace=pace), script="train.py"))

@@ -4,6 +4,8 @@ import pytest
 
 from hotloop.simulate.cards import card
 
+from ..thorough import some
+
 BEGIN = """
 import threading
 import torch
@@ -39,6 +41,10 @@ def loop(body: str, times: int) -> str:
 def test_updates_by_hand_are_steps(run, way: str) -> None:
     ran = run(loop(WAYS[way], 2) + "raise SystemExit\n", trains=True)
     assert (ran.result.completed, ran.result.status, ran.result.findings) == (2, "completed", ()), ran.err
+
+
+@pytest.mark.parametrize("way", some(WAYS, ["data", "gradients of their own"]))
+def test_steps_by_hand_end_the_script(run, way: str) -> None:
     ran = run(loop(WAYS[way], 100) + "    print('round')\n", steps=4)
     assert ran.result.completed == 4
     assert 3 <= ran.out.count("round") <= 4

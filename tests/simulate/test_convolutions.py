@@ -93,5 +93,5 @@ def test_sizes_become_cases() -> None:
 def test_tables_know_every_kind() -> None:
     for table in tables():
         for key, rows in table.convolution.items():
-            kinds = {ConvolutionTiming.read(row).case.kind for row in rows}
-            assert kinds >= {"spatial", "pointwise", "depthwise"}, (table.architecture, key)
+            for kind in ("spatial", "pointwise", "depthwise"):
+                assert any(ConvolutionTiming.read(row).case.kind == kind for row in rows), (table.architecture, key)

@@ -58,7 +58,7 @@ def test_what_memory_bounds_is_found_again(latency, memory):
     assert found.samples == len(MEMORY)
 
 
-@settings(max_examples=tries(2, 5), deadline=None)
+@settings(max_examples=tries(1, 5), deadline=None)
 @given(latencies, shares, st.floats(0.1, 0.9), st.sampled_from([1.0, 4.0]), st.sampled_from([1024.0, 4096.0]))
 def test_products_are_found_again(latency, memory, compute, sharpness, tile):
     truth = made_up(GEMMS, Curve(latency, memory, compute, sharpness, tile))

@@ -109,21 +109,19 @@ def test_values_that_are_computed_are_nobodys_invention(run) -> None:
     assert (ran.result.completed, ran.result.branches) == (3, ())
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
+def test_a_gpu_that_is_not_there_is_a_finding_at_its_line(run) -> None:
+    lines = [
         'model.to("cuda:1")',
         'torch.zeros(3, device="cuda:1")',
         "torch.zeros(3).cuda(1)",
         "torch.cuda.set_device(1)",
         "torch.cuda.get_device_name(1)",
         'torch.cuda.memory_allocated("cuda:1")',
-    ],
-)
-def test_a_gpu_that_is_not_there_is_a_finding_at_its_line(run, line: str) -> None:
-    ran = run(LOOP + f"{line}  # here\nwhile True:\n    step()\n")
-    (found,) = ran.result.findings
-    assert (found.code, found.level, found.line) == ("no-such-device", "error", ran.line("# here"))
-    assert "invalid device ordinal" in found.message
-    assert "--gpus 2" in found.fix
+    ]
+    ran = run(LOOP + "\n".join(lines) + "\nwhile True:\n    step()\n")
+    assert sorted(found.line for found in ran.result.findings) == [ran.line(line) for line in lines]
+    for found in ran.result.findings:
+        assert (found.code, found.level) == ("no-such-device", "error")
+        assert "invalid device ordinal" in found.message
+        assert "--gpus 2" in found.fix
     assert (ran.result.completed, ran.result.error) == (3, None)

@@ -5,6 +5,7 @@ import gzip
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ def lasting(found: tuple[Need, ...], how: str) -> int:
     return sum(need.bytes for need in found if need.lasting == how)
 
 
+@cache
 def measured() -> list[tuple[Operation, dict[str, int]]]:
     rows = json.loads(gzip.decompress(RAW.read_bytes()))["rows"]
     found = []

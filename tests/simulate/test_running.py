@@ -50,16 +50,13 @@ def test_healthy_scripts_make_their_steps_and_have_no_findings(script: str, run)
     assert ran.result.error is None, ran.result.error
     assert ran.result.completed == 3
     assert ran.result.findings == ()
+    if script == "gan":  # a round of both optimizers is one step; the third ends with the generator's
+        assert ran.out == "round 0\nround 1\n"
 
 
-def test_gpt2_small_makes_its_steps(run) -> None:
+def test_one_as_wide_as_gpt2_makes_its_steps(run) -> None:
     ran = run("attention", "small", steps=1)
     assert (ran.result.completed, ran.result.error, ran.result.findings) == (1, None, ())
-
-
-def test_a_round_of_several_optimizers_is_one_step(run) -> None:
-    ran = run("gan", steps=2)
-    assert ran.out == "round 0\n"  # the second ends with the generator's step
 
 
 def test_modules_beside_the_script_are_found_and_nothing_is_left(run, tmp_path: Path) -> None:
@@ -130,7 +127,7 @@ def test_a_loop_that_waits_for_a_value_is_broken_out_of(run) -> None:
 
 
 def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
-    sooner = "import hotloop.simulate.values\nhotloop.simulate.values.LIMIT = 1_500\n"
+    sooner = "import hotloop.simulate.values\nhotloop.simulate.values.LIMIT = 700\n"
     ran = run(LOOP + sooner + "x = torch.rand(2, device='cuda')\nwhile x.max().item() != 0.123:\n    pass\n")
     (found,) = ran.result.findings
     assert (ran.result.status, found.line) == ("cut-short", ran.line("x.max()"))

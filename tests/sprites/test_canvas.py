@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -56,7 +56,6 @@ def test_pack_and_unpack_are_inverse(picture):
 
 
 @given(COORDINATE, COORDINATE, SIZE, SIZE)
-@settings(max_examples=40)
 def test_ellipse(xs, ys, wides, highs):
     def rule(n, x, y):
         wide, high = wides[n], highs[n]
@@ -68,7 +67,6 @@ def test_ellipse(xs, ys, wides, highs):
 
 
 @given(PIXEL, PIXEL, PIXEL, PIXEL)
-@settings(max_examples=40)
 def test_box(lefts, tops, rights, bottoms):
     drawn = Canvas(3).box(*(numbers(each) for each in (lefts, tops, rights, bottoms)))
     rule = slowly(lambda n, x, y: lefts[n] <= x <= rights[n] and tops[n] <= y <= bottoms[n])
@@ -76,7 +74,6 @@ def test_box(lefts, tops, rights, bottoms):
 
 
 @given(st.lists(st.integers(-3, 20), min_size=16, max_size=16), st.integers(-4, 36))
-@settings(max_examples=40)
 def test_rows(halves, middle):
     drawn = Canvas(1).rows(torch.tensor([halves]), middle)
     assert torch.equal(unpack(drawn), slowly(lambda n, x, y: abs(2 * x + 1 - middle) < halves[y], 1))
@@ -85,14 +82,12 @@ def test_rows(halves, middle):
 
 
 @given(st.lists(st.integers(-2, 18), min_size=16, max_size=16), st.lists(st.integers(-2, 18), min_size=16, max_size=16))
-@settings(max_examples=40)
 def test_columns(tops, bottoms):
     drawn = Canvas(1).columns(torch.tensor([tops]), torch.tensor([bottoms]))
     assert torch.equal(unpack(drawn), slowly(lambda n, x, y: tops[x] <= y <= bottoms[x], 1))
 
 
 @given(st.integers(1, 7), st.integers(0, 30), st.integers(-3, 33))
-@settings(max_examples=40)
 def test_every_and_corner(period, phase, total):
     canvas = Canvas(1)
     comb = canvas.every(period, phase).expand(1, 16)
@@ -103,7 +98,6 @@ def test_every_and_corner(period, phase, total):
 
 
 @given(PICTURE, st.integers(-5, 5), st.integers(-5, 5))
-@settings(max_examples=40)
 def test_shift_mirror_and_inner(picture, right, down):
     pixels = unpack(words(picture))
     assert torch.equal(
@@ -116,7 +110,6 @@ def test_shift_mirror_and_inner(picture, right, down):
 
 
 @given(PICTURE, st.integers(1, ROLES - 1), st.integers(0, ROLES - 1))
-@settings(max_examples=40)
 def test_paint_and_where(picture, under, over):
     canvas = Canvas(2)
     canvas.paint(torch.full((2, 16), 0xFFFF, dtype=torch.int32), under)
@@ -129,7 +122,6 @@ def test_paint_and_where(picture, under, over):
 
 
 @given(PICTURE)
-@settings(max_examples=30)
 def test_outline_touches_only_the_neighbours(picture):
     canvas = Canvas(2)
     canvas.paint(words(picture), FIRST.mid)
@@ -143,7 +135,6 @@ def test_outline_touches_only_the_neighbours(picture):
 
 
 @given(PICTURE, st.integers(1, 2))
-@settings(max_examples=30)
 def test_shade_is_lit_from_the_upper_left(picture, deep):
     canvas = Canvas(2)
     canvas.shade(words(picture), SECOND, deep)
@@ -159,7 +150,6 @@ ART = ("12. .3w", "... 9#.")
 
 
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=3), PIXEL, PIXEL)
-@settings(max_examples=40)
 def test_stamp(which, xs, ys):
     letters = ".123456789#kwr"
     canvas = Canvas(3)

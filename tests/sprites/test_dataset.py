@@ -18,6 +18,8 @@ from hotloop.errors import BadArgument, OutputError
 from hotloop.files import write_whole
 from hotloop.sprites.dataset import SpriteSet, format_of
 
+from ..thorough import tries
+
 
 def some(count: int = 6) -> SpriteSet:
     generator = torch.Generator().manual_seed(0)
@@ -141,7 +143,7 @@ def test_words_without_end_about_a_set(tmp_path: Path) -> None:
         SpriteSet.load(tmp_path / "set")
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(20, 60))
 @given(st.data())
 def test_however_it_is_cut_or_damaged_it_loads_or_is_explained(tmp_path_factory: Any, data: st.DataObject) -> None:
     file = tmp_path_factory.mktemp("damage") / "set"

@@ -1,7 +1,7 @@
 """Dice: pure functions of seed, number and name, in range, even, and independent of who else is thrown."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.sprites.canvas import unpack
@@ -23,7 +23,6 @@ def test_splitmix64_reference_values():
 
 
 @given(SEEDS, NAMES, st.integers(1, 2**31))
-@settings(max_examples=50)
 def test_below_stays_in_range(seed, name, limit):
     drawn = Dice(seed, torch.arange(64)).below(name, limit)
     assert int(drawn.min()) >= 0
@@ -31,14 +30,12 @@ def test_below_stays_in_range(seed, name, limit):
 
 
 @given(SEEDS, st.integers(-50, 50), st.integers(0, 40))
-@settings(max_examples=50)
 def test_between_includes_both_ends(seed, low, more):
     drawn = Dice(seed, torch.arange(2000)).between("size", low, low + more)
     assert (int(drawn.min()), int(drawn.max())) == (low, low + more)
 
 
 @given(SEEDS, NAMES, st.permutations(range(20)))
-@settings(max_examples=50)
 def test_a_draw_does_not_depend_on_the_others(seed, name, order):
     numbers = torch.tensor(order)
     together = Dice(seed, torch.arange(20)).below(name, 1000)
@@ -47,7 +44,6 @@ def test_a_draw_does_not_depend_on_the_others(seed, name, order):
 
 
 @given(SEEDS, NAMES)
-@settings(max_examples=25)
 def test_draws_are_even(seed, name):
     counts = torch.bincount(Dice(seed, torch.arange(8000)).below(name, 16), minlength=16)
     chi_square = float(((counts - 500) ** 2 / 500).sum())

@@ -19,6 +19,8 @@ from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.pictures import Flaw, choose_palette, opaque_colours, read_picture, save_png, sheet_of
 from hotloop.sprites.pixels import look_up, nearest_colour
 
+from ..thorough import tries
+
 
 def png(
     width: int, height: int, *, depth: int = 8, kind: int = 6, data: bytes | None = None, extra: bytes = b""
@@ -192,7 +194,7 @@ def test_a_file_that_cannot_be_opened_or_is_huge(tmp_path: Path, monkeypatch: py
     assert read_picture(tmp_path / "large.png", 16).reason == "too large"  # type: ignore[union-attr]
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=tries(30, 150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(["PNG", "GIF", "BMP", "WEBP"]), st.data())
 def test_whatever_happened_to_a_file_reading_it_returns(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     content = bytearray(as_bytes(sixteen(), kind))
@@ -227,7 +229,7 @@ def test_palettes_go_from_dark_to_light_and_repeat_the_last() -> None:
 colour_counts = st.dictionaries(st.tuples(*[st.integers(0, 255)] * 3), st.integers(1, 10**9), min_size=1, max_size=60)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(20, 60))
 @given(colour_counts)
 def test_a_palette_is_made_of_the_colours_there_are(counted: dict[tuple[int, int, int], int]) -> None:
     colours, counts = np.array(sorted(counted)), np.array([counted[c] for c in sorted(counted)])

@@ -30,8 +30,10 @@ from hotloop.sprites.pixels import (
     upscale,
 )
 
+from ..thorough import tries
+
 loops = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "pixel_loops.py")))
-few = settings(deadline=None, max_examples=60)
+few = settings(deadline=None, max_examples=tries(20, 60))
 
 sides = st.integers(1, 7)
 

@@ -8,7 +8,9 @@ from hotloop.sprites.dice import Dice
 from hotloop.sprites.palette import DUSK, INK, MAROON, PINE
 from hotloop.sprites.shapes import DRAWINGS
 
-COUNT = 2000
+from ..thorough import tries
+
+COUNT = tries(1000, 2000)
 EDGE = torch.ones(16, 16, dtype=torch.bool)
 EDGE[1:15, 1:15] = False
 

@@ -21,14 +21,14 @@ KINDS = ("sword", "heart", "tree")
 
 @pytest.fixture(scope="module")
 def sprites() -> SpriteSet:
-    return make(512, seed=1, classes=KINDS)
+    return make(256, seed=1, classes=KINDS)
 
 
 @pytest.fixture(scope="module")
 def sorter(sprites: SpriteSet) -> TrainedNetwork:
     held_out = make(96, seed=2, classes=KINDS)
     trained, report = learn_to_sort(
-        sprites, held_out, Recipe(width=8, epochs=3, batch=32, rate=5e-3), device="cpu", progress=False
+        sprites, held_out, Recipe(width=8, epochs=3, batch=16, rate=5e-3), device="cpu", progress=False
     )
     assert report.epochs[-1].metrics["accuracy"] > 0.95
     return trained
@@ -37,15 +37,15 @@ def sorter(sprites: SpriteSet) -> TrainedNetwork:
 @pytest.fixture(scope="module")
 def drawer(sprites: SpriteSet) -> TrainedNetwork:
     trained, report = learn_to_draw(
-        sprites, Recipe(width=8, epochs=2, batch=32, rate=5e-3), device="cpu", progress=False
+        sprites, Recipe(width=8, epochs=1, batch=16, rate=1e-2), device="cpu", progress=False
     )
-    assert report.curve[-1][1] < 0.7 * report.curve[0][1]
+    assert report.curve[-1][1] < 0.8 * report.curve[0][1]
     return trained
 
 
 def test_the_same_recipe_gives_the_same_network(sprites: SpriteSet) -> None:
-    recipe = Recipe(width=4, epochs=1, batch=64)
-    one, two = (learn_to_draw(sprites[:192], recipe, device="cpu", progress=False)[0].model for _ in range(2))
+    recipe = Recipe(width=4, epochs=1, batch=32)
+    one, two = (learn_to_draw(sprites[:96], recipe, device="cpu", progress=False)[0].model for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 

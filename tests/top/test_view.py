@@ -20,7 +20,7 @@ from hotloop.top.options import SORTS, ViewOptions, press
 from hotloop.top.view import screen
 from hotloop.top.words import in_encoding
 
-from ..thorough import tries
+from ..thorough import dealt, tries
 
 NASTY = "\x1b[2J\x1b]0;owned\x07\r\n[red]not red[/red] [/] \u202eevil\u2066 \u2028 \x9b31m 漢字 e\u0301\u200d\ud800"
 ADVICE = Advice("idle-memory", 0, "4.1 GiB is held by python3 (PID 7), idle for 12 min", "end it with `kill 7`")
@@ -59,8 +59,7 @@ def must_be_harmless(lines: list[Text], width: int) -> None:
         assert line.plain.splitlines() in ([], [line.plain]), repr(line.plain)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("gpus", [0, 1, 2, 8, 16])
+@pytest.mark.parametrize(("size", "gpus"), dealt(SIZES, [0, 1, 2, 8, 16], each=2))
 def test_every_size_is_filled_and_not_exceeded(size: tuple[int, int], gpus: int) -> None:
     reading, history = after_a_minute(gpus)
     lines = drawn(reading, (ADVICE,), size, history=history)

@@ -12,6 +12,7 @@ from hotloop.simulate.record import Batch
 from hotloop.simulate.ways import ScriptText, Way, batch_variables, look, rewritten, value_of
 
 TRUST = ("argument", "environment", "variable", "loader")
+CASTS = ("aten._to_copy.default", "aten.copy_.default")  # autocast makes as many numbers of weights whatever the batch
 
 
 class Batches:
@@ -109,7 +110,7 @@ class Batches:
     # What the engine tells
 
     def after(self, operation: Operation) -> None:
-        if operation.phase == "forward":
+        if operation.phase == "forward" and operation.name not in CASTS:
             self.made += sum(shape.numel for shape in operation.outputs)
 
     def step(self) -> None:

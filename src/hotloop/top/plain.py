@@ -49,7 +49,7 @@ def samples(
         count = None if count is None else count - 1
         if count != 0:
             due = max(due + every, clock())  # what was missed is not made up for
-            sleep(due - clock())
+            sleep(max(0.0, due - clock()))
 
 
 class Texts:
