@@ -126,13 +126,11 @@ def private_parts(tree: ast.AST, ours: frozenset[str]) -> Iterator[str]:
 
 def is_private(node: ast.Attribute, theirs: frozenset[str], ours: frozenset[str], own: frozenset[str]) -> bool:
     """Whether an attribute with a leading underscore is PyTorch's rather than hotloop's or somebody else's."""
-    if (
-        node.attr in OTHERS or node.attr.startswith("_hotloop") or ast.unparse(node.value) in ("aten", "torch.ops.aten")
-    ):  # operators
+    if node.attr in OTHERS or node.attr.startswith("_hotloop"):
         return False
-    if is_self(node.value) or node.attr in own:
-        return node.attr not in ours
-    return node.attr in theirs or node.attr not in ours
+    if node.attr in ours and (node.attr not in theirs or is_self(node.value) or node.attr in own):
+        return False
+    return ast.unparse(node.value) not in ("aten", "torch.ops.aten")  # operators
 
 
 @cache
