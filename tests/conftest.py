@@ -85,6 +85,18 @@ def _nothing_was_compiled() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_kernels() -> Iterator[None]:
+    """What is compiled calls PyTorch's kernels: a C++ compiler takes seconds for each new one.
+
+    `test_a_compiled_step_is_nearly_the_same_training` has such.
+    """
+    from torch._inductor import config
+
+    with config.patch({"fallback_by_default": True} if hasattr(config, "fallback_by_default") else {}):
+        yield
+
+
+@pytest.fixture
 def nothing_rounds() -> Iterator[None]:
     """Levers that change the rounding are left alone."""
     before = torch.are_deterministic_algorithms_enabled()

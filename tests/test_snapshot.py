@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from torch.utils._pytree import tree_leaves
 
 from hotloop.errors import MemoryWarning
 from hotloop.snapshot import FIRST_LOOKS, LOOK_EVERY, Gradients, PassSnapshot, Snapshot
+
+from .thorough import dealt
 
 CPU = torch.device("cpu")
 
@@ -316,29 +319,38 @@ def run_pass(snapshot: PassSnapshot, work: Callable[[], object]) -> None:
         snapshot.learn()
 
 
-@pytest.mark.parametrize("build", [Counting, Buffered, lambda: nn.BatchNorm1d(3), lambda: nn.Sequential(Counting())])
-@pytest.mark.parametrize("draw", [torch_numbers, python_numbers, numpy_numbers])
-@pytest.mark.parametrize("before", [0, 1, FIRST_LOOKS, FIRST_LOOKS + 3, LOOK_EVERY])
-def test_a_pass_that_failed_has_left_nothing(
-    build: Callable[[], nn.Module], draw: Callable[[], None], before: int
-) -> None:
+BUILDS: dict[str, Callable[[], nn.Module]] = {
+    "Counting": Counting,
+    "Buffered": Buffered,
+    "BatchNorm1d": lambda: nn.BatchNorm1d(3),
+    "Sequential": lambda: nn.Sequential(Counting()),
+}
+DRAWS = {each.__name__: each for each in (torch_numbers, python_numbers, numpy_numbers)}
+
+
+@pytest.mark.parametrize(
+    ("work", "before"),
+    dealt([*product(BUILDS, DRAWS)], [0, 1, FIRST_LOOKS, FIRST_LOOKS + 3, LOOK_EVERY], each=2),
+    ids=str,
+)
+def test_a_pass_that_failed_has_left_nothing(work: tuple[str, str], before: int) -> None:
     """Whether the pass was looked at or not."""
-    model = build()
+    model, draw = BUILDS[work[0]](), DRAWS[work[1]]
     snapshot = PassSnapshot([model], CPU)
 
-    def work() -> None:
+    def once() -> None:
         draw()
         model(torch.randn(4, 3))
 
     for _ in range(before):
-        run_pass(snapshot, work)
+        run_pass(snapshot, once)
     for _ in range(2):  # also twice in a row
         snapshot.take()
         noted = changeable(model)
-        work()
+        once()
         snapshot.restore()
         assert same(changeable(model), noted)
-    work()
+    once()
     assert not same(changeable(model), noted)
 
 

@@ -22,11 +22,6 @@ def some(cases: Iterable[R], usual: Iterable[R]) -> list[R]:
     return every if THOROUGH else few
 
 
-def two_of_three(cases: Sequence[R], left_out: int) -> list[R]:
-    """All cases where everything is tried, and else those without every third, from `left_out` on: for three tests."""
-    return [case for number, case in enumerate(cases) if THOROUGH or number % 3 != left_out]
-
-
 def dealt(rows: Sequence[R], columns: Sequence[C], each: int = 1) -> list[tuple[R, C]]:
     """Pairs in which every row has `each` of the columns, and every column comes as often; all where all is tried.
 

@@ -361,7 +361,7 @@ def test_an_epoch_that_is_left_early_and_the_next_ones(way: tuple[str, str], kin
     for batches in (build(**how), Stream(build(**how), "cpu", kind)):
         torch.manual_seed(3)
         epochs: list[Any] = []
-        for stop in (9, 4, 7, 9):
+        for stop in (4, 7, 9):
             epochs.append([values(batch) for _, batch in zip(range(stop), batches, strict=False)])
         seen.append(epochs)
     assert seen[0] == seen[1]

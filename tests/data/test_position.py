@@ -168,10 +168,10 @@ LOADERS: dict[str, Build] = {
 }
 WITH_WORKERS: dict[str, Build] = {
     "constant": lambda: DataLoader(DATA, 3, shuffle=True, generator=seeded(), num_workers=2),
-    "constant, drawn at once": lambda: DataLoader(DATA, 3, sampler=AtOnce(), num_workers=2),
+    "constant, drawn at once": lambda: DataLoader(DATA, 3, sampler=AtOnce(), num_workers=1),
     "augmented": lambda: DataLoader(Augmented(), 3, shuffle=True, num_workers=2, prefetch_factor=1),
-    "iterable": lambda: DataLoader(Flowing(), 4, num_workers=2),
-    "constant, staying": lambda: DataLoader(DATA, 2, shuffle=True, num_workers=2, persistent_workers=True),
+    "iterable": lambda: DataLoader(Flowing(), 4, num_workers=1),
+    "constant, staying": lambda: DataLoader(DATA, 2, shuffle=True, num_workers=1, persistent_workers=True),
     "augmented, staying": lambda: DataLoader(
         Augmented(), 3, shuffle=True, generator=seeded(), num_workers=2, persistent_workers=True
     ),
@@ -292,7 +292,7 @@ def test_data_on_the_device_of_a_loader_with_workers(name: str, epoch: int, stop
     assert resumption.loaded == 0
 
 
-@settings(deadline=None, max_examples=tries(60, 150))
+@settings(deadline=None, max_examples=tries(30, 150))
 @given(data=st.data(), items=st.integers(1, 30), size=st.integers(1, 9), drop_last=st.booleans())
 def test_whatever_the_sizes(data: Any, items: int, size: int, drop_last: bool) -> None:
     length = items // size if drop_last else -(-items // size)
@@ -313,7 +313,7 @@ def test_whatever_the_sizes(data: Any, items: int, size: int, drop_last: bool) -
     assert (resumption.skipped, resumption.loaded, resumption.reason) == (stop, 0, None)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=tries(30, 60))
 @given(name=st.sampled_from(sorted(LOADERS)), stops=st.lists(st.integers(1, 5), min_size=2, max_size=4))
 def test_stopped_again_and_again(name: str, stops: list[int]) -> None:
     """Also in the epoch that was resumed, each time in a new process."""

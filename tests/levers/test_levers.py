@@ -1,8 +1,6 @@
 """Levers: each is one change of a plan, and says why it cannot be pulled where it cannot."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -514,6 +512,10 @@ class ToyLever(Lever):
 WITH_TOY = """
 import importlib.util, json, sys, time, warnings
 
+warnings.simplefilter("error")
+for name in [name for name in sys.modules if name.partition(".")[0] == "hotloop"]:
+    del sys.modules[name]  # all of it is imported anew, with the lever
+
 spec = importlib.util.find_spec("hotloop.levers")
 spec.submodule_search_locations.append(sys.argv[1])  # as if the file were in the package's own folder
 sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -573,12 +575,11 @@ print(json.dumps(told))
 """
 
 
-def test_a_new_lever_is_one_new_file(tmp_path: Path) -> None:
+def test_a_new_lever_is_one_new_file(tmp_path: Path, warm: Warm) -> None:
     """It is listed in its order, documented, applied and reverted, and tried by the tuner."""
     (tmp_path / "toy.py").write_text(TOY)
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITH_TOY, str(tmp_path)], capture_output=True, text=True, check=False
-    )
+    (tmp_path / "with_toy").write_text(WITH_TOY)
+    ran = warm.run(tmp_path / "with_toy", str(tmp_path), cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout)
     names = [lever.name for lever in LEVERS]

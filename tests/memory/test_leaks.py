@@ -4,7 +4,8 @@ import gc
 import inspect
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from ..warm import Warm
 
 STEPS = 9
 ROWS = 32
-GLOBAL: list[Tensor] = []
 pytestmark = pytest.mark.usefixtures("light_heap")
 
 
@@ -168,32 +168,27 @@ def test_kept_exceptions_keep_the_variables_of_their_frames() -> None:
     assert leak.bytes_per_step == 2 * ROWS * 16 * 4
 
 
-@pytest.fixture
-def whole_heap() -> Iterator[None]:
-    """The globals of this module are found only where the garbage collector looks at them."""
-    gc.unfreeze()
-    yield
-    gc.freeze()
-
-
-@pytest.mark.usefixtures("whole_heap")
-def test_batches_that_are_kept_in_an_attribute_a_dict_and_a_global() -> None:
+def test_batches_that_are_kept_in_an_attribute_a_dict_and_a_global(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The global is that of a new module: no garbage collection looks at those that were there before."""
+    (tmp_path / "leaking.py").write_text("GLOBAL = []\n\ndef keep(tensor):\n    GLOBAL.append(tensor)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    keep = import_module("leaking").keep
     trainer, by_step = Trainer(), {}
-    GLOBAL.clear()
     with watch_growth() as growth:
         for step in range(STEPS):
             trainer.history.append(torch.randn(500))
             by_step[step] = torch.randn(600)
-            GLOBAL.append(torch.randn(700))
+            keep(torch.randn(700))
             growth.step()
         leaks = growth.leaks()
-    GLOBAL.clear()
     assert [leak.kind for leak in leaks] == ["tensors"] * 3
     assert [leak.bytes_per_step for leak in leaks] == [2800, 2400, 2000]
     assert leaks[0].holder.startswith("list `GLOBAL`, a global of ")
     assert leaks[1].holder.startswith("dict `by_step`, a local of ")
     assert leaks[2].holder == "list `history`, an attribute of `Trainer`"
-    assert "test_leaks.py" in str(leaks[0].line)
+    assert "leaking.py" in str(leaks[0].line)
 
 
 def test_what_a_closure_keeps_is_named_by_its_function() -> None:

@@ -1,8 +1,4 @@
-"""Compilation ahead: it runs nothing, the training beside it notices nothing, and its first call finds all compiled.
-
-Inductor calls PyTorch's kernels in these: the C++ compiler takes seconds for each of its own, which those have of the
-tests of `TrainingStep`.
-"""
+"""Compilation ahead: it runs nothing, the training beside it notices nothing, and its first call finds all compiled."""
 
 import copy
 import os
@@ -41,6 +37,7 @@ from ..warm import Warm
 
 COMPILED, BLOCKS = Plan("cpu", compile="default"), Plan("cpu", compile="blocks")
 CRITERION = as_objective(nn.CrossEntropyLoss(), None)
+pytestmark = pytest.mark.usefixtures("no_kernels")
 
 
 def network() -> nn.Sequential:
@@ -63,14 +60,6 @@ def outcome_of(running: Compilation, beside: Callable[[], object] = lambda: time
         assert time.monotonic() < until, "the compilation does not end"
         beside()
     return outcome
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_kernels_of_its_own() -> Iterator[None]:
-    from torch._inductor import config
-
-    with config.patch({"fallback_by_default": True} if hasattr(config, "fallback_by_default") else {}):
-        yield
 
 
 @pytest.fixture(autouse=True)

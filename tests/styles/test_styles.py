@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import hotloop
 from hotloop.errors import BadArgument, BatchMisfit
 
+from ..thorough import dealt
 from . import batches, losses, models, runs  # noqa: F401  # each registers its styles
 from .style import STYLES, Style, pairs, sgd
 
@@ -46,16 +47,17 @@ def equal(a: Any, b: Any, *, close: bool) -> bool:
 
 
 @pytest.mark.usefixtures("nothing_rounds")
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.name)
-def test_it_ends_with_the_weights_of_its_twin(style: Style, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("style", "plan"), dealt(STYLES, ["auto", "plain"]), ids=lambda each: getattr(each, "name", each)
+)
+def test_it_ends_with_the_weights_of_its_twin(style: Style, plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, twin = trained_by(style, 1)
     assert differences(begun, twin, close=True) != ["rng state"], "something was trained"
-    for plan in ("plain", "auto"):
-        with monkeypatch.context() as patch:
-            patch.setattr(hotloop, "Loop", partial(hotloop.Loop, plan=plan))
-            before, ours = trained_by(style, 0)
-        assert not differences(before, begun, close=False), "both begin alike"
-        assert not differences(ours, twin, close=style.close), plan
+    with monkeypatch.context() as patch:
+        patch.setattr(hotloop, "Loop", partial(hotloop.Loop, plan=plan))
+        before, ours = trained_by(style, 0)
+    assert not differences(before, begun, close=False), "both begin alike"
+    assert not differences(ours, twin, close=style.close)
 
 
 def test_there_are_more_than_forty() -> None:

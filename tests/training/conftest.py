@@ -37,6 +37,12 @@ def _plans_are_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 10**6)
 
 
+@pytest.fixture(autouse=True)
+def _no_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is two processes of git for each run that saves; `test_journal.py` tests them."""
+    monkeypatch.setattr("hotloop.training.folder._git", lambda folder: None)
+
+
 @pytest.fixture
 def memory_of() -> Callable[[int], Memory]:
     """Inside `with memory_of(capacity):` more than so many bytes are out of memory."""

@@ -260,6 +260,11 @@ def written(folder: Path, *, resumed: bool = False, **arguments: Any) -> dict[st
     return data
 
 
+@pytest.fixture
+def _no_commit_is_asked_for() -> None:
+    """Here it is."""
+
+
 def git(folder: Path, *words: str) -> str:
     who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
     command = [shutil.which("git") or pytest.skip("needs git"), "-C", str(folder), *who, *words]

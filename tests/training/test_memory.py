@@ -376,7 +376,8 @@ def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(portion, "MOST_PATIENCE", 4)
 
 
-ALSO = ("adam, clipped", "sgd, momentum", "sgd, fused", "fp16", "tokens")  # all that is in them, others have too
+# All that is in them, others have too.
+ALSO = ("adam, clipped", "sgd, momentum", "sgd, nesterov, foreach", "sgd, fused", "fp16", "tokens", "a schedule")
 SEED = 20
 # Each phase fails twice.
 SEEDS = {"fp16, clipped, accumulated": 142, "a schedule": 133}

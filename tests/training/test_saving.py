@@ -4,6 +4,7 @@ import contextlib
 import os
 import pickle
 import random
+import shutil
 import signal
 import sys
 import textwrap
@@ -28,6 +29,7 @@ from hotloop.training.fit import Fit
 from hotloop.training.saving import Interval, interval_in, seconds_in
 from hotloop.training.state import state_of
 
+from ..thorough import dealt
 from ..warm import Warm
 
 FILES = ("tensors.safetensors", "state.json", "sums.json")
@@ -279,21 +281,22 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_the_last_good_checkpoint_is_used(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Any) -> None:
+def test_the_last_good_checkpoint_is_used(task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     expected = loop_of(task)
     expected.fit(task.loader(16), epochs=3, progress=False)
-    folder = tmp_path / "run"
-    fit(task, folder, epochs=1)
-    fit(task, folder, epochs=2, resume=True)
-    damage(folder / "step-000000014")
-    loop = loop_of(task)
-    with pytest.warns(CheckpointWarning, match="step-000000014.*; step-000000007 is used instead"):
-        report = fit(task, folder, loop=loop, epochs=3, resume=True)
-    assert report.resumed == 1
-    assert all(map(torch.equal, weights(loop), weights(expected)))
-    assert not (tmp_path / "exploded").exists()
+    fit(task, tmp_path / "good", epochs=1)
+    fit(task, tmp_path / "good", epochs=2, resume=True)
+    for name, damage in DAMAGE.items():
+        folder = tmp_path / name
+        shutil.copytree(tmp_path / "good", folder)
+        damage(folder / "step-000000014")
+        loop = loop_of(task)
+        with pytest.warns(CheckpointWarning, match="step-000000014.*; step-000000007 is used instead"):
+            report = fit(task, folder, loop=loop, epochs=3, resume=True)
+        assert report.resumed == 1, name
+        assert all(map(torch.equal, weights(loop), weights(expected))), name
+        assert not (tmp_path / "exploded").exists(), name
 
 
 def test_none_that_is_good_is_a_clear_error(task, tmp_path: Path) -> None:
@@ -480,8 +483,7 @@ def test_before_the_first_batch_nothing_is_trained(task, tmp_path: Path, monkeyp
     assert names(tmp_path) == []
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("signum", "last"), dealt([signal.SIGINT, signal.SIGTERM], [False, True]))
 def test_in_the_evaluation_it_is_done_when_the_run_goes_on(task, tmp_path: Path, signum: int, last: bool) -> None:
     left = [2 if last else 1]
 

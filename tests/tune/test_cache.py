@@ -21,7 +21,7 @@ from hotloop.levers import levers_of
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.tune.cache import Cache
 
-from ..thorough import tries
+from ..thorough import some, tries
 
 TUNING = Tuning(
     plan=Plan("cpu", channels_last=True, fused=True),
@@ -173,9 +173,10 @@ def test_a_cache_that_cannot_be_used_is_as_if_it_were_not_there(
     monkeypatch.setenv("HOTLOOP_CACHE", PLACES[name](tmp_path / "cache"))
     Cache().put("a", TUNING)
     assert Cache().get("a") is None
-    loop, loader = small_run()
-    assert loop.tune(loader, steps=20, progress=False).plan == loop.plan
-    assert loop.fit(loader, progress=False).steps == 8
+    if name in some(PLACES, ["a file"]):  # for a run they are all the same
+        loop, loader = small_run()
+        assert loop.tune(loader, steps=20, progress=False).plan == loop.plan
+        assert loop.fit(loader, progress=False).steps == 8
 
 
 @pytest.mark.parametrize("place", ["the file", "its folder"])

@@ -98,7 +98,7 @@ def _told_and_measured() -> tuple[float, float]:
         torch.manual_seed(0)
         loop = loop_of(Counted(), plan=plan)
         clock = [time.thread_time()]
-        loop.fit(data(tries(1024, 2048)), epochs=9, on_epoch=partial(_note_time, clock), progress=False)
+        loop.fit(data(tries(512, 2048)), epochs=9, on_epoch=partial(_note_time, clock), progress=False)
         seconds[plan] = min(end - start for start, end in itertools.pairwise(clock[6:]))
     assert loop.tuning is not None
     assert loop.tuning.gain is not None
@@ -129,6 +129,10 @@ def test_few_forward_passes_beyond_one_a_step() -> None:
     assert 0 < extra <= 6
 
 
+def _end_after(epochs: int, record: Any) -> str | None:
+    return "stop" if record.epoch.number == epochs else None
+
+
 class Queue(nn.Module):
     """Keeps what it has seen, as contrastive learning does."""
 
@@ -148,7 +152,7 @@ def test_no_pass_is_repeated_where_a_step_has_effects_that_nobody_could_undo(
     torch.manual_seed(0)
     model = Queue()
     loop = loop_of(model)
-    report = loop.fit(data(), epochs=LONG, progress=True, time_limit=2.0)
+    report = loop.fit(data(), epochs=LONG, progress=True, on_epoch=partial(_end_after, 3))
     assert len(model.seen) == report.steps
     assert "model.seen" in capsys.readouterr().err
     assert loop.plan.precision == "fp32"
@@ -228,7 +232,7 @@ def test_a_lever_that_does_not_work_here_is_left_out_and_remembered(
     for life in range(2):
         torch.manual_seed(0)
         loop = loop_of(Counted())
-        train(loop, data(), 300)
+        train(loop, data(), tries(150, 300))
         assert loop.tuning is not None
         (trial,) = [trial for trial in loop.tuning.trials if trial.lever == lever.name]
         assert trial.verdict == "dropped"
@@ -413,7 +417,7 @@ def test_a_plan_is_adopted_between_two_windows(accumulate: int) -> None:
 
 def test_epochs_of_two_batches_are_enough() -> None:
     loop = loop_of(Counted())
-    loop.fit(data(16), epochs=LONG, time_limit=2.0, progress=False, validate=data(16))
+    loop.fit(data(16), epochs=LONG, on_epoch=partial(_end_after, 60), progress=False, validate=data(16))
     assert loop.tuning is not None
 
 
@@ -503,7 +507,7 @@ def test_on_a_cpu_a_run_of_the_default_can_be_repeated_to_the_bit_beside_other_p
     weights: list[list[Tensor]] = []
     plans: list[Any] = []
     for life in range(tries(2, 4)):
-        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3 * (life % 2))]
+        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * (life % 2))]
         try:
             torch.manual_seed(0)
             model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.LazyLinear(10))
@@ -534,6 +538,7 @@ class Ragged(IterableDataset[Any]):
             yield x, x.sum(2, keepdim=True)
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
@@ -563,6 +568,7 @@ def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypat
     assert (HERE.compiled, HERE.missed) == before, "in steps, everything is found compiled"
 
 
+@pytest.mark.usefixtures("no_kernels")
 @pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
 def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
@@ -578,7 +584,7 @@ def test_what_was_compiled_for_nothing_is_taken_back_and_remembered(monkeypatch:
             known = {} if loop.tuning is None else {trial.lever: trial for trial in loop.tuning.trials}
             if steps > 100 and "took" in getattr(known.get("compile"), "why", ""):
                 break
-            assert steps < 200_000
+            assert steps < 200_000, known.get("compile")
         assert loop.tuning is not None
         assert loop.plan.compile == loop.tuning.plan.compile == "off"
         said.append((known["compile"].why, "it is compiled" in [change.why for change in loop._core.plans]))

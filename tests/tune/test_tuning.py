@@ -50,7 +50,7 @@ class Odd(nn.Module):
 
 def odd_loop(device: str, **options: Any) -> tuple[hotloop.Loop, DataLoader[Any]]:
     torch.manual_seed(0)
-    x = torch.randn(96, 3, 8, 8)
+    x = torch.randn(96, 3, 4, 4)
     loader = DataLoader(TensorDataset(x, x.mean((1, 2, 3)).sign().long() + 1), 16, shuffle=True)
     with pytest.warns(hotloop.errors.LeftBehindWarning) if device == "cuda" else _nothing():
         model = Odd()
@@ -146,7 +146,7 @@ def test_a_generator_is_refused() -> None:
 
 
 def test_a_plan_goes_to_a_file_and_back(tmp_path: Path) -> None:
-    loop, loader = odd_loop("cpu")
+    loop, loader = image_loop(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)))
     tuning = loop.tune(loader, steps=20, progress=False)
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(tuning.to_json()))

@@ -1,3 +1,11 @@
 """What the tests of the zoo share. Its scripts run in processes of their own, and are no tests."""
 
+import pytest
+
 collect_ignore = ["killing.py", "on_cuda.py"]
+
+
+@pytest.fixture(autouse=True)
+def _no_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is two processes of git for each run that saves."""
+    monkeypatch.setattr("hotloop.training.folder._git", lambda folder: None)
