@@ -159,7 +159,7 @@ def test_a_loop_that_ends_early_gets_a_profile_of_what_there_was() -> None:
     assert profiler.seen == 5
     assert 1 <= profiler.profile.steps <= 3
     assert "warm-up" in profiler.profile.notes[0]
-    assert profiler.profile.operations[0].line is not None
+    assert any(operation.line is not None for operation in profiler.profile.operations)
 
 
 def test_a_loop_that_ends_in_the_middle_of_the_recording() -> None:

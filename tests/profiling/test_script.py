@@ -289,7 +289,7 @@ def test_a_module_runs_as_python_would_run_it(run, tmp_path: Path) -> None:
     (package / "learn.py").write_text("from train import step, net, optimizer\nwhile True: step(net, optimizer)\n")
     code, profile, _, err = run("", target="project.learn", module=True)
     assert (code, profile.name) == (0, "project.learn"), err
-    assert profile.operations[0].line.file == "train.py"
+    assert "train.py" in {operation.line.file for operation in profile.operations if operation.line is not None}
     sys.modules.pop("train", None)
 
 

@@ -300,4 +300,4 @@ def test_an_empty_hook_costs_next_to_nothing() -> None:
             record = StepRecord(number, 1, number, loss, loop)
             asks_to_stop(hook, record, "on_step")
         times.append((time.thread_time() - start) / 1000)
-    assert min(times) < 5e-6
+    assert min(times) < 1e-5
