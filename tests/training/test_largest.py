@@ -262,7 +262,7 @@ def test_the_time_is_kept() -> None:
     loop = loop_of(slow)
     begin = time.perf_counter()
     found = largest_batch(loop._core.subject, tokens(), seconds=3.0)
-    assert time.perf_counter() - begin < 20  # a minute without it
+    assert time.perf_counter() - begin < 20
     assert found.reason == "time"
     assert found.items >= 2
     assert str(found).startswith("at least ")
