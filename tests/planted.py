@@ -150,7 +150,7 @@ BUGS = [
         "step/training.py",
         'eager.scaler.load_state_dict(state["scalers"][eager.trained.name])',
         "pass",
-        ("tests/training/test_state.py", "tests/step/test_eager.py"),
+        ("tests/training/test_state.py",),
     ),
     Bug(
         "checkpoint: buffers that no state_dict has are lost",
@@ -314,15 +314,15 @@ BUGS = [
     Bug(
         "hooks: the best weights are those of the last epoch",
         "training/fit.py",
-        "best is not None and best.epoch == epoch.number:",
-        "best is not None:",
+        "if hooks.restores_best and self._best() == epoch.number:",
+        "if hooks.restores_best:",
         (HOOKS,),
     ),
     Bug(
         "hooks: patience ends an epoch late",
         "training/hooks.py",
-        "epochs[-1].number - best.epoch < patience:",
-        "epochs[-1].number - best.epoch <= patience:",
+        "last.number - best.epoch < patience:",
+        "last.number - best.epoch <= patience:",
         (HOOKS,),
     ),
     # Captures
