@@ -170,7 +170,7 @@ WITH_WORKERS: dict[str, Build] = {
     "constant": lambda: DataLoader(DATA, 3, shuffle=True, generator=seeded(), num_workers=2),
     "constant, drawn at once": lambda: DataLoader(DATA, 3, sampler=AtOnce(), num_workers=1),
     "augmented": lambda: DataLoader(Augmented(), 3, shuffle=True, num_workers=2, prefetch_factor=1),
-    "iterable": lambda: DataLoader(Flowing(), 4, num_workers=1),
+    "iterable": lambda: DataLoader(Flowing(), 4, num_workers=2),
     "constant, staying": lambda: DataLoader(DATA, 2, shuffle=True, num_workers=1, persistent_workers=True),
     "augmented, staying": lambda: DataLoader(
         Augmented(), 3, shuffle=True, generator=seeded(), num_workers=2, persistent_workers=True
