@@ -354,10 +354,17 @@ SAVED: list[Callable[[], Script]] = [
 ]
 
 
+def assert_resumed_alike(build: Callable[[], Script], stops: list[int], epochs: int) -> None:
+    """A run that is stopped after so many steps of each of its lives ends as one that was not, to the bit."""
+    stopped = broken(build, stops, epochs)
+    assert stopped.lives == len(stops) + 1
+    same(unbroken(build, epochs), stopped)
+
+
 @pytest.mark.parametrize("build", SAVED, ids=[build.__name__ for build in SAVED])
 def test_a_resumed_run_is_the_same_to_the_bit(build: Callable[[], Script]) -> None:
     epochs, stops = tries(2, 3), [10] if SAVED.index(build) % 2 else [3]  # in the second epoch or in the first
-    same(unbroken(build, epochs), broken(build, [1, 6, 10] if THOROUGH else stops, epochs))
+    assert_resumed_alike(build, [1, 6, 10] if THOROUGH else stops, epochs)
 
 
 def test_containers_are_restored_in_place(tmp_path: Path) -> None:
@@ -465,7 +472,7 @@ PERSISTENT = [
 @pytest.mark.parametrize("build", PERSISTENT, ids=[build.__name__ for build in PERSISTENT])
 def test_workers_that_persist_go_on_with_their_generators(build: Callable[[], Script]) -> None:
     epochs, stops = tries(2, 3), [3, 11] if THOROUGH else [11]
-    same(unbroken(build, epochs), broken(build, stops, epochs))
+    assert_resumed_alike(build, stops, epochs)
 
 
 def test_an_evaluation_with_workers_that_persist_draws_as_a_loop_by_hand() -> None:
@@ -604,7 +611,7 @@ def test_a_trainer_that_holds_everything_is_no_reason_to_warn(tmp_path: Path) ->
         trainer = Logger()
         return Script(trainer.loop, trainer.loader, held_out())
 
-    same(unbroken(build, 2), broken(build, [10], 2))
+    assert_resumed_alike(build, [10], 2)
 
 
 def compiled() -> Script:
@@ -632,7 +639,7 @@ QUIET = [compiled, compiled_in_place, logging_objective]
 
 @pytest.mark.parametrize("build", QUIET, ids=[build.__name__ for build in QUIET])
 def test_what_libraries_keep_for_themselves_is_no_reason_to_warn(build: Callable[[], Script]) -> None:
-    same(unbroken(build, 1), broken(build, [5], 1))
+    assert_resumed_alike(build, [5], 1)
 
 
 def test_generators_that_are_made_later_are_named(tmp_path: Path) -> None:

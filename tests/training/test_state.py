@@ -417,7 +417,7 @@ def test_a_run_that_is_stopped_ends_as_one_that_was_not(build: Callable[[], Scri
 @settings(max_examples=tries(3, 12), deadline=None)
 @given(
     build=st.sampled_from([accumulated, plateau, gan, resident, augmenting]),
-    stops=st.lists(st.integers(1, 20), max_size=6),
+    stops=st.lists(st.integers(1, 20), min_size=1, max_size=6),
     signum=st.sampled_from([signal.SIGTERM, signal.SIGINT]),
 )
 @example(build=accumulated, stops=[1, 6, 12], signum=signal.SIGTERM)  # only the last evaluation is left
