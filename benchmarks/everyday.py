@@ -581,10 +581,8 @@ def main() -> None:
     outcomes: list[Outcome] = []
     missing: dict[str, str] = {}
     for name in arguments.cases or CASES:
-        if time.monotonic() - begun > arguments.within:
-            missing[name] = "there was no time for it"
-            continue
-        found = apart(name, arguments)
+        late = time.monotonic() - begun > arguments.within
+        found = "there was no time for it" if late else apart(name, arguments)
         if isinstance(found, str):
             missing[name] = found
             console.print(f"{name}: {found}", markup=False)

@@ -152,6 +152,7 @@ ON_CPU: dict[str, str | None] = {
     "aligned": NEEDS_CUDA,
     "kernels": NEEDS_CUDA,
     "rms norm": NEEDS_CUDA,
+    "given masks": NEEDS_CUDA,
     "row kernels": NEEDS_CUDA,
     "channels last": None,
     "flipped": None,

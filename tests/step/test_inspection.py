@@ -132,7 +132,7 @@ def test_several_objectives_in_one_inspection() -> None:
         with inspected(CPU, seen):
             X.sin()
             if draw:
-                torch.rand(1)
+                torch.randn(1)
     assert seen.drew
     assert len(seen.work) == 3
 

@@ -443,6 +443,9 @@ def test_the_rules_know_when() -> None:
     rules = {lever.name: lever.rule for lever in LEVERS if lever.rule is not None}
     assert rules["bf16"].holds(facts())
     assert not rules["bf16"].holds(facts(flops=1e7))
+    assert rules["bf16"].holds(facts(is_launched=True))
+    assert rules["bf16"].holds(facts(flops=7e9))
+    assert not rules["bf16"].holds(facts(flops=7e9, is_launched=True))
     assert rules["graph"].holds(facts())
     assert not rules["graph"].holds(facts(has_room=False))
     assert not rules["graph"].holds(facts(step=1.0))

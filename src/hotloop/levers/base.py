@@ -21,6 +21,7 @@ Cost = Literal["nothing", "a moment", "a compilation", "a long compilation"]
 Undo = Callable[[], object]
 UNCAPTURED = "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
 HEAVY = 2e9  # flops of a step from which on faster arithmetic saves more than its casts cost
+DENSE = 2e12  # flops in a second, the same for a step whose kernels the host launches one by one
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class RunFacts:
     row_sums: int = 0  # how often it normalises rows, or adds a bias to them
     has_room: bool = True  # whether the device has memory for a second set of activations
     shapes_vary: bool = False  # from batch to batch, beyond a smaller last one
+    is_launched: bool = False  # kernel by kernel on a GPU, since the step cannot be captured
 
     @property
     def steps_left(self) -> float:
@@ -85,8 +87,8 @@ class RunFacts:
 
     @property
     def is_heavy(self) -> bool:
-        """Whether a step computes enough for faster arithmetic to matter."""
-        return self.flops >= HEAVY
+        """Whether a step computes enough for faster arithmetic to matter, and is not held up by launches."""
+        return self.flops >= HEAVY and not (self.is_launched and self.flops < DENSE * self.step)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective import Objective
 from hotloop.placement import tensors_in
 from hotloop.snapshot import PassSnapshot
+from hotloop.step.constants import made_on_device
 from hotloop.step.cuda_graph import (
     WARM_UP,
     CannotCapture,
@@ -28,6 +29,7 @@ from hotloop.step.cuda_graph import (
     seen_batch,
     static_batch,
 )
+from hotloop.step.draws import Kind, repeat, undrawn
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.step.objectives import TrainedObjective
@@ -220,6 +222,8 @@ class CapturedStep:
         """A real step on the stream of captures; two of them are looked at."""
         if not self._warmed and self.is_alone:
             renew_accumulation(p for eager in self.eagers for p in eager.trained.parameters)
+        if not self._warmed and self.eagers[0].counts.steps >= WARM_UP:
+            self._warmed = 1  # in steps of another plan, or of before they were captured anew
         self._warmed += 1
         self._is_ready = self._warmed > WARM_UP and self._is_warm()
         with self._side.running():
@@ -234,10 +238,16 @@ class CapturedStep:
     def _rehearsed(self, batch: Any) -> Parts:
         """The whole step as it will be captured, with rates on the device; to block in it would end the capture."""
         rates, updates = Rates(self.optimizers, 1, self.device), self.eagers[0].phase[1]
+
+        def as_captured(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with made_on_device():
+                return objective(model, batch)
+
         for eager in self.eagers:
             eager.after_update = None  # a schedule must not write to what is restored below
+        inside = nullcontext() if self._is_compiled else self._watching(as_captured)
         try:
-            with waits(self.device) as seen, rates.of_step(0):
+            with waits(self.device) as seen, rates.of_step(0), inside:
                 parts = self._run(batch)
         finally:
             for eager in self.eagers:
@@ -311,7 +321,7 @@ class CapturedStep:
                 around.enter_context(eager.capturing(collect))
             if compares:
                 around.enter_context(self._watching(noted))
-            with graph.capturing(self._side.stream, pool):
+            with undrawn(self._draws), graph.capturing(self._side.stream, pool):
                 yield graph
             norms = [eager.norm for eager in self.eagers]
             graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
@@ -379,9 +389,15 @@ class CapturedStep:
         """Let the device do what was captured."""
         self.replays += steps
         graph.replay()
+        repeat(self._draws, steps)
         self._show(graph.gradients)
         for eager, norm in zip(self.eagers, graph.norms, strict=False):
             eager.norm = norm
+
+    @property
+    def _draws(self) -> Sequence[Kind]:
+        """Random numbers that a step draws on the host and that decide nothing."""
+        return self._inspections[-1].draws.kinds if self._inspections else ()
 
     def _schedule(self) -> None:
         if self._after_update is not None:
@@ -472,7 +488,7 @@ class CapturedStep:
         comparison = Comparison(*seen[-1:], self._inspections[-1])
 
         def compared(objective: Objective, model: nn.Module, batch: Any) -> Any:
-            with comparison:
+            with made_on_device(), comparison:
                 return objective(model, batch)
 
         before, is_comparable = PassSnapshot(self.memory.modules, self.device), False
@@ -480,7 +496,7 @@ class CapturedStep:
             before.take(batch)
             try:
                 if transform is not None:
-                    with comparison:
+                    with made_on_device(), comparison:
                         batch = transform(batch)
                 is_comparable = signature(batch) == self._inspections[-1].form
                 batch = self.levers.inputs(batch)

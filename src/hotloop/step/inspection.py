@@ -9,16 +9,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from hotloop._torch import DispatchMode, leaves_of, storage_id
+from hotloop._torch import DispatchMode, storage_id
 from hotloop.effects import ReachableState, shown
 from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
 from hotloop.rng import RngStates
+from hotloop.step.constants import is_few, made_on_device, name_of
+from hotloop.step.draws import HostDraws
 from hotloop.text import shorten
 from hotloop.waits import Waits, waits
 
-FEW = 16  # values of a host tensor that are looked at
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
+_FROZEN = "it draws random numbers on the host, which a capture would freeze"
+_SEVERAL = (list, tuple)
 _OF_SEEDS = ("aten.random_.default", "aten._local_scalar_dense.default")
 
 
@@ -29,7 +32,8 @@ class Inspection:
     work: list[tuple[Hashable, Site | None]] = field(default_factory=list)
     form: Hashable = None  # of the batch that it was over
     waits: Waits = field(default_factory=Waits)
-    drew: bool = False  # random numbers on the host
+    drew: bool = False  # random numbers on the host, which may decide something
+    draws: HostDraws = field(default_factory=HostDraws)  # those that were seen
     effects: list[str] = field(default_factory=list)  # names of Python values that it changed
     carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
     read: set[int] = field(default_factory=set)  # storages that its operations read
@@ -47,33 +51,45 @@ class Inspection:
 @contextmanager
 def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
     """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
-    with host_noted(device, seen), _Noting(seen):
+    with _on_host(device, seen), _Noting(seen):
         yield
 
 
 @contextmanager
 def host_noted(device: torch.device, seen: Inspection) -> Iterator[None]:
     """Watch what a forward pass does on the host: its waits, and random numbers."""
-    before = RngStates(device)
-    with waits(device) as waited:
+    with _on_host(device, seen), _Drawing(seen.draws):
+        yield
+
+
+@contextmanager
+def _on_host(device: torch.device, seen: Inspection) -> Iterator[None]:
+    before, drawn = RngStates(device), len(seen.draws.kinds)
+    with waits(device) as waited, made_on_device():
         yield
     seen.waits.sites.update(waited.sites)
     seen.waits.in_packages += waited.in_packages
-    seen.drew = seen.drew or not before.same_on_host(RngStates(device))
+    seen.drew = seen.drew or not seen.draws.explain(drawn, before, RngStates(device))
 
 
 def host_objection(seen: Inspection) -> str | None:
     """Why a step cannot be captured, from what a forward pass does on the host; None where that is no obstacle."""
     if len(seen.waits) > seen.waits.in_packages:  # a package may do without in a capture; if not, that fails
         return f"the host waits for the device: {seen.waits}"
-    return "it draws random numbers on the host, which a capture would freeze" if seen.drew else None
+    return _FROZEN if seen.drew else None
 
 
-def objection(first: Inspection, second: Inspection) -> str | None:
-    """Why a step cannot be captured once and replayed, from two forward passes; None where it can."""
+def objection(first: Inspection, second: Inspection, *, repeats_draws: bool = True) -> str | None:
+    """Why a step cannot be captured once and replayed, from two forward passes; None where it can.
+
+    `repeats_draws`: with each replay the host draws the numbers that decide nothing.
+    """
     for seen in (first, second):
         if why := host_objection(seen):
             return why
+    drawn = first.draws.kinds, second.draws.kinds
+    if drawn[0] != drawn[1] or (any(drawn) and not repeats_draws):
+        return _FROZEN
     by_design = first.waits.in_packages and second.waits.in_packages  # it branches on data, and in a capture it cannot
     if not by_design and (where := departure(first, second)):
         return f"it does other work in each step, which a capture would freeze: {where}"
@@ -105,7 +121,7 @@ def departure(first: Inspection, second: Inspection) -> str | None:
 @contextmanager
 def operations_of(seen: Inspection) -> Iterator[None]:
     """Note the operations of a pass and nothing else, as while it is captured."""
-    with _Noting(seen):
+    with made_on_device(), _Noting(seen):
         yield
     seen.read = set()
 
@@ -116,6 +132,7 @@ class Comparison(DispatchMode):
     def __init__(self, *captured: Inspection) -> None:
         super().__init__()
         self._expected = iter([each for seen in captured for each in seen.work])
+        self._draws = HostDraws()
         self._where: str | None = None
 
     def departure(self) -> str | None:
@@ -127,11 +144,33 @@ class Comparison(DispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if self._draws.concern(func, args, kwargs):
+            result = _drawn(self._draws, func, args, kwargs)
+            if self._draws.matter and self._where is None:
+                self._where = str(user_site() or "outside your own code")
+            return result
         if self._where is None and not _is_preparation(func, args):
             expected, _ = next(self._expected, (None, None))
             if expected != _call(func, args, kwargs):
                 self._where = str(user_site() or "outside your own code")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+class _Drawing(DispatchMode):
+    """Notes the random numbers that are drawn on the host."""
+
+    def __init__(self, draws: HostDraws) -> None:
+        super().__init__()
+        self._draws = draws
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self._draws.concern(func, args, kwargs):
+            return _drawn(self._draws, func, args, kwargs)
+        return func(*args, **kwargs)
 
 
 class _Noting(DispatchMode):
@@ -139,17 +178,23 @@ class _Noting(DispatchMode):
 
     def __init__(self, seen: Inspection) -> None:
         super().__init__()
-        self._work, self._read, self._held = seen.work, seen.read, seen.held
+        self._work, self._read, self._held, self._draws = seen.work, seen.read, seen.held, seen.draws
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if self._draws.concern(func, args, kwargs):
+            return _drawn(self._draws, func, args, kwargs)
         if not _is_preparation(func, args):
             self._work.append((_call(func, args, kwargs), user_site()))
-        if str(func) == _RECURRENCE and isinstance(args[-1], Tensor):
+        if name_of(func) == _RECURRENCE and isinstance(args[-1], Tensor):
             self._held.append(args[-1])  # the state of its dropout, of which PyTorch makes a new one now and then
-        self._read.update(_storage(value) for value in leaves_of((args, kwargs)) if isinstance(value, Tensor))
-        return func(*args, **(kwargs or {}))
+        for value in (*args, *kwargs.values()):
+            for each in value if type(value) in _SEVERAL else (value,):
+                if isinstance(each, Tensor):
+                    self._read.add(_storage(each))
+        return func(*args, **kwargs)
 
 
 def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -158,15 +203,22 @@ def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     cuDNN has a random state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
     state of the device's generator was set; that a pass does so says nothing about the step.
     """
-    name = str(func)
+    name = name_of(func)
     if name in _OF_SEEDS:
         return isinstance(args[0], Tensor) and args[0].dim() == 0 and args[0].dtype == torch.int64
     return name == _DROPOUT_STATE or (name == "aten.empty.memory_format" and not args[0])
 
 
-def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None) -> Hashable:
+def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
     """What a capture would keep of an operation."""
-    return str(func), tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in (kwargs or {}).items())
+    return func, tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in kwargs.items())
+
+
+def _drawn(draws: HostDraws, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Carry out an operation on random numbers of the host."""
+    result = func(*args, **kwargs)
+    draws.note(func, args, result)
+    return result
 
 
 def _storage(tensor: Tensor) -> int:
@@ -177,10 +229,9 @@ def _storage(tensor: Tensor) -> int:
 def _trait(value: Any) -> Hashable:
     """What a capture would keep of an argument: the shape of a tensor, the value of a number."""
     if isinstance(value, Tensor):
-        plain = value.device.type == "cpu" and value.layout == torch.strided and value.numel() <= FEW
-        known = str(value.flatten().tolist()) if plain else None  # as words, in which NaN equals itself
-        return tuple(value.shape), value.dtype, str(value.device), known
-    if isinstance(value, list | tuple):
+        known = str(value.flatten().tolist()) if is_few(value) else None  # as words, in which NaN equals itself
+        return tuple(value.shape), value.dtype, value.device, known
+    if type(value) in _SEVERAL:
         return tuple(map(_trait, value))
     if isinstance(value, float | complex):
         return str(value)

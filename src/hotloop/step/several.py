@@ -15,6 +15,7 @@ from hotloop.placement import map_tensors, tensors_in
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
 from hotloop.step.captured import CAN_CHANGE, CapturedStep, Departed
+from hotloop.step.constants import made_on_device
 from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates
 from hotloop.step.inspection import Inspection, inspected, objection
 
@@ -90,7 +91,10 @@ class Stretch:
         rows: list[Tensor] = []
         with self.step.capturing(afresh=True) as graph:
             for number, batch in enumerate(self._batches()):
-                changed = batch if self._transform is None else self._transform(batch)
+                changed = batch
+                if self._transform is not None:
+                    with made_on_device():
+                        changed = self._transform(batch)
                 with self._rates.of_step(number):
                     parts, count = self.step.call(changed)
                 if isinstance(count, Tensor):
@@ -164,7 +168,7 @@ class Stretches:
             self.latest = None  # it holds memory that the next one may need
             failure: Failure | None = None
             try:
-                if transform is not None and (why := objection(*self._looks)):
+                if transform is not None and (why := objection(*self._looks, repeats_draws=False)):
                     raise CannotCapture(why)
                 self.latest = Stretch(step, items, max(lengths), len(drawn), transform)
             except Departed:
@@ -198,7 +202,7 @@ def why_not_captured(transform: Transform, batch: Any, device: torch.device) -> 
         with inspected(device, seen):
             transform(batch)
     before.restore()
-    return objection(*looks)
+    return objection(*looks, repeats_draws=False)
 
 
 def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:

@@ -36,14 +36,16 @@ class Work(DispatchMode):
         self.row_sums += name in ("native_layer_norm", "addmm")
         if packet in flop_registry:
             self.flops += flop_registry[packet](*args, **(kwargs or {}), out_val=result)
-        elif "rnn" in name or "lstm" in name or "gru" in name:
+        elif ("rnn" in name or "lstm" in name or "gru" in name) and "cell" not in name:  # a cell's matmuls are counted
             self.flops += _of_recurrence(args) * (2 if "backward" in name else 1)
         return result
 
 
 def _of_recurrence(args: Sequence[Any]) -> float:
-    """Arithmetic of a recurrent layer: each of its matrices times every position of its input."""
+    """Arithmetic of a recurrent layer: each of its matrices times every position of its input, packed or not."""
     tensors = [t for t in leaves_of(args) if isinstance(t, Tensor)]
-    inputs = next((t for t in tensors if t.dim() == 3), None)
-    matrices = sum(t.numel() for t in tensors if t.dim() == 2)
-    return 0.0 if inputs is None else 2.0 * matrices * inputs.shape[0] * inputs.shape[1]
+    if not tensors or tensors[0].dim() not in (2, 3):
+        return 0.0
+    inputs = tensors[0]
+    matrices = sum(t.numel() for t in tensors[1:] if t.dim() == 2)
+    return 2.0 * matrices * inputs.shape[:-1].numel()

@@ -481,6 +481,7 @@ class Tuner:
             left=None if ahead.left is None else ahead.left * plain,
             has_room=has_room(subject.device),
             shapes_vary=self._shapes_vary,
+            is_launched=subject.device.type == "cuda" and "graph" in self._dropped,
         )
         while True:
             with loop.unplanned():  # levers ask what form the model has

@@ -1,0 +1,82 @@
+"""PyTorch's transformers take the masks that they are given, and do not ask the device what is in them."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotloop._torch import has_compiled_parts
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.plan import Plan
+
+# What each is told whether its mask is a causal one, and the place of that among its arguments.
+_TOLD: dict[type[nn.Module], tuple[str, int]] = {
+    nn.TransformerEncoder: ("is_causal", 3),
+    nn.TransformerDecoder: ("tgt_is_causal", 6),
+}
+
+
+class GivenMasksLever(Lever):
+    """**What it does.** `nn.TransformerEncoder` and `nn.TransformerDecoder`, and `nn.Transformer`, which is made of
+    both, compare a mask that they are given with the causal one, since attention needs no mask then. The host waits for
+    the answer in every forward pass, and a step that waits cannot be captured as a CUDA graph. With this lever they are
+    told `is_causal=False`, as you may do yourself, and attention uses the mask that is there.
+
+    **The numbers.** Tier B: attention may be computed by another kernel, which adds in another order.
+
+    **What it needs.** A CUDA device, one of these two layers, and a call that leaves `is_causal` open.
+
+    **What it costs.** Nothing to pull. Attention reads the mask, which is little beside what the wait costs.
+
+    **By hand.**
+
+    ```python
+    loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", levers=("given masks",)))
+    ```
+
+    **How it is undone.** The layers get their own `forward` back.
+
+    **When it does not help.** Where long sequences are attended to causally and attention takes most of the step: pass
+    `is_causal=True` there, and nothing is compared either.
+    """
+
+    name = "given masks"
+    order = 78
+    tier = "B"
+    what = "transformer layers use masks as they are given, without a look at them on the device"
+    cost = "nothing"
+    undo = "the layers compute as before"
+    needs_cuda = True
+    rule = LeverRule(
+        "the model has `nn.TransformerEncoder` or `nn.TransformerDecoder`",
+        lambda facts: True,
+        "H200: a step of `nn.Transformer` with a causal mask is not captured without it, and waits once in each",
+    )
+
+    def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
+        if target.without_cuda:
+            return target.without_cuda
+        if has_compiled_parts(target.model):
+            return "a part of the model is compiled already, and the compiler would begin again"
+        return None if any(_comparing(target.model)) else "the model has no layer that compares masks"
+
+    def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
+        for layer in list(_comparing(model)):
+            yield set_attribute(layer, "forward", partial(_forward, layer))
+
+
+def _comparing(model: nn.Module) -> Iterator[nn.Module]:
+    """The layers that compare a mask with the causal one, as PyTorch wrote them."""
+    return (layer for layer in model.modules() if type(layer) in _TOLD and "forward" not in vars(layer))
+
+
+def _forward(layer: Any, *args: Any, **named: Any) -> Tensor:
+    name, place = _TOLD[type(layer)]
+    if len(args) > place:
+        args = (*args[:place], bool(args[place]), *args[place + 1 :])
+    else:
+        named[name] = bool(named.get(name))
+    output: Tensor = type(layer).forward(layer, *args, **named)
+    return output

@@ -1,0 +1,84 @@
+"""Small tensors that a step makes on the host and copies to a CUDA device: they are made on the device instead.
+
+`torch.tensor([0.5, 2.0], device=x.device)` waits for the device, and a copy from the host cannot be captured as it is.
+The numbers are part of the step as those of `x * 0.5` are: an inspection compares them, and a capture keeps them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotloop._torch import DispatchMode
+
+FEW = 16  # numbers in a tensor that are taken to be a part of the code; more of them are data
+
+
+@contextmanager
+def made_on_device() -> Iterator[None]:
+    """Inside, small tensors of the host reach a CUDA device without a copy and without a wait."""
+    before: Callable[..., Tensor] = torch.tensor
+
+    @wraps(before)
+    def tensor(*args: Any, device: Any = None, requires_grad: bool = False, **others: Any) -> Tensor:
+        if not _is_cuda(device):
+            return before(*args, device=device, requires_grad=requires_grad, **others)
+        made = before(*args, **others).to(device)  # which a dispatch mode sees, unlike what `before` does by itself
+        return made.requires_grad_() if requires_grad else made
+
+    torch.tensor = tensor  # not a mode of functions, for which compiled parts of a model would be compiled again
+    try:
+        with _FromHost():
+            yield
+    finally:
+        torch.tensor = before
+
+
+class _FromHost(DispatchMode):
+    """Makes a tensor of few numbers on the device where it would be copied there."""
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if name_of(func) == "aten._to_copy.default" and _is_cuda(kwargs.get("device")) and is_few(args[0]):
+            source = args[0] if kwargs.get("dtype") is None else args[0].to(kwargs["dtype"])
+            return filled(source, kwargs["device"])
+        return func(*args, **kwargs)
+
+
+def filled(source: Tensor, device: torch.device) -> Tensor:
+    """A copy of a small tensor on a device, made of its numbers alone.
+
+    >>> filled(torch.tensor([[1.0, -2.0]]), torch.device("cpu"))
+    tensor([[ 1., -2.]])
+    """
+    made = torch.empty(source.shape, dtype=source.dtype, device=device)
+    numbers = source.flatten().tolist()
+    if len({repr(number) for number in numbers}) == 1:
+        return made.fill_(numbers[0])
+    for place, number in zip(made.view(-1), numbers, strict=True):
+        place.fill_(number)
+    return made
+
+
+def is_few(tensor: Tensor) -> bool:
+    """Whether a tensor lies on the host and has so few numbers that they can be looked at."""
+    return tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() <= FEW
+
+
+@lru_cache(maxsize=4096)
+def name_of(func: Callable[..., Any]) -> str:
+    """That of an operation, such as "aten.add.Tensor"; asked for each time that it comes."""
+    return str(func)
+
+
+def _is_cuda(device: object) -> bool:
+    """Whether an argument names a CUDA device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return torch.cuda.is_available()  # by its number
+    kind = device.type if isinstance(device, torch.device) else device
+    return isinstance(kind, str) and kind.partition(":")[0] == "cuda"

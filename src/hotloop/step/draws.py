@@ -1,0 +1,89 @@
+"""`HostDraws`: random numbers that a step draws on the host and that decide nothing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotloop.rng import RngStates, host_rngs, same_state
+from hotloop.step.constants import FEW, name_of
+
+Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a draw
+# Whether a number of [0, 1) that is compared so with another is always found on one side of it.
+_DECIDED: dict[str, Callable[[float], bool]] = {
+    "aten.lt.Scalar": lambda limit: limit <= 0 or limit >= 1,
+    "aten.ge.Scalar": lambda limit: limit <= 0 or limit >= 1,
+    "aten.le.Scalar": lambda limit: limit <= -1 or limit >= 1,  # in the type of a draw, a limit near 0 is 0
+    "aten.gt.Scalar": lambda limit: limit <= -1 or limit >= 1,
+}
+
+
+@dataclass
+class HostDraws:
+    """Draws of `torch.rand` on the host in a pass, and whether any of them decided something.
+
+    Whisper, BART and their kin draw a number for each layer and drop the layer where it is below `layerdrop`, which is
+    0 unless somebody says otherwise. Such a step does the same work each time: a capture may leave the draws out if
+    they are repeated for the generator's sake.
+    """
+
+    kinds: list[Kind] = field(default_factory=list)  # of the draws, in their order
+    matter: bool = False  # whether a number was used for anything but a comparison that is always decided alike
+    _drawn: dict[int, Tensor] = field(default_factory=dict)  # held, so that no other takes the place
+
+    def concern(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Whether an operation draws such numbers, or uses those that were drawn."""
+        if name_of(func) == "aten.rand.default":
+            shape, device = args[0], kwargs.get("device")
+            return (device is None or device.type == "cpu") and torch.Size(shape).numel() <= FEW
+        return bool(self._drawn) and any(id(each) in self._drawn for each in _flat(args, kwargs))
+
+    def note(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:
+        """Such an operation was carried out."""
+        name = name_of(func)
+        if name == "aten.rand.default":
+            self.kinds.append((tuple(result.shape), result.dtype))
+        if name in ("aten.rand.default", "aten.detach.default"):  # PyTorch detaches what somebody else holds, too
+            self._drawn[id(result)] = result
+            return
+        decided = _DECIDED.get(name)
+        if decided is None or id(args[0]) not in self._drawn or not decided(float(args[1])):
+            self.matter = True
+
+    def explain(self, first: int, before: RngStates, after: RngStates) -> bool:
+        """Whether the draws from the `first` on are all that was drawn on the host between two moments."""
+        if self.matter:
+            return False
+        then, now = before.state_dict(), after.state_dict()
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(then["torch"])
+            repeat(self.kinds[first:])
+            then["torch"] = torch.get_rng_state()
+        return all(same_state(then[name], now[name]) for name in host_rngs())
+
+
+@contextmanager
+def undrawn(kinds: Sequence[Kind]) -> Iterator[None]:
+    """Where a step draws such numbers: those of a pass that is captured and does not run are drawn again."""
+    if not kinds:
+        yield
+        return
+    before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def repeat(kinds: Sequence[Kind], times: int = 1) -> None:
+    """Make the same draws again, so that the generator is where they leave it."""
+    for _ in range(times):
+        for shape, dtype in kinds:
+            torch.rand(shape, dtype=dtype)
+
+
+def _flat(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    return [each for value in (*args, *kwargs.values()) for each in (value if isinstance(value, list) else (value,))]
