@@ -122,7 +122,7 @@ def test_a_loss_of_an_earlier_loop_that_is_still_there_is_no_obstacle(accumulate
 @pytest.mark.gpu
 def test_without_a_graph_there_are_no_kernels_that_are_for_graphs() -> None:
     def drawing(model: nn.Module, batch: Any) -> Tensor:
-        torch.rand(1)  # on the host
+        torch.randn(1)  # on the host
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     model = nn.Sequential(nn.Linear(8, 64), nn.LayerNorm(64), nn.Linear(64, 3))

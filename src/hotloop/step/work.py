@@ -43,9 +43,9 @@ class Work(DispatchMode):
 
 def _of_recurrence(args: Sequence[Any]) -> float:
     """Arithmetic of a recurrent layer: each of its matrices times every position of its input, packed or not."""
-    tensors = [t for t in leaves_of(args) if isinstance(t, Tensor)]
-    if not tensors or tensors[0].dim() not in (2, 3):
+    inputs, *others = args
+    if not isinstance(inputs, Tensor) or inputs.dim() not in (2, 3):
         return 0.0
-    inputs = tensors[0]
-    matrices = sum(t.numel() for t in tensors[1:] if t.dim() == 2)
+    lists = [each for each in others if isinstance(each, list | tuple)]  # of weights; some kernels take them one by one
+    matrices = sum(t.numel() for t in leaves_of(lists or others) if isinstance(t, Tensor) and t.dim() == 2)
     return 2.0 * matrices * inputs.shape[:-1].numel()
