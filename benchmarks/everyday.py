@@ -74,6 +74,7 @@ class Outcome:
     name: str
     steps: int
     tutorial: float  # seconds that it takes for so many steps
+    paces: tuple[float, float]  # of it, seconds of a step before hotloop's run and after
     default: float
     losses: tuple[float | None, float]  # of the first epoch; None where the tutorial's was not whole
     gigabytes: tuple[float, float]  # at the peak
@@ -519,6 +520,7 @@ def measured(name: str, seconds: float, device: torch.device, *, small: bool) ->
         name,
         steps,
         steps * (pace + again) / 2,
+        (pace, again),
         default,
         (first, report.epochs[0].loss),
         (plain, ours),
@@ -552,7 +554,7 @@ def apart(name: str, arguments: argparse.Namespace) -> Outcome | str:
     if ended.returncode:
         return (ended.stderr.strip().splitlines() or ["it ended without a word"])[-1]
     told = json.loads(ended.stdout.splitlines()[-1])
-    return Outcome(**{**told, "losses": tuple(told["losses"]), "gigabytes": tuple(told["gigabytes"])})
+    return Outcome(**{name: tuple(value) if isinstance(value, list) else value for name, value in told.items()})
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ class GivenMasksLever(Lever):
     rule = LeverRule(
         "the model has `nn.TransformerEncoder` or `nn.TransformerDecoder`",
         lambda facts: True,
-        "H200: a step of `nn.Transformer` with a causal mask is not captured without it, and waits once in each",
+        "H200: with it `nn.Transformer` is captured; a run of 5 s took 2.2 s, and 5.5 s before",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
