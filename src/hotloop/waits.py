@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hotloop.placement.sites import Site, is_in_package, user_site
+from hotloop.placement.sites import Site, is_in_package, is_in_transformer, user_site
 
 _MESSAGE = ".*called a synchronizing CUDA operation.*"
 
@@ -24,11 +24,13 @@ class Waits:
 
     sites: Counter[Site | None] = field(default_factory=Counter)  # None: not in Python code of the person
     in_packages: int = 0  # of them in the code of an installed package, which may do without in a capture
+    at_masks: int = 0  # of them where PyTorch's transformer layers look at a mask, as the lever "given masks" prevents
 
     def note(self) -> None:
         """The host waits here."""
         self.sites[user_site()] += 1
         self.in_packages += is_in_package()
+        self.at_masks += is_in_transformer()
 
     def __len__(self) -> int:
         return self.sites.total()

@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop.levers.given_masks import GivenMasksLever
+from hotloop.placement.sites import HOTLOOP
 from hotloop.plan import Plan
-from hotloop.waits import waits
+from hotloop.step.inspection import Inspection, host_objection
+from hotloop.waits import Waits, waits
 
 WIDTH, LONG = 16, 6
 
@@ -109,13 +111,26 @@ def test_a_compiler_sees_through_it() -> None:
     torch.testing.assert_close(loss_of(torch.compile(model, backend="eager"), words)[0], expected)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("by", [HOTLOOP, "/home/somebody"], ids=["PyTorch's look", "a layer of one's own"])
+def test_a_wait_is_known_for_a_look_at_a_mask(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Waits()
+    waiting: dict[str, Any] = {"note": seen.note}
+    exec(compile("def bool(answer): note(); return False", f"{by}/waiting.py", "exec"), waiting)  # noqa: S102
+    monkeypatch.setattr(nn.modules.transformer, "bool", waiting["bool"], raising=False)
+    Speaker()(torch.randint(20, (3, LONG)))
+    assert (len(seen), seen.in_packages, seen.at_masks) == (1, 0, by == HOTLOOP)
+    inspection = Inspection(waits=seen)
+    assert host_objection(inspection) is not None
+    assert (host_objection(inspection, looks_at_masks=False) is None) == (by == HOTLOOP)
+
+
 @pytest.mark.gpu
-def test_on_a_gpu_the_wait_is_that_of_a_package() -> None:
+def test_on_a_gpu_it_spares_the_wait() -> None:
     model, words = Speaker().cuda(), torch.randint(20, (3, LONG), device="cuda")
     loss_of(model, words)
     with waits() as seen:
         model(words)
-    assert (len(seen), seen.in_packages) == (1, 1)
+    assert (len(seen), seen.in_packages, seen.at_masks) == (1, 0, 1)
     list(GivenMasksLever().apply(model, [], Plan("cuda")))
     with waits() as seen:
         model(words)

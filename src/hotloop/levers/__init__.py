@@ -21,6 +21,7 @@ __all__ = [
     "COMPILE",
     "COMPILE_BLOCKS",
     "CUDNN_BENCHMARK",
+    "GIVEN_MASKS",
     "LEVERS",
     "MOST_STEPS",
     "Cost",
@@ -53,6 +54,7 @@ LEVERS: tuple[Lever, ...] = tuple(sorted(_found(), key=lambda lever: lever.order
 COMPILE = next(lever for lever in LEVERS if lever.name == "compile")
 COMPILE_BLOCKS = next(lever for lever in LEVERS if lever.name == "compile blocks")
 CUDNN_BENCHMARK = next(lever for lever in LEVERS if lever.name == "cudnn benchmark")
+GIVEN_MASKS = next(lever for lever in LEVERS if lever.name == "given masks")
 
 
 def levers_of(plan: Plan) -> list[str]:

@@ -19,8 +19,9 @@ from torch import nn
 HOTLOOP = str(Path(__file__).parents[1])
 OURS = (str(Path(torch.__file__).parent), HOTLOOP, "<frozen", "<string>")
 PACKAGES = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
-TRANSFORMERS = str(nn.modules.transformer.__file__)
-INSTALLED = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+STANDARD = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
+INSTALLED = (*STANDARD, *PACKAGES)
+TRANSFORMER = str(nn.modules.transformer.__file__)
 
 
 @dataclass(frozen=True)
@@ -77,15 +78,23 @@ def variables(frame: FrameType) -> dict[str, Any]:
 
 
 def is_in_package() -> bool:
-    """Whether the innermost code outside torch, hotloop and Python's own library is of an installed package.
-
-    PyTorch's transformer layers count as one: nothing but their look at a mask waits in them.
-    """
+    """Whether the innermost code outside torch, hotloop and Python's own library is of an installed package."""
     for frame in frames(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if file == TRANSFORMERS or (file.startswith(PACKAGES) and not file.startswith(OURS)):
+        if file.startswith(PACKAGES) and not file.startswith(OURS):
             return True
         if not file.startswith((*OURS, *INSTALLED)):
+            return False
+    return False
+
+
+def is_in_transformer() -> bool:
+    """Whether PyTorch's transformer layers are what runs, and no layer of somebody else's inside them."""
+    for frame in frames(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        if file == TRANSFORMER:
+            return True
+        if not file.startswith((*OURS, *STANDARD)):
             return False
     return False
 

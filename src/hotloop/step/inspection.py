@@ -69,12 +69,17 @@ def _on_host(device: torch.device, seen: Inspection) -> Iterator[None]:
         yield
     seen.waits.sites.update(waited.sites)
     seen.waits.in_packages += waited.in_packages
+    seen.waits.at_masks += waited.at_masks
     seen.drew = seen.drew or not seen.draws.explain(drawn, before, RngStates(device))
 
 
-def host_objection(seen: Inspection) -> str | None:
-    """Why a step cannot be captured, from what a forward pass does on the host; None where that is no obstacle."""
-    if len(seen.waits) > seen.waits.in_packages:  # a package may do without in a capture; if not, that fails
+def host_objection(seen: Inspection, *, looks_at_masks: bool = True) -> str | None:
+    """Why a step cannot be captured, from what a forward pass does on the host; None where that is no obstacle.
+
+    `looks_at_masks`: transformer layers will do so in the captured step, too.
+    """
+    allowed = seen.waits.in_packages  # a package may do without in a capture; if not, that fails
+    if len(seen.waits) > allowed + (0 if looks_at_masks else seen.waits.at_masks):
         return f"the host waits for the device: {seen.waits}"
     return _FROZEN if seen.drew else None
 

@@ -14,7 +14,16 @@ from torch import nn
 from hotloop.data import Stream
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
-from hotloop.levers import COMPILE, COMPILE_BLOCKS, CUDNN_BENCHMARK, LEVERS, Lever, levers_of, repeated_blocks
+from hotloop.levers import (
+    COMPILE,
+    COMPILE_BLOCKS,
+    CUDNN_BENCHMARK,
+    GIVEN_MASKS,
+    LEVERS,
+    Lever,
+    levers_of,
+    repeated_blocks,
+)
 from hotloop.levers.base import UNCAPTURED, RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
@@ -462,7 +471,8 @@ class Tuner:
             with without_dropout(subject.modules) as drops:
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
             self._is_random = drops or work.draws
-            if subject.device.type == "cuda" and (why := host_objection(seen)) is not None:
+            why = host_objection(seen, looks_at_masks=GIVEN_MASKS.name in self._dropped)
+            if subject.device.type == "cuda" and why is not None:
                 self.refused(why)
             if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
