@@ -14,9 +14,10 @@ import types
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
 from operator import length_hint
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -200,12 +201,12 @@ class _Walk:
 
     def visit(self, value: Any, path: str, depth: int) -> None:
         """A root, or a part of what was visited: leaves are noted, the rest waits for its turn."""
-        kind = type(value)
-        if kind in _WORDS or isinstance(value, torch.Size):
+        kind: type = type(value)
+        traits = _traits_of(kind)
+        if traits.is_word:
             self.seen.values[path] = value if kind is not str or len(value) < 256 else hash(value)
             return
-        if kind in _TABLES and not value:  # a module has a dozen of them
-            self.seen.values[f"{path}[]"] = 0
+        if kind in _TABLES and not value:  # of which something is seen once it holds something
             return
         if id(value) in self._visited:
             return
@@ -213,8 +214,8 @@ class _Walk:
         if len(self._visited) > MOST or depth > DEEPEST:
             self.seen.complete = False
             return
-        if (mark := _mark(value)) is not None:
-            self.seen.values[path] = mark
+        if traits.has_mark:
+            self.seen.values[path] = _mark(value)
             if isinstance(value, Generator):
                 self.seen.generators[path] = value
             elif isinstance(value, Tensor):
@@ -223,9 +224,7 @@ class _Walk:
             self.seen.values[path] = value
         elif kind is types.BuiltinFunctionType and not isinstance(value.__self__, types.ModuleType | None):
             self.visit(value.__self__, path, depth)  # such as `log.append`
-        elif str(kind.__module__).startswith(ENGINES) and not isinstance(value, nn.Module):
-            return
-        elif not isinstance(value, _CLOSED) or _is_own_class(value):
+        elif traits.is_open or (not traits.is_engine and _is_own_class(value)):
             self._later.append((value, path, depth + 1))
 
     def finish(self) -> None:
@@ -234,9 +233,11 @@ class _Walk:
             self._inside(*self._later.popleft())
 
     def _inside(self, value: Any, path: str, depth: int) -> None:
-        if isinstance(value, Mapping | types.MappingProxyType):
+        kind: type = type(value)
+        traits = _traits_of(kind)
+        if traits.is_mapping:
             self._mapping(value, path, depth)
-        if isinstance(value, list | tuple | deque):
+        if traits.is_sequence:
             self._sequence(value, path, depth)
         elif isinstance(value, set | frozenset):
             self.seen.values[path] = (len(value), hash(frozenset(filter(_is_plain, value))))
@@ -252,7 +253,7 @@ class _Walk:
                 self.visit(part, f"{path}<{name}>", depth)
         elif isinstance(value, type):
             self._table(value, {k: v for k, v in vars(value).items() if isinstance(v, _WORDS)}, path, depth)
-        elif isinstance(value, Iterator) and not hasattr(value, "__dict__"):
+        elif traits.is_iterator and not hasattr(value, "__dict__"):
             self._iterator(value, path, depth)
         has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _is_own_class(type(value))
         if has_attributes and not isinstance(value, type):
@@ -288,6 +289,8 @@ class _Walk:
     def _table(self, owner: object, table: Mapping[str, Any], path: str, depth: int) -> None:
         kept = {}
         for name, part in list(table.items()):
+            if type(part) in _TABLES and not part:  # a module has a dozen of them
+                continue
             if name in OF_STATE_DICT or self._skip(owner, name, part) or (name == "forward" and is_ours(part)):
                 self._visited[id(part)] = part
                 if isinstance(part, dict):
@@ -360,6 +363,33 @@ class _Walk:
                 self.visit(part, f"{path}<{name}>", depth)
 
 
+@dataclass(frozen=True)
+class _Traits:
+    """What a look does with objects of a type; asked for thousands of them in each."""
+
+    is_word: bool
+    has_mark: bool
+    is_engine: bool
+    is_open: bool  # whether there may be a person's state in it
+    is_mapping: bool
+    is_sequence: bool
+    is_iterator: bool
+
+
+@functools.lru_cache(4096)
+def _traits_of(kind: type) -> _Traits:
+    is_engine = str(kind.__module__).startswith(ENGINES) and not issubclass(kind, nn.Module)
+    return _Traits(
+        is_word=kind in _WORDS or issubclass(kind, torch.Size),
+        has_mark=issubclass(kind, (Tensor, np.ndarray, *get_args(Generator))),
+        is_engine=is_engine,
+        is_open=not is_engine and not issubclass(kind, _CLOSED),
+        is_mapping=issubclass(kind, Mapping | types.MappingProxyType),
+        is_sequence=issubclass(kind, list | tuple | deque),
+        is_iterator=issubclass(kind, Iterator),
+    )
+
+
 def is_ours(thing: Any) -> bool:
     """Whether it is a part of hotloop: an objective for models that return their loss, a `forward` that a lever set."""
     if isinstance(thing, functools.partial):
@@ -410,15 +440,13 @@ def _read(table: Any, key: Any) -> Any:
         return _GONE
 
 
-def _mark(value: object) -> Hashable:
-    """A fingerprint of a tensor, an array or a generator; None for anything else."""
+def _mark(value: Tensor | np.ndarray | Generator) -> Hashable:
+    """A fingerprint of a tensor, an array or a generator."""
     if isinstance(value, Tensor):
         return _tensor_mark(value)
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), _checksum(value)
-    if isinstance(value, Generator):
-        return _hash_of(Rng.of(value).get_state())
-    return None
+    return _hash_of(Rng.of(value).get_state())
 
 
 def _tensor_mark(tensor: Tensor) -> _Tensor:

@@ -559,7 +559,7 @@ class PassSnapshot:
         """Generators that modules have for themselves."""
         for inner in self._inner():
             for name, value in vars(inner).items():
-                if isinstance(value, Generator):
+                if name not in _OF_MODULES and isinstance(value, Generator):
                     yield value, f"{type(inner).__name__}.{name}"
 
     def _inner(self) -> Iterable[nn.Module]:

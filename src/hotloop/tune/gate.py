@@ -172,14 +172,14 @@ class GradientGate:
 
 
 def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of a·b, a·a and b·b over pairs of gradients, on their device."""
-    sums = [torch.zeros((), dtype=torch.float64, device=like.device) for _ in range(3)]
+    """The sums of a·b, a·a and b·b over pairs of gradients, on the device of `like`."""
+    sums: tuple[list[Tensor], ...] = ([], [], [])
     for a, b in pairs:
-        x, y = (t.coalesce().values() if t.is_sparse else t for t in (a, b))
-        x, y = x.float(), y.float()
-        for total, product in zip(sums, (x * y, x * x, y * y), strict=True):
-            total.add_(product.sum(dtype=torch.float64).to(total.device))
-    return sums[0], sums[1], sums[2]
+        x, y = ((t.coalesce().values() if t.is_sparse else t).float() for t in (a, b))
+        for each, product in zip(sums, ((x, y), (x, x), (y, y)), strict=True):
+            each.append(torch.mul(*product).sum(dtype=torch.float64).to(like.device))
+    dot, first, second = (torch.stack(each).sum() if each else like.new_zeros(()) for each in sums)
+    return dot, first, second
 
 
 @dataclass(frozen=True)
