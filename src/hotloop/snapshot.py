@@ -422,6 +422,11 @@ class PassSnapshot:
         """Look closely at the next passes: they may change what earlier ones did not."""
         self._passes = self._unwatched = 0
 
+    @property
+    def has_seen_passes(self) -> bool:
+        """Whether the first ones have been."""
+        return self._passes >= FIRST_LOOKS
+
     def take(self, batch: Any = None) -> None:
         """Before a pass over a batch, or over something that a pass does not change."""
         self._rng_state = self._quick.get_state()

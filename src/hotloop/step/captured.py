@@ -222,8 +222,8 @@ class CapturedStep:
         """A real step on the stream of captures; two of them are looked at."""
         if not self._warmed and self.is_alone:
             renew_accumulation(p for eager in self.eagers for p in eager.trained.parameters)
-        if not self._warmed and self.eagers[0].counts.steps >= WARM_UP:
-            self._warmed = 1  # in steps of another plan, or of before they were captured anew
+            if not self._is_compiled and self.memory is not None and self.memory.snapshot.has_seen_passes:
+                self._warmed = 1  # by steps of another plan, or of before they were captured anew
         self._warmed += 1
         self._is_ready = self._warmed > WARM_UP and self._is_warm()
         with self._side.running():
