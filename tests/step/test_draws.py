@@ -113,6 +113,24 @@ def test_the_same_numbers_of_draws_are_asked_for() -> None:
     assert objection(*seen_of(lambda: few(torch.randn(16, 8)), lambda: many(torch.randn(16, 8)))) is not None
 
 
+@pytest.mark.parametrize(("name", "rate"), [("Bart", 0.0), ("Whisper", 0.0), ("M2M100", 0.05)])
+def test_the_models_of_transformers(name: str, rate: float) -> None:
+    import transformers  # takes seconds, and each worker collects this file
+
+    sizes = dict.fromkeys(("encoder_layers", "decoder_layers", "encoder_attention_heads", "decoder_attention_heads"), 2)
+    sizes |= dict.fromkeys(("d_model", "encoder_ffn_dim", "decoder_ffn_dim"), 8)
+    drops = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)  # on a CPU drawn on the host
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = getattr(transformers, f"{name}Config")(vocab_size=40, **sizes, **drops, **tokens)
+    assert config.encoder_layerdrop == config.decoder_layerdrop == rate, "unless somebody says otherwise"
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config).train()
+    words = torch.randint(3, 40, (2, 20))
+    inputs = {"input_features": torch.randn(2, 80, 3000)} if name == "Whisper" else {"input_ids": words}
+    seen = seen_of(*[lambda: model(**inputs, labels=words).loss] * 2)
+    assert len(seen[0].draws.kinds) == 4
+    assert (objection(*seen) is None) == (rate == 0.0)
+
+
 def test_a_repetition_leaves_the_generator_where_the_draws_did() -> None:
     torch.manual_seed(3)
     (seen,) = seen_of(lambda: Dropped()(torch.randn(16, 8)))
