@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -50,6 +52,26 @@ def test_other_tensors_are_made_as_ever() -> None:
         assert torch.tensor(3, device="cpu", dtype=torch.int8).dtype == torch.int8
         with pytest.raises(TypeError, match="colour"):
             torch.tensor([1.0], colour=3)  # type: ignore[call-overload]
+    assert torch.tensor is before
+
+
+def test_it_ends_with_the_last_of_several_threads() -> None:
+    before = torch.tensor
+    first, second = made_on_device(), made_on_device()
+    entered, left = Event(), Event()
+
+    def other() -> None:
+        with second:
+            entered.set()
+            left.wait(10)
+
+    with ThreadPoolExecutor() as pool:
+        with first:
+            waiting = pool.submit(other)
+            assert entered.wait(10)
+        assert torch.tensor is not before
+        left.set()
+        waiting.result()
     assert torch.tensor is before
 
 

@@ -7,6 +7,7 @@ The numbers are part of the step as those of `x * 0.5` are: an inspection compar
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
+from threading import Lock
 from typing import Any
 
 import torch
@@ -20,21 +21,47 @@ FEW = 16  # numbers in a tensor that are taken to be a part of the code; more of
 @contextmanager
 def made_on_device() -> Iterator[None]:
     """Inside, small tensors of the host reach a CUDA device without a copy and without a wait."""
-    before: Callable[..., Tensor] = torch.tensor
+    with _visible, _FromHost():
+        yield
 
-    @wraps(before)
+
+class _VisibleTensor:
+    """Exchanges `torch.tensor` while anybody is inside, in any thread: what it copies to a device is seen then.
+
+    Not a mode of functions, for which compiled parts of a model would be compiled again.
+    """
+
+    def __init__(self) -> None:
+        self._inside = 0
+        self._lock = Lock()
+        self._original: Callable[..., Tensor] = torch.tensor
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._original = torch.tensor
+                torch.tensor = _visible_copy_of(self._original)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.tensor = self._original
+
+
+def _visible_copy_of(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @wraps(original)
     def tensor(*args: Any, device: Any = None, requires_grad: bool = False, **others: Any) -> Tensor:
         if not _is_cuda(device):
-            return before(*args, device=device, requires_grad=requires_grad, **others)
-        made = before(*args, **others).to(device)  # which a dispatch mode sees, unlike what `before` does by itself
+            return original(*args, device=device, requires_grad=requires_grad, **others)
+        made = original(*args, **others).to(device)
         return made.requires_grad_() if requires_grad else made
 
-    torch.tensor = tensor  # not a mode of functions, for which compiled parts of a model would be compiled again
-    try:
-        with _FromHost():
-            yield
-    finally:
-        torch.tensor = before
+    return tensor
+
+
+_visible = _VisibleTensor()
 
 
 class _FromHost(DispatchMode):
