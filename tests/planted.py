@@ -343,7 +343,7 @@ BUGS = [
     Bug(
         "capture: a comparison does not see numbers that have begun to decide",
         "step/inspection.py",
-        "if self._draws.matter and self._where is None:",
+        "if self._where is None and self.draws.matter:",
         "if False:",
         ("tests/step/test_draws.py",),
     ),

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.step.constants import FEW, filled, made_on_device
+from hotloop.step.constants import filled, made_on_device
 from hotloop.step.inspection import Inspection, host_noted
+from hotloop.step.operations import FEW
 from hotloop.waits import waits
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
-from hotloop.step.draws import repeat, undrawn
+from hotloop.step.draws import repeat
 from hotloop.step.inspection import Comparison, Inspection, host_noted, inspected, objection
 
 CPU = torch.device("cpu")
@@ -53,7 +53,7 @@ def test_layers_that_are_never_dropped_do_the_same_work_each_time(watch: Any) ->
     model, x = Dropped(), torch.randn(16, 8)
     first, second = seen_of(lambda: model(x), lambda: model(x), watch=watch)
     assert not first.drew
-    assert first.draws.kinds == [((), torch.float32)] * 3
+    assert first.draws.made == [((), torch.float32)] * 3
     assert objection(first, second) is None
     assert "draws random numbers" in str(objection(first, second, repeats_draws=False))
 
@@ -127,22 +127,20 @@ def test_the_models_of_transformers(name: str, rate: float) -> None:
     words = torch.randint(3, 40, (2, 20))
     inputs = {"input_features": torch.randn(2, 80, 3000)} if name == "Whisper" else {"input_ids": words}
     seen = seen_of(*[lambda: model(**inputs, labels=words).loss] * 2)
-    assert len(seen[0].draws.kinds) == 4
+    assert len(seen[0].draws.made) == 4
     assert (objection(*seen) is None) == (rate == 0.0)
 
 
 def test_a_repetition_leaves_the_generator_where_the_draws_did() -> None:
     torch.manual_seed(3)
     (seen,) = seen_of(lambda: Dropped()(torch.randn(16, 8)))
-    kinds = seen.draws.kinds
+    draws = seen.draws.made
     torch.manual_seed(3)
     for _ in range(4):
         torch.rand([]), torch.rand([]), torch.rand([])
     expected = torch.get_rng_state()
     torch.manual_seed(3)
-    with undrawn(kinds):
-        torch.rand([])
-    repeat(kinds, 4)
+    repeat(draws, 4)
     assert torch.equal(torch.get_rng_state(), expected)
 
 

@@ -45,6 +45,12 @@ class LeverTarget:
         """Why what needs CUDA cannot work here; None where it can."""
         return None if self.on_cuda else f"it needs a CUDA device, and this is {self.device.type}"
 
+    @property
+    def why_no_other_forward(self) -> str | None:
+        """Why layers cannot get another `forward`; None where they can."""
+        compiled = "a part of the model is compiled already, and the compiler would begin again"
+        return compiled if has_compiled_parts(self.model) else None
+
     def why_no_own_kernels(self, plan: Plan) -> str | None:
         """Why kernels of hotloop's own are not for a plan; None where nothing in it speaks against them."""
         if why := self.without_cuda:
@@ -55,9 +61,7 @@ class LeverTarget:
             return UNCAPTURED
         if plan.compile != "off":
             return "the model is compiled, and the compiler does the same"
-        if has_compiled_parts(self.model):
-            return "a part of the model is compiled already, and the compiler would begin again"
-        return None
+        return self.why_no_other_forward
 
     def why_hooks_are_lost(self, what: str) -> str | None:
         """Which modules and parameters have hooks that would not run; None where none has."""

@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop._torch import has_compiled_parts
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
 
@@ -56,10 +55,8 @@ class GivenMasksLever(Lever):
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        if target.without_cuda:
-            return target.without_cuda
-        if has_compiled_parts(target.model):
-            return "a part of the model is compiled already, and the compiler would begin again"
+        if why := target.without_cuda or target.why_no_other_forward:
+            return why
         return None if any(_comparing(target.model)) else "the model has no layer that compares masks"
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:

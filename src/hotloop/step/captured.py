@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.random import fork_rng
 
 from hotloop._torch import foreach_copy_
 from hotloop.effects import ReachableState, kept_by_capture, look
@@ -29,7 +30,7 @@ from hotloop.step.cuda_graph import (
     seen_batch,
     static_batch,
 )
-from hotloop.step.draws import Kind, repeat, undrawn
+from hotloop.step.draws import Draw, repeat
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
 from hotloop.step.objectives import TrainedObjective
@@ -321,7 +322,8 @@ class CapturedStep:
                 around.enter_context(eager.capturing(collect))
             if compares:
                 around.enter_context(self._watching(noted))
-            with undrawn(self._draws), graph.capturing(self._side.stream, pool):
+            # What the host draws in a pass that does not run is drawn by its replay.
+            with fork_rng(devices=[], enabled=bool(self._draws)), graph.capturing(self._side.stream, pool):
                 yield graph
             norms = [eager.norm for eager in self.eagers]
             graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
@@ -395,9 +397,9 @@ class CapturedStep:
             eager.norm = norm
 
     @property
-    def _draws(self) -> Sequence[Kind]:
+    def _draws(self) -> Sequence[Draw]:
         """Random numbers that a step draws on the host and that decide nothing."""
-        return self._inspections[-1].draws.kinds if self._inspections else ()
+        return self._inspections[-1].draws.made if self._inspections else ()
 
     def _schedule(self) -> None:
         if self._after_update is not None:

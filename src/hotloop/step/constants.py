@@ -6,7 +6,7 @@ The numbers are part of the step as those of `x * 0.5` are: an inspection compar
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, wraps
+from functools import wraps
 from threading import Lock
 from typing import Any
 
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import DispatchMode
-
-FEW = 16  # numbers in a tensor that are taken to be a part of the code; more of them are data
+from hotloop.step.operations import is_few, name_of
 
 
 @contextmanager
@@ -90,17 +89,6 @@ def filled(source: Tensor, device: torch.device) -> Tensor:
     for place, number in zip(made.view(-1), numbers, strict=True):
         place.fill_(number)
     return made
-
-
-def is_few(tensor: Tensor) -> bool:
-    """Whether a tensor lies on the host and has so few numbers that they can be looked at."""
-    return tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() <= FEW
-
-
-@lru_cache(maxsize=4096)
-def name_of(func: Callable[..., Any]) -> str:
-    """That of an operation, such as "aten.add.Tensor"; asked for each time that it comes."""
-    return str(func)
 
 
 def _is_cuda(device: object) -> bool:

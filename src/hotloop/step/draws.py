@@ -1,7 +1,6 @@
 """`HostDraws`: random numbers that a step draws on the host and that decide nothing."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,9 +8,9 @@ import torch
 from torch import Tensor
 
 from hotloop.rng import RngStates, host_rngs, same_state
-from hotloop.step.constants import FEW, name_of
+from hotloop.step.operations import FEW, name_of, values_of
 
-Kind = tuple[tuple[int, ...], torch.dtype]  # shape and type of a draw
+Draw = tuple[tuple[int, ...], torch.dtype]  # its shape and type
 # Whether a number of [0, 1) that is compared so with another is always found on one side of it.
 _DECIDED: dict[str, Callable[[float], bool]] = {
     "aten.lt.Scalar": lambda limit: limit <= 0 or limit >= 1,
@@ -30,7 +29,7 @@ class HostDraws:
     they are repeated for the generator's sake.
     """
 
-    kinds: list[Kind] = field(default_factory=list)  # of the draws, in their order
+    made: list[Draw] = field(default_factory=list)  # in their order
     matter: bool = False  # whether a number was used for anything but a comparison that is always decided alike
     _drawn: dict[int, Tensor] = field(default_factory=dict)  # held, so that no other takes the place
 
@@ -39,13 +38,13 @@ class HostDraws:
         if name_of(func) == "aten.rand.default":
             shape, device = args[0], kwargs.get("device")
             return (device is None or device.type == "cpu") and torch.Size(shape).numel() <= FEW
-        return bool(self._drawn) and any(id(each) in self._drawn for each in _flat(args, kwargs))
+        return bool(self._drawn) and any(id(each) in self._drawn for each in values_of(args, kwargs))
 
     def note(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:
         """Such an operation was carried out."""
         name = name_of(func)
         if name == "aten.rand.default":
-            self.kinds.append((tuple(result.shape), result.dtype))
+            self.made.append((tuple(result.shape), result.dtype))
         if name in ("aten.rand.default", "aten.detach.default"):  # PyTorch detaches what somebody else holds, too
             self._drawn[id(result)] = result
             return
@@ -60,30 +59,13 @@ class HostDraws:
         then, now = before.state_dict(), after.state_dict()
         with torch.random.fork_rng(devices=[]):
             torch.set_rng_state(then["torch"])
-            repeat(self.kinds[first:])
+            repeat(self.made[first:])
             then["torch"] = torch.get_rng_state()
         return all(same_state(then[name], now[name]) for name in host_rngs())
 
 
-@contextmanager
-def undrawn(kinds: Sequence[Kind]) -> Iterator[None]:
-    """Where a step draws such numbers: those of a pass that is captured and does not run are drawn again."""
-    if not kinds:
-        yield
-        return
-    before = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
-
-
-def repeat(kinds: Sequence[Kind], times: int = 1) -> None:
+def repeat(draws: Sequence[Draw], times: int = 1) -> None:
     """Make the same draws again, so that the generator is where they leave it."""
     for _ in range(times):
-        for shape, dtype in kinds:
+        for shape, dtype in draws:
             torch.rand(shape, dtype=dtype)
-
-
-def _flat(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    return [each for value in (*args, *kwargs.values()) for each in (value if isinstance(value, list) else (value,))]

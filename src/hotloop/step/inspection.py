@@ -14,14 +14,14 @@ from hotloop.effects import ReachableState, shown
 from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
 from hotloop.rng import RngStates
-from hotloop.step.constants import is_few, made_on_device, name_of
+from hotloop.step.constants import made_on_device
 from hotloop.step.draws import HostDraws
+from hotloop.step.operations import is_few, name_of, values_of
 from hotloop.text import shorten
 from hotloop.waits import Waits, waits
 
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
 _FROZEN = "it draws random numbers on the host, which a capture would freeze"
-_SEVERAL = (list, tuple)
 _OF_SEEDS = ("aten.random_.default", "aten._local_scalar_dense.default")
 
 
@@ -58,13 +58,13 @@ def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
 @contextmanager
 def host_noted(device: torch.device, seen: Inspection) -> Iterator[None]:
     """Watch what a forward pass does on the host: its waits, and random numbers."""
-    with _on_host(device, seen), _Drawing(seen.draws):
+    with _on_host(device, seen), _Seeing(seen.draws):
         yield
 
 
 @contextmanager
 def _on_host(device: torch.device, seen: Inspection) -> Iterator[None]:
-    before, drawn = RngStates(device), len(seen.draws.kinds)
+    before, drawn = RngStates(device), len(seen.draws.made)
     with waits(device) as waited, made_on_device():
         yield
     seen.waits.sites.update(waited.sites)
@@ -92,7 +92,7 @@ def objection(first: Inspection, second: Inspection, *, repeats_draws: bool = Tr
     for seen in (first, second):
         if why := host_objection(seen):
             return why
-    drawn = first.draws.kinds, second.draws.kinds
+    drawn = first.draws.made, second.draws.made
     if drawn[0] != drawn[1] or (any(drawn) and not repeats_draws):
         return _FROZEN
     by_design = first.waits.in_packages and second.waits.in_packages  # it branches on data, and in a capture it cannot
@@ -131,75 +131,64 @@ def operations_of(seen: Inspection) -> Iterator[None]:
     seen.read = set()
 
 
-class Comparison(DispatchMode):
+class _Seeing(DispatchMode):
+    """Sees the operations of a pass before they run, and apart from them those on random numbers of the host."""
+
+    def __init__(self, draws: HostDraws) -> None:
+        super().__init__()
+        self.draws = draws
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.draws.concern(func, args, kwargs):
+            result = func(*args, **kwargs)
+            self.draws.note(func, args, result)
+            return result
+        self.see(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def see(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """An operation is about to run."""
+
+
+class Comparison(_Seeing):
     """Compares the operations inside it with those of inspected passes, as they come, at a fraction of the cost."""
 
     def __init__(self, *captured: Inspection) -> None:
-        super().__init__()
+        super().__init__(HostDraws())
         self._expected = iter([each for seen in captured for each in seen.work])
-        self._draws = HostDraws()
         self._where: str | None = None
 
     def departure(self) -> str | None:
         """After the last operation: where they began to differ; None where they are the same."""
+        if self._where is None and self.draws.matter:
+            self._where = "random numbers of the host decide something"
         if self._where is None and (missing := next(self._expected, None)) is not None:
             self._where = str(missing[1] or "outside your own code")
         return self._where
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._draws.concern(func, args, kwargs):
-            result = _drawn(self._draws, func, args, kwargs)
-            if self._draws.matter and self._where is None:
-                self._where = str(user_site() or "outside your own code")
-            return result
+    def see(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if self._where is None and not _is_preparation(func, args):
             expected, _ = next(self._expected, (None, None))
             if expected != _call(func, args, kwargs):
                 self._where = str(user_site() or "outside your own code")
-        return func(*args, **kwargs)
 
 
-class _Drawing(DispatchMode):
-    """Notes the random numbers that are drawn on the host."""
-
-    def __init__(self, draws: HostDraws) -> None:
-        super().__init__()
-        self._draws = draws
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._draws.concern(func, args, kwargs):
-            return _drawn(self._draws, func, args, kwargs)
-        return func(*args, **kwargs)
-
-
-class _Noting(DispatchMode):
+class _Noting(_Seeing):
     """Notes each operation with its shapes, its numbers and the line that asked for it."""
 
     def __init__(self, seen: Inspection) -> None:
-        super().__init__()
-        self._work, self._read, self._held, self._draws = seen.work, seen.read, seen.held, seen.draws
+        super().__init__(seen.draws)
+        self._work, self._read, self._held = seen.work, seen.read, seen.held
 
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if self._draws.concern(func, args, kwargs):
-            return _drawn(self._draws, func, args, kwargs)
+    def see(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         if not _is_preparation(func, args):
             self._work.append((_call(func, args, kwargs), user_site()))
         if name_of(func) == _RECURRENCE and isinstance(args[-1], Tensor):
             self._held.append(args[-1])  # the state of its dropout, of which PyTorch makes a new one now and then
-        for value in (*args, *kwargs.values()):
-            for each in value if type(value) in _SEVERAL else (value,):
-                if isinstance(each, Tensor):
-                    self._read.add(_storage(each))
-        return func(*args, **kwargs)
+        self._read.update(_storage(each) for each in values_of(args, kwargs) if isinstance(each, Tensor))
 
 
 def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
@@ -219,13 +208,6 @@ def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any])
     return func, tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in kwargs.items())
 
 
-def _drawn(draws: HostDraws, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Carry out an operation on random numbers of the host."""
-    result = func(*args, **kwargs)
-    draws.note(func, args, result)
-    return result
-
-
 def _storage(tensor: Tensor) -> int:
     """Which memory a tensor lies in."""
     return storage_id(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)
@@ -236,7 +218,7 @@ def _trait(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         known = str(value.flatten().tolist()) if is_few(value) else None  # as words, in which NaN equals itself
         return tuple(value.shape), value.dtype, value.device, known
-    if type(value) in _SEVERAL:
+    if isinstance(value, list | tuple):
         return tuple(map(_trait, value))
     if isinstance(value, float | complex):
         return str(value)

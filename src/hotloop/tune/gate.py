@@ -176,9 +176,9 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Ten
     sums: tuple[list[Tensor], ...] = ([], [], [])
     for a, b in pairs:
         x, y = ((t.coalesce().values() if t.is_sparse else t).float() for t in (a, b))
-        for each, product in zip(sums, ((x, y), (x, x), (y, y)), strict=True):
-            each.append(torch.mul(*product).sum(dtype=torch.float64).to(like.device))
-    dot, first, second = (torch.stack(each).sum() if each else like.new_zeros(()) for each in sums)
+        for parts, (p, q) in zip(sums, ((x, y), (x, x), (y, y)), strict=True):
+            parts.append((p * q).sum(dtype=torch.float64).to(like.device))
+    dot, first, second = (torch.stack(parts).sum() if parts else like.new_zeros(()) for parts in sums)
     return dot, first, second
 
 
