@@ -561,7 +561,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The tutorial's loop and hotloop's default on what people bring.")
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"of {', '.join(CASES)}; all where none is named")
     parser.add_argument("--seconds", type=float, default=10, help="that a run takes the tutorial's loop (10)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="a GPU, where there is one"
+    )
     parser.add_argument("--quick", action="store_true", help="few items and small models: does it work here?")
     parser.add_argument("--within", type=float, default=math.inf, help="begin none after so many seconds")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write every outcome here, as JSON")
