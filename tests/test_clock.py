@@ -5,28 +5,52 @@ import time
 import pytest
 import torch
 
-from hotloop import measure
+from hotloop import clock, measure
 from hotloop.errors import BadArgument, HotloopError
 
 
-def test_it_measures_what_a_call_takes() -> None:
-    timing = measure(lambda: time.sleep(0.02), repeats=5)
-    assert 0.02 <= timing.low <= timing.median <= timing.high < 0.1
+class Hands:
+    """A clock that only moves when a call says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    hands = Hands()
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: hands.now)
+    return hands
+
+
+def test_it_measures_what_a_call_takes(hands: Hands) -> None:
+    taken = iter([9.0, 9.0, 9.0, 0.02, 0.01, 0.05, 0.03, 0.02, 0.04])  # three to warm up, one to see how long it takes
+    timing = measure(lambda: hands.pass_by(next(taken)), repeats=5)
+    assert (timing.median, timing.low, timing.high) == pytest.approx((0.03, 0.012, 0.048))
     assert timing.repeats == 5
     assert timing.calls_per_repeat == 1
 
 
-def test_short_calls_are_repeated_within_a_measurement() -> None:
+def test_short_calls_are_repeated_within_a_measurement(hands: Hands) -> None:
     calls = 0
 
     def call() -> None:
         nonlocal calls
         calls += 1
+        hands.pass_by(2e-6)
 
     timing = measure(call, warmup=2, repeats=4)
-    assert timing.calls_per_repeat > 100
+    assert timing.calls_per_repeat == 500
     assert calls == 2 + 1 + 4 * timing.calls_per_repeat
-    assert timing.median < 1e-4
+    assert timing.median == pytest.approx(2e-6)
+
+
+def test_by_the_clock_of_this_machine() -> None:
+    timing = measure(lambda: time.sleep(0.02), repeats=3)
+    assert 0.02 <= timing.low <= timing.median <= timing.high
 
 
 @pytest.mark.parametrize("options", [{"repeats": 0}, {"repeats": -1}, {"warmup": -1}])
