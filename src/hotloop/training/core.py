@@ -39,6 +39,7 @@ from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.training.changes import Changes
 from hotloop.training.collective import Collective
+from hotloop.training.modes import OptimizerModes
 from hotloop.training.schedule import Schedule
 from hotloop.training.watch import Watch
 from hotloop.training.words import advice_on_loss, memory_words
@@ -73,6 +74,7 @@ class Core:
         self.model, self.objectives, self.subject = subject.model, subject.objectives, subject
         self.criterion, self.objective = criterion, objective  # as the person gave them
         self.schedule, self.stateful = schedule, stateful
+        self.modes = OptimizerModes(self.optimizers)
         self.plans_itself = plans_itself  # the person leaves the plan to the loop
         self.by_hand = by_hand  # the plan that is carried out is the person's
         self.together = Collective(ranks, spread)
@@ -181,6 +183,7 @@ class Core:
             self.tuner.begin()
         if not self.model.training:
             self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
+        self.modes.train()
         modes = [module.training for module in self.model.modules()]
         if modes != self._modes:
             self._modes = modes
@@ -196,10 +199,12 @@ class Core:
         if self.step.captured is not None:
             self.step.captured.audit()
         self.schedule.after_epoch()
+        self.modes.eval()
 
     def rest(self) -> None:
         """The last epoch of a fit is over: workers that wait for another one end, and so does a compilation."""
         self.tuner.end()
+        self.modes.eval()
         if self.together.ranks is not None:
             self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
         if self.stream is not None:

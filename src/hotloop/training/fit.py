@@ -497,6 +497,7 @@ class Fit:
             loaded = read_checkpoint(path, read_sums(path), self.saver.writer.team)  # of an earlier part of the run
             weights = sharded(self.core.model, loaded.tree["loop"]["model"])
         if weights is not None:
+            self.core.modes.eval()  # as the optimizer was when they were kept
             with self.core.unplanned():
                 now = self.core.model.state_dict()
                 self.core.model.load_state_dict({name: _put(now.get(name), each) for name, each in weights.items()})

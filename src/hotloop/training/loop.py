@@ -291,7 +291,7 @@ class Loop:
                 raise BadArgument(f"{name}={value}", fix="give a number above 0")
         if steps is None and seconds is None:
             steps = length_of(loader)
-        with telling("tuning", progress) as tell:
+        with self._core.modes.within(training=True), telling("tuning", progress) as tell:
             return self._core.tuner.tune(loader, device_transform, steps=steps, seconds=seconds, tell=tell)
 
     def evaluate(
@@ -306,7 +306,7 @@ class Loop:
             core.together.share_validation(loader, metrics, fills=is_sharded(self.model)),
         )
         precision = core.step.plan.precision
-        with core.together.telling:
+        with core.together.telling, core.modes.within(training=False):
             return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
 
     def predict(
@@ -326,7 +326,7 @@ class Loop:
         check_loader(loader)
         if length_of(loader) == 0:
             raise nothing_came(loader)
-        with telling("predicting", progress) as tell:
+        with core.modes.within(training=False), telling("predicting", progress) as tell:
             return core.evaluation.outputs(loader, predict, core.step.plan.precision, tell)
 
     def fit(
@@ -488,7 +488,7 @@ class Loop:
         so many `seconds`. Everything that they change is put back, to the bit.
         """
         self._core.step.forget_captures()  # they hold memory
-        with self._core.unplanned():
+        with self._core.modes.within(training=True), self._core.unplanned():
             subject = replace(self._core.subject, plan=self._core.step.plan)
             return largest_batch(subject, loader, limit=limit, seconds=seconds, transform=device_transform)
 
@@ -498,7 +498,7 @@ class Loop:
         That step is a real one: its peak by phase and by module, and over time. Everything is put back afterwards. It
         runs operation by operation, so a compiled step may need less.
         """
-        with self._core.unplanned():
+        with self._core.modes.within(training=True), self._core.unplanned():
             given = None if batch is None else move(batch, self.device)
             return memory_of(self._core.subject, self._core.step.plan, given)
 
@@ -522,7 +522,7 @@ class Loop:
         )
         kind = "auto" if plan.stream == "resident" and not core.by_hand else plan.stream
         stream = Stream(loader, self.device, kind, device_transform, pinned=plan.pinned, workers=plan.workers)
-        with core.unplanned(), telling("profiling", progress) as tell:
+        with core.modes.within(training=True), core.unplanned(), telling("profiling", progress) as tell:
             return profile_of(core.subject, step, stream, steps, loader, tell)
 
     def state_dict(self) -> dict[str, Any]:
