@@ -83,6 +83,15 @@ LOSSES: dict[str, tuple[nn.Module, torch.Tensor, torch.Tensor, str]] = {
     "a last size of 1": (nn.BCEWithLogitsLoss(), torch.zeros(8, 1), torch.ones(8), "output.squeeze(-1)"),
     "no probabilities": (nn.BCELoss(), torch.full((8,), 3.0), torch.ones(8), "use nn.BCEWithLogitsLoss()"),
     "classes as floats": (nn.CrossEntropyLoss(), torch.zeros(8, 3), torch.ones(8), "target.long()"),
+    "classes in few bits": (nn.CrossEntropyLoss(), torch.zeros(8, 3), torch.ones(8).int(), "target.long()"),
+    "classes as truths": (nn.CrossEntropyLoss(), torch.zeros(8, 2), torch.ones(8).bool(), "target.long()"),
+    "classes last": (nn.CrossEntropyLoss(), torch.zeros(8, 5, 9), torch.ones(8, 5).long() * 8, "output.movedim(-1, 1)"),
+    "classes of pixels last": (
+        nn.CrossEntropyLoss(),
+        torch.zeros(2, 4, 5, 3),
+        torch.ones(2, 4, 5).long(),
+        "output.movedim(-1, 1)",
+    ),
     "classes in a column": (nn.CrossEntropyLoss(), torch.zeros(8, 3), torch.ones(8, 1).long(), "target.squeeze(-1)"),
     "a single class": (
         nn.CrossEntropyLoss(),

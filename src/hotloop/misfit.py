@@ -191,6 +191,8 @@ def _about_classes(output: Tensor, target: Tensor) -> str | None:
     """What to do where the target should be the number of a class for each item."""
     if target.shape == (*output.shape[:1], 1) and output.dim() == 2:
         return "give one class for each item: target.squeeze(-1)"
+    if target.dim() > 1 and target.shape == output.shape[:-1] != (output.shape[0], *output.shape[2:]):
+        return "the classes are the last dimension of the output, and belong into dimension 1: output.movedim(-1, 1)"
     if target.is_floating_point() and target.shape != output.shape:
         return "give the numbers of classes: target.long()"
     if target.is_floating_point() or output.dim() < 2 or not target.numel():
@@ -199,7 +201,8 @@ def _about_classes(output: Tensor, target: Tensor) -> str | None:
     if target.shape[:1] == output.shape[:1] and not 0 <= low <= high < classes:
         has = plural(classes, "class", "classes")
         return f"the targets go from {low} to {high}, and the output has {has}: 0 to {classes - 1}"
-    return None
+    fits = target.shape == (output.shape[0], *output.shape[2:])
+    return "give the numbers of classes: target.long()" if fits and target.dtype != torch.long else None
 
 
 def _about_values(output: Tensor, target: Tensor) -> str | None:

@@ -40,9 +40,24 @@ def scheduled(kind: Callable[..., Any], schedule: Any = "step", **settings: Any)
     )
 
 
+class Wrapper(torch.optim.Optimizer):
+    """As `accelerate` wraps an optimizer: of its kind, and without what one has."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+
 WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "no optimizer": (lambda: loop(optimizer=None), "optimizer is a NoneType"),
     "the class of an optimizer": (lambda: loop(optimizer=torch.optim.SGD), "optimizer is the class SGD"),
+    "an optimizer around another": (
+        lambda: loop(optimizer=Wrapper(torch.optim.SGD([torch.ones(1)]))),
+        r"Wrapper, which stands for another one\n.*`optimizer\.optimizer`",
+    ),
     "the class of a loss": (lambda: loop(loss=nn.MSELoss), r"loss=MSELoss is a class\n.*MSELoss\(\)"),
     "the class of a model": (lambda: hotloop.place(nn.Linear, "cpu"), "model is the class Linear"),  # type: ignore[type-var]
     "no loader": (lambda: loop().fit(None), "the loader is a NoneType, which gives no batches"),  # type: ignore[arg-type]

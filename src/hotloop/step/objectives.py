@@ -100,6 +100,13 @@ def _check(optimizers: tuple[Optimizer, ...]) -> None:
             f"the optimizer is {_kind(wrong[0])}" if wrong else "no optimizer was given",
             fix="give one of torch.optim, built from model.parameters(); or a list or dict of them",
         )
+    for each in optimizers:
+        if "param_groups" not in vars(each):  # `Optimizer.__init__` has not run, and what it makes is missing
+            inside = isinstance(getattr(each, "optimizer", None), Optimizer)
+            raise BadArgument(
+                f"the optimizer is {_kind(each)}, which stands for another one",
+                fix=f"give the one that it wraps{', as `optimizer.optimizer`' if inside else ''}",
+            )
     if len(optimizers) > 1 and (closures := [each for each in optimizers if needs_closure(each)]):
         raise BadArgument(
             f"{type(closures[0]).__name__}.step needs a closure that computes the loss again, which goes with no other"
