@@ -79,6 +79,29 @@ def two_optimizers_for_one_loss() -> Pair:
     return ours, twin, (model, sparse, dense)
 
 
+def muon_and_adamw() -> Pair:
+    """Matrices by Muon, the rest by AdamW."""
+    model, batches = mlp(), pairs()
+    matrices = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-2)
+    rest = torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-2)
+
+    def ours():
+        hotloop.Loop(model, [matrices, rest], CRITERION).fit(batches)
+
+    def twin():
+        for x, y in batches:
+            model.zero_grad()
+            CRITERION(model(x), y).backward()
+            matrices.step()
+            rest.step()
+
+    return ours, twin, (model, matrices, rest)
+
+
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
+    style(muon_and_adamw)
+
+
 @style
 def lbfgs() -> Pair:
     """An optimizer that computes the loss several times in a step."""
