@@ -79,6 +79,7 @@ def two_optimizers_for_one_loss() -> Pair:
     return ours, twin, (model, sparse, dense)
 
 
+@style
 def muon_and_adamw() -> Pair:
     """Matrices by Muon, the rest by AdamW."""
     model, batches = mlp(), pairs()
@@ -96,10 +97,6 @@ def muon_and_adamw() -> Pair:
             rest.step()
 
     return ours, twin, (model, matrices, rest)
-
-
-if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
-    style(muon_and_adamw)
 
 
 @style
