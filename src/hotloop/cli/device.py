@@ -98,7 +98,8 @@ def _rows(seen: "DeviceSummary") -> Iterator[tuple[str, str]]:
         yield "memory", _free(seen.memory.free, seen.memory.total)
     if kind == "cuda":
         yield from _cuda_rows(seen)
-    yield "precision", f"{seen.precision}, which hotloop would use"
+    asked = ', where you ask for it: `precision="fp16"`' if seen.precision == "fp16" else ", which hotloop would use"
+    yield "precision", f"{seen.precision}{asked}"
     others = [gpu for gpu in seen.gpus if f"cuda:{gpu.index}" != seen.device]
     for gpu in others:
         state = _free(gpu.memory.free, gpu.memory.total) if gpu.usable else "not usable"

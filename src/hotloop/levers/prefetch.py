@@ -23,10 +23,8 @@ class PinnedMemoryLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", stream="direct", pinned=True))
     ```
 
-    On a device other than CUDA a plan with it is refused. The tuner times it only where it can read the loader again
-    without a trace. With `loop.tune` that is a plain `DataLoader` with a sampler of PyTorch. In `fit` and `batches` the
-    items must also be always the same, and such data mostly lives on the device anyway. For any other loader, ask for
-    it as above.
+    On a device other than CUDA a plan with it is refused. `loop.tune` times it for a plain `DataLoader` with a sampler of
+    PyTorch, which it can read again without a trace. `fit` and `batches` do not: ask for it as above.
 
     **How it is undone.** The loader is read as it is; the one that you hold was never changed.
 
@@ -72,8 +70,8 @@ class PrefetchLever(Lever):
     ```
 
     With `pinned=True` a thread of the loader does the pinning; without it, the thread that trains does.
-    `hotloop.stream(loader, device, "prefetched")` is the same in a loop of your own. The tuner times it under the same
-    condition as [pinned memory](pinned-memory.md).
+    `hotloop.stream(loader, device, "prefetched")` is the same in a loop of your own. `loop.tune` times it under the
+    same condition as [pinned memory](pinned-memory.md).
 
     **How it is undone.** Batches are copied when their turn comes: `stream="direct"`.
 
