@@ -17,9 +17,9 @@ class Fp16Lever(Lever):
     update is skipped, the scale backs off, and `loop.skipped` counts it. A skipped update does not advance the
     scheduler.
 
-    **What it needs.** A CUDA GPU. `loop.tune` and `hotloop tune` try it with `precision="auto"`, the default, on those of compute
-    capability 7.x: older ones are not fast at it, newer ones have bf16. `fit` does not: ask for it with
-    `precision="fp16"`.
+    **What it needs.** A CUDA GPU. `loop.tune` and `hotloop tune` try it with `precision="auto"`, the default, on
+    those of compute capability 7.x: older ones are not fast at it, newer ones have bf16. `fit` does not: ask for it
+    with `precision="fp16"`.
 
     **What it costs.** Nothing to pull. The scaler reads a number from the device in each update, so the host
     synchronizes there, and the step cannot be captured as a [graph](graph.md). The graph is tried first; where it was

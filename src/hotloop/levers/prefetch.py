@@ -23,8 +23,8 @@ class PinnedMemoryLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", stream="direct", pinned=True))
     ```
 
-    On a device other than CUDA a plan with it is refused. `loop.tune` times it for a plain `DataLoader` with a sampler of
-    PyTorch, which it can read again without a trace. `fit` and `batches` do not: ask for it as above.
+    On a device other than CUDA a plan with it is refused. `loop.tune` times it for a plain `DataLoader` with a
+    sampler of PyTorch, which it can read again without a trace. `fit` and `batches` do not: ask for it as above.
 
     **How it is undone.** The loader is read as it is; the one that you hold was never changed.
 

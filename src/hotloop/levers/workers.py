@@ -12,8 +12,8 @@ class WorkersLever(Lever):
 
     **The numbers.** Tier C: the sampler draws the same order, but what a dataset draws at random comes from the rng
     states of the workers. Augmentation differs from that of a run without them, so the tuner gives no workers to a
-    loader that has none. A loader that has some gets more where the loop waits for it ([data](../tuning.md#data)). Items
-    that are not random are the same.
+    loader that has none. A loader that has some gets more where the loop waits for it ([data](../tuning.md#data)).
+    Items that are not random are the same.
 
     **What it needs.** A plain `DataLoader` whose dataset can go to another process. With resident data nobody reads the
     loader, and workers are not started.
