@@ -3,6 +3,7 @@
 import gc
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -451,3 +452,36 @@ def test_length() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert length_of(DataLoader(Endless())) is None
+
+
+@dataclass
+class Table(Dataset[Any]):
+    """Compared by its values, so that it has no hash."""
+
+    x: torch.Tensor
+    resident = True
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        return self.x[i]
+
+
+def test_a_dataset_without_a_hash_can_be_kept() -> None:
+    seen = list(stream(DataLoader(Table(torch.arange(4.0)), 2), "cpu", "resident"))
+    assert [batch.tolist() for batch in seen] == [[0.0, 1.0], [2.0, 3.0]]
+
+
+class Breaking(IterableDataset[torch.Tensor]):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        yield from torch.arange(3.0)
+        raise LookupError("the disk is gone")
+
+
+@pytest.mark.gpu
+def test_batches_before_an_error_of_the_loader_come_although_it_reads_ahead() -> None:
+    batches = iter(stream(DataLoader(Breaking(), batch_size=None), "cuda", "prefetched"))
+    assert [next(batches).item() for _ in range(3)] == [0.0, 1.0, 2.0]
+    with pytest.raises(LookupError, match="the disk"):
+        next(batches)

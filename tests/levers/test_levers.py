@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hotloop import Loop
@@ -280,6 +281,36 @@ def test_an_optimizer_of_ones_own() -> None:
 )
 def test_optimizers_that_cannot_be_fused(optimizer: Any, says: str) -> None:
     assert says in str(why_not("fused", scene(optimizer=optimizer)))
+
+
+def test_sparse_gradients_cannot_be_fused() -> None:
+    model = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.Linear(2, 2))
+    assert why_not("fused", scene(model=model)) == "0 has sparse gradients"
+    table = nn.ParameterList([torch.zeros(4, 2)])
+    target = scene(model=table)
+    assert why_not("fused", target) is None
+    functional.embedding(torch.tensor([1]), table[0], sparse=True).sum().backward()
+    assert why_not("fused", target) == "Adam is given sparse gradients"
+
+
+def test_a_group_that_is_added_later_is_fused_too() -> None:
+    optimizer = Adam([nn.Parameter(torch.ones(2))])
+    undo = list(NAMED["fused"].apply(nn.Identity(), [optimizer], NAMED["fused"].pull(CPU)))
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert [group["fused"] for group in optimizer.param_groups] == [True, True]
+    for each in reversed(undo):
+        each()
+    assert not optimizer.defaults["fused"]
+
+
+def test_a_learning_rate_that_is_a_tensor_would_be_frozen() -> None:
+    target = scene("cuda", optimizer=lambda p: Adam(p, lr=torch.tensor(1e-3), foreach=False))
+    assert "learning rate of Adam is a tensor" in str(why_not("graph", target))
+
+
+def test_tf32_cannot_be_set_where_parts_of_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.levers.tf32.products_in_fp32", lambda: "mixed")
+    assert "part by part" in str(NAMED["tf32"].impossible(scene("cuda"), CUDA))
 
 
 @pytest.mark.parametrize("optimizer", [Adam, AdamW, SGD, lambda p: Adam(p, fused=False, foreach=True)])

@@ -77,6 +77,20 @@ def test_an_own_layer_is_known_by_what_it_computes_and_not_by_its_name() -> None
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Shifted(Own):
+    def __init__(self, width: int, shift: float) -> None:
+        super().__init__(width)
+        self.shift = shift
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.shift
+
+
+def test_layers_of_one_class_are_known_by_their_settings_too() -> None:
+    model = nn.Sequential(Shifted(8, 0.0), Shifted(8, 1.0), Shifted(8, 0.0))
+    assert [layer for layer, _ in written_out(model)] == [model[0], model[2]]
+
+
 @pytest.mark.parametrize("layer", [Counted(8), Noisy(8)])
 def test_a_layer_that_does_more_is_left_alone_and_as_it_was(layer: Own) -> None:
     names, before = set(vars(layer)), torch.get_rng_state()

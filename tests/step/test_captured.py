@@ -150,11 +150,11 @@ def test_a_transform_that_is_captured_follows_its_number() -> None:
 class Restless(nn.Module):
     """A network whose forward pass draws random numbers, writes to buffers and may take another way."""
 
-    def __init__(self) -> None:
+    def __init__(self, outputs: int = 4) -> None:
         super().__init__()
         torch.manual_seed(0)
         # On a CPU the values of tensors with up to 16 numbers count as numbers, so these have more.
-        self.first, self.last, self.dropout = nn.Linear(8, 32), nn.Linear(32, 4, bias=False), nn.Dropout(0.5)
+        self.first, self.last, self.dropout = nn.Linear(8, 32), nn.Linear(32, outputs, bias=False), nn.Dropout(0.5)
         self.mean: Tensor
         self.register_buffer("mean", torch.zeros(32))
 
@@ -166,6 +166,71 @@ class Restless(nn.Module):
 
 
 WAY: list[int] = []
+
+
+class Weighted(nn.Module):
+    """A criterion with parts that a capture reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entropy, self.dropout = nn.CrossEntropyLoss(weight=torch.ones(40)), nn.Dropout()
+        self.bias = nn.Parameter(torch.zeros(40))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = self.entropy(self.dropout(output) + self.bias, target)
+        return loss
+
+
+def _replace_weights(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    criterion.entropy.weight = torch.rand(40)
+
+
+def _replace_buffer(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.mean = torch.rand(32)
+
+
+CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
+    "class weights": _replace_weights,
+    "a buffer": _replace_buffer,
+    "the mode of the criterion": lambda model, criterion, optimizer: criterion.eval(),
+    "a frozen part of the criterion": lambda model, criterion, optimizer: criterion.bias.requires_grad_(False),
+    "a hook of a weight": lambda model, criterion, optimizer: model.first.weight.register_hook(lambda grad: grad * 0),
+    "a hook of a layer": lambda model, criterion, optimizer: model.first.register_forward_hook(lambda *_: None),
+    "a hook of the optimizer": lambda model, criterion, optimizer: optimizer.register_step_post_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGED, None])
+def test_what_a_capture_froze_is_looked_at_between_epochs(change: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a capture: that part needs no GPU."""
+    monkeypatch.setattr(
+        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
+    )
+    model, criterion, abandoned = Restless(40), Weighted(), list[str]()
+    optimizer = torch.optim.Adam([*model.parameters(), *criterion.parameters()])
+    loop = hotloop.Loop(model, optimizer, criterion, device="cpu", plan="plain")
+    batch = [torch.randn(16, 8), torch.randint(40, (16,))]
+    for _ in range(3):
+        loop.step(batch)
+    step = loop._core.step
+    captured = CapturedStep(
+        model,
+        step.eagers,
+        step.eagers,
+        step.run,
+        step.levers,
+        memory=step.memory,
+        see=None,
+        after_update=None,
+        abandon=abandoned.append,
+    )
+    captured._inspected(batch)  # as a warm-up does
+    captured.has_captures, captured._stood = True, captured._stance()
+    if change is not None:
+        CHANGED[change](model, criterion, optimizer)
+    captured.check()
+    assert captured.has_captures == (change is None)
+    assert bool(abandoned) == (change is not None and "hook" in change), "what it does on the host would be lost again"
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)

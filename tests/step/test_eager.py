@@ -1,5 +1,6 @@
 """Updates: accumulation that equals the full batch, clipping, scaling, several optimizers, schedules."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -264,3 +265,57 @@ def test_hooks_of_an_optimizer_run_and_a_profiler_sees_its_step() -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         loop.step(batch)
     assert "Optimizer.step#SGD.step" in {event.key for event in profile.key_averages()}
+
+
+class InPlace(torch.optim.SGD):
+    """Sets gradients to zero where they are, as before PyTorch 2."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+
+
+def test_accumulation_with_a_zero_grad_that_writes_zeros() -> None:
+    batches = [(torch.randn(8, 3), torch.randn(8, 2)) for _ in range(4)]
+    ended = []
+    for kind in (torch.optim.SGD, InPlace):
+        model = linear()
+        run(Loop(model, kind(model.parameters(), lr=0.1), nn.MSELoss(), device="cpu", accumulate=2), batches)
+        ended.append(model.weight)
+    assert torch.equal(*ended)
+
+
+def test_a_frozen_layer_beside_several_objectives() -> None:
+    model = nn.ModuleDict({"generator": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), "critic": nn.Linear(4, 1)})
+    generator, critic = model["generator"], model["critic"]
+    assert isinstance(generator, nn.Sequential)
+    generator[0].requires_grad_(False)
+    frozen, trained = generator[0].weight.clone(), generator[1].weight.clone()
+    loop = Loop(
+        model,
+        {name: torch.optim.SGD(part.parameters(), 0.1) for name, part in model.items()},
+        objective={
+            "generator": lambda model, batch: -critic(generator(batch)).mean(),
+            "critic": lambda model, batch: critic(generator(batch).detach()).mean(),
+        },
+        device="cpu",
+    )
+    run(loop, [torch.randn(8, 4)] * 2)
+    assert torch.equal(generator[0].weight, frozen)
+    assert not torch.equal(generator[1].weight, trained)
+
+
+def test_the_norm_of_sparse_gradients_is_not_asked_for(tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(9, 2))
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return F.embedding(words, self.table, sparse=True).mean(1)
+
+    batches = [(torch.randint(9, (4, 3)), torch.randn(4, 2)) for _ in range(4)]
+    report = loop_of(Words()).fit(batches, log=tmp_path / "log.jsonl", progress=False)
+    assert report.steps == 4

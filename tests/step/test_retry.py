@@ -118,3 +118,18 @@ def test_random_numbers_of_an_attempt_are_drawn_again() -> None:
     assert len(drawn) == 3
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[1], drawn[2])
+
+
+def test_a_copy_of_the_batch_that_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, gave_way = OutOfMemory([], CPU), []
+    memory.give_way = lambda: gave_way.append(True)
+    take = memory.snapshot.take
+
+    def no_room(batch: object = None) -> None:
+        if batch is not None:
+            raise full()
+        take()
+
+    monkeypatch.setattr(memory.snapshot, "take", no_room)
+    assert OomRetry(lambda batch, size: batch, memory, int)(5) == 5
+    assert gave_way

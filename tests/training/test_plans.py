@@ -3,6 +3,8 @@
 import signal
 import time
 import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from hotloop import Loop, Plan, Report
 from hotloop.errors import MemoryWarning
+from hotloop.levers.flipped import FlippedLever
 from hotloop.records import PlanChange
 
 from .test_state import interrupt_at
@@ -175,3 +178,26 @@ def test_a_run_that_was_tuned_is_not_when_it_is_resumed(tmp_path: Path) -> None:
     assert again.tuning == found
     assert again.plan == first.plan
     assert report.plans == before.plans
+
+
+def test_a_plan_that_fails_halfway_leaves_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    optimizer = torch.optim.Adam(model.parameters())
+    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    batch = torch.randn(4, 3, 8, 8), torch.randint(2, (4,))
+    loop.step(batch)
+    core = loop._core
+    core.carry_out(replace(core.step.plan, fused=True), "it is fused")
+    apply = FlippedLever.apply
+
+    def fails(lever: FlippedLever, *given: Any) -> Iterator[Any]:
+        yield next(iter(apply(lever, *given)))
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(FlippedLever, "apply", fails)
+    with pytest.raises(torch.OutOfMemoryError):
+        core.carry_out(replace(core.step.plan, flipped=True), "it is flipped")
+    assert (loop.plan.fused, loop.plan.flipped) == (True, False)
+    assert optimizer.param_groups[0]["fused"]
+    assert not any("forward" in vars(layer) for layer in model)
+    loop.step(batch)

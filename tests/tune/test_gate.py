@@ -1,6 +1,7 @@
 """The gate: how far a plan's loss and gradient may be from fp32, and that nobody drops anything in it."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -98,3 +99,21 @@ def test_weights_are_rounded_for_a_while() -> None:
             assert torch.equal(parameter, digits.bfloat16().float())
     assert all(map(torch.equal, model.parameters(), before))
     assert model[0].weight.data_ptr() == address
+
+
+def test_weights_are_as_they_were_where_memory_runs_out_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    before = [p.detach().clone() for p in model.parameters()]
+    calls, plain = [0], Tensor.to
+
+    def to(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 3:
+            raise torch.OutOfMemoryError("planted")
+        return plain(tensor, *args, **options)
+
+    monkeypatch.setattr(Tensor, "to", to)
+    with pytest.raises(torch.OutOfMemoryError), rounded_weights([model], torch.bfloat16):
+        pytest.fail("it has no room")
+    monkeypatch.undo()
+    assert all(map(torch.equal, model.parameters(), before))

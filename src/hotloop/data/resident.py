@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from torch.utils.data import (
     default_collate,
     default_convert,
 )
+from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop._torch import version_of
 from hotloop.data.dataset_state import memory_of
@@ -42,7 +42,7 @@ __all__ = ["Resident", "generators_of", "has_known_sampler", "is_constant", "why
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
 PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
-_kept: WeakKeyDictionary[Any, dict[torch.device, "_ResidentItems"]] = WeakKeyDictionary()
+_kept: Any = WeakIdKeyDictionary()  # of datasets, each with its items by device
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,10 @@ class Resident(Epochs[Any]):
 
     def gather(self, items: Any, drawn: Any) -> Any:
         """The batch of the items that the sampler drew."""
-        return map_tensors(items, itemgetter(self._index(drawn)))
+        index = self._index(drawn)
+        batch = map_tensors(items, itemgetter(index))
+        is_view = isinstance(index, int | slice) and self._device.type == "cuda"  # elsewhere the loader's is one, too
+        return map_tensors(batch, Tensor.clone) if is_view else batch
 
     @property
     def full_batches(self) -> int:

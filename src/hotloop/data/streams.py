@@ -225,9 +225,17 @@ def _copied_ahead(
     """The same batches, copied to a CUDA device on a side stream while the ones before them compute."""
     side = torch.cuda.Stream(device)
     ready: deque[tuple[BatchOrigin, Any, torch.cuda.Event]] = deque()
+    failures: list[Exception] = []  # of the loader, which come after the batches before them
 
     def begin_copies() -> None:
-        while len(ready) <= DEPTH and (following := next(batches, None)) is not None:
+        while len(ready) <= DEPTH and not failures:
+            try:
+                following = next(batches, None)
+            except Exception as error:  # noqa: BLE001  # whichever it is, it is raised in its turn
+                failures.append(error)
+                return
+            if following is None:
+                return
             origin, batch = following
             with torch.cuda.stream(side):
                 moved = move(pin(batch), device)
@@ -244,3 +252,5 @@ def _copied_ahead(
             tensor.record_stream(current)  # its memory may be used again only after the work that reads it
         yield origin, moved
         begin_copies()
+    if failures:
+        raise failures[0]

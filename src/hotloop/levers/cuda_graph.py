@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hotloop._torch import WARNED_UNCAPTURED, step_hooks
@@ -85,6 +85,8 @@ class GraphLever(Lever):
                 return f"{type(optimizer).__name__} cannot be captured (it has no `capturable`)"
             if not capturable and (why := without_fused_kernel(optimizer)):
                 return f"only its fused kernel can be captured, and {why}"
+            if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
+                return f"the learning rate of {type(optimizer).__name__} is a tensor; a number is sent to each replay"
             if step_hooks(optimizer):
                 return f"{type(optimizer).__name__} has hooks, which a captured step would leave out"
         return target.why_hooks_are_lost("a captured step")

@@ -65,13 +65,16 @@ class FusedLever(Lever):
         for optimizer in target.optimizers:
             if all(group.get("fused") for group in optimizer.param_groups):
                 return f"{type(optimizer).__name__} is fused already"
-            if why := without_fused_kernel(optimizer):
-                return why
+        if why := self.impossible(target, plan):
+            return why
         if target.device.type not in ("cuda", "cpu", "mps", "xpu"):
             return f"there is no fused kernel for {target.device.type}"
         return None
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        for name, layer in target.model.named_modules():
+            if getattr(layer, "sparse", False) is True:
+                return f"{name or type(layer).__name__} has sparse gradients"
         return next(filter(None, map(without_fused_kernel, target.optimizers)), None)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
@@ -91,12 +94,15 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
             return f"{name} is differentiable"
         if any(not p.is_floating_point() or p.is_sparse for p in group["params"]):
             return f"{name} holds weights that are not plain floating-point numbers"
+        if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
+            return f"{name} is given sparse gradients"
     return None
 
 
 def fuse(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Undo]:
     """Let an optimizer update a parameter group by its fused kernel; the calls that undo it."""
-    yield set_flags(group, fused=True, foreach=False)
+    for flags in (group, optimizer.defaults):  # a group that is added later takes the defaults
+        yield set_flags(flags, fused=True, foreach=False)
     yield set_attribute(optimizer, UNSCALES, True)  # as the optimizer itself does where it is built with `fused=True`
 
 

@@ -83,11 +83,13 @@ class RMSNormLever(Lever):
 
 def written_out(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
     """The layers of a model that `rms_norm` can do, and what each calls its epsilon."""
-    tried: dict[type, str | None] = {}
+    tried: dict[Any, str | None] = {}
     for layer in model.modules():
-        if type(layer) not in tried:
-            tried[type(layer)] = _epsilon_of(layer)
-        eps = tried[type(layer)]
+        settings = sorted((name, repr(value)) for name, value in vars(layer).items() if isinstance(value, _UNCHANGING))
+        kind = (type(layer), *settings)
+        if kind not in tried:
+            tried[kind] = _epsilon_of(layer)
+        eps = tried[kind]
         if eps is not None and _has_only_a_weight(layer):
             yield layer, eps
 

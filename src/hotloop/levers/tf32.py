@@ -57,6 +57,10 @@ class Tf32Lever(Lever):
     def off(self, plan: Plan) -> Plan:
         return replace(plan, tf32=False)
 
+    def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        mixed = "the precision of matmuls was set part by part, which cannot be set back as a whole"
+        return super().impossible(target, plan) or (mixed if products_in_fp32() == "mixed" else None)
+
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.without_cuda:
             return target.without_cuda

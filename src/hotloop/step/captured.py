@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.random import fork_rng
 
-from hotloop._torch import foreach_copy_
+from hotloop._torch import buffers_of, foreach_copy_, gradient_hooks, module_hooks, parameters_of, step_hooks
 from hotloop.effects import ReachableState, kept_by_capture, look
 from hotloop.errors import PlanWarning
 from hotloop.levers.applied import AppliedPlan
@@ -89,6 +89,7 @@ class CapturedStep:
         self._departed = False  # whether the captured operations are others than the eager ones
         self._called: Any = None  # the form of the batch that was captured last
         self.generation = 0  # of captures
+        self._hooked: list[Callable[..., Any]] | None = None  # hooks that were there before the first of them
         self._others = OtherShapes(self)
         self.dependents.add(self._others)
         self.forget()
@@ -262,6 +263,8 @@ class CapturedStep:
     def _inspected(self, batch: Any) -> Parts:
         seen = Inspection(form=signature(batch))
         self._inspections.append(seen)
+        if self._hooked is None:
+            self._hooked = self._hooks()
 
         def inspect(objective: Objective, model: nn.Module, batch: Any) -> Any:
             with inspected(self.device, seen):
@@ -314,6 +317,7 @@ class CapturedStep:
 
         if not afresh:
             self._show(self._gradients)
+        self._shown = None  # a capture that fails leaves gradients which nothing has computed
         compares = bool(self._inspections) and not self._is_compiled
         if any(state.numel() for each in self._inspections for state in each.held):
             _prepare_dropout(self.device)
@@ -327,7 +331,8 @@ class CapturedStep:
                 yield graph
             norms = [eager.norm for eager in self.eagers]
             graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
-        graph.held = seen.held
+        states = [value for o in self.optimizers for state in o.state.values() for _, value in tensors_in(state)]
+        graph.held = [*seen.held, *self._tensors, *states]  # what is replaced must not give its memory to others
         if compares and (where := self._departure(seen)):
             self._departs(where)
             seen.form = self._called
@@ -448,6 +453,9 @@ class CapturedStep:
 
     def check(self) -> None:
         """Drop the graphs where the person has changed what they froze: modes, numbers, whole tensors."""
+        if self._hooked not in (None, self._hooks()):
+            self.forget()
+            self.abandon("hooks were registered or removed, which a captured step would not know of")
         if not self.has_captures:
             return
         stood = self._stance() == self._stood
@@ -529,11 +537,29 @@ class CapturedStep:
             self.abandon("")
 
     def _stance(self) -> list[Any]:
-        modules = [module.training for module in self.model.modules()]
-        weights = [(p.data_ptr(), p.requires_grad) for p in self.model.parameters()]
+        modes = [module.training for module in self._modules]
+        weights = [(t.data_ptr(), t.requires_grad) for t in self._tensors]
         states = [id(value) for o in self.optimizers for state in o.state.values() for value in state.values()]
         groups = [(id(g), g.get("fused"), g.get("capturable")) for o in self.optimizers for g in o.param_groups]
-        return [modules, weights, states, groups]
+        return [modes, weights, states, groups]
+
+    def _hooks(self) -> list[Callable[..., Any]]:
+        """What was registered to run in a step, of which a capture has what it does on the device alone."""
+        of_modules = [hook for module in self._modules for hook in module_hooks(module)]
+        of_tensors = [hook for tensor in self._tensors for hook in gradient_hooks(tensor)]
+        return of_modules + of_tensors + [hook for o in self.optimizers for hook in step_hooks(o)]
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        """The layers of the model, and of a criterion that is a module."""
+        roots = [self.model] if self.memory is None else self.memory.modules
+        return [module for root in roots for module in root.modules()]
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        """Their parameters and buffers."""
+        tables = (table for m in self._modules for table in (parameters_of(m), buffers_of(m)))
+        return [tensor for table in tables for tensor in table.values() if tensor is not None]
 
     def _roots(self) -> dict[str, object]:
         several = len(self.eagers) > 1

@@ -194,7 +194,8 @@ class Compilation:
         self._is_abandoned = False
         self._watch: _BlockWatch | None = None
         if torch.device(plan.device).type == "cuda":
-            self._device = torch.device("cuda", torch.device(plan.device).index or torch.cuda.current_device())
+            index = torch.device(plan.device).index
+            self._device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
         else:
             self._device = torch.device(plan.device)
         if has_function_modes():
@@ -349,12 +350,12 @@ def _beside_training() -> Iterator[None]:
     """Compile in this thread: other threads see nothing of it, and get the interpreter's lock soon when they ask."""
     global _threads  # noqa: PLW0603  # all of them share the process
     with _LOCK:
-        _threads += 1
-        if _threads == 1:
+        if _threads == 0:
             kept = compiler_kept_apart()
             kept.__enter__()
             _beside.append((kept, sys.getswitchinterval()))
             sys.setswitchinterval(min(SWITCH, sys.getswitchinterval()))
+        _threads += 1
     HERE.ahead = True
     try:
         yield

@@ -76,6 +76,8 @@ class CapturedGraph:
             end_capture_pool(stream.device, pool)
             if isinstance(error, CannotCapture):
                 raise
+            if interrupts := [each for each in _chain(error) if isinstance(each, KeyboardInterrupt)]:
+                raise interrupts[0] from error  # the end of the capture that it broke off has failed, too
             raise CannotCapture(_reason(error)) from error
         finally:
             if collects:
@@ -94,15 +96,21 @@ def _revive(device: torch.device, rng_state: Tensor) -> None:
 
 def _reason(error: BaseException) -> str:
     """What went wrong in a capture, by the innermost line of the person's own code."""
-    chain: list[BaseException] = [error]
-    while (before := chain[-1].__context__) is not None:  # the first is the cause, the others are its consequences
-        chain.append(before)
+    chain = _chain(error)
     for each in reversed(chain):
         frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__) if is_users(frame)]
         said = str(each).strip().splitlines()
         if frames:
             return f"{site_of(frames[-1])} ({said[0] if said else type(each).__name__})"
     return (str(chain[-1]).strip().splitlines() or [type(chain[-1]).__name__])[0]
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and those before it, of which the last is the cause."""
+    chain = [error]
+    while (before := chain[-1].__context__) is not None:
+        chain.append(before)
+    return chain
 
 
 class Rates:
@@ -113,8 +121,8 @@ class Rates:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], steps: int, device: torch.device) -> None:
-        self._groups = [g for o in optimizers for g in o.param_groups if not isinstance(g["lr"], Tensor)]
-        self._tensor = torch.zeros(steps, max(len(self._groups), 1), device=device)
+        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        self._tensor = torch.zeros(steps, max(len(self._groups), 1), dtype=torch.float32, device=device)
         self._there: list[list[float]] | None = None
         self._others = self._settings()
         self.send([self.now()] * steps)
@@ -139,13 +147,13 @@ class Rates:
         if rates != self._there:
             self._there = rates
             if self._groups:
-                self._tensor.copy_(torch.tensor(rates, pin_memory=True), non_blocking=True)
+                self._tensor.copy_(torch.tensor(rates, dtype=torch.float32, pin_memory=True), non_blocking=True)
 
     def changed(self) -> str | None:
         """The name of another setting that changed since the capture, which froze it."""
         for now, then in zip(self._settings(), self._others, strict=True):
             for name, value in now.items():
-                if not isinstance(value, Tensor) and value != then[name]:
+                if not isinstance(value, Tensor) and value != then.get(name, value):  # a scheduler adds its own
                     return name
         return None
 
@@ -172,6 +180,8 @@ class CaptureStream:
     def running(self) -> Iterator[None]:
         current = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            yield
-        current.wait_stream(self.stream)
+        try:
+            with torch.cuda.stream(self.stream):
+                yield
+        finally:
+            current.wait_stream(self.stream)

@@ -68,4 +68,4 @@ def repeat(draws: Sequence[Draw], times: int = 1) -> None:
     """Make the same draws again, so that the generator is where they leave it."""
     for _ in range(times):
         for shape, dtype in draws:
-            torch.rand(shape, dtype=dtype)
+            torch.rand(shape, dtype=dtype, device="cpu")  # whatever the default device is

@@ -100,8 +100,9 @@ class EagerStep:
             and (self.across is None or self.across.sets_aside(is_last=self.phase[1]))
         ):
             self._earlier = Gradients(self.trained.parameters)
-            self.trained.zero_grad()
-        inputs = None if self._is_alone else self.trained.parameters  # no gradients on the weights of other objectives
+            for parameter in self.trained.parameters:
+                parameter.grad = None  # not by a `zero_grad` of the person's, which may write zeros into what is noted
+        inputs = self._inputs
         if size is None and self._accumulate == 1 and self.across is None:
             with self._autocast:
                 losses = uniform(self.objective(self.model, batch), batch, name)
@@ -176,8 +177,9 @@ class EagerStep:
             if most is not None:
                 self.norm = _clip(self.trained.parameters, most, self._device)
             elif self.asks_for_norm and not self.is_capturing:
-                self.norm = norm_of(self.trained.parameters, self._device) / ((not clips and before) or 1.0)
                 self.asks_for_norm = False
+                if not any(p.grad is not None and p.grad.is_sparse for p in self.trained.parameters):
+                    self.norm = norm_of(self.trained.parameters, self._device) / ((not clips and before) or 1.0)
             if most_value is not None:
                 _clip_values(self.trained.parameters, most_value, self._device)
             if closure is not None:
@@ -211,7 +213,7 @@ class EagerStep:
                 "a batch does not fit into the memory, and an optimizer that computes the loss itself needs all of it",
                 fix="use smaller batches, bf16 or activation checkpointing",
             )
-        parameters, inputs = self.trained.parameters, None if self._is_alone else self.trained.parameters
+        parameters, inputs = self.trained.parameters, self._inputs
         first, known = losses.total, [version_of(p) for p in parameters]
 
         def closure() -> Tensor:
@@ -229,6 +231,11 @@ class EagerStep:
             return loss.detach()
 
         return closure
+
+    @property
+    def _inputs(self) -> list[nn.Parameter] | None:
+        """The weights that a backward pass gives gradients: none of other objectives."""
+        return None if self._is_alone else [p for p in self.trained.parameters if p.requires_grad]
 
     @property
     def phase(self) -> tuple[bool, bool]:
@@ -303,7 +310,7 @@ class EagerStep:
         if not self._plan.graph or not isinstance(losses.mass, Tensor):
             return None
         if self._captured_weight is None:
-            self._captured_weight = torch.zeros((), device=losses.mass.device)
+            self._captured_weight = torch.zeros((), dtype=torch.float32, device=losses.mass.device)
         return self._captured_weight if self.is_capturing else None
 
     def _verdict(self, batch: Any, items: int, size: int | None) -> Verdict:

@@ -132,7 +132,7 @@ class OomRetry(Generic[T]):
         memory = self._memory
         snapshot, portion = memory.snapshot, memory.portion
         size = portion.limit if portion.limit is None else portion.size_for(self._items_in(batch))
-        snapshot.take(batch if self._notes_batch else None)
+        self._note(batch)
         try:
             result = self.call(batch, size)
         except BaseException as error:
@@ -150,6 +150,18 @@ class OomRetry(Generic[T]):
         memory.failed(size or self._items_in(batch), self._undo, failure)
         with memory.repeating():
             return self(batch)
+
+    def _note(self, batch: Any) -> None:
+        """Note what the call may change; where there is no room for a copy of the batch, all but that."""
+        memory = self._memory
+        try:
+            return memory.snapshot.take(batch if self._notes_batch else None)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        memory.give_way()
+        clear(memory.device)
+        return memory.snapshot.take()
 
 
 def in_rows(work: Callable[[slice], None], items: int, memory: OutOfMemory, undo: Callable[[], None] = nothing) -> None:

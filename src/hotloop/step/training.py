@@ -54,6 +54,7 @@ class TrainingStep:
         self.model, self.objectives, self.plan, self.memory = model, objectives, plan, memory
         self.device = torch.device(plan.device)
         self.captured: CapturedStep | None = None
+        self._rescue: Callable[[Callable[[Any], Parts], Any], Parts] | None = None
         self.counts = Counts()
         # A comparison blocks, which ends a capture: there, only first cuts are compared.
         self.weighing = Weighing(plan.split, sums=not averages, later=() if plan.graph else LATER)
@@ -63,15 +64,20 @@ class TrainingStep:
         self._see, self._after_update, self._across = see, after_update, across
         self.eagers = [self._eager(each) for each in objectives]
         self._retries: list[OomRetry[Parts]] = []
+        self.answer_for_memory()
         if memory is not None:
-            memory.optimizers = self.optimizers
-            memory.snapshot.groups = lambda: [group for o in self.optimizers for group in o.param_groups]
-            memory.has_captures = lambda: self.captured is not None and self.captured.has_captures
-            memory.give_way = self._give_way
             self._retries = [OomRetry(eager, memory, self.weighing.items_in, eager.undo) for eager in self.eagers]
         self._alternating = Alternating(self.eagers, see, self.device)  # one for all: the plan may change while it runs
         self.levers = AppliedPlan(plan, model, self.optimizers)
         self._compose()
+
+    def answer_for_memory(self) -> None:
+        """Be the step whose optimizers and captures out-of-memory retry asks about: the one that was made last."""
+        if (memory := self.memory) is not None:
+            memory.optimizers = self.optimizers
+            memory.snapshot.groups = lambda: [group for o in self.optimizers for group in o.param_groups]
+            memory.has_captures = lambda: self.captured is not None and self.captured.has_captures
+            memory.give_way = self._give_way
 
     def __call__(self, batch: Any) -> Parts:
         """`run`, whichever that is now."""
@@ -107,6 +113,12 @@ class TrainingStep:
                 after_update=self._after_update,
                 abandon=self._abandon_captures,
             )
+        if self._rescue is not None:
+            self.run = partial(self._rescue, self.run)
+
+    def rescued_by(self, rescue: Callable[[Callable[[Any], Parts], Any], Parts]) -> None:
+        """Let `rescue(run, batch)` carry out the steps, also after a change of the plan."""
+        self._rescue, self.run = rescue, partial(rescue, self.run)
 
     def _eager(self, each: TrainedObjective) -> EagerStep:
         objective: Objective = self.compiled.get(each.name, each.objective)

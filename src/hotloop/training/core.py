@@ -306,7 +306,7 @@ class Core:
         if self.together.ranks is not None and is_sharded(self.model):
             step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
         if self.watch.is_in_time and self.tuner.rounds(plan):
-            step.run = partial(self.tuner.rescued, step.run)
+            step.rescued_by(self.tuner.rescued)
         return step
 
     def _across(self, trained: TrainedObjective, objective: Objective) -> AcrossRanks:
@@ -358,7 +358,12 @@ class Core:
     def exchange(self, new: TrainingStep, why: str) -> None:
         """Carry out another step from now on."""
         new.take_over(self.step)
-        self.subject.exchange(self.step, new)
+        try:
+            self.subject.exchange(self.step, new)
+        except BaseException:  # out of memory, for one
+            self.subject.exchange(new, self.step)
+            self.step.answer_for_memory()
+            raise
         self.step = new
         self.journal(why)
 

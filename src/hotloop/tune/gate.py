@@ -236,9 +236,9 @@ def rounded_weights(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterato
     """The weights of modules have only the digits of another precision in here."""
     weights = {id(p): p.detach() for module in modules for p in module.parameters() if p.is_floating_point()}.values()
     before = [weight.clone() for weight in weights]
-    for weight in weights:
-        weight.copy_(weight.to(dtype))
     try:
+        for weight in weights:
+            weight.copy_(weight.to(dtype))  # which takes memory, and may fail halfway
         yield
     finally:
         for weight, digits in zip(weights, before, strict=True):
