@@ -70,6 +70,7 @@ class ReachableState:
         self.values: dict[str, Hashable] = {}
         self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
         self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
+        self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
         self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
         self.complete = True  # whether everything was looked at
@@ -81,13 +82,22 @@ class ReachableState:
         return sorted({shown(path) for path in differ})
 
     def moved(self) -> list[tuple[str, Any, Any]]:
-        """Numbers that differ now from what was seen: (name, then, now). Cheap: nothing is searched again."""
-        found = []
+        """Numbers that differ now from what was seen, and tensors that were replaced: (name, then, now).
+
+        Cheap: nothing is searched again.
+        """
+        tensors = ((path, _read(table, key) is then) for table, key, then, path in self.tensor_places)
+        found: list[tuple[str, Any, Any]] = [(shown(path), "a tensor", "another") for path, same in tensors if not same]
         for table, key, then, path in self.places:
             now = _read(table, key)
             if now is not then and (type(now) is not type(then) or repr(now) != repr(then)):  # as words, nan is itself
                 found.append((shown(path), then, now))
         return found
+
+    def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
+        """Let go of tensors that are not wanted; those that are will be noticed when they are replaced."""
+        self.tensors.clear()
+        self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
 
     def code(self) -> str:
         """A digest of the person's functions that were reached, and of those that these name."""
@@ -114,6 +124,7 @@ def look(
     walk.finish()
     if not hold:
         walk.seen.tensors.clear()
+        walk.seen.tensor_places.clear()
     return walk.seen
 
 
@@ -305,8 +316,14 @@ class _Walk:
 
     def _note_places(self, table: object, values: Mapping[str, Any], path: str) -> None:
         for name, part in values.items():
-            if type(part) in (int, float, bool) and not name.startswith("__"):
-                self.seen.places.append((table, name, part, f"{path}.{name}"))
+            if not name.startswith("__"):
+                self._note_place(table, name, part, f"{path}.{name}")
+
+    def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
+        if type(part) in (int, float, bool):
+            self.seen.places.append((table, key, part, path))
+        elif isinstance(part, Tensor):
+            self.seen.tensor_places.append((table, key, part, path))
 
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
         self.seen.values[f"{path}[]"] = len(value)
@@ -317,8 +334,8 @@ class _Walk:
                 return
             name = key if isinstance(key, str) else f"#{number}"
             inner = f"{path}.{name}" if of_modules else f"{path}[{name}]"
-            if type(part) in (int, float, bool) and isinstance(value, dict):
-                self.seen.places.append((value, key, part, inner))
+            if isinstance(value, dict):
+                self._note_place(value, key, part, inner)
             self.visit(part, inner, depth)
 
     def _sequence(self, value: Any, path: str, depth: int) -> None:
@@ -328,8 +345,8 @@ class _Walk:
         else:
             numbers = list(range(len(value)))
         for number in numbers:
-            if type(value[number]) in (int, float, bool) and isinstance(value, list):
-                self.seen.places.append((value, number, value[number], f"{path}[{number}]"))
+            if isinstance(value, list):
+                self._note_place(value, number, value[number], f"{path}[{number}]")
             self.visit(value[number], f"{path}[{number}]", depth)
 
     def _function(self, function: types.FunctionType, path: str, depth: int) -> None:
@@ -343,8 +360,7 @@ class _Walk:
                 part = cell.cell_contents
             except ValueError:  # not bound yet
                 continue
-            if type(part) in (int, float, bool):
-                self.seen.places.append((cell, None, part, f"{path}<{name}>"))
+            self._note_place(cell, None, part, f"{path}<{name}>")
             self.visit(part, path if name == "self" else f"{path}<{name}>", depth)
         if not own:
             return
@@ -358,8 +374,7 @@ class _Walk:
         for name in sorted(_names(code)):
             if name in function.__globals__:
                 part = function.__globals__[name]
-                if type(part) in (int, float, bool):
-                    self.seen.places.append((function.__globals__, name, part, f"{path}<{name}>"))
+                self._note_place(function.__globals__, name, part, f"{path}<{name}>")
                 self.visit(part, f"{path}<{name}>", depth)
 
 

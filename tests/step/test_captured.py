@@ -157,9 +157,10 @@ class Restless(nn.Module):
         self.first, self.last, self.dropout = nn.Linear(8, 32), nn.Linear(32, outputs, bias=False), nn.Dropout(0.5)
         self.mean: Tensor
         self.register_buffer("mean", torch.zeros(32))
+        self.scale, self.unread = torch.ones(32), torch.ones(32)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).relu()
+        hidden = self.first(x).relu() * self.scale
         self.mean.lerp_(hidden.detach().float().mean(0), 0.1)
         out: Tensor = self.last(self.dropout(hidden))
         return out.tanh() if WAY else out
@@ -189,9 +190,18 @@ def _replace_buffer(model: nn.Module, criterion: Weighted, optimizer: torch.opti
     model.mean = torch.rand(32)
 
 
+def _replace_attribute(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.scale = torch.rand(32)
+
+
+def _replace_what_is_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.unread = torch.rand(32)
+
+
 CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
     "class weights": _replace_weights,
     "a buffer": _replace_buffer,
+    "an attribute": _replace_attribute,
     "the mode of the criterion": lambda model, criterion, optimizer: criterion.eval(),
     "a frozen part of the criterion": lambda model, criterion, optimizer: criterion.bias.requires_grad_(False),
     "a hook of a weight": lambda model, criterion, optimizer: model.first.weight.register_hook(lambda grad: grad * 0),
@@ -200,8 +210,15 @@ CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", [*CHANGED, None])
-def test_what_a_capture_froze_is_looked_at_between_epochs(change: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
+    "nothing": lambda model, criterion, optimizer: None,
+    "what is not read": _replace_what_is_not_read,
+    "values": lambda model, criterion, optimizer: model.scale.zero_(),
+}
+
+
+@pytest.mark.parametrize("change", [*CHANGED, *UNCHANGED])
+def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a capture: that part needs no GPU."""
     monkeypatch.setattr(
         "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
@@ -225,12 +242,11 @@ def test_what_a_capture_froze_is_looked_at_between_epochs(change: str | None, mo
         abandon=abandoned.append,
     )
     captured._inspected(batch)  # as a warm-up does
-    captured.has_captures, captured._stood = True, captured._stance()
-    if change is not None:
-        CHANGED[change](model, criterion, optimizer)
+    captured._froze()  # as a capture does
+    (CHANGED | UNCHANGED)[change](model, criterion, optimizer)
     captured.check()
-    assert captured.has_captures == (change is None)
-    assert bool(abandoned) == (change is not None and "hook" in change), "what it does on the host would be lost again"
+    assert captured.has_captures == (change in UNCHANGED)
+    assert bool(abandoned) == ("hook" in change), "what it does on the host would be lost again"
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)

@@ -340,8 +340,14 @@ class CapturedStep:
         parameters = [p for eager in self.eagers for p in eager.trained.parameters]
         graph.gradients = [(p, p.grad) for p in parameters] if afresh else self._gradients
         self._shown = graph.gradients
+        self._froze()
+
+    def _froze(self) -> None:
+        """Note what a capture that was made has frozen."""
         if not self.has_captures:
-            self._frozen = look(self._roots(), kept_by_capture)
+            self._frozen = look(self._roots(), kept_by_capture, hold=True)
+            relied_on = {id(tensor) for seen in self._inspections for tensor in seen.relied_on}
+            self._frozen.hold_only(lambda tensor: id(tensor) in relied_on)
             self._compared_at = self.eagers[0].counts.steps
         self.has_captures, self._stood = True, self._stance()
 

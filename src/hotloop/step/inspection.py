@@ -36,6 +36,7 @@ class Inspection:
     draws: HostDraws = field(default_factory=HostDraws)  # those that were seen
     effects: list[str] = field(default_factory=list)  # names of Python values that it changed
     carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
+    relied_on: list[Tensor] = field(default_factory=list)  # that it read and left where they are
     read: set[int] = field(default_factory=set)  # storages that its operations read
     held: list[Tensor] = field(default_factory=list)  # that PyTorch may let go of, though a capture writes to them
 
@@ -43,8 +44,9 @@ class Inspection:
         """See what the pass has changed in Python between two looks that hold tensors."""
         self.effects = before.changes(after, tensors=False)
         replaced = (name for name, tensor in before.tensors.items() if after.tensors.get(name) is not tensor)
-        read = (name for name in replaced if _storage(before.tensors[name]) in self.read)
-        self.carried = sorted({shown(name) for name in read})
+        read = {name for name, tensor in before.tensors.items() if _storage(tensor) in self.read}
+        self.carried = sorted({shown(name) for name in replaced if name in read})
+        self.relied_on = [before.tensors[name] for name in read if after.tensors.get(name) is before.tensors[name]]
         self.read = set()
 
 
