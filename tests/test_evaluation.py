@@ -1,6 +1,7 @@
 """`evaluate`: exact over uneven batches, nothing changed, one wait."""
 
 import gc
+import warnings
 from types import ModuleType
 
 import pytest
@@ -97,6 +98,60 @@ def test_no_gradient_eval_mode_and_every_layer_back_as_it_was(task) -> None:
     assert set(seen) == {(False, False, True)}
     assert [m.training for m in model.modules()] == modes
     assert evaluate(model, task.loader(), {"a": look}) == first, "dropout is off"
+
+
+class Merging(nn.Linear):
+    """Adds a weight of its own to the other in eval mode and takes it out in training mode, as LoRA's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.own = nn.Parameter(torch.ones(2, 2))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        if self.is_merged == mode:
+            self.weight.data += -self.own if mode else self.own
+            self.is_merged = not mode
+        return self
+
+
+def test_layers_that_override_train_end_in_the_state_of_their_mode() -> None:
+    shared = nn.Dropout()
+    merged = nn.Sequential(Merging(), Merging(), shared)
+    model = nn.Sequential(Merging(), merged, nn.Sequential(shared))
+    merged.eval()
+    merged[1].train()
+    model[2].eval()
+    shared.train()  # in two blocks that are in eval mode
+    layers = [module for module in model.modules() if isinstance(module, Merging)]
+    before = [(m.training, m.is_merged, m.weight.clone()) for m in layers]
+    assert [is_merged for _, is_merged, _ in before] == [False, True, False]
+    modes = [module.training for module in model.modules()]
+    x, states = torch.ones(1, 2), []
+
+    def look(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        states.extend(m.is_merged for m in layers)
+        return output.mean()
+
+    evaluate(model, [(x, x)], {"a": look})
+
+    assert states == [True] * 3
+    assert [module.training for module in model.modules()] == modes
+    for layer, (training, is_merged, weight) in zip(layers, before, strict=True):
+        assert (layer.training, layer.is_merged) == (training, is_merged)
+        torch.testing.assert_close(layer.weight, weight)
+
+
+def test_a_scripted_model_that_has_trained_is_evaluated() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    x, y = torch.ones(8, 3), torch.zeros(8).long()
+    for _ in range(3):  # until it is compiled for training
+        model(x).sum().backward()
+    evaluated = evaluate(model, [(x, y)] * 3, {"a": accuracy})
+    assert evaluated == {"a": float((model(x).argmax(1) == y).float().mean())}
 
 
 def test_modes_come_back_after_a_failure_too(task) -> None:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -116,9 +116,7 @@ class Evaluation:
         tally = _Tally(metrics or {}, loss, self._device)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)
-        # FSDP keeps tensors of its first pass, which a training step could not use if they were inference tensors.
-        without_gradients = torch.no_grad if is_sharded(self._model) else torch.inference_mode
-        with _eval_mode(self._model), without_gradients(), autocast(self._device, precision):
+        with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(batches):
                 items = self._weighing.items_in(batch)
                 score = partial(_score, self._model, batch, items, tally, objective, predict, self._split)
@@ -139,9 +137,8 @@ class Evaluation:
         call = predict or _output_by_convention
         pieces: list[Any] = []  # on the host
         waiting: list[Any] = []  # on the device
-        without_gradients = torch.no_grad if is_sharded(self._model) else torch.inference_mode
         done = 0
-        with _eval_mode(self._model), without_gradients(), autocast(self._device, precision):
+        with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(Stream(loader, self._device, origins=False)):
                 items = self._weighing.items_in(batch)
                 found: list[Any] = []
@@ -451,8 +448,19 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, mode in modes:  # parents first
+            if module.training != mode:
+                module.train(mode)  # not the flag alone: LoRA's layers merge their weights there and take them out
         for module, mode in modes:
-            module.training = mode
+            module.training = mode  # where a second parent or an override of `train` has changed it
+
+
+def _without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inference mode, or where that does not work no_grad."""
+    # FSDP keeps tensors of its first pass, which a training step could not use if they were inference tensors, and a
+    # scripted module that has trained computes them with what was compiled for training, which refuses them.
+    is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    return torch.no_grad() if is_scripted or is_sharded(model) else torch.inference_mode()
 
 
 def _device_of(model: nn.Module) -> torch.device:
