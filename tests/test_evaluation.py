@@ -1,13 +1,15 @@
 """`evaluate`: exact over uneven batches, nothing changed, one wait."""
 
 import gc
+import math
 import warnings
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import hotloop
 from hotloop import evaluate
 from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
 from hotloop.evaluation import Evaluation
@@ -82,6 +84,58 @@ def test_an_objective_with_named_losses(task) -> None:
 
     result = evaluate(task.model(), task.loader(), objective=objective)
     assert result["loss"] == pytest.approx(result["fit"] + result["size"])
+
+
+def test_a_metric_with_the_name_of_a_loss_is_refused(task) -> None:
+    def objective(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        output = model(batch[0])
+        return {"fit": nn.functional.cross_entropy(output, batch[1]), "size": output.square().mean()}
+
+    with pytest.raises(BadArgument, match="a metric is called 'loss'"):
+        evaluate(task.model(), task.loader(), {"loss": accuracy}, loss=nn.CrossEntropyLoss())
+    with pytest.raises(BadArgument, match="a metric is called 'size', as one of the losses is"):
+        evaluate(task.model(), task.loader(), {"size": accuracy}, objective=objective)
+
+
+def known(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Whether the items with a label are right."""
+    return accuracy(output, target)[target >= 0]
+
+
+RIGHT, ONE_WRONG, NONE = (torch.tensor(labels) for labels in ([0, 0, 0, 0], [1, -1, -1, -1], [-1] * 4))
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [([RIGHT, ONE_WRONG], 4 / 5), ([RIGHT, NONE], 1.0), ([NONE, ONE_WRONG, RIGHT], 4 / 5), ([NONE], math.nan)],
+    ids=["one", "none", "none, then one", "never"],
+)
+def test_a_metric_may_select_items(targets: list[torch.Tensor], expected: float) -> None:
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    result = evaluate(nn.Identity(), [(x, target) for target in targets], {"a": known})
+    assert result["a"] == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_mean_may_have_a_dimension() -> None:
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    metric = {"a": lambda output, target: accuracy(output, target).float().mean(0, keepdim=True)}
+    assert evaluate(nn.Identity(), [(x, RIGHT), (x[:1], ONE_WRONG[:1])], metric) == {"a": 4 / 5}
+
+
+def test_an_empty_batch_counts_for_nothing() -> None:
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    metrics = {"a": hotloop.metrics.accuracy, "mean": lambda output, target: accuracy(output, target).float().mean()}
+    assert evaluate(nn.Identity(), [(x, RIGHT), (x[:0], RIGHT[:0])], metrics) == {"a": 1.0, "mean": 1.0}
+
+
+def test_metrics_are_given_the_logits() -> None:
+    """As losses and training metrics are."""
+    x = torch.tensor([[1.0, 0.0]] * 4)
+
+    def predict(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[object, torch.Tensor]:
+        return SimpleNamespace(logits=model(batch[0])), batch[1]
+
+    assert evaluate(nn.Identity(), [(x, RIGHT)], {"a": accuracy}, predict=predict) == {"a": 1.0}
 
 
 def test_no_gradient_eval_mode_and_every_layer_back_as_it_was(task) -> None:

@@ -70,10 +70,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of `model` over `loader`, exact over uneven batches, with one wait for the device at the end.
 
-    A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, or their mean. `loss=` or
-    `objective=` adds the mean loss, over what the loss itself is a mean over (items, targets that are not ignored, a
-    mask), so that it does not depend on the size of batches; a loss that sums is divided by the items. A loss that
-    couples the samples of a batch, as contrastive ones do, is the mean of the batches' losses.
+    A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, of all or of those that it
+    selects, or their mean; of outputs with `.logits` it is given these. `loss=` or `objective=` adds the mean loss,
+    over what the loss itself is a mean over (items, targets that are not ignored, a mask), so that it does not depend
+    on the size of batches; a loss that sums is divided by the items. A loss that couples the samples of a batch, as
+    contrastive ones do, is the mean of the batches' losses.
 
     The model is put in eval mode and afterwards back as it was, layer by layer. Batches go where the model is; `device`
     is for a model that has neither parameters nor buffers.
@@ -201,11 +202,13 @@ def _joined(outputs: list[Any]) -> Any:
 
 
 def check_metrics(metrics: Metrics | None) -> None:
-    """Refuse metrics without names, and what cannot be called."""
+    """Refuse metrics without names, with the name of the loss, and what cannot be called."""
     if metrics is None:
         return
     if not isinstance(metrics, Mapping):
         raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix='give names: metrics={"accuracy": accuracy}')
+    if "loss" in metrics:
+        raise BadArgument("a metric is called 'loss', as the loss itself is", fix="give the metric another name")
     for name, metric in metrics.items():
         missing = [method for method in ("to", "reset", "update") if not hasattr(metric, method)]
         if hasattr(metric, "compute") and missing:
@@ -263,6 +266,7 @@ class _Tally:
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
         self._sums: dict[str, tuple[Tensor, int | float | Tensor]] = {}  # name → (sum, what it is divided by)
         self._before = self._sums
+        self._several: set[str] = set()  # metrics that gave more values than one, or none: one is not a mean then
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
         self._known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
@@ -319,7 +323,7 @@ class _Tally:
         for metric in self._stateful.values():
             metric.update(logits_of(output), target)
         for name, function in self._means.items():
-            value = function(output, target)
+            value = function(logits_of(output), target)
             try:
                 values = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
@@ -327,7 +331,7 @@ class _Tally:
                     f"metric {name!r} returned {an(type(value).__name__)}",
                     fix="return a tensor with a value for each item, or their mean",
                 ) from error
-            self._add(name, values.to(self._zero.device), items)
+            self._add_values(name, values.to(self._zero.device), items)
         if self._compare is not None:
             output, key = logits_of(output), None
             if isinstance(output, Tensor) and isinstance(target, Tensor):  # anything else may hide what decides
@@ -375,6 +379,10 @@ class _Tally:
                 self._add_loss(kept, value, losses.count, read[name])
         if several:
             self._parts = tuple(losses.parts)
+            if taken := {*self._parts} & {*self._means, *self._stateful}:
+                raise BadArgument(
+                    f"a metric is called {min(taken)!r}, as one of the losses is", fix="give the metric another name"
+                )
 
     def _add_loss(self, name: str, value: Tensor, items: int | Tensor, reduction: Reduction) -> None:
         """Add a loss by what it is the mean over; one that is a sum counts for each item."""
@@ -382,12 +390,19 @@ class _Tally:
             value = value / items
         self._add(name, value, reduction.count if reduction.kind == "mean" else items)
 
+    def _add_values(self, name: str, values: Tensor, items: int) -> None:
+        """Add what a metric gave: values of some of the items, or their mean, which may have a dimension too."""
+        if values.dim() and values.numel() != 1:
+            self._several.add(name)
+        if values.dim() and name in self._several:
+            total, seen = self._sums.get(name, (self._zero, 0))
+            self._sums[name] = (total + values.sum(dtype=total.dtype), seen + values.numel())
+        else:
+            self._add(name, values, items)
+
     def _add(self, name: str, value: Tensor, items: int | float | Tensor) -> None:
-        """Add a mean over `items`, or values for each of them."""
+        """Add a mean over `items`."""
         total, seen = self._sums.get(name, (self._zero, 0))
-        if value.numel() > 1:
-            self._sums[name] = (total + value.sum(dtype=total.dtype), seen + value.numel())
-            return
         added = value.reshape(()).to(total.dtype) * items
         if isinstance(items, Tensor):
             added = torch.where(items > 0, added, 0.0)  # the mean of nothing may be NaN
