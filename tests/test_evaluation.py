@@ -1,12 +1,15 @@
 """`evaluate`: exact over uneven batches, nothing changed, one wait."""
 
 import gc
-from types import ModuleType
+import math
+import warnings
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import hotloop
 from hotloop import evaluate
 from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
 from hotloop.evaluation import Evaluation
@@ -83,6 +86,58 @@ def test_an_objective_with_named_losses(task) -> None:
     assert result["loss"] == pytest.approx(result["fit"] + result["size"])
 
 
+def test_a_metric_with_the_name_of_a_loss_is_refused(task) -> None:
+    def objective(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> dict[str, torch.Tensor]:
+        output = model(batch[0])
+        return {"fit": nn.functional.cross_entropy(output, batch[1]), "size": output.square().mean()}
+
+    with pytest.raises(BadArgument, match="a metric is called 'loss'"):
+        evaluate(task.model(), task.loader(), {"loss": accuracy}, loss=nn.CrossEntropyLoss())
+    with pytest.raises(BadArgument, match="a metric is called 'size', as one of the losses is"):
+        evaluate(task.model(), task.loader(), {"size": accuracy}, objective=objective)
+
+
+def known(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Whether the items with a label are right."""
+    return accuracy(output, target)[target >= 0]
+
+
+RIGHT, ONE_WRONG, NONE = (torch.tensor(labels) for labels in ([0, 0, 0, 0], [1, -1, -1, -1], [-1] * 4))
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [([RIGHT, ONE_WRONG], 4 / 5), ([RIGHT, NONE], 1.0), ([NONE, ONE_WRONG, RIGHT], 4 / 5), ([NONE], math.nan)],
+    ids=["one", "none", "none, then one", "never"],
+)
+def test_a_metric_may_select_items(targets: list[torch.Tensor], expected: float) -> None:
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    result = evaluate(nn.Identity(), [(x, target) for target in targets], {"a": known})
+    assert result["a"] == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_mean_may_have_a_dimension() -> None:
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    metric = {"a": lambda output, target: accuracy(output, target).float().mean(0, keepdim=True)}
+    assert evaluate(nn.Identity(), [(x, RIGHT), (x[:1], ONE_WRONG[:1])], metric) == {"a": 4 / 5}
+
+
+def test_an_empty_batch_counts_for_nothing() -> None:
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    metrics = {"a": hotloop.metrics.accuracy, "mean": lambda output, target: accuracy(output, target).float().mean()}
+    assert evaluate(nn.Identity(), [(x, RIGHT), (x[:0], RIGHT[:0])], metrics) == {"a": 1.0, "mean": 1.0}
+
+
+def test_metrics_are_given_the_logits() -> None:
+    """As losses and training metrics are."""
+    x = torch.tensor([[1.0, 0.0]] * 4)
+
+    def predict(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[object, torch.Tensor]:
+        return SimpleNamespace(logits=model(batch[0])), batch[1]
+
+    assert evaluate(nn.Identity(), [(x, RIGHT)], {"a": accuracy}, predict=predict) == {"a": 1.0}
+
+
 def test_no_gradient_eval_mode_and_every_layer_back_as_it_was(task) -> None:
     model = task.model(dropout=0.5)
     model[0].eval()  # frozen by the person
@@ -97,6 +152,60 @@ def test_no_gradient_eval_mode_and_every_layer_back_as_it_was(task) -> None:
     assert set(seen) == {(False, False, True)}
     assert [m.training for m in model.modules()] == modes
     assert evaluate(model, task.loader(), {"a": look}) == first, "dropout is off"
+
+
+class Merging(nn.Linear):
+    """Adds a weight of its own to the other in eval mode and takes it out in training mode, as LoRA's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.own = nn.Parameter(torch.ones(2, 2))
+        self.is_merged = False
+
+    def train(self, mode: bool = True) -> "Merging":
+        super().train(mode)
+        if self.is_merged == mode:
+            self.weight.data += -self.own if mode else self.own
+            self.is_merged = not mode
+        return self
+
+
+def test_layers_that_override_train_end_in_the_state_of_their_mode() -> None:
+    shared = nn.Dropout()
+    merged = nn.Sequential(Merging(), Merging(), shared)
+    model = nn.Sequential(Merging(), merged, nn.Sequential(shared))
+    merged.eval()
+    merged[1].train()
+    model[2].eval()
+    shared.train()  # in two blocks that are in eval mode
+    layers = [module for module in model.modules() if isinstance(module, Merging)]
+    before = [(m.training, m.is_merged, m.weight.clone()) for m in layers]
+    assert [is_merged for _, is_merged, _ in before] == [False, True, False]
+    modes = [module.training for module in model.modules()]
+    x, states = torch.ones(1, 2), []
+
+    def look(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        states.extend(m.is_merged for m in layers)
+        return output.mean()
+
+    evaluate(model, [(x, x)], {"a": look})
+
+    assert states == [True] * 3
+    assert [module.training for module in model.modules()] == modes
+    for layer, (training, is_merged, weight) in zip(layers, before, strict=True):
+        assert (layer.training, layer.is_merged) == (training, is_merged)
+        torch.testing.assert_close(layer.weight, weight)
+
+
+def test_a_scripted_model_that_has_trained_is_evaluated() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    x, y = torch.ones(8, 3), torch.zeros(8).long()
+    for _ in range(3):  # until it is compiled for training
+        model(x).sum().backward()
+    evaluated = evaluate(model, [(x, y)] * 3, {"a": accuracy})
+    assert evaluated == {"a": float((model(x).argmax(1) == y).float().mean())}
 
 
 def test_modes_come_back_after_a_failure_too(task) -> None:

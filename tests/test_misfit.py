@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+import hotloop
 from hotloop import DeviceMismatch
-from hotloop.errors import BatchMisfit
+from hotloop.errors import BadArgument, BatchMisfit
 from hotloop.misfit import attempt
 
 
@@ -44,6 +45,40 @@ def test_the_layer_is_named_with_what_it_expects(layer: nn.Module, batch: torch.
     assert f"batch[0] {tuple(batch.shape)}" in text
     assert "torch says:" in text
     assert "\n  fix: " in text
+
+
+def test_one_item_is_too_few_for_batch_normalisation() -> None:
+    text = message(nn.Sequential(nn.BatchNorm1d(4)), torch.zeros(1, 4))
+    assert "batch normalisation needs more than one item in training mode" in text
+    assert "drop_last=True" in text.partition("fix: ")[2]
+    assert "must be 4" not in text
+
+
+def test_a_loss_without_a_gradient() -> None:
+    def fit(*, detach: bool = False) -> None:
+        def objective(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+            return model(batch).mean().detach() if detach else model(batch).mean()
+
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan="plain")
+        model.requires_grad_(not frozen)
+        loop.fit([torch.ones(2, 3)], progress=False, monitor=False)
+
+    model, frozen = nn.Linear(3, 2), False
+    with pytest.raises(BadArgument, match=r"the loss of batch 0 of epoch 1 has no gradient: it was detached"):
+        fit(detach=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), pytest.raises(BadArgument, match="gradients are switched off"):
+            fit()
+    frozen = True
+    with pytest.raises(BadArgument, match=r"all parameters of the model are frozen\n  fix: .*requires_grad_"):
+        fit()
+
+
+def test_a_gradient_of_the_persons_own_stays_their_error() -> None:
+    model = nn.Linear(3, 2)
+    with pytest.raises(RuntimeError, match=r"^element 0 of tensors does not require grad"):
+        attempt(lambda: torch.zeros(()).backward(), model, (), "batch 0")
 
 
 def test_a_line_of_the_models_own() -> None:

@@ -124,3 +124,16 @@ def test_a_sum_beside_its_parts_is_refused() -> None:
         uniform({"loss": part + part, "ce": part, "kl": part}, [torch.ones(2)])
     assert uniform({"ce": part, "kl": part}, [torch.ones(2)]).total.item() == 4
     assert uniform({"loss": part, "shown": part.detach()}, [torch.ones(2)]).total.item() == 4
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_loss_of_one_item_is_told_from_its_output(learns: bool) -> None:
+    class Own(nn.Linear):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+            output = super().forward(x)
+            return nn.functional.mse_loss(output, y), output
+
+    model, batch = Own(3, 1), (torch.ones(1, 3), torch.ones(1, 1))
+    with torch.set_grad_enabled(learns):
+        loss = losses_of(as_objective(None, None), model, batch).total
+        assert torch.equal(loss, model(*batch)[0])

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -70,10 +70,11 @@ def evaluate(
 ) -> dict[str, float]:
     """Metrics of `model` over `loader`, exact over uneven batches, with one wait for the device at the end.
 
-    A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, or their mean. `loss=` or
-    `objective=` adds the mean loss, over what the loss itself is a mean over (items, targets that are not ignored, a
-    mask), so that it does not depend on the size of batches; a loss that sums is divided by the items. A loss that
-    couples the samples of a batch, as contrastive ones do, is the mean of the batches' losses.
+    A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, of all or of those that it
+    selects, or their mean; of outputs with `.logits` it is given these. `loss=` or `objective=` adds the mean loss,
+    over what the loss itself is a mean over (items, targets that are not ignored, a mask), so that it does not depend
+    on the size of batches; a loss that sums is divided by the items. A loss that couples the samples of a batch, as
+    contrastive ones do, is the mean of the batches' losses.
 
     The model is put in eval mode and afterwards back as it was, layer by layer. Batches go where the model is; `device`
     is for a model that has neither parameters nor buffers.
@@ -116,9 +117,7 @@ class Evaluation:
         tally = _Tally(metrics or {}, loss, self._device)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)
-        # FSDP keeps tensors of its first pass, which a training step could not use if they were inference tensors.
-        without_gradients = torch.no_grad if is_sharded(self._model) else torch.inference_mode
-        with _eval_mode(self._model), without_gradients(), autocast(self._device, precision):
+        with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(batches):
                 items = self._weighing.items_in(batch)
                 score = partial(_score, self._model, batch, items, tally, objective, predict, self._split)
@@ -139,9 +138,8 @@ class Evaluation:
         call = predict or _output_by_convention
         pieces: list[Any] = []  # on the host
         waiting: list[Any] = []  # on the device
-        without_gradients = torch.no_grad if is_sharded(self._model) else torch.inference_mode
         done = 0
-        with _eval_mode(self._model), without_gradients(), autocast(self._device, precision):
+        with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(Stream(loader, self._device, origins=False)):
                 items = self._weighing.items_in(batch)
                 found: list[Any] = []
@@ -204,11 +202,13 @@ def _joined(outputs: list[Any]) -> Any:
 
 
 def check_metrics(metrics: Metrics | None) -> None:
-    """Refuse metrics without names, and what cannot be called."""
+    """Refuse metrics without names, with the name of the loss, and what cannot be called."""
     if metrics is None:
         return
     if not isinstance(metrics, Mapping):
         raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix='give names: metrics={"accuracy": accuracy}')
+    if "loss" in metrics:
+        raise BadArgument("a metric is called 'loss', as the loss itself is", fix="give the metric another name")
     for name, metric in metrics.items():
         missing = [method for method in ("to", "reset", "update") if not hasattr(metric, method)]
         if hasattr(metric, "compute") and missing:
@@ -266,6 +266,7 @@ class _Tally:
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
         self._sums: dict[str, tuple[Tensor, int | float | Tensor]] = {}  # name → (sum, what it is divided by)
         self._before = self._sums
+        self._several: set[str] = set()  # metrics that gave more values than one, or none: one is not a mean then
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
         self._known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
@@ -322,7 +323,7 @@ class _Tally:
         for metric in self._stateful.values():
             metric.update(logits_of(output), target)
         for name, function in self._means.items():
-            value = function(output, target)
+            value = function(logits_of(output), target)
             try:
                 values = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
@@ -330,7 +331,7 @@ class _Tally:
                     f"metric {name!r} returned {an(type(value).__name__)}",
                     fix="return a tensor with a value for each item, or their mean",
                 ) from error
-            self._add(name, values.to(self._zero.device), items)
+            self._add_values(name, values.to(self._zero.device), items)
         if self._compare is not None:
             output, key = logits_of(output), None
             if isinstance(output, Tensor) and isinstance(target, Tensor):  # anything else may hide what decides
@@ -378,6 +379,10 @@ class _Tally:
                 self._add_loss(kept, value, losses.count, read[name])
         if several:
             self._parts = tuple(losses.parts)
+            if taken := {*self._parts} & {*self._means, *self._stateful}:
+                raise BadArgument(
+                    f"a metric is called {min(taken)!r}, as one of the losses is", fix="give the metric another name"
+                )
 
     def _add_loss(self, name: str, value: Tensor, items: int | Tensor, reduction: Reduction) -> None:
         """Add a loss by what it is the mean over; one that is a sum counts for each item."""
@@ -385,12 +390,19 @@ class _Tally:
             value = value / items
         self._add(name, value, reduction.count if reduction.kind == "mean" else items)
 
+    def _add_values(self, name: str, values: Tensor, items: int) -> None:
+        """Add what a metric gave: values of some of the items, or their mean, which may have a dimension too."""
+        if values.dim() and values.numel() != 1:
+            self._several.add(name)
+        if values.dim() and name in self._several:
+            total, seen = self._sums.get(name, (self._zero, 0))
+            self._sums[name] = (total + values.sum(dtype=total.dtype), seen + values.numel())
+        else:
+            self._add(name, values, items)
+
     def _add(self, name: str, value: Tensor, items: int | float | Tensor) -> None:
-        """Add a mean over `items`, or values for each of them."""
+        """Add a mean over `items`."""
         total, seen = self._sums.get(name, (self._zero, 0))
-        if value.numel() > 1:
-            self._sums[name] = (total + value.sum(dtype=total.dtype), seen + value.numel())
-            return
         added = value.reshape(()).to(total.dtype) * items
         if isinstance(items, Tensor):
             added = torch.where(items > 0, added, 0.0)  # the mean of nothing may be NaN
@@ -451,8 +463,19 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        for module, mode in modes:  # parents first
+            if module.training != mode:
+                module.train(mode)  # not the flag alone: LoRA's layers merge their weights there and take them out
         for module, mode in modes:
-            module.training = mode
+            module.training = mode  # where a second parent or an override of `train` has changed it
+
+
+def _without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
+    """Inference mode, or where that does not work no_grad."""
+    # FSDP keeps tensors of its first pass, which a training step could not use if they were inference tensors, and a
+    # scripted module that has trained computes them with what was compiled for training, which refuses them.
+    is_scripted = any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    return torch.no_grad() if is_scripted or is_sharded(model) else torch.inference_mode()
 
 
 def _device_of(model: nn.Module) -> torch.device:

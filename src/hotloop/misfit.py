@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotloop.errors import BatchMisfit, DeviceMismatch, HotloopError
+from hotloop.errors import BadArgument, BatchMisfit, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.placement import golden_rule, tensors_in
 from hotloop.placement.sites import variables
@@ -68,7 +68,9 @@ def explanation(
                 again()
             except DeviceMismatch as mismatch:
                 return mismatch
-    owner = _miscall(error, model, stack[-1]) or _owner(model, stack)
+    if "does not require grad and does not have a grad_fn" in str(error) and _is_ours(stack):
+        return _without_gradient(model, where)
+    owner = _miscall(error, model, stack[-1]) or _owner(model, stack, str(error))
     if owner is None:
         return None
     what, fix = owner
@@ -128,20 +130,20 @@ def _call(wanted: list[str], args: tuple[Any, ...], options: Mapping[str, Any]) 
     return "model(*batch)"
 
 
-def _owner(model: nn.Module, stack: list[FrameType]) -> tuple[str, str] | None:
+def _owner(model: nn.Module, stack: list[FrameType], said: str) -> tuple[str, str] | None:
     """What was called with what, in words, and what to do: the innermost layer or loss on the stack."""
     paths = {module: path for path, module in model.named_modules()}
     for frame in reversed(stack):
         module = variables(frame).get("self")
         if isinstance(module, nn.Module) and module is not model:
-            return _about_layer(module, paths[module], frame) if module in paths else _about_loss(module, frame)
+            return _about_layer(module, paths[module], frame, said) if module in paths else _about_loss(module, frame)
         if frame.f_code.co_filename.startswith(_TORCH) and "target" in variables(frame):
             return _about_loss(frame.f_code.co_name, frame)
     inside = next((f for f in reversed(stack) if variables(f).get("self") is model), None)
-    return _about_layer(model, "", inside) if inside else None
+    return _about_layer(model, "", inside, said) if inside else None
 
 
-def _about_layer(module: nn.Module, path: str, frame: FrameType) -> tuple[str, str]:
+def _about_layer(module: nn.Module, path: str, frame: FrameType, said: str) -> tuple[str, str]:
     arrays = [name for name, value in variables(frame).items() if isinstance(value, np.ndarray)]
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     inputs = {name: t for name, t in _tensors(frame) if id(t) not in own}
@@ -149,6 +151,11 @@ def _about_layer(module: nn.Module, path: str, frame: FrameType) -> tuple[str, s
     label = f"layer {path}, {_brief(module)}," if path else f"the model, {type(module).__name__},"
     if arrays and not inputs:
         return f"{label} was given a NumPy array", "convert it: torch.from_numpy(x), in the dataset or in collate_fn"
+    if "Expected more than 1 value per channel" in said:
+        return (
+            f"{label} was given {given}; batch normalisation needs more than one item in training mode",
+            "leave out the last batch, which has one item: DataLoader(…, drop_last=True)",
+        )
     dtype = next((p.dtype for p in module.parameters(recurse=False)), None)
     takes_numbers = isinstance(module, nn.Embedding | nn.EmbeddingBag)  # and looks up what is under them
     if dtype and any(t.dtype != dtype and not (takes_numbers and not t.is_floating_point()) for t in inputs.values()):
@@ -213,6 +220,23 @@ def _about_values(output: Tensor, target: Tensor) -> str | None:
     if output.is_floating_point() and not target.is_floating_point():
         return "convert the target: target.float(), before the loss"
     return None
+
+
+def _is_ours(stack: list[FrameType]) -> bool:
+    """Whether hotloop called what failed in torch, and not the person's own code."""
+    caller = next((f for f in reversed(stack) if not f.f_code.co_filename.startswith(_TORCH)), None)
+    return caller is not None and str(caller.f_globals.get("__name__")).startswith("hotloop.")
+
+
+def _without_gradient(model: nn.Module, where: str) -> HotloopError:
+    if not torch.is_grad_enabled():
+        why, fix = "gradients are switched off", "train outside of torch.no_grad() and torch.inference_mode()"
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        why, fix = "all parameters of the model are frozen", "let some be trained: model.requires_grad_(True)"
+    else:
+        why = "it was detached from the parameters, or does not depend on those that are trained"
+        fix = "compute it from the output without .detach(), .data, .item(), argmax, NumPy or torch.no_grad()"
+    return BadArgument(f"the loss of {where} has no gradient: {why}", fix=fix)
 
 
 def _assert_on_device(error: Exception, where: str) -> HotloopError:

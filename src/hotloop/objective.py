@@ -293,6 +293,7 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
     elif loss is None and isinstance(output, tuple):
         evaluates = not torch.is_grad_enabled()  # then no output requires a gradient, and the loss is told by its shape
         single = [t for t in output if isinstance(t, Tensor) and t.numel() == 1 and (evaluates or t.requires_grad)]
+        single = [t for t in single if t.dim() == 0] or single  # a batch of one item may have an output of one number
         loss = single[0] if len(single) == 1 else None
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise BadArgument(

@@ -198,6 +198,20 @@ def test_to_numpy_has_every_dtype(dtype: torch.dtype, expected: type) -> None:
     assert array.tolist() == [1, 0, 1]
 
 
+def test_what_holds_itself_is_searched_and_not_moved(monkeypatch: Any) -> None:
+    shared = [torch.zeros(1)]
+    batch: dict[str, Any] = {"first": shared, "second": shared}
+    assert [name for name, _ in tensors_in(batch)] == ["batch['first'][0]", "batch['second'][0]"]
+    batch["itself"] = [batch]
+    assert [name for name, _ in tensors_in(batch)] == ["batch['first'][0]", "batch['second'][0]"]
+    for device in ("cpu", "meta"):
+        with pytest.raises(BadArgument, match="the batch, a dict, holds itself"):
+            move(batch, device)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    with pytest.raises(BadArgument, match="the batch, a dict, holds itself"):
+        pin(batch)
+
+
 def test_to_numpy_of_what_is_no_tensor_is_refused_with_the_way_to_write_it() -> None:
     with pytest.raises(BadArgument, match=r"given a list, and takes one tensor\n +fix: .*for t in tensors"):
         to_numpy([torch.ones(1)])  # type: ignore[arg-type]

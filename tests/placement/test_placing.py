@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -67,6 +68,17 @@ def test_nothing_is_said_where_nothing_stayed_behind() -> None:
         warnings.simplefilter("always")
         place(Forgetful(), "cpu")
     assert caught == []
+
+
+def test_attributes_may_be_graphs() -> None:
+    nodes: list[dict[str, Any]] = [{"value": torch.zeros(1)} for _ in range(12)]
+    for node in nodes:
+        node["neighbours"] = nodes  # more ways through it than could be walked
+    model = nn.Linear(2, 2)
+    model.graph = nodes[0]  # type: ignore[assignment]
+    with pytest.warns(LeftBehindWarning) as told:
+        place(model, "meta")
+    assert str(told[0].message).count("fix: ") == len(nodes), "each tensor once"
 
 
 def test_a_module_that_refuses_to_move_is_found() -> None:

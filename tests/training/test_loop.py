@@ -128,7 +128,7 @@ def test_a_hugging_face_model_needs_neither_loss_nor_objective() -> None:
     loop = Loop(model, torch.optim.Adam(model.parameters(), 1e-3), device="cpu")
     losses = [loop.step(batch).item() for _ in range(20)]
     assert losses[-1] < losses[0]
-    accuracy = {"accuracy": lambda output, labels: output.logits.argmax(1) == labels}
+    accuracy = {"accuracy": lambda logits, labels: logits.argmax(1) == labels}
     assert set(loop.evaluate([batch], accuracy)) == {"loss", "accuracy"}
 
 

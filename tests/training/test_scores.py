@@ -1,6 +1,7 @@
 """Metrics of the outputs that are trained on: exact, without another forward pass, and resumed in mid-epoch."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,30 @@ def test_they_are_resumed_in_mid_epoch(task, tmp_path: Path) -> None:
     assert len(cut) == 2
     parts = run(tmp_path / "parts")
     assert [epoch.train_metrics for epoch in parts] == [epoch.train_metrics for epoch in whole]
+
+
+def test_they_may_select_items() -> None:
+    def known(output: Tensor, target: Tensor) -> Tensor:
+        return (output.argmax(1) == target)[target >= 0]
+
+    model = nn.Linear(2, 2)
+    nn.init.eye_(model.weight)
+    nn.init.zeros_(model.bias)
+    x = torch.tensor([[1.0, 0.0]] * 4)
+    batches = [(x, torch.tensor(labels)) for labels in ([0, 0, 0, 0], [1, -1, -1, -1], [-1] * 4)]
+    metrics = {
+        "known": known,
+        "mean": lambda output, target: (output.argmax(1) == target).float().mean(0, keepdim=True),
+        "never": lambda output, target: known(output, target)[:0],
+    }
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(output, target, ignore_index=-1, reduction="sum")
+
+    loop = hotloop.Loop(model, optimizer, loss, device="cpu", plan="plain", train_metrics=metrics)
+    found = loop.fit(batches, progress=False, monitor=False).epochs[0].train_metrics
+    assert found == pytest.approx({"known": 4 / 5, "mean": 4 / 12, "never": math.nan}, nan_ok=True)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

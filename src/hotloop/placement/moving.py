@@ -3,7 +3,7 @@
 import copy
 import dataclasses
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
 from functools import partial
 from typing import Any, TypeVar
 
@@ -36,10 +36,12 @@ def move(batch: T, device: str | torch.device) -> T:
     device(type='meta')
     """
     target = as_device(device)
-    if _is_there(batch, target):  # so are most batches of a CPU, and to rebuild them costs more than a kernel
-        return batch
     try:
+        if _is_there(batch, target):  # so are most batches of a CPU, and to rebuild them costs more than a kernel
+            return batch
         moved: T = _rebuild(batch, lambda leaf: _move_leaf(leaf, target))
+    except RecursionError as error:
+        raise _endless(batch) from error
     except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
         if why := refusal(target, error):
             raise why from error
@@ -106,12 +108,22 @@ def pin(batch: T) -> T:
             return leaf.pin_memory()
         return _rebuild_mapping(leaf, pinned) if isinstance(leaf, Mapping) else leaf
 
-    result: T = _rebuild(batch, pinned)
+    try:
+        result: T = _rebuild(batch, pinned)
+    except RecursionError as error:
+        raise _endless(batch) from error
     return result
 
 
-def tensors_in(batch: object, path: str = "batch") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a nested batch with the expression that reaches it.
+def _endless(batch: object) -> BadArgument:
+    return BadArgument(
+        f"the batch, {an(type(batch).__name__)}, holds itself or is nested too deep",
+        fix="give a batch without links back, such as from a child to its parent",
+    )
+
+
+def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset()) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of a nested batch with the expression that reaches it; with `set()`, no container is entered twice.
 
     >>> [name for name, _ in tensors_in({"x": torch.zeros(1), "pair": (torch.zeros(1), 2)})]
     ["batch['x']", "batch['pair'][0]"]
@@ -120,16 +132,21 @@ def tensors_in(batch: object, path: str = "batch") -> Iterator[tuple[str, Tensor
         yield path, batch
     elif isinstance(batch, PackedSequence):
         yield f"{path}.data", batch.data
+    elif id(batch) in seen:  # a container that holds itself; a set notes all of them, a frozenset those around this one
+        return
     elif isinstance(batch, Mapping):
+        seen |= {id(batch)}
         for key, value in batch.items():
-            yield from tensors_in(value, f"{path}[{key!r}]")
+            yield from tensors_in(value, f"{path}[{key!r}]", seen)
     elif isinstance(batch, list | tuple):
+        seen |= {id(batch)}
         names = getattr(batch, "_fields", ())  # of a namedtuple
         for i, value in enumerate(batch):
-            yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]")
+            yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]", seen)
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        seen |= {id(batch)}
         for field in dataclasses.fields(batch):
-            yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}")
+            yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}", seen)
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:

@@ -90,7 +90,7 @@ def _left_behind(model: nn.Module, target: torch.device) -> Iterator[tuple[str, 
         for name, value in vars(module).items():
             if name in REGISTERED or isinstance(value, nn.Module):
                 continue
-            for where, tensor in tensors_in(value, name):
+            for where, tensor in tensors_in(value, name, set()):  # which may be a graph
                 if tensor.device != target:
                     yield path, where, tensor
 

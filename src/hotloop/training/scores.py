@@ -1,5 +1,6 @@
 """`Scored`: a criterion that adds up metrics of the outputs on which it trains."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ class Scored(nn.Module):
     holds them.
     """
 
-    totals: Tensor  # two rows: sums, and what they are divided by
+    totals: Tensor  # rows: sums, what they are divided by, and both once more for values that came alone
 
     def __init__(self, loss: Criterion, metrics: Metrics) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Scored(nn.Module):
         if isinstance(loss, nn.Module):
             self.criterion = loss  # whose weights are saved and moved
         self._metrics = {name: _weighted(metric) for name, metric in metrics.items()}
-        self.register_buffer("totals", torch.zeros(2, len(metrics), dtype=torch.float64), persistent=False)
+        self.register_buffer("totals", torch.zeros(4, len(metrics), dtype=torch.float64), persistent=False)
 
     @classmethod
     def of(cls, loss: Criterion | None, metrics: Metrics | None, device: torch.device) -> "Scored | None":
@@ -54,21 +55,26 @@ class Scored(nn.Module):
     def forward(self, output: Any, target: Any) -> Tensor:
         with torch.no_grad():  # before the loss, whose reduction is what is noted last where calls are watched
             for number, metric in enumerate(self._metrics.values()):
-                total, count = self._sum(metric(output, target), output, target)
-                self.totals[0, number].add_(total)
-                self.totals[1, number].add_(count)
+                row, total, count = self._sum(number, metric(output, target), output, target)
+                self.totals[row, number].add_(total)
+                self.totals[row + 1, number].add_(count)
         return self._call(output, target)
 
-    def _sum(self, value: Any, output: Any, target: Any) -> tuple[Tensor, int | Tensor]:
+    def _sum(self, number: int, value: Any, output: Any, target: Any) -> tuple[int, Tensor, int | Tensor]:
         """What a metric gave, as a sum and what it is divided by: values, their mean, or values and weights."""
+        dtype = self.totals.dtype
         if isinstance(value, tuple):
             values, weights = value
-            return (values * weights).sum(dtype=self.totals.dtype), weights.sum(dtype=self.totals.dtype)
+            return 0, (values * weights).sum(dtype=dtype), weights.sum(dtype=dtype)
         value = torch.as_tensor(value, device=self.totals.device)
-        if value.numel() > 1:
-            return value.sum(dtype=self.totals.dtype), value.numel()
+        if value.dim() and value.numel() != 1:
+            return 0, value.sum(dtype=dtype), value.numel()
         items = items_in((output, target))
-        return value.reshape(()).to(self.totals.dtype) * items, items
+        if not value.dim():
+            return 0, value.to(dtype) * items, items
+        # One value of a metric that gave several before is not a mean. The device knows, for graphs and repeated steps.
+        count = torch.where(self.totals[1, number] > 0, 1, items)
+        return 2, value.sum(dtype=dtype) * count, count
 
     def begin_epoch(self) -> None:
         self.totals.zero_()
@@ -101,5 +107,8 @@ class EpochScores:
         sums: list[float] = self.totals.flatten().tolist()
         if ranks is not None:
             sums = list(ranks.total(sums))
-        half = len(self.names)
-        return {name: a / b for name, a, b in zip(self.names, sums[:half], sums[half:], strict=True) if b}
+        means = {}
+        for number, name in enumerate(self.names):
+            total, count, alone, times = sums[number :: len(self.names)]
+            means[name] = (total + alone) / (count + times) if count + times else math.nan
+        return means
