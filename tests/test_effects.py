@@ -69,22 +69,32 @@ CHANGES: dict[str, Callable[[Odd], object]] = {
 @pytest.mark.parametrize("name", CHANGES)
 def test_state_in_a_module_is_seen_and_named(name: str) -> None:
     model = Odd()
-    before = look({"model": model}, restored_by_state([model]))
-    assert before.changes(look({"model": model}, restored_by_state([model]))) == []
+    before = look({"model": model}, restored_by_state([model], []))
+    assert before.changes(look({"model": model}, restored_by_state([model], []))) == []
     CHANGES[name](model)
-    assert before.changes(look({"model": model}, restored_by_state([model]))) == [name]
+    assert before.changes(look({"model": model}, restored_by_state([model], []))) == [name]
 
 
 def test_what_trials_restore_is_no_effect() -> None:
     model = Odd()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     roots = {"model": model, "optimizer": optimizer}
-    before = look(roots, restored_by_state([model]))
+    before = look(roots, restored_by_state([model], [optimizer]))
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     model.n += 1
     model.mean += 1
-    assert before.changes(look(roots, restored_by_state([model]))) == []
+    assert before.changes(look(roots, restored_by_state([model], [optimizer]))) == []
+
+
+def test_the_state_of_an_optimizer_that_nobody_restores_is_an_effect() -> None:
+    model = Odd()
+    inner = torch.optim.Adam(model.parameters(), 0.1)
+    roots, skip = {"model": model, "objective": lambda: inner}, restored_by_state([model], [])
+    before = look(roots, skip)
+    model(torch.ones(1, 2)).sum().backward()
+    inner.step()
+    assert before.changes(look(roots, skip)) == ["inner.state"]
 
 
 def test_closures_globals_and_hooks_are_reached() -> None:
@@ -104,10 +114,10 @@ def test_closures_globals_and_hooks_are_reached() -> None:
         return model(batch).sum()
 
     roots = {"model": model, "objective": objective, "optimizer": optimizer}
-    before = look(roots, restored_by_state([model]))
+    before = look(roots, restored_by_state([model], [optimizer]))
     objective(model, torch.ones(1, 2)).backward()
     optimizer.step()
-    changed = before.changes(look(roots, restored_by_state([model])))
+    changed = before.changes(look(roots, restored_by_state([model], [optimizer])))
     assert {"seen", "calls", "numbers", "teacher.bias", "average.n_averaged"} <= set(changed)
 
 

@@ -128,13 +128,13 @@ def look(
     return walk.seen
 
 
-def restored_by_state(modules: "Iterator[nn.Module] | list[nn.Module]") -> Skip:
-    """For trials: what a `Snapshot` restores of these modules and of any optimizer."""
-    known = {id(inner) for module in modules for inner in module.modules()}
+def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Skip:
+    """For trials: what a `Snapshot` restores of these modules and optimizers."""
+    known = {id(inner) for module in modules for inner in module.modules()} | set(map(id, optimizers))
 
     def skip(owner: object, name: str, value: object) -> bool:
         if isinstance(owner, Optimizer):
-            return name in _OF_OPTIMIZERS
+            return name in _OF_OPTIMIZERS and (name != "state" or id(owner) in known)
         if id(owner) not in known:
             return False
         return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED)

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 import hotloop
-from hotloop.errors import BadArgument, HotloopError
+from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.training.dry_run import DryRunFailed
 from hotloop.training.hooks import EpochRecord, StepRecord
 
@@ -140,6 +141,132 @@ def test_what_hooks_keep_in_their_attributes_is_put_back(task) -> None:
     diary = Diary()
     loop_of().fit(task.loader(16), dry_run=3, on_step=[diary.note, kept.append], **QUIET)
     assert diary.steps == len(diary.losses) - 1 == len(kept) == 7
+
+
+class Jitter:
+    """A transform of batches or a `collate_fn`, with a generator and a counter of its own."""
+
+    def __init__(self) -> None:
+        self.rng, self.calls = np.random.default_rng(0), 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        inputs, targets = default_collate(batch) if isinstance(batch[0], tuple) else batch
+        return inputs + float(self.rng.random()) * self.calls, targets
+
+
+class Counting(TensorDataset):
+    """A dataset whose items depend on how many were read."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        inputs, target = super().__getitem__(index)
+        return inputs * (1 + 0.01 * self.reads), target
+
+
+class OwnLoader:
+    """A loader that is none of PyTorch's, with a generator of its own."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors, self.generator = tensors, torch.Generator().manual_seed(0)
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(len(self.tensors[0]), generator=self.generator)
+        return (tuple(tensor[some] for tensor in self.tensors) for some in order.split(16))
+
+
+class Remembering(nn.Linear):
+    """A layer with a list, a dict and generators."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.seen: list[int] = []
+        self.counts = {"calls": 0}
+        self.generator, self.random = torch.Generator().manual_seed(0), random.Random(0)  # noqa: S311
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        self.counts["calls"] += 1
+        noise = torch.rand(1, generator=self.generator) + self.random.random()
+        return super().forward(x) + noise * (len(self.seen) + self.counts["calls"])
+
+
+class Averaging:
+    """A hook that holds an average of the weights, and gives some of it to the model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.average = AveragedModel(model)
+
+    @torch.no_grad()
+    def follow(self, record: StepRecord) -> None:
+        self.average.update_parameters(record.model)
+        for mine, averaged in zip(record.model.parameters(), self.average.parameters(), strict=True):
+            mine.lerp_(averaged, 0.5)
+
+
+class Drifting:
+    """A hook that tells its state, which is a tensor that it writes to, and moves the weights by it."""
+
+    def __init__(self) -> None:
+        self.steps = torch.zeros(1)
+
+    @torch.no_grad()
+    def __call__(self, record: StepRecord) -> None:
+        self.steps += 1
+        next(record.model.parameters()).add_(0.01 * self.steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = state["steps"]
+
+
+@pytest.mark.parametrize(
+    "what", ["module", "dataset", "collate_fn", "device_transform", "loader", "method", "stateful hook"]
+)
+def test_what_parts_of_a_run_keep_for_themselves_is_put_back(task, what: str) -> None:
+    def trained(dry_run: int | None) -> Tensor:
+        torch.manual_seed(0)
+        model = Remembering() if what == "module" else nn.Linear(6, 3)
+        kind, collate = Counting if what == "dataset" else TensorDataset, Jitter() if what == "collate_fn" else None
+        loader: Any = DataLoader(kind(task.inputs, task.targets), 16, collate_fn=collate)
+        loop = hotloop.Loop(
+            model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain"
+        )
+        hooks = {"method": Averaging(model).follow, "stateful hook": Drifting()}
+        loop.fit(
+            OwnLoader(task.inputs, task.targets) if what == "loader" else loader,
+            epochs=2,
+            dry_run=dry_run,
+            device_transform=Jitter() if what == "device_transform" else None,
+            on_step=hooks.get(what),
+            **QUIET,
+        )
+        return model.weight
+
+    assert torch.equal(trained(None), trained(3))
+
+
+class Deep(nn.Linear):
+    """A layer that writes where nobody puts it back."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.notes: dict[str, list[int]] = {"sizes": []}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes["sizes"].append(len(x))
+        return super().forward(x)
+
+
+def test_what_cannot_be_put_back_is_named(task) -> None:
+    model = Deep()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()), nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    with pytest.warns(PlanWarning, match=r"real steps have changed model\.notes, which cannot be put back"):
+        loop.fit(task.loader(16), dry_run=3, **QUIET)
 
 
 class Unsaveable:

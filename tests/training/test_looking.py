@@ -1,16 +1,19 @@
 """What a loop tells of its memory, and what it plans by it."""
 
 import json
+import random
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
-from hotloop.errors import BadArgument, MemoryWarning
+from hotloop.effects import look
+from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.training import Loop
 
 pytestmark = pytest.mark.usefixtures("light_heap")
@@ -62,6 +65,70 @@ def test_looking_leaves_no_trace() -> None:
         loop.step(batch())
     for mine, theirs in zip(looked.model.parameters(), other.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
+
+
+class Remembering(nn.Linear):
+    """A layer with a list, a dict and generators."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 2)
+        self.seen: list[int] = []
+        self.counts = {"calls": 0}
+        self.generators = [torch.Generator().manual_seed(0), np.random.default_rng(0), random.Random(0)]  # noqa: S311
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(len(x))
+        self.counts["calls"] += 1
+        torch_rng, numpy_rng, python_rng = self.generators
+        return super().forward(x) + torch.rand(1, generator=torch_rng) + numpy_rng.random() + python_rng.random()
+
+
+class Counting(TensorDataset):
+    """A dataset that counts what is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+class CountingSGD(torch.optim.SGD):
+    """An optimizer that counts its steps in an attribute."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("call", ["memory", "largest_batch", "profile"])
+def test_what_objects_keep_for_themselves_is_put_back(call: str) -> None:
+    model, loader = Remembering(), DataLoader(Counting(*batch()), 16)
+    optimizer = CountingSGD(model.parameters(), 0.1)
+    loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+    before = look({"model": model, "optimizer": optimizer, "dataset": loader.dataset})
+    if call == "memory":
+        loop.memory(batch())
+    elif call == "largest_batch":
+        loop.largest_batch(loader, limit=8)
+    else:
+        loop.profile(loader, steps=3, progress=False)
+    assert before.changes(look({"model": model, "optimizer": optimizer, "dataset": loader.dataset})) == []
+
+
+def test_what_cannot_be_put_back_is_named() -> None:
+    sizes: list[int] = []
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        sizes.append(len(batch[0]))
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    model = nn.Linear(8, 2)
+    loop = Loop(model, torch.optim.SGD(model.parameters()), objective=objective, device="cpu", plan="plain")
+    with pytest.warns(PlanWarning, match="real steps have changed sizes, which cannot be put back"):
+        loop.memory(batch())
 
 
 def test_the_largest_batch_of_a_dataset_is_the_dataset() -> None:

@@ -286,6 +286,28 @@ def test_a_step_that_changes_what_cannot_be_restored_is_run_once() -> None:
     assert {trial.verdict for trial in tuning.trials} == {"not tried"}
 
 
+def test_an_optimizer_of_the_objective_is_stepped_once() -> None:
+    class Adversary:
+        """Trains a part of the model by itself, as an objective with an inner optimizer does."""
+
+        def __init__(self, part: nn.Module) -> None:
+            self.inner = torch.optim.Adam(part.parameters(), 0.1)
+
+        def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+            loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+            loss.backward(retain_graph=True)
+            self.inner.step()
+            return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    model = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 1))
+    adversary = Adversary(model[0])
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
+    loop = hotloop.Loop(model, optimizer, objective=adversary, device="cpu")
+    with pytest.warns(PlanWarning, match=r"nothing is tuned: a step changes .*inner\.state"):
+        loop.tune(slow_loop()[1], steps=100, progress=False)
+    assert {int(state["step"]) for state in adversary.inner.state.values()} == {1}
+
+
 def test_a_second_tuning_begins_at_the_plain_loop_again() -> None:
     loop, loader = image_loop(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 3)))
     loop.tune(loader, steps=10, progress=False)

@@ -1,6 +1,5 @@
 """`DryRun`: a few steps of everything that a run will do, all of which is undone before it begins."""
 
-import copy
 import tempfile
 import time
 import warnings
@@ -10,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
@@ -20,24 +18,19 @@ from hotloop.checkpoint import Store
 from hotloop.clock import synchronize
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
-from hotloop.data.rng import is_stateful
-from hotloop.data.samplers import generators_of
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.evaluation import Metrics
 from hotloop.misfit import attempt
 from hotloop.monitor.logs import Logged, targets_of, try_log
 from hotloop.records import Epoch
-from hotloop.rng import generators_in
-from hotloop.snapshot import Snapshot, is_container
 from hotloop.step.eager import total
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
 from hotloop.text import duration, plural
 from hotloop.training.core import Core, Transform
 from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
+from hotloop.training.looking import undone
 from hotloop.training.progress import Display, telling
-from hotloop.training.state import draws_of
-from hotloop.tune.rehearsal import rehearsing
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop
@@ -51,8 +44,8 @@ class DryRunFailed(HotloopError):
 class DryRun:
     """Tries each part of a run in turn; what fails ends it with the name of the part.
 
-    Its steps are real ones, without compilation and CUDA graphs, in the model's own memory. Afterwards the weights,
-    optimizers, schedulers, rng states, the loaders, `stateful` and the plain attributes of hooks are what they were.
+    Its steps are real ones, without compilation and CUDA graphs, in the model's own memory. Afterwards all is what it
+    was: weights, optimizers, schedulers, generators, loaders, `stateful`, attributes of modules, datasets and hooks.
     """
 
     loop: "Loop"
@@ -81,10 +74,13 @@ class DryRun:
     def run(self) -> str:
         """Try everything; what worked and how long an epoch takes, in a line."""
         core, hooks = self.core, [*self.hooks.on_step, *self.hooks.on_epoch]
-        generators = [*generators_in([*hooks, *core.stateful.values(), self.transform])]
-        generators += [*generators_of(self.loader), *generators_of(self.validate)]
+        owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
+        others, loaders = [*core.stateful.values(), *hooks, *owners], {"": self.loader, "validation ": self.validate}
+        known = [self.loop, core, *core.schedule.schedulers]
+        undoing = undone(core.subject, loaders, self.transform, others, known)
         quiet = warnings.catch_warnings(action="ignore", category=PlanWarning)  # the run tells it
-        with quiet, self._restored(), core.unplanned(), rehearsing(core.subject, generators) as rehearsal:
+        with core.unplanned(), ExitStack() as undo, undoing as rehearsal, quiet:
+            undo.callback(core.schedule.snapshot().restore)
             step = self._step()
             rehearsal.exchange(step)
             epoch, seconds = self._train(step)
@@ -182,26 +178,6 @@ class DryRun:
             raise DryRunFailed(f"dry run: {name}: {error.what}", fix=error.fix) from error
         except Exception as error:
             raise DryRunFailed(f"dry run: {name}: {type(error).__name__}: {error}") from error
-
-    @contextmanager
-    def _restored(self) -> Iterator[None]:
-        """What a rehearsal does not restore: schedulers, loaders, `stateful`, hooks, counts of optimizers by hand."""
-        with ExitStack() as undo:
-            undo.callback(draws_of(self.loader))
-            undo.callback(draws_of(self.validate))
-            undo.callback(self.core.schedule.snapshot().restore)
-            undo.callback(Snapshot().items([vars(optimizer) for optimizer in self.core.optimizers]).restore)
-            hooks = [*self.hooks.on_step, *self.hooks.on_epoch]
-            owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
-            for thing in [*self.core.stateful.values(), *hooks, *owners]:
-                held = None if isinstance(thing, ModuleType | type) else getattr(thing, "__dict__", None)
-                if is_container(thing):
-                    undo.callback(Snapshot().items([thing]).restore)
-                elif isinstance(held, dict):
-                    undo.callback(Snapshot().items([held, *filter(is_container, held.values())]).restore)
-                if is_stateful(thing) and not isinstance(thing, type):
-                    undo.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
-            yield
 
 
 def try_run(dry_run: DryRun, progress: bool | None) -> None:

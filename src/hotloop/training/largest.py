@@ -13,7 +13,6 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
 from hotloop.data.origin import check_readable_again
-from hotloop.data.resident import generators_of
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import holds_rows
 from hotloop.memory.oom import clear, is_out_of_memory, room
@@ -21,9 +20,9 @@ from hotloop.memory.usage import usage
 from hotloop.objective import items_in
 from hotloop.placement import move
 from hotloop.records import Record
-from hotloop.rng import RngStates
 from hotloop.text import count, duration, plural, size
-from hotloop.tune.rehearsal import Rehearsal, confirm, in_use, rehearsing, time_of
+from hotloop.training.looking import undone
+from hotloop.tune.rehearsal import Rehearsal, confirm, in_use, time_of
 from hotloop.tune.subject import Subject
 
 ENOUGH = 0.98  # of the best throughput: a smaller batch that has it is as good
@@ -85,14 +84,10 @@ def largest_batch(
     for name, value in (("limit", limit), ("seconds", seconds)):
         if value is not None and not value > 0:
             raise BadArgument(f"{name}={value}", fix="give a number above 0")
-    generators = generators_of(data)
-    before = RngStates(subject.device, generators)
-    try:
+    with undone(subject, {"": data}, transform) as rehearsal:
         batch, length = _example(data)
-    finally:
-        before.restore()
-    bound = min(ENDLESS if limit is None else limit, length or ENDLESS)
-    with rehearsing(subject, generators) as rehearsal:
+        rehearsal.rewind_rng()
+        bound = min(ENDLESS if limit is None else limit, length or ENDLESS)
         search = _Search(rehearsal, move(batch, "cpu"), transform, seconds)
         return search.run(bound, "data" if bound == length and bound != limit else "limit")
 

@@ -1,18 +1,35 @@
 """A look at a loop: where the memory and the time of real steps go, which are all undone."""
 
-from collections.abc import Callable, Iterable
+import copy
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
+from torch import nn
+from torch.utils.data import DataLoader
+
+from hotloop.data.rng import is_stateful
 from hotloop.data.samplers import generators_of
+from hotloop.effects import look
+from hotloop.errors import PlanWarning
 from hotloop.memory.tracking import Track, track
 from hotloop.memory.usage import Holdings, Usage, holdings, usage
 from hotloop.plan import Plan
 from hotloop.profiling.profiler import Profiler
 from hotloop.profiling.record import Profile
 from hotloop.records import Record
+from hotloop.rng import generators_in
+from hotloop.snapshot import Snapshot
 from hotloop.step.training import TrainingStep
-from hotloop.tune.rehearsal import rehearsing
+from hotloop.text import shorten
+from hotloop.training.changes import owner_of
+from hotloop.training.fit import makers_of
+from hotloop.training.state import draws_of
+from hotloop.tune.rehearsal import Rehearsal, rehearsing, written_tensors
 from hotloop.tune.subject import Subject
 
 
@@ -29,20 +46,74 @@ class Memory(Record):
         return "\n".join(lines if self.step is None else [*lines, str(self.step)])
 
 
+@contextmanager
+def undone(
+    subject: Subject,
+    loaders: Mapping[str, object],
+    transform: object = None,
+    others: Sequence[Any] = (),
+    known: Iterable[object] = (),
+) -> Iterator[Rehearsal]:
+    """A rehearsal after which objects hold what they held; what was changed and cannot be put back is named.
+
+    The keys of `loaders` come before the names of their parts. Of `others`, such as hooks, the attributes are put back
+    and the state that they tell, and nobody looks further. What is `known` is not looked at.
+    """
+    handed = {"device_transform": transform}
+    for prefix, loader in loaders.items():
+        handed |= makers_of(loader, prefix) if isinstance(loader, DataLoader) else {f"{prefix}loader": loader}
+    things = (*(each.objective for each in subject.objectives), *handed.values(), *others)
+    owners = [getattr(thing, "__self__", owner_of(thing)) for thing in things]
+    inner = dict.fromkeys(module for outer in subject.modules for module in outer.modules())
+    parts = (part for owner in owners for part in (owner, *_attributes(owner).values()))
+    held = [part for part in parts if isinstance(part, nn.Module) and part not in inner]  # such as an AveragedModel
+    subject = replace(subject, modules=[*subject.modules, *held])
+    roots, skip, known = subject.roots(handed), subject.restorable(), [*known, *written_tensors(subject)]
+    before = look(roots, skip, known)
+    generators = [*before.generators.values(), *generators_in([*inner, *owners])]
+    generators += (generator for loader in loaders.values() for generator in generators_of(loader))
+    kept = Snapshot().items(vars(optimizer) for optimizer in subject.optimizers)
+    kept.items(container for owner in (*inner, *owners) for container in _containers_of(owner))
+    told = [thing for thing in others if is_stateful(thing) and not isinstance(thing, type)]
+    states = [(thing, copy.deepcopy(thing.state_dict())) for thing in told]
+    draws = [draws_of(loader) for loader in loaders.values()]
+    try:
+        with rehearsing(subject, generators) as rehearsal:
+            yield rehearsal
+    finally:
+        kept.restore()
+        for thing, state in states:
+            thing.load_state_dict(state)
+        for put_back in draws:
+            put_back()
+        if changed := before.changes(look(roots, skip, known)):
+            words = f"real steps have changed {shorten(changed, 4)}, which cannot be put back"
+            warnings.warn(words, PlanWarning, stacklevel=5)
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    held = None if isinstance(owner, ModuleType | type) else getattr(owner, "__dict__", None)
+    return held if isinstance(held, dict) else {}
+
+
+def _containers_of(owner: object) -> Iterator[Any]:
+    """Where an object keeps what it holds; not what lies deeper, which may be a million items of data."""
+    held = _attributes(owner)
+    # A mapping of another kind may be a file, such as one of h5py.
+    return (each for each in (owner, held, *held.values()) if isinstance(each, list | dict | set | deque))
+
+
 def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
     """What is held now; with a batch also what a step of it takes."""
     now, held = usage(subject.device), holdings(subject.model, subject.optimizers)
-    return Memory(now, held, None if batch is None else _tracked(subject, plan, batch))
-
-
-def _tracked(subject: Subject, plan: Plan, batch: Any) -> Track:
-    """A step that is looked at operation by operation."""
+    if batch is None:
+        return Memory(now, held)
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
-    with rehearsing(subject) as rehearsal, rehearsal.step(plain) as step:
+    with undone(subject, {}) as rehearsal, rehearsal.step(plain) as step:
         step(batch)  # in which the optimizers allocate what they keep
         with track(subject.model, subject.device) as seen:
-            step(batch)
-        return seen.record()
+            step(batch)  # which is looked at operation by operation
+        return Memory(now, held, seen.record())
 
 
 def profile_of(
@@ -54,7 +125,7 @@ def profile_of(
     tell: Callable[[str], None],
 ) -> Profile:
     """Where the time of steps goes on these batches of a loader, which are read again and again."""
-    with rehearsing(subject, generators_of(loader)) as rehearsal:
+    with undone(subject, {"": loader}) as rehearsal:
         rehearsal.exchange(step)
         with Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler:
             while not profiler.done:

@@ -66,7 +66,7 @@ class Rehearsal:
         self.subject = subject
         self._device = subject.device
         parameters = list(dict.fromkeys(_parameters(subject)))
-        tensors = {id(tensor): tensor for tensor in _tensors(subject)}.values()
+        tensors = {id(tensor): tensor for tensor in written_tensors(subject)}.values()
         if any(map(is_lazy, tensors)):
             raise BadArgument(
                 "the model has weights whose shape its first batch decides", fix="run one batch through the model first"
@@ -208,7 +208,7 @@ def _parameters(subject: Subject) -> Iterator[nn.Parameter]:
         yield from each.parameters
 
 
-def _tensors(subject: Subject) -> Iterator[Tensor]:
+def written_tensors(subject: Subject) -> Iterator[Tensor]:
     """Everything that a step may write to, but for gradients."""
     yield from _parameters(subject)
     for module in (inner for outer in subject.modules for inner in outer.modules()):

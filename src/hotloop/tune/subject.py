@@ -67,7 +67,7 @@ class Subject:
 
     def restorable(self) -> Skip:
         """What a rehearsal restores of all that."""
-        return restored_by_state(list(self.modules))
+        return restored_by_state(self.modules, self.optimizers)
 
     def exchange(self, old: TrainingStep | None, new: TrainingStep | None) -> None:
         """Give the model and the optimizers the form of one step's plan in place of another's; None: as written."""
