@@ -22,8 +22,15 @@ from hotloop.scripts import Enough, interpreter, quiet_threads, run_as_main, sho
 from hotloop.text import plural, printable
 
 PROFILE, TRACE = "profile.json", "trace.json.gz"
+FOLLOWED = "followed"  # a file that is there once this program has said how the script ended
 FAILED, INTERRUPTED = 1, 130
 _HERE = str(Path(__file__).parent)
+
+
+class ScriptDied(HotloopError):
+    """A script took its process with it."""
+
+    exit_code = FAILED
 
 
 @dataclass(frozen=True)
@@ -145,10 +152,12 @@ def _tell(what: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     data = json.loads(arguments[0])
     try:
-        return ProfiledScript(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])})).run()
+        code = ProfiledScript(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])})).run()
     except HotloopError as error:
         _tell(str(error))
-        return error.exit_code
+        code = error.exit_code
+    Path(data["folder"], FOLLOWED).touch()
+    return code
 
 
 if __name__ == "__main__":
