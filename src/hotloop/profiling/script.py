@@ -31,7 +31,7 @@ FAILED, INTERRUPTED = 1, 130
 _HERE = str(Path(__file__).parent)
 
 
-class ScriptDied(HotloopError):
+class ScriptDied(HotloopError, RuntimeError):
     """A script took its process with it."""
 
     exit_code = FAILED
