@@ -21,6 +21,15 @@ def test_a_step_is_a_full_round(one_round: str, settled: str) -> None:
     assert ends(one_round * 6)[3 * len(one_round) :] == settled * 3
 
 
+def test_an_optimizer_that_is_gone_is_not_waited_for() -> None:
+    rounds = Rounds()
+    for name in "ab":
+        rounds.expect(name)
+    assert not rounds.ends("a")
+    rounds.forget("b")
+    assert rounds.ends("a")
+
+
 def test_an_optimizer_that_has_done_its_part_is_not_waited_for() -> None:
     calls = "".join(chain("ab", repeat("b", RECENT + 3)))
     assert ends(calls)[-3:] == "|||"

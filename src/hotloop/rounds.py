@@ -20,9 +20,18 @@ class Rounds:
         self._calls: deque[object] = deque(maxlen=RECENT)
         self._expected: set[object] = set()
 
+    @property
+    def calls(self) -> int:
+        """How many calls there were lately."""
+        return len(self._calls)
+
     def expect(self, optimizer: object) -> None:
         """An optimizer was built."""
         self._expected.add(optimizer)
+
+    def forget(self, optimizer: object) -> None:
+        """An optimizer is gone, and is not waited for."""
+        self._expected.discard(optimizer)
 
     def ends(self, optimizer: object) -> bool:
         """Whether a step ends with this call; among equals, with the one that came last into play."""

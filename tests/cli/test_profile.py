@@ -121,6 +121,24 @@ def test_an_error_of_the_script_ends_it_and_leaves_nothing(tmp_path: Path, run: 
 
 
 @pytest.mark.parametrize(
+    ("crash", "says"),
+    [
+        ("os._exit(1)", "broken.py ended with code 1"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "broken.py was ended by signal 11"),
+    ],
+    ids=["exit", "signal"],
+)
+def test_a_crash_of_the_whole_process_is_told_and_leaves_nothing(
+    tmp_path: Path, run: Run, crash: str, says: str
+) -> None:
+    (tmp_path / "broken.py").write_text(f"import os, signal\n{crash}\n")
+    done = run("broken.py")
+    assert done.returncode == 1
+    assert f"{says} before its steps were recorded: there is nothing to show" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
     ("args", "says"),
     [
         (("absent.py",), "there is no file absent.py"),

@@ -196,6 +196,20 @@ def test_a_mistake_is_one_clear_message_and_leaves_everything(
     assert (folder / "plan.json").read_text() == "the old plan"
 
 
+def test_a_file_gets_no_arguments_of_the_command(folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hotloop.Loop, "tune", lambda *_, **__: found())
+    parses = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--size', {})\n"
+    (folder / "mine.py").write_text(parses.format("default=1") + "parser.parse_args()\n" + MINE)
+    done = run(*SMALL)
+    assert done.code == 0, done.error
+    (kept,) = (folder / "runs").iterdir()
+    assert "hotloop tune mine.py:build" in (kept / "report.html").read_text()
+    (folder / "mine.py").write_text(parses.format("required=True") + "parser.parse_args()\n" + MINE)
+    done = run(*SMALL)
+    assert done.code == 2
+    assert "hotloop: mine.py, line 4: SystemExit: 2\n  fix: it is imported, without arguments" in done.error
+
+
 def test_a_place_that_may_not_be_written_is_told_before_any_work(
     folder: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

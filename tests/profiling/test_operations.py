@@ -62,8 +62,13 @@ def test_a_line_is_not_guessed_where_a_step_runs_more_than_was_seen() -> None:
     events = [mark(0), *(event("operation", at, at + 1, "aten::addmm") for at in (1, 3, 5)), mark(9)]
     twice = [seen("aten::addmm", "forward", ONE), seen("aten::addmm", "forward", TWO)]
     assert set(lines(costliest(costs(events, twice), 1, 9, device=False))) == {("addmm", "forward", None)}
+
+
+@pytest.mark.parametrize(("ran", "line"), [(1, 1), (3, None), (4, 1)], ids=["fewer", "some more", "twice as many"])
+def test_a_line_that_alone_was_seen_is_not_given_what_another_may_have_asked_for(ran: int, line: int | None) -> None:
+    events = [mark(0), *(event("operation", at, at + 0.5, "aten::addmm") for at in range(1, ran + 1)), mark(9)]
     same = [seen("aten::addmm", "forward", ONE)] * 2
-    assert set(lines(costliest(costs(events, same), 1, 9, device=False))) == {("addmm", "forward", 1)}
+    assert set(lines(costliest(costs(events, same), 1, 9, device=False))) == {("addmm", "forward", line)}
 
 
 def test_the_time_of_the_device_goes_to_the_operation_that_asked_for_it() -> None:

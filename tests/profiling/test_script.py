@@ -187,6 +187,47 @@ def test_a_gan_makes_one_step_of_both_optimizers(run) -> None:
     assert forward.calls == 4
 
 
+def test_each_optimizer_of_a_gan_has_its_own_lines(run) -> None:
+    code, profile, _, err = run("""
+        other = model()
+        critic = torch.optim.SGD(other.parameters(), lr=0.01)
+
+        def generate():
+            return net(torch.ones(3, 4))
+
+        def judge():
+            return other(torch.ones(3, 4))
+
+        while True:
+            generate().sum().backward()
+            optimizer.step()
+            judge().sum().backward()
+            critic.step()
+    """)
+    assert (code, profile.steps) == (0, 3), err
+    calls = {operation.line.code: operation.calls for operation in profile.operations if operation.name == "addmm"}
+    assert calls == {"return net(torch.ones(3, 4))": 2, "return other(torch.ones(3, 4))": 2}
+
+
+def test_an_optimizer_that_was_dropped_holds_nothing_up(run) -> None:
+    code, profile, _, err = run("""
+        optimizer = torch.optim.Adam(net.parameters())
+        for _ in range(5):
+            step(net, optimizer)
+    """)
+    assert (code, profile.steps) == (0, 2), err
+
+
+def test_a_short_script_with_an_idle_optimizer_is_told_what_was_waited_for(run) -> None:
+    code, profile, _, err = run("""
+        idle = torch.optim.Adam(net.parameters())
+        for _ in range(5):
+            step(net, optimizer)
+    """)
+    assert (code, profile) == (2, None)
+    assert "after 5 calls of step(), before all of its optimizers had stepped" in err
+
+
 def test_accumulation_makes_one_step_of_several_passes(run) -> None:
     code, profile, _, err = run("""
         while True:

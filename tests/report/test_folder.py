@@ -35,6 +35,12 @@ def test_the_folder_appears_only_when_all_is_written(here: Path) -> None:
     assert (here / "first/a.txt").read_text(encoding="utf-8") == "é"
 
 
+def test_what_is_no_text_is_written_as_its_escape(here: Path) -> None:
+    with new_run(Path("first")) as run:
+        run.write("a.txt", os.fsdecode(b"p\xff.py"))
+    assert (here / "first/a.txt").read_text() == r"p\udcff.py"
+
+
 def test_by_default_it_is_named_by_the_time(here: Path) -> None:
     with new_run() as run:
         run.write("a.txt", "a")

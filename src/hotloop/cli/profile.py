@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -102,7 +103,7 @@ def _profiled(
 
     from hotloop.children import Child
     from hotloop.profiling.record import Profile
-    from hotloop.profiling.script import PROFILE, TRACE, ProfileRequest
+    from hotloop.profiling.script import FOLLOWED, INTERRUPTED, PROFILE, TRACE, ProfileRequest, ScriptDied
 
     request = ProfileRequest(target, tuple(arguments), folder, *counts, module)
     # Without the lines that the profiler's own library writes at every start and stop.
@@ -110,7 +111,15 @@ def _profiled(
     with Child(request.command(), env=quiet, stdout=sys.stderr if as_json else None) as child:
         code = _end_of(child, Path(folder, PROFILE))
     if not Path(folder, PROFILE).exists():
-        raise typer.Exit(code if code > 0 else 128 - code)
+        if code == -signal.SIGINT:  # Ctrl-C before the script had begun
+            raise typer.Exit(INTERRUPTED)
+        if Path(folder, FOLLOWED).exists():
+            raise typer.Exit(code)
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        raise ScriptDied(
+            f"the process that ran {printable(target)} {how} before its steps were recorded: there is nothing to show",
+            fix="its output above may say why",
+        )
     data = json.loads(Path(folder, PROFILE).read_text())
     return Profile.from_json(data), Path(folder, TRACE).read_bytes()
 

@@ -126,24 +126,28 @@ def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
 
 @contextmanager
 def _explained(file: str) -> Iterator[None]:
-    """What goes wrong in a person's own file, with the line, and without the lines of this program."""
+    """Run a person's own file as if by itself; what goes wrong has its line, and none of this program."""
     import traceback
 
     from hotloop.errors import HotloopError
 
+    before, sys.argv = sys.argv, [file]
     try:
         yield
     except HotloopError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = [
             f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(file).resolve()
         ]
         line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
         where = f"{printable(file)}, line {line}" if line else printable(file)
-        raise BadArgument(
-            f"{where}: {type(error).__name__}: {printable(str(error))}", fix="HOTLOOP_DEBUG=1 shows the whole traceback"
-        ) from error
+        fix = "HOTLOOP_DEBUG=1 shows the whole traceback"
+        if isinstance(error, SystemExit):
+            fix = 'it is imported, without arguments: let it end only under `if __name__ == "__main__"`'
+        raise BadArgument(f"{where}: {type(error).__name__}: {printable(str(error))}", fix=fix) from error
+    finally:
+        sys.argv = before
 
 
 def _from_file(target: str) -> "tuple[Loop, Any]":

@@ -199,7 +199,8 @@ def _on_the_device(
 def _match(found: Iterable[OperationCall], known: dict[tuple[str, str], list[LoggedOperation]]) -> None:
     """Pair operations with those that were seen: the third `addmm` of a forward is the third that was seen there.
 
-    Where a step runs another number of them than the one that was looked at, only what is the same for all is known.
+    Where a step runs another number of them than the one that was looked at, only what is the same for all is known;
+    of more that are no whole multiple, some were asked for by a line that was not seen.
     """
     groups: dict[tuple[int, str, str], list[OperationCall]] = defaultdict(list)
     for cost in found:
@@ -211,6 +212,8 @@ def _match(found: Iterable[OperationCall], known: dict[tuple[str, str], list[Log
         if len(entries) == len(group):
             for cost, entry in zip(group, entries, strict=True):
                 cost.seen = entry
-        elif len({entry.site for entry in entries}) == 1:
+        elif len({entry.site for entry in entries}) == 1 and (
+            len(group) < len(entries) or len(group) % len(entries) == 0
+        ):
             for cost in group:
                 cost.seen = entries[0]

@@ -6,24 +6,35 @@ Run as a program (`python -m hotloop.profiling.script`), so that the script has 
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import write_json, write_whole
+from hotloop.profiling.looking import around
 from hotloop.profiling.profiler import Profiler
 from hotloop.rounds import Rounds
 from hotloop.scripts import Enough, interpreter, quiet_threads, run_as_main, shown_without
 from hotloop.text import plural, printable
 
 PROFILE, TRACE = "profile.json", "trace.json.gz"
+FOLLOWED = "followed"  # a file that is there once this program has said how the script ended
 FAILED, INTERRUPTED = 1, 130
 _HERE = str(Path(__file__).parent)
+
+
+class ScriptDied(HotloopError, RuntimeError):
+    """A script took its process with it."""
+
+    exit_code = FAILED
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class ProfiledScript:
 
     def run(self) -> int:
         """Run the script; the exit code of the program."""
-        with self._profiler, _watching(self._updated):
+        with self._profiler, _watching(self._updated), around(Optimizer, "__init__", self._expecting):
             ending = self._script()
         if isinstance(ending, Exception):
             _show(ending)
@@ -82,6 +93,15 @@ class ProfiledScript:
         except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever the script lets through
             return error
         return None
+
+    def _expecting(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def build(optimizer: Optimizer, *args: Any, **options: Any) -> None:
+            original(optimizer, *args, **options)
+            self._rounds.expect(id(optimizer))
+            finalize(optimizer, self._rounds.forget, id(optimizer)).atexit = False
+
+        return build
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped."""
@@ -115,6 +135,9 @@ class ProfiledScript:
         if made:
             what = f"{target} {how} after {plural(made, 'training step')}, and a profile needs at least 3"
             return BadArgument(what, fix="let it train longer")
+        if calls := self._rounds.calls:
+            what = f"{target} {how} after {plural(calls, 'call')} of step(), before all of its optimizers had stepped"
+            return BadArgument(what, fix="let it train longer, or build only the optimizers that it uses")
         return BadArgument(
             f"{target} {how} without a training step: no torch.optim optimizer called step() in this process",
             fix="give the arguments with which it trains; a script that trains in processes of its own cannot be seen",
@@ -145,10 +168,12 @@ def _tell(what: str) -> None:
 def main(arguments: Sequence[str]) -> int:
     data = json.loads(arguments[0])
     try:
-        return ProfiledScript(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])})).run()
+        code = ProfiledScript(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])})).run()
     except HotloopError as error:
         _tell(str(error))
-        return error.exit_code
+        code = error.exit_code
+    Path(data["folder"], FOLLOWED).touch()
+    return code
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Write one file."""
-        data = content.encode() if isinstance(content, str) else content
+        # A name of a file may hold bytes that are no text.
+        data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
         try:
             (self._now / name).write_bytes(data)
         except OSError as error:
