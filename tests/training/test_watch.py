@@ -42,6 +42,11 @@ def test_the_step_the_samples_and_the_advice(value: float) -> None:
     assert "clean or drop those samples" in text
 
 
+def test_an_empty_batch_is_named() -> None:
+    with pytest.raises(LossNotFinite, match=r"the batch is empty(.|\n)*fix: leave out empty batches"):
+        loop_on("cpu").fit([(torch.ones(0, 3), torch.ones(0, 2))], progress=False)
+
+
 def test_on_a_cpu_the_weights_are_not_touched() -> None:
     loop = loop_on("cpu")
     batches = list(DataLoader(poisoned(), 8))

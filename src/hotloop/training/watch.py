@@ -155,7 +155,7 @@ class Watch:
         loss = sum(numbers)
         if not math.isfinite(loss) and not all(map(math.isfinite, numbers)):
             origin = self._stream.origin if self._stream else None
-            self._stop(self._batches + 1, self._epoch, origin, numbers)
+            self._stop(self._batches + 1, self._epoch, origin, numbers, items)
         self._batches += 1  # not before: the batch may be repeated in another precision
         self.items = self.items + items
         totals = self._totals = self._totals or [0.0] * len(numbers)
@@ -262,12 +262,17 @@ class Watch:
             rows = seen.rows(len(self.names)).tolist()
             for row, (numbers, origin) in enumerate(zip(rows, seen.origins, strict=True)):
                 if not all(map(math.isfinite, numbers)):
-                    self._stop(seen.batch - len(rows) + 1 + row, seen.epoch, origin, numbers)
+                    self._stop(seen.batch - len(rows) + 1 + row, seen.epoch, origin, numbers, seen.items)
 
-    def _stop(self, batch: int, epoch: int, origin: BatchOrigin | None, losses: list[float]) -> NoReturn:
+    def _stop(
+        self, batch: int, epoch: int, origin: BatchOrigin | None, losses: list[float], items: int | Tensor
+    ) -> NoReturn:
         said = ", ".join(f"{name} = {value}" for name, value in zip(self.names, losses, strict=True))
         lines = [f"the loss is not finite at step {batch} (epoch {epoch}{_batch(origin)}): {said}"]
         advice = self._advice
+        if items == 0:
+            lines.append("the batch is empty, and the mean of nothing is NaN")
+            advice = ["leave out empty batches, in the loader or its sampler"]
         if origin and origin.indices:
             lines.append(f"samples of that batch: {shorten([str(i) for i in origin.indices], 16)}")
             broken = origin.broken_samples()
