@@ -260,7 +260,7 @@ class Loop:
         tuner = self._core.tuner
         tuner.watches, left = 0, tuner.watches
         try:
-            return tuner.watch({}, partial(self.step, batch))
+            return tuner.watch({}, partial(Loop.step, self, batch))  # that of a subclass is under way
         finally:
             tuner.watches = left
             tuner.watched()
