@@ -223,7 +223,8 @@ class Fit:
         except FAILURES as error:
             if not (is_over and self.stop.asked and is_of_a_loader(error)):
                 raise  # PyTorch tells of a worker that the same signal has ended, wherever this thread is by then
-        self.core.tuner.display = None
+        finally:
+            self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 
     @contextmanager
@@ -324,11 +325,9 @@ class Fit:
             self.stop.why = "the time limit"
         due = self.saver is not None and self.saver.is_due(self.loop.steps)
         stop, save = self.core.together.after_step(stop=self.stop.asked, save=due)
-        if self.saver is None:
-            return self._ends(stop)
         if not self.loop.is_between_windows:  # a gradient waits for its update, a few batches ahead
             return False
-        if stop or save:
+        if self.saver is not None and (stop or save):
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
             self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=stop)
             self.core.together.done()
@@ -489,8 +488,9 @@ class Fit:
         return None if best is None else best.epoch
 
     def _restore_best(self) -> None:
-        """Give the model the weights of the best epoch."""
-        if not self.hooks.restores_best or self._best() in (None, self.epochs[-1].number):
+        """Give the model and the criterion the weights of the best epoch; where they do not fit, nothing changes."""
+        best = self._best()
+        if not self.hooks.restores_best or best is None or best == self.epochs[-1].number:
             return
         weights = self._best_weights
         if weights is None and self.saver is not None and (path := self.saver.writer.store.best()) is not None:
