@@ -395,7 +395,8 @@ class Loop:
         )
         length = length_of(loader)
         together.must_agree({"number of batches": length, "number of epochs": epochs})
-        kind = partial(Saver if together.is_first else OtherRankSaver, team=team_of(self.model, together.ranks))
+        team = team_of(self.model, together.ranks)
+        kind = partial(Saver if together.is_first else OtherRankSaver, team=team, goal=str(hooks.goal))
         with together.telling, nullcontext() if save is None else kind(save, every, keep=keep, resume=resume) as saver:
             if saver is not None:
                 together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
