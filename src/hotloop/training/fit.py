@@ -103,6 +103,7 @@ class Fit:
         self._validation = Validation(self.validate, self.loop.device, saved=self.saver is not None)
         self._changes = None if self.saver is None else self._changes_of_the_run(self.saver)
         self._unsaved: Unsaved | None = None
+        self._is_patience_over = False  # the run is done, whatever number of epochs is left
         self._lost: list[str] = []  # names of what training changes and no checkpoint holds
         self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
@@ -171,6 +172,8 @@ class Fit:
         self._resumption = replace(self._resumption, reason="; ".join(filter(None, reasons)) or None)
         core.journal("that of the checkpoint")
         self._planned = len(core.plans) - 1
+        if self.epochs and not self.consumed and self._unevaluated is None:
+            self._end_without_progress()
 
     def run(
         self,
@@ -250,6 +253,8 @@ class Fit:
             every = "the epoch was" if epochs == 1 else f"all {epochs} epochs were"
             self.display.say(f"{every} done at step {self.loop.steps}: nothing is left to train")
             return
+        if self._is_patience_over:
+            return  # the line of its end tells all
         place = f"after epoch {self.first} of {epochs}"
         if self.consumed:
             every = "" if length is None else f" of {length}"
@@ -265,7 +270,8 @@ class Fit:
         place = f"step {self.loop.steps:,}, epoch {min(self.first + 1, epochs)} of {epochs}"
         saved = None if self.saver is None else (self.saver.folder, self.saver.last)
         is_writing = self.saver is not None and self.saver.writer.busy
-        self.display.say(ending_words(self.stop.why or "", place, saved, is_writing=is_writing))
+        words = ending_words(self.stop.why or "", place, saved, is_writing=is_writing)
+        self.display.say(f"{words}: nothing is left to train" if self._is_patience_over and not self._items else words)
 
     def _train(self, number: int, work: Iterable[Work]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
@@ -478,9 +484,15 @@ class Fit:
                 for name, value in self.core.model.state_dict().items()
             }
         self._ask(hooks.on_epoch, EpochRecord(epoch, self.loop.steps, self.loop), "on_epoch")
-        if hooks.patience is not None and not self.stop.asked:
+        if not self.stop.asked:
+            self._end_without_progress()
+
+    def _end_without_progress(self) -> None:
+        """Where the last epochs were no better, as many as the person is patient for, the run is done."""
+        if (patience := self.hooks.patience) is not None:
             best = self._best_so_far.of(self.epochs)
-            self.stop.why = hooks.goal.words_for_patience(best, epoch, hooks.patience)
+            self.stop.why = self.hooks.goal.words_for_patience(best, self.epochs[-1], patience)
+            self._is_patience_over = self.stop.asked
 
     def _best(self) -> int | None:
         """The number of the best epoch so far."""
@@ -531,7 +543,7 @@ class Fit:
             seconds=so_far["seconds"],
             steps=loop.steps - steps,
             skipped=loop.skipped - skipped,
-            interrupted=self.stop.asked and not done,
+            interrupted=self.stop.asked and not (done or self._is_patience_over),
             epochs=tuple(self.epochs),
             curve=tuple((batch - first, loss) for batch, loss in self.core.watch.curve if batch > first),
             peak_memory=so_far["peak_memory"] if loop.device.type == "cuda" else None,
