@@ -29,6 +29,7 @@ from hotloop.plan import Plan, Precision, Tuning
 from hotloop.profiling.record import Profile
 from hotloop.ranks import ranks_of
 from hotloop.records import Report
+from hotloop.rng import with_tensors
 from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
@@ -546,7 +547,9 @@ class Loop:
         """
         core = self._core
         stateful = {name: thing.state_dict() for name, thing in core.stateful.items()}
-        return {**state_of(core, gather=True), "stateful": stateful}
+        state = state_of(core, gather=True)
+        random = {**state["random"], "numpy": with_tensors(state["random"]["numpy"])}
+        return {**state, "random": random, "stateful": stateful}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. What does not fit this loop is refused before anything changes."""

@@ -19,7 +19,7 @@ from hotloop.data import Position, Resumption
 from hotloop.data.rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.plan import Plan, Tuning
-from hotloop.rng import RngStates
+from hotloop.rng import RngStates, with_arrays
 from hotloop.snapshot import Snapshot
 from hotloop.step.sharding import optimizer_sharded, sharded, whole
 from hotloop.text import an, printable, shorten
@@ -93,6 +93,9 @@ def all_or_nothing() -> Iterator[ExitStack]:
 def load_state(core: Core, state: dict[str, Any]) -> None:
     """Make a core, and what was handed to it, what they were when their state was asked for."""
     with all_or_nothing() as undo:
+        if isinstance(random := state.get("random"), Mapping):
+            arrays = {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
+            state = {**state, "random": arrays}
         check(core, state)
         stateful, others = core.stateful, state.get("stateful", {})
         if not isinstance(others, Mapping) or others.keys() != stateful.keys():
