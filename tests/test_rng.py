@@ -1,5 +1,6 @@
 """A state that is set again gives the same random numbers, whosever generator it is."""
 
+import io
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotloop.rng import Rng, RngStates, host_rngs, rngs_of, same_state
+from hotloop.rng import Rng, RngStates, host_rngs, rngs_of, same_state, with_arrays, with_tensors
 
 CPU = torch.device("cpu")
 HELD = [
@@ -104,6 +105,15 @@ def test_random_states_as_data_and_one_of_a_device_that_is_not_there() -> None:
     first = drawn([*DRAWS.values()])
     RngStates.from_state_dict({**state, "cuda": torch.zeros(16, dtype=torch.uint8)}, CPU).restore()
     assert drawn([*DRAWS.values()]) == first
+
+
+@pytest.mark.parametrize("kind", ["MT19937", "PCG64", "Philox", "SFC64"])
+def test_a_state_of_numpy_with_tensors_for_arrays(kind: str) -> None:
+    rng = Rng.of(np.random.Generator(getattr(np.random, kind)(3)))
+    state, file = rng.get_state(), io.BytesIO()
+    torch.save(with_tensors(state), file)
+    file.seek(0)
+    assert same_state(with_arrays(torch.load(file, weights_only=True)), state)
 
 
 @pytest.mark.gpu

@@ -222,7 +222,7 @@ class Report(Record):
     seconds: float
     steps: int  # updates of the weights
     skipped: int  # updates that the gradient scaler skipped
-    interrupted: bool  # ended before all epochs were done: by Ctrl-C, SIGTERM or the time limit
+    interrupted: bool  # ended before it was done: by Ctrl-C, SIGTERM, the time limit or a hook
     epochs: tuple[Epoch, ...]
     curve: tuple[tuple[int, float], ...]  # (batch, loss), thinned
     peak_memory: int | None  # bytes on the device; None where the device does not tell

@@ -134,6 +134,20 @@ def same_state(a: Any, b: Any) -> bool:
     return torch.equal(a, b) if isinstance(a, Tensor) else bool(a == b)
 
 
+def with_tensors(state: Any) -> Any:
+    """A state of NumPy with tensors for its arrays: `torch.load` reads those without pickle."""
+    if isinstance(state, dict):
+        return {key: with_tensors(value) for key, value in state.items()}
+    return torch.from_numpy(state) if isinstance(state, np.ndarray) else state
+
+
+def with_arrays(state: Any) -> Any:
+    """The state that `with_tensors` was given."""
+    if isinstance(state, dict):
+        return {key: with_arrays(value) for key, value in state.items()}
+    return state.cpu().numpy() if isinstance(state, Tensor) else state
+
+
 def generators_in(roots: Iterable[object]) -> Iterator[Generator]:
     """Generators that objects hold, in their attributes or some way below."""
     seen: set[int] = set()

@@ -204,3 +204,16 @@ def test_more_data_than_can_be_read_back_is_not_written(tmp_path: Path, monkeypa
     monkeypatch.setattr(store_module, "LARGEST_STATE", 1000)
     with pytest.raises(BadArgument, match="besides tensors"):
         Store(tmp_path).save(1, {"long": list(range(1000))})
+
+
+def test_the_best_is_of_the_goal_of_the_newest_score(tmp_path: Path) -> None:
+    Store(tmp_path, keep=1).save(0, tree(), score=0.6)  # as versions wrote it that noted no goal
+    Store(tmp_path, keep=1, goal="max accuracy").save(1, tree(), score=-0.9)
+    assert Store(tmp_path).best() == tmp_path / "step-000000001"
+    store = Store(tmp_path, keep=1, goal="min loss")
+    store.save(2, tree())
+    assert steps(tmp_path) == [1, 2], "the best of before stays until there is another"
+    store.save(3, tree(), score=0.5)
+    store.save(4, tree(), score=0.7)
+    assert Store(tmp_path).best() == tmp_path / "step-000000003"
+    assert steps(tmp_path) == [3, 4]

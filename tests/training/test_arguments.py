@@ -62,6 +62,10 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "the class of a model": (lambda: hotloop.place(nn.Linear, "cpu"), "model is the class Linear"),  # type: ignore[type-var]
     "no loader": (lambda: loop().fit(None), "the loader is a NoneType, which gives no batches"),  # type: ignore[arg-type]
     "a number to evaluate with": (lambda: loop().fit(LOADER, validate=3), "validate= is an int"),  # type: ignore[arg-type]
+    "a number to transform with": (
+        lambda: loop().fit(LOADER, device_transform=3),  # type: ignore[arg-type]
+        "device_transform=an int cannot be called",
+    ),
     "half an accumulation": (lambda: loop(accumulate=1.5), "accumulate=1.5"),
     "a loss in words": (lambda: loop(loss="mse"), "loss='mse' cannot be called"),
     "epochs in words": (lambda: loop().fit(LOADER, epochs="3"), "epochs='3'"),  # type: ignore[arg-type]

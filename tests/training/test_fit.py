@@ -181,3 +181,43 @@ def test_a_cache_that_is_emptied_in_every_step_is_told(task: Any) -> None:
     with pytest.warns(MemoryWarning, match="test_fit.py"):
         loop.fit(task.loader(), progress=False)
     assert torch.cuda.empty_cache is before
+
+
+def windowed(task: Any) -> Loop:
+    model = task.model()
+    return Loop(
+        model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain", accumulate=3
+    )
+
+
+@pytest.mark.parametrize("stop", [{"on_step": lambda record: "stop"}, {"time_limit": 1e-6}], ids=["hook", "time limit"])
+def test_a_window_of_accumulation_is_completed_before_an_end_that_saves_nothing(task, stop: dict[str, Any]) -> None:
+    loop = windowed(task)
+    assert loop.fit(task.loader(), progress=False, **stop).steps == 1
+    assert loop.is_between_windows
+    assert loop._core.watch.batches == 3
+
+
+def test_gradients_of_a_fit_that_failed_are_not_in_the_next(task) -> None:
+    def fail(record: Any) -> None:
+        if record.batch == 2:
+            raise ZeroDivisionError
+
+    failed, new = windowed(task), windowed(task)
+    with pytest.raises(ZeroDivisionError):
+        failed.fit(task.loader(), on_step=fail, progress=False)
+    for loop in (failed, new):
+        assert loop.fit(task.loader(), progress=False).steps == 3
+    assert all(torch.equal(a, b) for a, b in zip(failed.model.parameters(), new.model.parameters(), strict=True))
+    assert failed._core.tuner.display is None
+
+
+def test_ctrl_c_twice_before_the_first_batch_leaves_a_report(task, loop) -> None:
+    class Pressed(list[Any]):
+        def __iter__(self) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            return super().__iter__()
+
+    report = loop.fit(Pressed(task.loader()), validate=task.loader(), restore_best=True, progress=False)
+    assert (report.interrupted, report.steps, report.epochs) == (True, 0, ())

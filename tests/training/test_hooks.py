@@ -2,17 +2,20 @@
 
 import itertools
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop._torch import DispatchMode
+from hotloop.checkpoint import CheckpointWarning, Store
 from hotloop.errors import BadArgument
 from hotloop.records import Epoch
 from hotloop.training.hooks import BestSoFar, EpochRecord, Goal, StepRecord, asks_to_stop
@@ -164,6 +167,144 @@ def test_the_best_checkpoint_is_that_of_the_metric_and_is_found_by_a_run_that_wa
     assert report.best is not None
     assert report.best.epoch == 2
     assert torch.equal(loop.model.weight, weights[1])
+
+
+def grown(model: nn.Module) -> None:
+    model.more = torch.cat([model.more, torch.ones(2)])  # type: ignore[list-item]
+
+
+def renamed(model: nn.Module) -> None:
+    if not hasattr(model, "weight_orig"):
+        prune.identity(model, "weight")
+
+
+@pytest.mark.parametrize("change", [grown, renamed])
+def test_best_weights_that_do_not_fit_any_more_are_told_and_the_last_stay_whole(change: Any) -> None:
+    loop = loop_of()
+    loop.model.register_buffer("more", torch.zeros(1))
+    last: dict[str, Tensor] = {}
+
+    def on_epoch(record: EpochRecord) -> None:
+        change(record.model)
+        last.update({name: each.clone() for name, each in record.model.state_dict().items()})
+
+    with pytest.warns(CheckpointWarning, match=r"weights of epoch 1 cannot be restored.*(size mismatch|weight_orig)"):
+        report = loop.fit(
+            data(),
+            epochs=3,
+            validate=data(batch=48),
+            metrics={"accuracy": accuracy_of([0.9, 0.8, 0.7])},
+            best="accuracy",
+            restore_best=True,
+            on_epoch=on_epoch,
+            progress=False,
+        )
+    assert report.best is not None
+    assert report.best.epoch == 1
+    assert all(torch.equal(each, last[name]) for name, each in loop.model.state_dict().items())
+
+
+class Learned(nn.Module):
+    """A criterion with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output * self.scale, target)
+
+
+@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+def test_the_best_weights_are_also_those_of_a_criterion_in_one_part_or_two(tmp_path: Path) -> None:
+    best: list[Tensor] = []
+    for parts in ([(3, [0.9, 0.8, 0.7])], [(1, [0.9]), (3, [0.8, 0.7])]):
+        for epochs, values in parts:
+            torch.manual_seed(0)
+            model, criterion = nn.Linear(3, 1), Learned()
+            optimizer = torch.optim.SGD([*model.parameters(), *criterion.parameters()], 0.1)
+            hotloop.Loop(model, optimizer, criterion, device="cpu", plan="plain").fit(
+                data(),
+                epochs=epochs,
+                validate=data(batch=48),
+                metrics={"accuracy": accuracy_of(values)},
+                best="accuracy",
+                restore_best=True,
+                save=tmp_path / str(len(parts)),
+                resume=True,
+                on_epoch=lambda record: best.append(criterion.scale.detach().clone()),  # noqa: B023
+                progress=False,
+            )
+        assert torch.equal(criterion.scale, best[0])
+    assert not torch.equal(best[0], best[1])
+
+
+@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+def test_a_run_without_patience_left_is_done_and_a_larger_one_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(patience: int | None, values: list[float]) -> hotloop.Report:
+        return loop_of().fit(
+            data(),
+            epochs=6,
+            validate=data(batch=48),
+            metrics={"accuracy": accuracy_of(values)},
+            best="accuracy",
+            patience=patience,
+            save=tmp_path,
+            resume=True,
+        )
+
+    for patience, values in ((2, [0.9, 0.8, 0.7]), (2, []), (1, [])):
+        report = fit(patience, values)
+        assert (report.interrupted, len(report.epochs)) == (False, 3)
+        assert report.stopped == f"no better accuracy in {patience} epoch{'s' * (patience > 1)}"
+        said = capsys.readouterr().err
+        assert bool(values) != ("nothing is left to train" in said)
+        assert len(said.splitlines()) == len(values) + 1
+    assert len(fit(3, [0.6]).epochs) == 4
+    assert len(fit(None, [0.5, 0.4]).epochs) == 6
+
+
+@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+def test_scores_of_another_metric_are_not_compared(tmp_path: Path) -> None:
+    for epochs, best in ((2, "accuracy"), (4, "loss")):
+        report = loop_of().fit(
+            data(),
+            epochs=epochs,
+            validate=data(batch=48),
+            metrics={"accuracy": accuracy_of([0.9, 0.8])},
+            best=best,
+            save=tmp_path,
+            resume=True,
+            progress=False,
+        )
+    assert report.best is not None
+    assert report.best.epoch == 4
+    assert Store(tmp_path).best() == tmp_path / "step-000000024"
+
+
+@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+def test_best_weights_that_no_checkpoint_holds_are_told(tmp_path: Path) -> None:
+    for epochs, best, values in ((3, "loss", [0.9, 0.8, 0.7]), (4, "accuracy", [0.6])):
+        loop = loop_of()
+        with (
+            pytest.warns(CheckpointWarning, match="weights of epoch 1 .* is of epoch 4")
+            if best == "accuracy"
+            else nullcontext()
+        ):
+            loop.fit(
+                data(),
+                epochs=epochs,
+                validate=data(batch=48),
+                metrics={"accuracy": accuracy_of(values)},
+                best=best,
+                restore_best=True,
+                save=tmp_path,
+                keep=1,
+                resume=True,
+                progress=False,
+            )
 
 
 def test_an_average_of_the_weights_is_the_one_of_pytorch_and_is_saved(tmp_path: Path) -> None:

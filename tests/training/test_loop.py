@@ -241,6 +241,22 @@ def test_plan_plain_turns_everything_off(task, sgd) -> None:
         Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu", plan="fast")
 
 
+def test_the_step_of_a_subclass_runs_once_for_each_batch(task, sgd, monkeypatch) -> None:
+    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 1)  # so that the tuner watches some of them
+
+    class Counting(Loop):
+        calls = 0
+
+        def step(self, batch: Any) -> torch.Tensor:
+            self.calls += 1
+            return super().step(batch)
+
+    model = task.model()
+    loop = Counting(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
+    loop.fit([(task.inputs, task.targets)] * 150, progress=False)
+    assert loop.calls == loop.steps == 150
+
+
 # ---- on a real GPU ----------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, Se
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from hotloop import Loop, Plan, Report
+from hotloop.checkpoint import CheckpointWarning
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.training.progress import Display
@@ -802,3 +803,43 @@ def test_a_loop_has_a_state_dict_as_everything_in_pytorch_has() -> None:
     with pytest.raises(HotloopError):
         other.load_state_dict({**state, "model": {}})
     assert torch.equal(before["model"]["0.weight"], other.model.state_dict()["0.weight"])
+
+
+def test_a_state_is_read_by_torch_load_and_one_with_the_arrays_of_numpy_is_taken_too(tmp_path: Path) -> None:
+    loop = script().loop
+    np.random.seed(7)
+    torch.save(loop.state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt", weights_only=True)
+    arrays = {**state, "random": {**state["random"], "numpy": np.random.get_state(legacy=False)}}
+    expected = np.random.rand()
+    for each in (state, arrays):
+        np.random.seed(8)
+        loop.load_state_dict(each)
+        assert np.random.rand() == expected
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_model_whose_hook_leaves_weights_out_of_its_state(tmp_path: Path, frozen: bool) -> None:
+    def leave_out(model: nn.Module, state: dict[str, Any], *_: object) -> None:
+        for name in [name for name in state if name.startswith("0.")]:
+            del state[name]
+
+    def build() -> Loop:
+        model = nn.Sequential(nn.Linear(6, 3).requires_grad_(not frozen), nn.Linear(3, 3))
+        model.register_state_dict_post_hook(leave_out)
+        learns = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return Loop(model, torch.optim.SGD(learns, 0.1), nn.CrossEntropyLoss(), device="cpu", plan="plain")
+
+    first = build()
+    first.fit(shuffled(), save=tmp_path, progress=False)
+    again = build()
+    before = again.model[1].weight.detach().clone()  # type: ignore[index,union-attr]
+    if frozen:
+        again.fit(shuffled(), save=tmp_path, resume=True, progress=False)
+        assert torch.equal(again.model[1].weight, first.model[1].weight)  # type: ignore[index,union-attr]
+        with pytest.warns(CheckpointWarning, match=r"do not have in common: 0\.weight, 0\.bias"):
+            build().fit(shuffled(), epochs=2, save=tmp_path, resume=True, progress=False)
+    else:
+        with pytest.raises(BadArgument, match=r"load_state_dict differ in 0\.weight, 0\.bias"):
+            again.fit(shuffled(), save=tmp_path, resume=True, progress=False)
+        assert torch.equal(again.model[1].weight, before), "nothing has changed"  # type: ignore[index,union-attr]

@@ -50,13 +50,15 @@ class Store:
         model.load_state_dict(store.load_latest().tree["model"])
 
     A process that is killed while it saves leaves the checkpoints of before. `keep` is how many of the last ones stay.
+    `goal` names what its scores are of; the best is looked for among those of the goal that the newest score has.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+    def __init__(self, folder: str | Path, keep: int = 3, goal: str | None = None) -> None:
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise BadArgument(f"keep is {keep!r}", fix="give the number of checkpoints to keep, 1 or more")
         self.folder = Path(folder)
         self.keep = keep
+        self.goal = goal
 
     def save(self, step: int, tree: Any, *, score: float | None = None) -> Path:
         """Write a checkpoint and return its folder. A lower `score` is better; the best checkpoint is kept too."""
@@ -113,7 +115,7 @@ class Store:
             write_tensors(tensors, sources)
         with folders.written(making / STATE) as rest:
             rest.write(content)
-        sums = Sums(step, number, score, {TENSORS: tensors.sum, STATE: rest.sum, **others()})
+        sums = Sums(step, number, score, {TENSORS: tensors.sum, STATE: rest.sum, **others()}, self.goal)
         with folders.written(making / SUMS) as last:
             last.write(sums.to_bytes())
         folders.sync_folder(making)
@@ -253,9 +255,16 @@ def _look(path: Path, step: int) -> _Found:
 
 
 def _best(found: Sequence[_Found]) -> _Found | None:
-    """The lowest score; among equals the one that was there first."""
-    scored = [(each.sums.score, each.order, each) for each in found if each.sums and each.sums.score is not None]
-    return min(scored, key=lambda each: each[:2])[2] if scored else None
+    """The lowest score of the newest goal; among equals the one that was there first."""
+    scored = [
+        (each.sums.score, each.order, each.sums.goal, each)
+        for each in found
+        if each.sums and each.sums.score is not None
+    ]
+    if not scored:
+        return None
+    goals = (max(scored, key=operator.itemgetter(1))[2], None)  # None: of a version that did not note it
+    return min((each for each in scored if each[2] in goals), key=operator.itemgetter(0, 1))[3]
 
 
 def _shown(path: Path) -> str:

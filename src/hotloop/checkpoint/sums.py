@@ -41,6 +41,7 @@ class Sums:
     number: int  # counts the saves of a folder, so that the newest is known after a step was trained again
     score: float | None  # lower is better; never nan
     files: dict[str, Sum]
+    goal: str | None = None  # what the score is of; None where nobody said
 
     @property
     def shards(self) -> list[str]:
@@ -57,6 +58,7 @@ class Sums:
             "step": self.step,
             "number": self.number,
             "score": score,
+            "goal": self.goal,
             "files": {name: {"size": each.size, "sha256": each.sha256} for name, each in self.files.items()},
         }
         return json.dumps({**about, "sha256": _own(about)}, indent=1).encode()
@@ -93,7 +95,9 @@ class Sums:
         score = None if about["score"] is None else float(about["score"])
         if score is not None and math.isnan(score):
             raise ValueError("a score is a number")
-        return cls(_count(about["step"]), _count(about["number"]), score, files)
+        if (goal := about.get("goal")) is not None and not isinstance(goal, str):
+            raise ValueError("a goal is a name")
+        return cls(_count(about["step"]), _count(about["number"]), score, files, goal)
 
 
 def _own(about: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ import platform
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from hotloop.checkpoint import CheckpointWarning
@@ -22,12 +22,14 @@ from hotloop.clock import Clock
 from hotloop.data import Resumption
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.data.validation import Validation
+from hotloop.errors import HotloopError
 from hotloop.evaluation import Metrics
 from hotloop.heartbeat import BETWEEN, READING, SAVING
 from hotloop.levers import levers_of
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
+from hotloop.snapshot import Snapshot
 from hotloop.step.sharding import sharded
 from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
@@ -44,6 +46,7 @@ from hotloop.training.state import (
     go_on_in,
     handed_to,
     is_shaped,
+    load_told,
     modules_of,
     position_of,
     put_random,
@@ -103,13 +106,14 @@ class Fit:
         self._validation = Validation(self.validate, self.loop.device, saved=self.saver is not None)
         self._changes = None if self.saver is None else self._changes_of_the_run(self.saver)
         self._unsaved: Unsaved | None = None
+        self._is_patience_over = False  # the run is done, whatever number of epochs is left
         self._lost: list[str] = []  # names of what training changes and no checkpoint holds
         self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
         self._last: dict[str, Any] | None = None  # the state before it
         self._best_so_far = BestSoFar(self.hooks.goal)
-        self._best_weights: Mapping[str, Any] | None = None  # of the best epoch of this part, where they are wanted
+        self._best_weights: list[dict[str, Any]] | None = None  # of the best epoch of this part, where they are wanted
         self._tuned_before = self.core.tuner.seconds
         self._before = (self.loop.steps, self.loop.skipped, self.core.watch.batches, self.loop.out_of_memory)
         self._planned = len(self.core.plans) - 1  # the plan that this part begins with
@@ -171,6 +175,8 @@ class Fit:
         self._resumption = replace(self._resumption, reason="; ".join(filter(None, reasons)) or None)
         core.journal("that of the checkpoint")
         self._planned = len(core.plans) - 1
+        if self.epochs and not self.consumed and self._unevaluated is None:
+            self._end_without_progress()
 
     def run(
         self,
@@ -223,7 +229,8 @@ class Fit:
         except FAILURES as error:
             if not (is_over and self.stop.asked and is_of_a_loader(error)):
                 raise  # PyTorch tells of a worker that the same signal has ended, wherever this thread is by then
-        self.core.tuner.display = None
+        finally:
+            self.core.tuner.display = None
         return self._report(done=self.first >= epochs and not self._cut_short)
 
     @contextmanager
@@ -249,6 +256,8 @@ class Fit:
             every = "the epoch was" if epochs == 1 else f"all {epochs} epochs were"
             self.display.say(f"{every} done at step {self.loop.steps}: nothing is left to train")
             return
+        if self._is_patience_over:
+            return  # the line of its end tells all
         place = f"after epoch {self.first} of {epochs}"
         if self.consumed:
             every = "" if length is None else f" of {length}"
@@ -264,7 +273,8 @@ class Fit:
         place = f"step {self.loop.steps:,}, epoch {min(self.first + 1, epochs)} of {epochs}"
         saved = None if self.saver is None else (self.saver.folder, self.saver.last)
         is_writing = self.saver is not None and self.saver.writer.busy
-        self.display.say(ending_words(self.stop.why or "", place, saved, is_writing=is_writing))
+        words = ending_words(self.stop.why or "", place, saved, is_writing=is_writing)
+        self.display.say(f"{words}: nothing is left to train" if self._is_patience_over and not self._items else words)
 
     def _train(self, number: int, work: Iterable[Work]) -> bool:
         """One epoch, or the rest of it; whether it came to its end."""
@@ -324,11 +334,9 @@ class Fit:
             self.stop.why = "the time limit"
         due = self.saver is not None and self.saver.is_due(self.loop.steps)
         stop, save = self.core.together.after_step(stop=self.stop.asked, save=due)
-        if self.saver is None:
-            return self._ends(stop)
         if not self.loop.is_between_windows:  # a gradient waits for its update, a few batches ahead
             return False
-        if stop or save:
+        if self.saver is not None and (stop or save):
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
             self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=stop)
             self.core.together.done()
@@ -474,14 +482,17 @@ class Fit:
         """Tell the hooks, keep the weights of the best epoch, and end the run where nothing gets better any more."""
         hooks = self.hooks
         if hooks.restores_best and self._best() == epoch.number:
-            self._best_weights = {
-                name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-                for name, value in self.core.model.state_dict().items()
-            }
+            self._best_weights = _weights_of(modules_of(self.core))
         self._ask(hooks.on_epoch, EpochRecord(epoch, self.loop.steps, self.loop), "on_epoch")
-        if hooks.patience is not None and not self.stop.asked:
+        if not self.stop.asked:
+            self._end_without_progress()
+
+    def _end_without_progress(self) -> None:
+        """Where the last epochs were no better, as many as the person is patient for, the run is done."""
+        if (patience := self.hooks.patience) is not None:
             best = self._best_so_far.of(self.epochs)
-            self.stop.why = hooks.goal.words_for_patience(best, epoch, hooks.patience)
+            self.stop.why = self.hooks.goal.words_for_patience(best, self.epochs[-1], patience)
+            self._is_patience_over = self.stop.asked
 
     def _best(self) -> int | None:
         """The number of the best epoch so far."""
@@ -489,18 +500,38 @@ class Fit:
         return None if best is None else best.epoch
 
     def _restore_best(self) -> None:
-        """Give the model the weights of the best epoch."""
-        if not self.hooks.restores_best or self._best() in (None, self.epochs[-1].number):
+        """Give the model and the criterion the weights of the best epoch; where they do not fit, nothing changes."""
+        best = self._best()
+        if not self.hooks.restores_best or best is None or best == self.epochs[-1].number:
             return
-        weights = self._best_weights
-        if weights is None and self.saver is not None and (path := self.saver.writer.store.best()) is not None:
-            loaded = read_checkpoint(path, read_sums(path), self.saver.writer.team)  # of an earlier part of the run
-            weights = sharded(self.core.model, loaded.tree["loop"]["model"])
-        if weights is not None:
-            self.core.modes.eval()  # as the optimizer was when they were kept
-            with self.core.unplanned():
-                now = self.core.model.state_dict()
-                self.core.model.load_state_dict({name: _put(now.get(name), each) for name, each in weights.items()})
+        modules = modules_of(self.core)
+        self.core.modes.eval()  # as the optimizer was when they were kept
+        with self.core.unplanned():
+            before = Snapshot().values((t for m in modules for t in (*m.parameters(), *m.buffers())), on_host=True)
+            try:
+                weights = self._best_weights or self._saved_weights(best, modules)
+                for module, values in zip(modules, weights, strict=True):
+                    now = module.state_dict()
+                    load_told(module, {name: _put(now.get(name), each) for name, each in values.items()})
+            except (RuntimeError, HotloopError) as error:
+                before.restore()
+                warnings.warn(
+                    f"restore_best: the weights of epoch {best} cannot be restored, so those of the last epoch stay:"
+                    f" {printable(' '.join(getattr(error, 'what', str(error)).split())[:300])}",
+                    CheckpointWarning,
+                    stacklevel=4,
+                )
+
+    def _saved_weights(self, number: int, modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
+        """Those after an epoch of an earlier part of the run, which was the best."""
+        path = None if self.saver is None else self.saver.writer.store.best()
+        if self.saver is None or path is None:
+            raise HotloopError("no checkpoint holds them")
+        tree = read_checkpoint(path, read_sums(path), self.saver.writer.team).tree
+        if tree["run"]["first"] != number:
+            raise HotloopError(f"the best checkpoint, {path.name}, is of epoch {tree['run']['first']}")
+        states = [tree["loop"]["model"], *tree["loop"]["others"]]
+        return [dict(sharded(*pair)) for pair in zip(modules, states, strict=True)]
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
         """The evaluation after an epoch; empty where the run has to end before it is done."""
@@ -531,7 +562,7 @@ class Fit:
             seconds=so_far["seconds"],
             steps=loop.steps - steps,
             skipped=loop.skipped - skipped,
-            interrupted=self.stop.asked and not done,
+            interrupted=self.stop.asked and not (done or self._is_patience_over),
             epochs=tuple(self.epochs),
             curve=tuple((batch - first, loss) for batch, loss in self.core.watch.curve if batch > first),
             peak_memory=so_far["peak_memory"] if loop.device.type == "cuda" else None,
@@ -565,6 +596,17 @@ def _rows_of(tensor: Any) -> Tensor:
     """What this rank holds of a tensor: its rows of one that is sharded, without a gather."""
     rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return rows
+
+
+def _weights_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """What modules hold now, copied to the host."""
+    return [
+        {
+            name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+            for name, value in module.state_dict().items()
+        }
+        for module in modules
+    ]
 
 
 @torch.no_grad()

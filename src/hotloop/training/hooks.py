@@ -136,6 +136,9 @@ class Goal:
             )
         return cls(name, "max" if direction == "max" else "min")
 
+    def __str__(self) -> str:
+        return f"{self.direction} {self.metric}"
+
     def score(self, epoch: Epoch) -> float:
         """Lower is better; of an epoch that has no such number, or none that is one, infinity."""
         value = epoch.metrics.get(self.metric, math.nan)

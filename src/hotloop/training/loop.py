@@ -29,11 +29,14 @@ from hotloop.plan import Plan, Precision, Tuning
 from hotloop.profiling.record import Profile
 from hotloop.ranks import ranks_of
 from hotloop.records import Report
+from hotloop.rng import with_tensors
 from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
+from hotloop.step.window import Window
+from hotloop.text import an
 from hotloop.training.budgeting import Budgeting
 from hotloop.training.collective import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
@@ -260,7 +263,7 @@ class Loop:
         tuner = self._core.tuner
         tuner.watches, left = 0, tuner.watches
         try:
-            return tuner.watch({}, partial(self.step, batch))
+            return tuner.watch({}, partial(Loop.step, self, batch))  # that of a subclass is under way
         finally:
             tuner.watches = left
             tuner.watched()
@@ -380,10 +383,12 @@ class Loop:
         asked = {name: value for name, value in locals().items() if name != "self"}
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
         check_loader(loader)
-        self._check(epochs, validate, metrics)
+        self._check(epochs, validate, metrics, device_transform)
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
+        for eager in self._core.step.eagers:
+            eager.window = Window()  # without the gradients of a run that failed in the middle of one
         together = self._core.together
         loader, validate = (
             together.share(loader),
@@ -391,7 +396,8 @@ class Loop:
         )
         length = length_of(loader)
         together.must_agree({"number of batches": length, "number of epochs": epochs})
-        kind = partial(Saver if together.is_first else OtherRankSaver, team=team_of(self.model, together.ranks))
+        team = team_of(self.model, together.ranks)
+        kind = partial(Saver if together.is_first else OtherRankSaver, team=team, goal=str(hooks.goal))
         with together.telling, nullcontext() if save is None else kind(save, every, keep=keep, resume=resume) as saver:
             if saver is not None:
                 together.must_agree({"last checkpoint": None if saver.found is None else saver.found.step})
@@ -452,12 +458,19 @@ class Loop:
             hooks_in(on_step, "on_step"), hooks_in(on_epoch, "on_epoch"), goal, patience, bool(restore_best)
         )
 
-    def _check(self, epochs: int, validate: Iterable[Any] | None, metrics: Metrics | None) -> None:
+    def _check(
+        self, epochs: int, validate: Iterable[Any] | None, metrics: Metrics | None, device_transform: object
+    ) -> None:
         """Refuse a run that cannot be meant."""
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
         if metrics and validate is None:
             raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
+        if device_transform is not None and not callable(device_transform):
+            raise BadArgument(
+                f"device_transform={an(type(device_transform).__name__)} cannot be called",
+                fix="give a function of a batch: device_transform=lambda batch: …",
+            )
         if validate is not None:
             check_loader(validate, "validate=")
             if length_of(validate) == 0:
@@ -534,7 +547,9 @@ class Loop:
         """
         core = self._core
         stateful = {name: thing.state_dict() for name, thing in core.stateful.items()}
-        return {**state_of(core, gather=True), "stateful": stateful}
+        state = state_of(core, gather=True)
+        random = {**state["random"], "numpy": with_tensors(state["random"]["numpy"])}
+        return {**state, "random": random, "stateful": stateful}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` gave. What does not fit this loop is refused before anything changes."""

@@ -75,10 +75,11 @@ class Saver:
         keep: int = 3,
         resume: bool = False,
         team: Team | None = None,
+        goal: str | None = None,
     ) -> None:
         self.every = interval_in(every)
         self.folder = Path(folder)
-        self.writer = Writer(Store(folder, keep=keep), team)
+        self.writer = Writer(Store(folder, keep, goal), team)
         must_take_files(self.folder)
         self._lock = _locked(self.folder)
         try:
@@ -178,9 +179,10 @@ class OtherRankSaver(Saver):
         keep: int = 3,
         resume: bool = False,
         team: Team | None = None,
+        goal: str | None = None,
     ) -> None:
         self.every, self.folder = interval_in(every), Path(folder)
-        self.writer = Writer(Store(folder, keep=keep), team)
+        self.writer = Writer(Store(folder, keep, goal), team)
         self.found = self._look(resume=resume)
         self.stall = 0.0
         self._saved = None if self.found is None else self.found.step

@@ -19,7 +19,7 @@ from hotloop.data import Position, Resumption
 from hotloop.data.rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.plan import Plan, Tuning
-from hotloop.rng import RngStates
+from hotloop.rng import RngStates, with_arrays
 from hotloop.snapshot import Snapshot
 from hotloop.step.sharding import optimizer_sharded, sharded, whole
 from hotloop.text import an, printable, shorten
@@ -93,6 +93,9 @@ def all_or_nothing() -> Iterator[ExitStack]:
 def load_state(core: Core, state: dict[str, Any]) -> None:
     """Make a core, and what was handed to it, what they were when their state was asked for."""
     with all_or_nothing() as undo:
+        if isinstance(random := state.get("random"), Mapping):
+            arrays = {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
+            state = {**state, "random": arrays}
         check(core, state)
         stateful, others = core.stateful, state.get("stateful", {})
         if not isinstance(others, Mapping) or others.keys() != stateful.keys():
@@ -136,20 +139,46 @@ def put_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
 def put_weights(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]:
     """Values for tensors that are known to fit: nothing can go wrong but in a person's own `set_extra_state`.
 
-    Names the buffers that have another form here.
+    Names the buffers that have another form here, and what a hook of a module has left out of its state.
     """
-    modules, missing = modules_of(core), []
+    modules, missing = modules_of(core), list[str]()
     with core.unplanned():
         for module, values in zip(modules, [state["model"], *state["others"]], strict=True):
             if has_extra_state(values):
                 undo.callback(partial(module.load_state_dict, copy.deepcopy(module.state_dict())))
-            module.load_state_dict(sharded(module, values))
+            if _names_in(module) != values.keys():  # then it may be refused
+                tensors = (each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each))
+                undo.callback(Snapshot().values(tensors).restore)
+            missing += load_told(module, sharded(module, values))
         with torch.no_grad():
             for parameter, value in zip(_loose(core), state["loose"], strict=True):
                 parameter.copy_(value)
         for module, values in zip(modules, state["buffers"], strict=True):
             missing += _put_buffers(module, values, core.device)
     return missing
+
+
+def _names_in(module: nn.Module) -> set[str]:
+    """Of what a state_dict has without hooks."""
+    parameters = (name for name, _ in module.named_parameters(remove_duplicate=False))
+    buffers = (name for name, _ in module.named_buffers(remove_duplicate=False))
+    return {*parameters, *buffers} - _unsaved(module).keys()
+
+
+def load_told(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
+    """Load what a module has told; names what hooks have left out of it, which may not be weights that learn."""
+    try:
+        module.load_state_dict(values)
+    except RuntimeError as error:
+        missing, unexpected = module.load_state_dict(values, strict=False)
+        learns = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        if names := [*unexpected, *(name for name in missing if name in learns)]:
+            raise BadArgument(
+                f"the state of {type(module).__name__} and its load_state_dict differ in {shorten(names, 6)}",
+                fix="let hooks leave out of a state_dict nothing but frozen weights, and keep the names",
+            ) from error
+        return list(missing)
+    return []
 
 
 def _plan_of_now(core: Core) -> Callable[[], None]:
