@@ -216,6 +216,13 @@ BUGS = [
         "items = 1\n        added = value.reshape(()).to(total.dtype) * items",
         ("tests/test_evaluation.py", "tests/training/test_losses.py"),
     ),
+    Bug(
+        "evaluation: schedule-free optimizers stay in train mode",
+        "training/loop.py",
+        "with core.together.telling, core.modes.within(training=False):",
+        "with core.together.telling:",
+        ("tests/training/test_modes.py",),
+    ),
     Bug("evaluation: dropout stays on", "evaluation.py", "    model.eval()\n", "", ("tests/test_evaluation.py",)),
     # Out of memory
     Bug(

@@ -103,19 +103,32 @@ class CountingSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+class Shaking:
+    """A transform with a generator and a count."""
+
+    def __init__(self) -> None:
+        self.rng, self.calls = torch.Generator().manual_seed(0), 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        return batch[0] + torch.rand(1, generator=self.rng), batch[1]
+
+
 @pytest.mark.parametrize("call", ["memory", "largest_batch", "profile"])
 def test_what_objects_keep_for_themselves_is_put_back(call: str) -> None:
     model, loader = Remembering(), DataLoader(Counting(*batch()), 16)
     optimizer = CountingSGD(model.parameters(), 0.1)
     loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
-    before = look({"model": model, "optimizer": optimizer, "dataset": loader.dataset})
+    transform = Shaking()
+    roots = {"model": model, "optimizer": optimizer, "dataset": loader.dataset, "transform": transform}
+    before = look(roots)
     if call == "memory":
         loop.memory(batch())
     elif call == "largest_batch":
-        loop.largest_batch(loader, limit=8)
+        loop.largest_batch(loader, limit=8, device_transform=transform)
     else:
-        loop.profile(loader, steps=3, progress=False)
-    assert before.changes(look({"model": model, "optimizer": optimizer, "dataset": loader.dataset})) == []
+        loop.profile(loader, steps=3, progress=False, device_transform=transform)
+    assert before.changes(look(roots)) == []
 
 
 def test_what_cannot_be_put_back_is_named() -> None:

@@ -123,9 +123,10 @@ def profile_of(
     steps: int,
     loader: object,
     tell: Callable[[str], None],
+    transform: object = None,
 ) -> Profile:
     """Where the time of steps goes on these batches of a loader, which are read again and again."""
-    with undone(subject, {"": loader}) as rehearsal:
+    with undone(subject, {"": loader}, transform) as rehearsal:
         rehearsal.exchange(step)
         with Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler:
             while not profiler.done:

@@ -536,7 +536,7 @@ class Loop:
         kind = "auto" if plan.stream == "resident" and not core.by_hand else plan.stream
         stream = Stream(loader, self.device, kind, device_transform, pinned=plan.pinned, workers=plan.workers)
         with core.modes.within(training=True), core.unplanned(), telling("profiling", progress) as tell:
-            return profile_of(core.subject, step, stream, steps, loader, tell)
+            return profile_of(core.subject, step, stream, steps, loader, tell, device_transform)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that decides how training goes on, as plain data and tensors: model, optimizers, schedulers,
