@@ -163,7 +163,8 @@ _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_back
 
 def module_hooks(module: nn.Module) -> list[Callable[..., Any]]:
     """What was registered to run around a module's forward and backward; also of one whose `__init__` failed."""
-    return [hook for kind in _OF_MODULES for hook in list((vars(module).get(kind) or {}).values())]
+    held = vars(module)
+    return [hook for kind in _OF_MODULES if (hooks := held.get(kind)) for hook in list(hooks.values())]
 
 
 def gradient_hooks(tensor: Tensor) -> list[Callable[..., Any]]:

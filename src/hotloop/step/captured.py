@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.random import fork_rng
 
-from hotloop._torch import buffers_of, foreach_copy_, gradient_hooks, module_hooks, parameters_of, step_hooks
+from hotloop._torch import (
+    buffers_of,
+    foreach_copy_,
+    gradient_hooks,
+    module_hooks,
+    parameters_of,
+    step_hooks,
+)
 from hotloop.effects import ReachableState, kept_by_capture, look
 from hotloop.errors import PlanWarning
 from hotloop.levers.applied import AppliedPlan
@@ -264,7 +271,7 @@ class CapturedStep:
         seen = Inspection(form=signature(batch))
         self._inspections.append(seen)
         if self._hooked is None:
-            self._hooked = self._hooks()
+            self._hooked = self._stance()[-1]
 
         def inspect(objective: Objective, model: nn.Module, batch: Any) -> Any:
             with inspected(self.device, seen):
@@ -332,7 +339,11 @@ class CapturedStep:
             norms = [eager.norm for eager in self.eagers]
             graph.norms = [norm for norm in norms if norm is not None]  # of all objectives, or of none
         states = [value for o in self.optimizers for state in o.state.values() for _, value in tensors_in(state)]
-        graph.held = [*seen.held, *self._tensors, *states]  # what is replaced must not give its memory to others
+        graph.held = [
+            *seen.held,
+            *self._modules_and_tensors()[1],
+            *states,
+        ]  # what is replaced must not give its memory to others
         if compares and (where := self._departure(seen)):
             self._departs(where)
             seen.form = self._called
@@ -459,12 +470,15 @@ class CapturedStep:
 
     def check(self) -> None:
         """Drop the graphs where the person has changed what they froze: modes, numbers, whole tensors."""
-        if self._hooked not in (None, self._hooks()):
+        if self._hooked is None:
+            return
+        stance = self._stance()
+        if stance[-1] != self._hooked:
             self.forget()
             self.abandon("hooks were registered or removed, which a captured step would not know of")
         if not self.has_captures:
             return
-        stood = self._stance() == self._stood
+        stood = stance == self._stood
         if not stood or self._frozen.moved():
             self.forget()
         if not stood:
@@ -543,29 +557,26 @@ class CapturedStep:
             self.abandon("")
 
     def _stance(self) -> list[Any]:
-        modes = [module.training for module in self._modules]
-        weights = [(t.data_ptr(), t.requires_grad) for t in self._tensors]
+        """What a capture depends on and a person may change between epochs; a short epoch takes a millisecond."""
+        modules, tensors = self._modules_and_tensors()
+        modes = [module.training for module in modules]
+        weights = [(t.data_ptr(), t.requires_grad) for t in tensors]
         states = [id(value) for o in self.optimizers for state in o.state.values() for value in state.values()]
         groups = [(id(g), g.get("fused"), g.get("capturable")) for o in self.optimizers for g in o.param_groups]
-        return [modes, weights, states, groups]
+        hooks = [hook for module in modules for hook in module_hooks(module)]
+        hooks += [hook for tensor in tensors for hook in gradient_hooks(tensor)]
+        hooks += [hook for o in self.optimizers for hook in step_hooks(o)]
+        return [modes, weights, states, groups, hooks]
 
-    def _hooks(self) -> list[Callable[..., Any]]:
-        """What was registered to run in a step, of which a capture has what it does on the device alone."""
-        of_modules = [hook for module in self._modules for hook in module_hooks(module)]
-        of_tensors = [hook for tensor in self._tensors for hook in gradient_hooks(tensor)]
-        return of_modules + of_tensors + [hook for o in self.optimizers for hook in step_hooks(o)]
-
-    @property
-    def _modules(self) -> list[nn.Module]:
-        """The layers of the model, and of a criterion that is a module."""
+    def _modules_and_tensors(self) -> tuple[list[nn.Module], list[Tensor]]:
+        """The layers of the model and of a criterion that is a module, and their parameters and buffers."""
         roots = [self.model] if self.memory is None else self.memory.modules
-        return [module for root in roots for module in root.modules()]
-
-    @property
-    def _tensors(self) -> list[Tensor]:
-        """Their parameters and buffers."""
-        tables = (table for m in self._modules for table in (parameters_of(m), buffers_of(m)))
-        return [tensor for table in tables for tensor in table.values() if tensor is not None]
+        modules = [module for root in roots for module in root.modules()]
+        tensors: list[Tensor | None] = []
+        for module in modules:
+            tensors += parameters_of(module).values()
+            tensors += buffers_of(module).values()
+        return modules, [tensor for tensor in tensors if tensor is not None]
 
     def _roots(self) -> dict[str, object]:
         several = len(self.eagers) > 1
