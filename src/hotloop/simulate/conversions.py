@@ -1,10 +1,9 @@
-"""What else of torch must know of tensors without data: modules that move, printing, NumPy, loaders, saved files."""
+"""What else of torch must know of tensors without data: modules that move, printing, NumPy, loaders."""
 
 import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -25,10 +24,10 @@ from hotloop.simulate._torch import (
     wrap_moves,
 )
 from hotloop.simulate.borrowed import Borrowed
-from hotloop.simulate.crossing import TO_HOST
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
+from hotloop.simulate.saved import SavedFiles
 
 _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
@@ -41,8 +40,8 @@ class Conversions:
         self._borrowed = borrowed  # where what goes to the device comes back later
         self._lazies = Lazies(gpu)
         self._hooks: list[Any] = []
-        self._saved: dict[str, tuple[Any, set[int]]] = {}  # by path: what a script saved, and what was on the device
         self._workers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that a loader, and what it gives, asked for
+        self.saved = SavedFiles(gpu)
         self.compiled = False  # whether torch.compile was asked for
 
     def install(self, patches: Patches) -> None:
@@ -54,7 +53,7 @@ class Conversions:
         self._modules(patches)
         self._tensors(patches)
         self._loaders(patches)
-        self._files(patches)
+        self.saved.install(patches)
 
     def remove(self) -> None:
         for hook in self._hooks:
@@ -204,53 +203,6 @@ class Conversions:
         self.compiled = True
         return model if model is not None else (lambda function: function)
 
-    def _files(self, patches: Patches) -> None:
-        save, load = torch.save, torch.load
-
-        def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            held = list(_simulated_in(obj))
-            if not held:
-                save(obj, f, *args, **kwargs)
-                return
-            if isinstance(f, str | os.PathLike):  # a file of the person's is not overwritten
-                sketches = {id(t): _like(t, self._sketch(t)) for t in held}
-                kept = copy.deepcopy(obj, dict(sketches))
-                self._saved[str(Path(f).resolve())] = (kept, set(map(id, sketches.values())))
-            else:
-                save(copy.deepcopy(obj, {id(t): self._gpu.values.tensor(t) for t in held}), f, *args, **kwargs)
-            for tensor in held:
-                self._gpu.teller.copied(tensor.nbytes, TO_HOST, pinned=False, blocking=True, place=here())
-
-        def fetch(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            path = str(Path(f).resolve()) if isinstance(f, str | os.PathLike) else ""
-            there = torch.device(map_location) if isinstance(map_location, str | torch.device) else None
-            to, cuda = (there.type if there else None), (there if there and there.type == "cuda" else "cuda")
-            if path in self._saved:
-                kept, sketches = self._saved[path]
-                goes = "cpu" if to == "cpu" else cuda
-                drawn = {id(t): _like(t, _drawn(t, goes)) for t in _tensors_in(kept) if id(t) in sketches}
-                return copy.deepcopy(kept, drawn)
-            moved: set[int] = set()
-
-            def stay(storage: Any, location: str) -> Any:
-                if to == "cuda" or (to is None and map_location is None and location.startswith("cuda")):
-                    moved.add(storage_id(storage))
-                    return storage
-                return storage if to == "cpu" or not callable(map_location) else map_location(storage, location)
-
-            found = load(f, stay if not isinstance(map_location, dict) else map_location, *args, **kwargs)
-            gone = [t for t in _tensors_in(found) if storage_id(t) in moved]
-            return copy.deepcopy(found, {id(t): _like(t, t.to(cuda)) for t in gone}) if gone else found
-
-        patches.set(torch, "save", keep)
-        patches.set(torch, "load", fetch)
-
-    def _sketch(self, tensor: Tensor) -> Tensor:
-        """A tensor of the device in a file that was not written: what it holds, or its shape alone."""
-        if self._gpu.known.everything:
-            return self._gpu.values.tensor(tensor)
-        return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
-
 
 class Lazies:
     """Parameters and buffers of `nn.LazyLinear` and its like: without a shape they stay on the host."""
@@ -313,30 +265,6 @@ def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> An
         return value.to("cuda:0") if isinstance(value, Tensor) else value
 
     return parallel.module(*map_leaves(moved, inputs), **map_leaves(moved, kwargs))
-
-
-def _tensors_in(obj: Any) -> Iterator[Tensor]:
-    """Every tensor that an object would be saved with."""
-    for leaf in leaves_of(obj):
-        if isinstance(leaf, nn.Module):
-            yield from (*leaf.parameters(), *leaf.buffers())
-        elif isinstance(leaf, Tensor):
-            yield leaf
-
-
-def _simulated_in(obj: Any) -> Iterator[Tensor]:
-    return filter(is_simulated, _tensors_in(obj))
-
-
-def _like(tensor: Tensor, made: Tensor) -> Tensor:
-    """`made` as a parameter, where the other is one."""
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-
-
-def _drawn(sketch: Tensor, device: str | torch.device) -> Tensor:
-    if sketch.is_meta:
-        return torch.zeros(sketch.size(), dtype=sketch.dtype, device=device)
-    return sketch.detach().clone().to(device)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

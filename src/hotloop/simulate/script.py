@@ -119,10 +119,23 @@ class SimulatedScript:
             self._engine.findings.add(SHORT, str(error), "a smaller batch, bf16, checkpointing or accumulation", place)
             return
         self._status = FAILED
-        said = "".join(shown.format_exception_only()).strip().splitlines()[-1]
-        self._engine.findings.add(FAILED, f"the script failed {self._made}: {said}", _remedy(error), place)
+        kind = type(error).__name__
+        first = "".join(shown.format_exception_only()).partition(kind)[2].lstrip(": \n").partition("\n")[0].strip()
+        said = f"{kind}: {first}" if first else kind
+        self._engine.findings.add(FAILED, f"the script failed {self._made}: {said}", self._remedy(error), place)
         sys.stdout.flush()
         print(self._error, end="", file=sys.stderr)
+
+    def _remedy(self, error: BaseException) -> str:
+        """What to do about an error that has to do with where it runs."""
+        if isinstance(error, FileNotFoundError) and self._engine.conversions.saved.of(error.filename) is not None:
+            return "what a simulated script saves is not written to the disk: leave out what reads it there"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            name = error.name.partition(".")[0]
+            return f"install what has {name} for the Python that runs hotloop: {sys.executable} -m pip install …"
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            return "what the script keeps on the CPU is real: give it a smaller batch or less data"
+        return ""
 
     def _place(self, error: BaseException) -> Place:
         """The innermost line of the person's own that an error came through."""
@@ -153,16 +166,6 @@ class SimulatedScript:
         changed = self._request.variant if self._change.made else None
         told = {"batch": batch.to_json(), "variant": changed, "error": self._error}
         write_json(Path(self._request.result), {**seen, **told})
-
-
-def _remedy(error: BaseException) -> str:
-    """What to do about an error that has to do with where it runs."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        name = error.name.partition(".")[0]
-        return f"install what has {name} for the Python that runs hotloop: {sys.executable} -m pip install …"
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
-        return "what the script keeps on the CPU is real: give it a smaller batch or less data"
-    return ""
 
 
 def _batch_notes(batch: Batch, asked: int | None) -> list[str]:
