@@ -19,6 +19,7 @@ from hotloop.simulate._torch import (
     is_simulated,
     loader_iterator,
     mark_as_parameter,
+    sole_owners,
     storage_id,
     teach_fakes,
     wrap_moves,
@@ -42,6 +43,7 @@ class Conversions:
         self._hooks: list[Any] = []
         self._workers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that a loader, and what it gives, asked for
         self.saved = SavedFiles(gpu)
+        self.left_out: dict[str, None] = {}  # what was asked for and not done, in sentences
         self.compiled = False  # whether torch.compile was asked for
 
     def install(self, patches: Patches) -> None:
@@ -53,6 +55,7 @@ class Conversions:
         self._modules(patches)
         self._tensors(patches)
         self._loaders(patches)
+        self._watchers(patches)
         self.saved.install(patches)
 
     def remove(self) -> None:
@@ -82,8 +85,14 @@ class Conversions:
         swap = torch.utils.swap_tensors
 
         def swapped(first: Tensor, second: Tensor) -> None:
+            if first is second:  # of a module that is moved to shared memory
+                return
             self._gpu.fake.forget()
-            swap(first, second)  # type: ignore[no-untyped-call]
+            try:
+                swap(first, second)  # type: ignore[no-untyped-call]
+            except RuntimeError:  # a graph holds it, as in `weight_norm`; a real `.cuda()` does not ask
+                with sole_owners():
+                    swap(first, second)  # type: ignore[no-untyped-call]
             if self._borrowed is not None:
                 self._borrowed.swapped(first, second)
 
@@ -166,6 +175,7 @@ class Conversions:
             "__deepcopy__": _deep_copy,
             "data_ptr": lambda tensor: storage_id(tensor) + tensor.storage_offset() * tensor.dtype.itemsize,
             "is_shared": lambda tensor: False,
+            "share_memory_": lambda tensor: tensor,
         }
         teach_fakes(patches, methods)
 
@@ -198,6 +208,23 @@ class Conversions:
 
         patches.set(batches, "__init__", begun)
         patches.set(batches, "__next__", next_batch)
+
+    def _watchers(self, patches: Patches) -> None:
+        """What looks at values or at a real device has nothing to see here."""
+        watch, profile = torch.set_anomaly_enabled, torch.profiler.profile.__init__
+
+        def watched(mode: bool, check_nan: bool = True) -> None:
+            if mode and check_nan:
+                self.left_out["anomaly detection looks for no NaN: there are no values to look at"] = None
+            watch(mode, False)
+
+        def profiled(profiler: Any, *, activities: Any = None, **kwargs: Any) -> None:
+            if activities is None or torch.profiler.ProfilerActivity.CUDA in activities:
+                self.left_out["torch.profiler sees the CPU alone: of the simulated GPU there is no trace"] = None
+            profile(profiler, activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
+
+        patches.set(torch, "set_anomaly_enabled", watched)
+        patches.set(torch.profiler.profile, "__init__", profiled)
 
     def _compile(self, model: Any = None, **_: Any) -> Any:
         self.compiled = True
