@@ -162,6 +162,32 @@ def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str
         assert ran.err == "no data\n"  # as Python does
 
 
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        (
+            "import os, torch.distributed as dist\n"
+            "os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0', RANK='0', WORLD_SIZE='1')\n"
+            "dist.init_process_group('nccl')  # here\n",
+            "--parallel ddp",
+        ),
+        (
+            "from torch.nn.attention.flex_attention import flex_attention\n"
+            "q = torch.randn(1, 1, 128, 16).cuda()\n"
+            "flex_attention(q, q, q)  # here\n",
+            "",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_no_failure_of_the_script(run, body: str, fix: str) -> None:
+    ran = run(LOOP + "step()\n" + body)
+    (found,) = ran.result.findings
+    assert (ran.result.status, found.code, found.line) == ("not-simulated", "not-simulated", ran.line("# here"))
+    assert "cannot be simulated after 1 of 3 steps" in found.message
+    assert "hotloop" not in found.message
+    assert fix in found.fix
+
+
 def test_one_that_ends_after_fewer_steps_than_asked_for_has_a_verdict(run) -> None:
     ran = run(LOOP + "step()\nraise SystemExit(0)\n", listeners=MEMORY, card=RTX)
     assert (ran.result.status, ran.result.completed, ran.result.fits) == ("completed", 1, True)

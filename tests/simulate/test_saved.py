@@ -28,6 +28,7 @@ here = {name: value.cpu() for name, value in there.items()}
     [
         ("torch.save(there, 'best.pt')", "torch.load('best.pt')"),
         ("torch.save(here, 'best.pt')", "torch.load('best.pt', weights_only=True, mmap=True)"),
+        ("torch.serialization.save(here, 'best.pt')", "torch.serialization.load('best.pt')"),
         ("torch.save(here, Path('best.pt').resolve())", "torch.load('./best.pt')"),
         ("save_file(there, 'best.pt')", "load_file('best.pt')"),
         ("save_file(here, 'best.pt')", "load_file('best.pt')"),

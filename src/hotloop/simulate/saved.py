@@ -94,8 +94,9 @@ class SavedFiles:
             gone = [t for t in _tensors_in(found) if storage_id(t) in moved]
             return copy.deepcopy(found, {id(t): _like(t, t.to(cuda)) for t in gone}) if gone else found
 
-        patches.set(torch, "save", keep)
-        patches.set(torch, "load", fetch)
+        for module in (torch, torch.serialization):
+            patches.set(module, "save", keep)
+            patches.set(module, "load", fetch)
 
     def _sketched(self, obj: Any, held: list[Tensor]) -> SavedFile:
         sketches = {id(t): _like(t, self._sketch(t)) for t in held}
