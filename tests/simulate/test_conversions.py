@@ -18,7 +18,6 @@ from .test_running import LOOP
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
 def test_what_looks_at_values_or_at_the_device_is_left_out_with_a_note(run, body: str, note: str) -> None:
     ran = run(LOOP + body)
     assert (ran.result.error, ran.result.completed) == (None, 1)
