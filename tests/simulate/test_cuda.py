@@ -93,6 +93,45 @@ def test_graphs_streams_and_events_pass_through(run) -> None:
     assert ran.out == "torch.Size([4]) True\n"
 
 
+def test_types_of_old_make_and_name_tensors_of_the_device(run) -> None:
+    ran = run(
+        """
+        import torch
+        a, b = torch.cuda.FloatTensor(3, 4), torch.cuda.LongTensor([1])
+        print(a.shape, a.type(), b.shape, b.type(), torch.cuda.IntTensor().shape, torch.cuda.HalfTensor(a.size()).shape)
+        c, d = torch.ones(2).type(torch.cuda.HalfTensor), torch.ones(2).type("torch.cuda.DoubleTensor")
+        print(c.type(), d.type(), c.type(torch.float32).type(), torch.ones(2).type("torch.LongTensor").type())
+        print(isinstance(a, torch.cuda.FloatTensor), isinstance(b, torch.cuda.FloatTensor))
+        torch.set_default_tensor_type("torch.cuda.DoubleTensor")
+        print(torch.randn(2).type())
+        torch.set_default_tensor_type(torch.FloatTensor)
+        print(torch.randn(2).type())
+        """
+    )
+    assert ran.out.splitlines() == [
+        "torch.Size([3, 4]) torch.cuda.FloatTensor torch.Size([1]) torch.cuda.LongTensor torch.Size([0]) "
+        "torch.Size([3, 4])",
+        "torch.cuda.HalfTensor torch.cuda.DoubleTensor torch.cuda.FloatTensor torch.LongTensor",
+        "True False",
+        "torch.cuda.DoubleTensor",
+        "torch.FloatTensor",
+    ]
+
+
+def test_ranges_of_nvtx_are_let_through(run) -> None:
+    ran = run(
+        """
+        import torch
+        torch.cuda.nvtx.range_push("step")
+        torch.cuda.nvtx.mark("here")
+        torch.cuda.nvtx.range_pop()
+        with torch.cuda.nvtx.range("forward"):
+            print("through")
+        """
+    )
+    assert ran.out == "through\n"
+
+
 @pytest.mark.gpu
 def test_properties_have_all_that_a_real_card_has(run) -> None:
     ran = run("import torch\nprint(*dir(torch.cuda.get_device_properties(0)))\n")

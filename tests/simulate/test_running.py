@@ -139,6 +139,7 @@ def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
     [
         ("step()\nraise ValueError('such is life')  # here\n", "failed", "ValueError: such is life", True),
         ("step()\nraise SystemExit(5)  # here\n", "failed", "exit code 5 after 1 of 3 steps", True),
+        ("raise ValueError('\\nwhat happened\\nand why')  # here\n", "failed", ": ValueError: what happened", True),
         ("raise SystemExit('no data')  # here\n", "failed", "ended itself with 'no data'", True),
         ("import a_package_that_is_absent.core  # here\n", "failed", "No module named", True),
         ("def broken(:  # here\n", "failed", "SyntaxError", True),
@@ -151,6 +152,7 @@ def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str
     (found,) = ran.result.findings
     assert (ran.result.status, found.level, found.code) == (status, "error", status)
     assert words in found.message
+    assert "and why" not in found.message
     assert found.line == (ran.line("# here") if line else 0)
     assert (ran.result.fits, ran.result.peak, ran.result.step_ms) == (None, None, None)
     assert "hotloop" not in ran.err
@@ -158,6 +160,32 @@ def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str
         assert "pip install" in found.fix
     if "no data" in body:
         assert ran.err == "no data\n"  # as Python does
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        (
+            "import os, torch.distributed as dist\n"
+            "os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT='0', RANK='0', WORLD_SIZE='1')\n"
+            "dist.init_process_group('nccl')  # here\n",
+            "--parallel ddp",
+        ),
+        (
+            "from torch.nn.attention.flex_attention import flex_attention\n"
+            "q = torch.randn(1, 1, 128, 16).cuda()\n"
+            "flex_attention(q, q, q)  # here\n",
+            "",
+        ),
+    ],
+)
+def test_what_cannot_be_simulated_is_no_failure_of_the_script(run, body: str, fix: str) -> None:
+    ran = run(LOOP + "step()\n" + body)
+    (found,) = ran.result.findings
+    assert (ran.result.status, found.code, found.line) == ("not-simulated", "not-simulated", ran.line("# here"))
+    assert "cannot be simulated after 1 of 3 steps" in found.message
+    assert "hotloop" not in found.message
+    assert fix in found.fix
 
 
 def test_one_that_ends_after_fewer_steps_than_asked_for_has_a_verdict(run) -> None:
@@ -174,6 +202,22 @@ except torch.OutOfMemoryError:
 """
     ran = run(LOOP + body, listeners=MEMORY, card=RTX)
     assert (ran.result.status, ran.result.fits) == ("out-of-memory", False)
+
+
+def test_one_that_catches_a_shortage_and_trains_on_fits(run) -> None:
+    body = """
+def ask():
+    try:
+        torch.empty(1 << 38, device="cuda")  # too large
+    except torch.OutOfMemoryError:
+        pass
+ask()
+step()
+"""
+    ran = run(LOOP + body, listeners=MEMORY, card=RTX)
+    assert (ran.result.status, ran.result.fits, ran.result.findings) == ("completed", True, ())
+    assert any(f"train.py:{ran.line('too large')}" in each and "went on" in each for each in ran.result.notes)
+    assert run(LOOP + body + "ask()\n", listeners=MEMORY, card=RTX).result.fits is False  # and then it gave up
 
 
 def test_what_a_script_started_ends_with_it(run) -> None:

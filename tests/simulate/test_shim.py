@@ -125,6 +125,14 @@ def test_what_is_built_is_for_its_owner_alone_whatever_the_umask(
     assert [oct(path.stat().st_mode & 0o777) for path in (cache, built.parent, built)] == ["0o700"] * 3
 
 
+def test_it_is_found_whatever_the_encoding_of_the_terminal(built: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, **ascii_only, "HOTLOOP_CACHE": str(built.parent.parent)}
+    script = "from hotloop.simulate.shim import library; print(library())"
+    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert Path(ran.stdout.strip()) == built
+
+
 def test_a_device_comes_and_goes_in_a_process_that_has_used_torch(built: Path) -> None:
     loaded = load(built)
     before = torch.accelerator.current_accelerator()

@@ -1,10 +1,9 @@
-"""What else of torch must know of tensors without data: modules that move, printing, NumPy, loaders, saved files."""
+"""What else of torch must know of tensors without data: modules that move, printing, NumPy, loaders."""
 
 import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,15 +19,16 @@ from hotloop.simulate._torch import (
     is_simulated,
     loader_iterator,
     mark_as_parameter,
+    sole_owners,
     storage_id,
     teach_fakes,
     wrap_moves,
 )
 from hotloop.simulate.borrowed import Borrowed
-from hotloop.simulate.crossing import TO_HOST
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
+from hotloop.simulate.saved import SavedFiles
 
 _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
@@ -41,8 +41,9 @@ class Conversions:
         self._borrowed = borrowed  # where what goes to the device comes back later
         self._lazies = Lazies(gpu)
         self._hooks: list[Any] = []
-        self._saved: dict[str, tuple[Any, set[int]]] = {}  # by path: what a script saved, and what was on the device
         self._workers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that a loader, and what it gives, asked for
+        self.saved = SavedFiles(gpu)
+        self.left_out: dict[str, None] = {}  # what was asked for and not done, in sentences
         self.compiled = False  # whether torch.compile was asked for
 
     def install(self, patches: Patches) -> None:
@@ -54,7 +55,8 @@ class Conversions:
         self._modules(patches)
         self._tensors(patches)
         self._loaders(patches)
-        self._files(patches)
+        self._watchers(patches)
+        self.saved.install(patches)
 
     def remove(self) -> None:
         for hook in self._hooks:
@@ -83,8 +85,14 @@ class Conversions:
         swap = torch.utils.swap_tensors
 
         def swapped(first: Tensor, second: Tensor) -> None:
+            if first is second:  # of a module that is moved to shared memory
+                return
             self._gpu.fake.forget()
-            swap(first, second)  # type: ignore[no-untyped-call]
+            try:
+                swap(first, second)  # type: ignore[no-untyped-call]
+            except RuntimeError:  # a graph holds it, as in `weight_norm`; a real `.cuda()` does not ask
+                with sole_owners():
+                    swap(first, second)  # type: ignore[no-untyped-call]
             if self._borrowed is not None:
                 self._borrowed.swapped(first, second)
 
@@ -167,6 +175,7 @@ class Conversions:
             "__deepcopy__": _deep_copy,
             "data_ptr": lambda tensor: storage_id(tensor) + tensor.storage_offset() * tensor.dtype.itemsize,
             "is_shared": lambda tensor: False,
+            "share_memory_": lambda tensor: tensor,
         }
         teach_fakes(patches, methods)
 
@@ -200,56 +209,26 @@ class Conversions:
         patches.set(batches, "__init__", begun)
         patches.set(batches, "__next__", next_batch)
 
+    def _watchers(self, patches: Patches) -> None:
+        """What looks at values or at a real device has nothing to see here."""
+        watch, profile = torch.set_anomaly_enabled, torch.profiler.profile.__init__
+
+        def watched(mode: bool, check_nan: bool = True) -> None:
+            if mode and check_nan:
+                self.left_out["anomaly detection looks for no NaN: there are no values to look at"] = None
+            watch(mode, False)
+
+        def profiled(profiler: Any, *, activities: Any = None, **kwargs: Any) -> None:
+            if activities is None or torch.profiler.ProfilerActivity.CUDA in activities:
+                self.left_out["torch.profiler sees the CPU alone: of the simulated GPU there is no trace"] = None
+            profile(profiler, activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
+
+        patches.set(torch, "set_anomaly_enabled", watched)
+        patches.set(torch.profiler.profile, "__init__", profiled)
+
     def _compile(self, model: Any = None, **_: Any) -> Any:
         self.compiled = True
         return model if model is not None else (lambda function: function)
-
-    def _files(self, patches: Patches) -> None:
-        save, load = torch.save, torch.load
-
-        def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            held = list(_simulated_in(obj))
-            if not held:
-                save(obj, f, *args, **kwargs)
-                return
-            if isinstance(f, str | os.PathLike):  # a file of the person's is not overwritten
-                sketches = {id(t): _like(t, self._sketch(t)) for t in held}
-                kept = copy.deepcopy(obj, dict(sketches))
-                self._saved[str(Path(f).resolve())] = (kept, set(map(id, sketches.values())))
-            else:
-                save(copy.deepcopy(obj, {id(t): self._gpu.values.tensor(t) for t in held}), f, *args, **kwargs)
-            for tensor in held:
-                self._gpu.teller.copied(tensor.nbytes, TO_HOST, pinned=False, blocking=True, place=here())
-
-        def fetch(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            path = str(Path(f).resolve()) if isinstance(f, str | os.PathLike) else ""
-            there = torch.device(map_location) if isinstance(map_location, str | torch.device) else None
-            to, cuda = (there.type if there else None), (there if there and there.type == "cuda" else "cuda")
-            if path in self._saved:
-                kept, sketches = self._saved[path]
-                goes = "cpu" if to == "cpu" else cuda
-                drawn = {id(t): _like(t, _drawn(t, goes)) for t in _tensors_in(kept) if id(t) in sketches}
-                return copy.deepcopy(kept, drawn)
-            moved: set[int] = set()
-
-            def stay(storage: Any, location: str) -> Any:
-                if to == "cuda" or (to is None and map_location is None and location.startswith("cuda")):
-                    moved.add(storage_id(storage))
-                    return storage
-                return storage if to == "cpu" or not callable(map_location) else map_location(storage, location)
-
-            found = load(f, stay if not isinstance(map_location, dict) else map_location, *args, **kwargs)
-            gone = [t for t in _tensors_in(found) if storage_id(t) in moved]
-            return copy.deepcopy(found, {id(t): _like(t, t.to(cuda)) for t in gone}) if gone else found
-
-        patches.set(torch, "save", keep)
-        patches.set(torch, "load", fetch)
-
-    def _sketch(self, tensor: Tensor) -> Tensor:
-        """A tensor of the device in a file that was not written: what it holds, or its shape alone."""
-        if self._gpu.known.everything:
-            return self._gpu.values.tensor(tensor)
-        return torch.empty(tensor.size(), dtype=tensor.dtype, device="meta")
 
 
 class Lazies:
@@ -313,30 +292,6 @@ def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> An
         return value.to("cuda:0") if isinstance(value, Tensor) else value
 
     return parallel.module(*map_leaves(moved, inputs), **map_leaves(moved, kwargs))
-
-
-def _tensors_in(obj: Any) -> Iterator[Tensor]:
-    """Every tensor that an object would be saved with."""
-    for leaf in leaves_of(obj):
-        if isinstance(leaf, nn.Module):
-            yield from (*leaf.parameters(), *leaf.buffers())
-        elif isinstance(leaf, Tensor):
-            yield leaf
-
-
-def _simulated_in(obj: Any) -> Iterator[Tensor]:
-    return filter(is_simulated, _tensors_in(obj))
-
-
-def _like(tensor: Tensor, made: Tensor) -> Tensor:
-    """`made` as a parameter, where the other is one."""
-    return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-
-
-def _drawn(sketch: Tensor, device: str | torch.device) -> Tensor:
-    if sketch.is_meta:
-        return torch.zeros(sketch.size(), dtype=sketch.dtype, device=device)
-    return sketch.detach().clone().to(device)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:

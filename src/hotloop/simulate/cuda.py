@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hotloop.simulate import legacy
 from hotloop.simulate._torch import answer_below_cuda, answer_for_cudnn
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
@@ -76,6 +77,9 @@ class Cuda:
         patches.set(torch.backends.cudnn, "is_available", lambda: True)
         patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
         answer_for_cudnn(patches)
+        legacy.install(patches)
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            patches.set(torch.cuda.nvtx, name, lambda *_: 0)
         if torch.version.cuda is None:
             patches.set(torch.version, "cuda", _CUDA_VERSION)
         patches.set(SimulatedStream, "wait", staticmethod(self._waited))

@@ -9,10 +9,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 from hotloop.simulate.events import Place
 from hotloop.simulate.places import users
 
 _HOTLOOP = str(Path(__file__).parents[1])
+_TORCH = str(Path(torch.__file__).parent)
 _COMPARES = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _COUNTS = (
     *(f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")),
@@ -111,10 +114,21 @@ def asked_by_the_script() -> bool:
     return _place(sys._getframe(1)) is not None
 
 
-def _place(frame: FrameType | None) -> Place | None:
-    """The line that asks, if it is the script's own."""
+def asked_by_torch() -> bool:
+    """Whether PyTorch's own code asks."""
+    frame = _asking(sys._getframe(1))
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+
+
+def _asking(frame: FrameType | None) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename.startswith(_HOTLOOP):
         frame = frame.f_back
+    return frame
+
+
+def _place(frame: FrameType | None) -> Place | None:
+    """The line that asks, if it is the script's own."""
+    frame = _asking(frame)
     if frame is None or not users(frame):
         return None
     return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

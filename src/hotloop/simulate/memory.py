@@ -51,6 +51,7 @@ class MemoryListener:
         self.constants = constants or constants_for(card, torch.__version__)
         self.context = self.constants.context.get("base", 0)
         self.shortage: Shortage | None = None  # the first
+        self._survived = False  # whether a step was made since memory last ran out
         self._allocator = ExpandableAllocator(0, cap=cap, total=card.memory) if expandable else Allocator(0, cap=cap)
         self._settings = None if expandable is None else Settings("")  # of the allocator, once it is used
         self._go_on = go_on
@@ -134,6 +135,7 @@ class MemoryListener:
 
     def step(self) -> None:
         self._settle()
+        self._survived = True
         self._timeline.end_step()
 
     # What `torch.cuda` answers
@@ -203,10 +205,11 @@ class MemoryListener:
     def fits(self) -> bool | None:
         """Whether it fits; None where it is too close to say.
 
-        One that ran out, and did not go on, does not say how much it would have needed.
+        One that ran out, and did not go on, does not say how much it would have needed; one that the script caught,
+        and made a step after, does fit.
         """
         if self.shortage is not None and not self._go_on:
-            return False
+            return self._survived
         said = verdict(self.interval, self._limit, self.constants.margin)
         return None if said and self.shortage is not None else said
 
@@ -314,6 +317,7 @@ class MemoryListener:
         if held is None:
             shortage = self._describe()
             self.shortage = self.shortage or shortage
+            self._survived = False
             if not self._go_on:
                 raise SimulatedOutOfMemory(shortage)
             self._before = self._allocator.limit
@@ -350,7 +354,8 @@ class MemoryListener:
         """What a person should know about these figures, in sentences."""
         notes = []
         if self.shortage is not None:
-            notes.append(self.shortage.words())
+            went_on = ", and the script went on" if self.fits else ""
+            notes.append(f"{self.shortage.words()}{went_on}")
         interval = self.interval
         if self.fits is None:
             notes.append(too_close(interval, self._limit))

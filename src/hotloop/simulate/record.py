@@ -150,7 +150,7 @@ class Batch(Record):
 
 COMPLETED, SHORT = "completed", "out-of-memory"  # these have a verdict on memory
 SETTLED = 2  # steps from which on memory is known: the optimizer's state is there from the second on
-FAILED, NO_STEPS, CUT = "failed", "no-steps", "cut-short"  # and these do not
+FAILED, NO_STEPS, CUT, BEYOND = "failed", "no-steps", "cut-short", "not-simulated"  # and these do not
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Simulation(Record):
     gpu: str
     steps: int  # that were asked for
     completed: int  # that ran
-    status: str = COMPLETED  # or out-of-memory, failed, no-steps, cut-short: how the script ended
+    status: str = COMPLETED  # or another of those above: how the script ended
     peak: Peak | None = None
     interval: PeakInterval | None = None  # of the peak
     categories: dict[str, int] = field(default_factory=dict)  # bytes at the peak: parameters, gradients, …

@@ -15,7 +15,7 @@ from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
 from hotloop.simulate._torch import fake_files
 from hotloop.simulate.batches import Batches
 from hotloop.simulate.events import Place
-from hotloop.simulate.record import COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch, Request
+from hotloop.simulate.record import BEYOND, COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch, Request
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
 from hotloop.simulate.variants import change_of
@@ -24,6 +24,13 @@ from hotloop.text import plural
 _OURS, _FAKE = str(Path(__file__).parent), fake_files()
 _WITHOUT = "without a training step: no gradient was made and then used by an optimizer or by hand"
 _TRAINS = "give the arguments with which it trains; a script that trains in processes of its own cannot be seen"
+_NCCL = "doesn't have NCCL built in"
+_BEYOND = (
+    _NCCL,
+    "with arguments from the 'CUDA' backend",
+    "no rule registered for HigherOrderOp",
+    "cannot be simulated",
+)
 _AGAIN = 2.0  # seconds after which a script that went on is told again that its time is up
 
 
@@ -118,11 +125,30 @@ class SimulatedScript:
             self._status = SHORT
             self._engine.findings.add(SHORT, str(error), "a smaller batch, bf16, checkpointing or accumulation", place)
             return
-        self._status = FAILED
-        said = "".join(shown.format_exception_only()).strip().splitlines()[-1]
-        self._engine.findings.add(FAILED, f"the script failed {self._made}: {said}", _remedy(error), place)
+        kind = type(error).__name__
+        first = "".join(shown.format_exception_only()).partition(kind)[2].lstrip(": \n").partition("\n")[0].strip()
+        said = f"{kind}: {first}" if first else kind
+        if any(words in said for words in _BEYOND):
+            self._status, ended = BEYOND, "the script came to what cannot be simulated"
+            said = said.partition(". ")[0].partition(" and mode ")[0]
+        else:
+            self._status, ended = FAILED, "the script failed"
+        self._engine.findings.add(self._status, f"{ended} {self._made}: {said}", self._remedy(error), place)
         sys.stdout.flush()
         print(self._error, end="", file=sys.stderr)
+
+    def _remedy(self, error: BaseException) -> str:
+        """What to do about an error that has to do with where it runs."""
+        if isinstance(error, FileNotFoundError) and self._engine.conversions.saved.of(error.filename) is not None:
+            return "what a simulated script saves is not written to the disk: leave out what reads it there"
+        if _NCCL in str(error):
+            return "simulate it without torch.distributed, and have the run on several GPUs modelled: --parallel ddp"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            name = error.name.partition(".")[0]
+            return f"install what has {name} for the Python that runs hotloop: {sys.executable} -m pip install …"
+        if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
+            return "what the script keeps on the CPU is real: give it a smaller batch or less data"
+        return ""
 
     def _place(self, error: BaseException) -> Place:
         """The innermost line of the person's own that an error came through."""
@@ -153,16 +179,6 @@ class SimulatedScript:
         changed = self._request.variant if self._change.made else None
         told = {"batch": batch.to_json(), "variant": changed, "error": self._error}
         write_json(Path(self._request.result), {**seen, **told})
-
-
-def _remedy(error: BaseException) -> str:
-    """What to do about an error that has to do with where it runs."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        name = error.name.partition(".")[0]
-        return f"install what has {name} for the Python that runs hotloop: {sys.executable} -m pip install …"
-    if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error):
-        return "what the script keeps on the CPU is real: give it a smaller batch or less data"
-    return ""
 
 
 def _batch_notes(batch: Batch, asked: int | None) -> list[str]:

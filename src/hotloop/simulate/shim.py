@@ -102,7 +102,7 @@ def _torch_folder() -> Path:
 
 def _key(torch: Path) -> str:
     """Different for whatever needs another build: torch and where it lies, the machine, Python's ABI and our source."""
-    facts = (importlib.metadata.version("torch"), str(torch), platform.machine(), SOURCE.read_text())
+    facts = (importlib.metadata.version("torch"), str(torch), platform.machine(), SOURCE.read_text(encoding="utf-8"))
     return "shim-" + hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]
 
 

@@ -8,6 +8,7 @@ import torch
 
 from hotloop.records import Record
 from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.places import here
 from hotloop.text import printable, size
 
 
@@ -29,8 +30,8 @@ class Shortage(Record):
 
     @classmethod
     def during(cls, operation: Operation | None, **figures: Any) -> Self:
-        """With the place of the operation that asked."""
-        place = (operation and operation.place) or Place("", 0)
+        """With the place of the operation that asked; `torch.empty` is none."""
+        place = (operation and operation.place) or here() or Place("", 0)
         module = operation.module if operation else ""
         return cls(**figures, file=place.file, line=place.line, function=place.function, module=module)
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.simulate.compare import RateInterval, Row, ranking
-from hotloop.simulate.record import CUT, FAILED, NO_STEPS, Finding, Simulation, StepPace, StepTime
+from hotloop.simulate.record import BEYOND, CUT, FAILED, NO_STEPS, Finding, Simulation, StepPace, StepTime
 from hotloop.simulate.search import SearchResult, what_helps
 from hotloop.text import clipped, count, plural, printable, size
 
@@ -27,6 +27,7 @@ NO_VERDICT = {
     FAILED: "no verdict: the script failed, so its memory and its speed are not known",
     NO_STEPS: "no verdict: the script did not train, so its memory and its speed are not known",
     CUT: "no verdict: the script did not come far enough, so its memory and its speed are not known",
+    BEYOND: "no verdict: the script does what cannot be simulated, so its memory and its speed are not known",
 }
 
 

@@ -212,6 +212,10 @@ class Engine:
             notes.append(f"operations that cannot be simulated: {', '.join(sorted(self.findings.unknown))}")
         if self.conversions.compiled:
             notes.append("torch.compile was left out: its memory and its speed are not simulated")
+        notes += self.conversions.left_out
+        for p, name in self.conversions.saved.written.items():
+            at = f"{relative(p.file, folder)}:{p.line}"
+            notes.append(f"torch.save wrote made-up numbers to {name}, which the script had opened for it, at {at}")
         branches = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.branches.seen]
         if branches:
             at = ", ".join(sorted(branches))

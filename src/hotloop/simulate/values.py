@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hotloop._torch import schema_of
 from hotloop.simulate.events import Place
-from hotloop.simulate.invented import Branches, asked_by_the_script, is_test
+from hotloop.simulate.invented import Branches, asked_by_the_script, asked_by_torch, is_test
 from hotloop.simulate.known import Known
 
 PATIENCE = 300  # equal answers at one line between two steps, before another is tried
@@ -129,6 +129,8 @@ def _told(name: str, args: tuple[Any, ...]) -> bool | None:
         if truths and None not in truths:
             both = any(truths) if "or" in name else all(truths)
             return both if name not in _NEGATES else not both
+    if name == "any" and asked_by_torch():  # whether an argument is wrong
+        return False
     return None
 
 

@@ -1,0 +1,42 @@
+"""What a script may ask of torch around tensors on the simulated device."""
+
+import pytest
+
+from .test_running import LOOP
+
+
+@pytest.mark.parametrize(
+    ("body", "note"),
+    [
+        ("torch.autograd.set_detect_anomaly(True)\nstep()\n", "anomaly detection"),
+        ("with torch.autograd.detect_anomaly():\n    step()\n", "anomaly detection"),
+        (
+            "from torch.profiler import ProfilerActivity as Seen, profile\n"
+            "with profile(activities=[Seen.CPU, Seen.CUDA]) as seen:\n    step()\n"
+            "assert seen.key_averages().table(sort_by='cuda_time_total')\n",
+            "torch.profiler",
+        ),
+    ],
+)
+def test_what_looks_at_values_or_at_the_device_is_left_out_with_a_note(run, body: str, note: str) -> None:
+    ran = run(LOOP + body)
+    assert (ran.result.error, ran.result.completed) == (None, 1)
+    assert any(each.startswith(note) for each in ran.result.notes)
+    assert "C++" not in ran.err
+    assert "frame #" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "print(torch.tensor([step().detach(), step().detach()]).shape == (2,))\n",
+        "print(nn.utils.weight_norm(nn.Conv1d(4, 4, 3)).cuda()(torch.randn(2, 4, 8).cuda()).is_cuda)\n",
+        "print(model.share_memory() is model and model.weight.is_cuda)\n",
+        "out, var = model(torch.randn(3, 4).cuda()), torch.rand(3, 2).cuda()\n"
+        "print(nn.GaussianNLLLoss()(out, out.detach(), var).is_cuda)\n",
+        "print(bool((model.weight < 0).any()))\n",  # the script's own question has the answer that it had
+    ],
+)
+def test_what_a_real_gpu_does_works(run, body: str) -> None:
+    ran = run(LOOP + body)
+    assert (ran.out, ran.result.error) == ("True\n", None)
