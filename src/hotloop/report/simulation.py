@@ -33,7 +33,12 @@ LIMITS = {
     "data": "The data limits the pace: the GPU waits for batches.",
     "work": "The script's own work on the host limits the pace: the GPU waits for it.",
 }
-NO_VERDICT = {"failed": "failed", "no-steps": "did not train", "cut-short": "did not come far enough"}
+NO_VERDICT = {
+    "failed": "failed",
+    "not-simulated": "could not be simulated",
+    "no-steps": "did not train",
+    "cut-short": "did not come far enough",
+}
 UNTIL_THEN = "This is what was seen until then."
 METHOD = (
     "Nothing ran on a GPU: the script ran here, on tensors that have shapes but no values.",
