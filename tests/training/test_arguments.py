@@ -1,5 +1,6 @@
 """A wrong argument is one clear error at the beginning, with its fix."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
         lambda: loop(optimizer=Wrapper(torch.optim.SGD([torch.ones(1)]))),
         r"Wrapper, which stands for another one\n.*`optimizer\.optimizer`",
     ),
+    "a copy of a loop": (lambda: copy.deepcopy(loop()), r"cannot be copied or pickled\n.*copy its model"),
     "the class of a loss": (lambda: loop(loss=nn.MSELoss), r"loss=MSELoss is a class\n.*MSELoss\(\)"),
     "the class of a model": (lambda: hotloop.place(nn.Linear, "cpu"), "model is the class Linear"),  # type: ignore[type-var]
     "no loader": (lambda: loop().fit(None), "the loader is a NoneType, which gives no batches"),  # type: ignore[arg-type]

@@ -34,10 +34,8 @@ from hotloop.data.order import can_draw_at_once, draws_at_once
 from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.position import Position
 from hotloop.data.rng import LoaderRng
-from hotloop.data.samplers import generators_of, has_known_sampler, index_sampler
+from hotloop.data.samplers import has_known_sampler, index_sampler
 from hotloop.placement import map_tensors, tensors_in, upload
-
-__all__ = ["Resident", "generators_of", "has_known_sampler", "is_constant", "why_not_resident"]
 
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole

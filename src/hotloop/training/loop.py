@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -220,6 +220,12 @@ class Loop:
     def __repr__(self) -> str:
         optimizers = ", ".join(type(optimizer).__name__ for optimizer in self._core.optimizers)
         return f"Loop({type(self.model).__name__}, {optimizers}, plan={self.plan!r}, steps={self.steps})"
+
+    def __reduce__(self) -> NoReturn:
+        raise BadArgument(
+            "a Loop cannot be copied or pickled",
+            fix="copy its model and build another Loop; loop.state_dict() is what there is to save",
+        )
 
     def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
         """One epoch of `loader`, each batch already on the device. At its end a short window is updated too.

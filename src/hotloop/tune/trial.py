@@ -14,8 +14,9 @@ import torch
 from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
 from hotloop.data.origin import check_readable_again, is_in_order
-from hotloop.data.resident import Resident, generators_of, has_known_sampler, why_not_resident
+from hotloop.data.resident import Resident, why_not_resident
 from hotloop.data.rng import LoaderRng
+from hotloop.data.samplers import generators_of, has_known_sampler
 from hotloop.effects import look
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS
