@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
 from hotloop.step.captured import CapturedStep
+from hotloop.step.cuda_graph import Rates
 
 gpu = pytest.mark.gpu
 
@@ -372,3 +374,31 @@ def test_a_recurrent_layer_with_dropout_stays_captured(graph: int, monkeypatch: 
     report = loop.fit(data(80), epochs=4, progress=False, monitor=False)
     assert loop.plan.graph == graph
     assert report.epochs[-1].loss < report.epochs[0].loss
+
+
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> Callable[[torch.optim.Optimizer], Rates]:
+    """Learning rates as a graph reads them, on a CPU, where no memory can be pinned."""
+    make = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda *args, pin_memory, **options: make(*args, **options))  # noqa: PLW0108  # it drops an argument
+    return lambda optimizer: Rates([optimizer], 1, torch.device("cpu"))
+
+
+def test_rates_keep_their_digits_whatever_the_default_is(rates: Callable[[torch.optim.Optimizer], Rates]) -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(1))], lr=3e-4)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with rates(optimizer).of_step(0):
+            assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(3e-4, rel=1e-6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert optimizer.param_groups[0]["lr"] == 3e-4
+
+
+def test_settings_that_a_scheduler_adds_end_no_capture(rates: Callable[[torch.optim.Optimizer], Rates]) -> None:
+    optimizer = torch.optim.AdamW([nn.Parameter(torch.ones(1))], lr=3e-4)
+    captured = rates(optimizer)
+    OneCycleLR(optimizer, 1e-3, total_steps=10, cycle_momentum=False)
+    assert captured.changed() is None
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    assert captured.changed() == "weight_decay"
