@@ -64,10 +64,12 @@ heartbeat.Heartbeat._say = noted  # type: ignore[method-assign]
 
 
 def wait_for_words() -> None:
-    """Until this rank has told the others of the step that it is in, as the second word from now does."""
+    """Until this rank has told the others of the step that it is in, as the second word from now does, and they have
+    heard it: the first rank takes the store with it, and they read it once in a period."""
     before = len(words)
     while len(words) < before + 2:
         time.sleep(0.02)
+    time.sleep(4 * heartbeat.PERIOD)
 
 
 def memory_ends(kind: str, items: int) -> None:
