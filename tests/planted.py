@@ -371,7 +371,7 @@ BUGS = [
     Bug(
         "capture: hooks that were registered since are left out without a word",
         "step/captured.py",
-        "if stance[-1] != self._hooked:",
+        "if stance.hooks != self._hooked:",
         "if False:",
         ("tests/step/test_captured.py",),
     ),

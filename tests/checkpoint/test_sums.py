@@ -42,7 +42,8 @@ def test_whatever_is_in_them_is_sums_or_a_value_error(data: st.DataObject) -> No
         about[field] = data.draw(JSON)
     own = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     with suppress(ValueError):
-        Sums.from_bytes(json.dumps({**about, "sha256": own}).encode())
+        sums = Sums.from_bytes(json.dumps({**about, "sha256": own}).encode())
+        assert Sums.from_bytes(sums.to_bytes()) == sums
 
 
 @given(st.binary(max_size=40) | JSON.map(lambda each: json.dumps(each).encode()))

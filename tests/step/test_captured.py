@@ -219,6 +219,15 @@ UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] =
 }
 
 
+def warmed_up(loop: hotloop.Loop, batch: Any, abandon: Callable[[str], None]) -> CapturedStep:
+    """What would capture the steps of a loop, after it has looked at one."""
+    step = loop._core.step
+    calls, options = (step.eagers, step.eagers, step.run, step.levers), {"see": None, "after_update": None}
+    captured = CapturedStep(loop.model, *calls, memory=step.memory, abandon=abandon, **options)
+    captured._inspected(batch)
+    return captured
+
+
 @pytest.mark.parametrize("change", [*CHANGED, *UNCHANGED])
 def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a capture: that part needs no GPU."""
@@ -231,19 +240,7 @@ def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypat
     batch = [torch.randn(16, 8), torch.randint(40, (16,))]
     for _ in range(3):
         loop.step(batch)
-    step = loop._core.step
-    captured = CapturedStep(
-        model,
-        step.eagers,
-        step.eagers,
-        step.run,
-        step.levers,
-        memory=step.memory,
-        see=None,
-        after_update=None,
-        abandon=abandoned.append,
-    )
-    captured._inspected(batch)  # as a warm-up does
+    captured = warmed_up(loop, batch, abandoned.append)
     captured._froze()  # as a capture does
     (CHANGED | UNCHANGED)[change](model, criterion, optimizer)
     captured.check()
@@ -264,19 +261,7 @@ def test_a_comparison_leaves_no_trace(options: dict[str, Any], monkeypatch: pyte
     batch = [torch.randn(16, 8), torch.randn(16, 4)]
     for _ in range(4):
         loop.step(batch)
-    step = loop._core.step
-    captured = CapturedStep(
-        model,
-        step.eagers,
-        step.eagers,
-        step.run,
-        step.levers,
-        memory=step.memory,
-        see=None,
-        after_update=None,
-        abandon=pytest.fail,
-    )
-    captured._inspected(batch)  # as a warm-up does
+    captured = warmed_up(loop, batch, pytest.fail)
     captured.has_captures = True
     loop.step(batch)
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -22,6 +22,7 @@ from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
+from hotloop.step.window import Window
 from hotloop.weighing import LATER, Weighing
 
 
@@ -226,6 +227,11 @@ class TrainingStep:
         for eager in self.eagers:
             if eager.window.batches:
                 eager.update()
+
+    def drop_window(self) -> None:
+        """Begin a new window, without the gradients of one that is not full."""
+        for eager in self.eagers:
+            eager.window = Window()
 
     def take_over(self, other: "TrainingStep") -> None:
         """Go on where another has stopped, between two windows: its counts, and where both scale losses its scales."""

@@ -35,7 +35,6 @@ from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
-from hotloop.step.window import Window
 from hotloop.text import an
 from hotloop.training.budgeting import Budgeting
 from hotloop.training.collective import facts_of_run
@@ -393,8 +392,7 @@ class Loop:
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
-        for eager in self._core.step.eagers:
-            eager.window = Window()  # without the gradients of a run that failed in the middle of one
+        self._core.step.drop_window()  # that a run left which failed in the middle of one
         together = self._core.together
         loader, validate = (
             together.share(loader),
