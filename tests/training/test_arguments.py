@@ -66,7 +66,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a number to evaluate with": (lambda: loop().fit(LOADER, validate=3), "validate= is an int"),  # type: ignore[arg-type]
     "a number to transform with": (
         lambda: loop().fit(LOADER, device_transform=3),  # type: ignore[arg-type]
-        "device_transform=an int cannot be called",
+        "device_transform is an int, which cannot be called",
     ),
     "half an accumulation": (lambda: loop(accumulate=1.5), "accumulate=1.5"),
     "a loss in words": (lambda: loop(loss="mse"), "loss='mse' cannot be called"),

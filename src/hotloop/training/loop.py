@@ -472,7 +472,7 @@ class Loop:
             raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
         if device_transform is not None and not callable(device_transform):
             raise BadArgument(
-                f"device_transform={an(type(device_transform).__name__)} cannot be called",
+                f"device_transform is {an(type(device_transform).__name__)}, which cannot be called",
                 fix="give a function of a batch: device_transform=lambda batch: …",
             )
         if validate is not None:
