@@ -21,7 +21,6 @@ def in_bf16(call: Any, *given: Any) -> Any:
         return call(*given)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # of a CPU without bf16
 @given(shape=st.lists(st.integers(1, 5), min_size=0, max_size=3), inputs=st.integers(1, 20), outputs=st.integers(1, 20))
 def test_a_linear_layer(shape: list[int], inputs: int, outputs: int) -> None:
     torch.manual_seed(0)
