@@ -94,7 +94,7 @@ def test_further_levers_are_named_in_any_order_and_old_files_name_none() -> None
 
 
 @given(
-    st.sampled_from(["cpu", "cuda", "cuda:1"]),
+    st.sampled_from(["auto", "cpu", "cuda", "cuda:1"]),
     st.fixed_dictionaries(
         {},
         optional={

@@ -21,7 +21,7 @@ Tier = Literal["A", "B", "C"]
 Verdict = Literal["kept", "dropped", "not tried"]
 Split = Literal["auto", "items", "off"] | int | Callable[[Any, int, int], Any]
 SPLITS = ("auto", "items", "off")
-_DEVICE = re.compile(r"(?:cuda|mps|xpu|cpu|meta)(?::\d{1,4})?", re.ASCII)
+_DEVICE = re.compile(r"auto|(?:cuda|mps|xpu|cpu|meta)(?::\d{1,4})?", re.ASCII)
 _SWITCHES = (
     "pinned",
     "fused",
@@ -69,11 +69,11 @@ def _takes_old_names(plan: type[T]) -> type[T]:
 class Plan(Record):
     """How a run computes.
 
-    >>> Plan(device="cpu", accumulate=4).accumulate
+    >>> Plan(accumulate=4).accumulate
     4
     """
 
-    device: str  # where it runs, and where a `Loop` runs that is given the plan and no device
+    device: str = "auto"  # where it runs, and where a `Loop` runs that is given the plan; "auto" for the loop's
     precision: Precision = "fp32"
     accumulate: int = 1  # batches per update
     clip_norm: float | None = None  # largest norm of the gradient, None for no clipping
@@ -108,7 +108,7 @@ class Plan(Record):
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise BadArgument(
                 f"a plan for the device {self.device!r}, which is not the name of one",
-                fix='say where it runs: Plan("cuda", …), "cuda:1", "cpu", "mps" or "xpu"',
+                fix='say where it runs: Plan("cuda", …), "cuda:1", "cpu", "mps" or "xpu"; or leave it to the loop',
             )
         for name, kind in (
             ("precision", Precision),
@@ -167,8 +167,8 @@ class Plan(Record):
         >>> Plan("cuda", precision="bf16", graph=16)
         Plan('cuda', precision='bf16', graph=16)
         """
-        others = [f"{name}={value!r}" for name, value in self._unusual()]
-        return f"Plan({', '.join([repr(self.device), *others])})"
+        device = [] if self.device == "auto" else [repr(self.device)]
+        return f"Plan({', '.join(device + [f'{name}={value!r}' for name, value in self._unusual()])})"
 
     def _unusual(self) -> list[tuple[str, Any]]:
         """The settings that are not the usual ones, but for the device."""

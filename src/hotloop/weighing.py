@@ -36,8 +36,8 @@ _HALF = (torch.bfloat16, torch.float16)
 _NOTHING = nullcontext()
 _HOW_TO_SAY = (
     "return (loss, weight) from an objective, weight being what the loss is the mean over; or say how a batch is cut:"
-    " Plan(split=1) where time comes first, Plan(split=function) with (batch, start, stop) → part or (part, weight);"
-    ' or accept what differs with Plan(split="items")'
+    " split=1 where time comes first, split=function with (batch, start, stop) → part or (part, weight); or accept what"
+    ' differs with split="items"'
 )
 Seen = Literal["nothing", "classes", "everything"]
 
@@ -326,7 +326,7 @@ def check_cut(parameters: Sequence[nn.Parameter], split: Split, differs: str | N
     if split == "off":
         raise error(
             "a batch does not fit into the memory, and the plan says that it must not be cut",
-            fix='use a smaller batch, bf16 or activation checkpointing; or let it be cut: Plan(split="auto")',
+            fix='use a smaller batch, bf16 or activation checkpointing; or let it be cut: split="auto"',
         )
     if split == "items":
         return
@@ -334,7 +334,7 @@ def check_cut(parameters: Sequence[nn.Parameter], split: Split, differs: str | N
         raise error(
             f"{begin} parameters have hooks that run when their gradient is there, such as an optimizer that steps in"
             " the backward pass: in micro-batches they would run several times for one batch",
-            fix='use a smaller batch, or step after the backward pass; where the hooks do no harm: Plan(split="items")',
+            fix='use a smaller batch, or step after the backward pass; where the hooks do no harm: split="items"',
         )
     if differs is not None:
         raise error(f"{begin} {differs}", fix=_HOW_TO_SAY)

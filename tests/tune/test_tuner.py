@@ -24,7 +24,7 @@ from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
 from hotloop.tune.knowledge import propose
-from hotloop.tune.tuner import AUDITS
+from hotloop.tune.tuner import AUDITS, in_words
 
 from ..thorough import tries
 
@@ -45,9 +45,14 @@ class Counted(nn.Module):
 
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """Counts calls of such networks where no look at the state of a step comes by."""
+    """The items in each call of such networks, counted where no look at the state of a step comes by."""
     calls: list[int] = []
-    hook = register_module_forward_pre_hook(lambda module, _: calls.append(1) if type(module) is Counted else None)
+
+    def count(module: nn.Module, given: tuple[Tensor]) -> None:
+        if type(module) is Counted:
+            calls.append(len(given[0]))
+
+    hook = register_module_forward_pre_hook(count)
     yield calls
     hook.remove()
 
@@ -85,6 +90,26 @@ def test_a_plan_is_in_force_after_a_few_steps_and_says_why() -> None:
     reasons = {trial.lever: trial.why for trial in loop.tuning.trials}
     assert set(reasons) == {lever.name for lever in LEVERS}
     assert all(reasons.values())
+
+
+@pytest.mark.parametrize(
+    "settings", [{"micro_batch": 3}, {"workers": 0}, {"split": "items"}, {"clip_norm": 1.0}], ids=str
+)
+def test_what_a_person_decides_leaves_the_rest_to_the_tuner(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    loop = loop_of(Counted(), **settings)
+    with counted() as calls:
+        train(loop, data())
+    ((name, value),) = settings.items()
+    assert getattr(loop.plan, name) == value
+    assert loop.tuning is not None
+    assert {trial.verdict for trial in loop.tuning.trials if trial.lever == "fused"} <= {"kept", "dropped"}
+    assert max(calls[-STEPS:]) == (value if name == "micro_batch" else 8)
+
+
+def test_workers_are_in_the_line_where_there_are_any() -> None:
+    assert in_words(Plan(workers=1)) == ["1 worker"]
+    assert in_words(Plan("cpu", workers=2, stream="resident")) == ["batches gathered from one tensor"]
 
 
 def _note_time(clock: list[float], record: object) -> None:

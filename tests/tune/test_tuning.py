@@ -185,9 +185,27 @@ def test_a_plan_from_a_gpu_runs_on_a_cpu_without_what_it_cannot_do(tmp_path: Pat
     loop.fit(loader, progress=False)
 
 
-def test_settings_that_contradict_the_plan_are_refused() -> None:
-    with pytest.raises(hotloop.HotloopError, match="accumulate=2 and a plan with accumulate=1"):
-        odd_loop("cpu", plan=Plan("cpu"), accumulate=2)
+@pytest.mark.parametrize(
+    "settings",
+    [{"accumulate": 2}, {"micro_batch": 4}, {"split": "items"}, {"workers": 1}, {"precision": "bf16"}],
+    ids=str,
+)
+def test_settings_that_contradict_the_plan_are_refused(settings: dict[str, Any]) -> None:
+    ((name, value),) = settings.items()
+    with pytest.raises(hotloop.HotloopError, match=f"{name}={value!r} and a plan with {name}="):
+        odd_loop("cpu", plan=Plan(), **settings)
+    loop, _ = odd_loop("cpu", plan=Plan(**settings), **settings)
+    assert getattr(loop.plan, name) == value
+
+
+def test_a_plan_without_a_device_runs_where_the_loop_does() -> None:
+    model = nn.Linear(1, 1)
+    for device in ("cpu", None):
+        loop = hotloop.Loop(
+            model, torch.optim.SGD(model.parameters()), nn.MSELoss(), device=device, plan=Plan(fused=True)
+        )
+        assert loop.device == hotloop.pick(device).device
+        assert loop.plan == Plan(str(loop.device), fused=True)
 
 
 def test_a_short_run_is_not_tuned() -> None:

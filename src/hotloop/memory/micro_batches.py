@@ -141,7 +141,7 @@ def _cut(value: Any, items: int, rows: slice, *, is_list: bool = False) -> Any:
         raise BadArgument(
             f"memory ran out, and a batch that holds {an(type(value).__name__)} cannot be cut into micro-batches",
             fix="build it inside the model or the objective, or use a smaller batch; or say how it is cut:"
-            " Plan(split=function), a function (batch, start, stop) → part",
+            " split=function, a function (batch, start, stop) → part",
         )
     return value
 

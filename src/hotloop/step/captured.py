@@ -385,7 +385,7 @@ class CapturedStep:
         if not self._departed and not by_design and self.memory is not None:
             warnings.warn(
                 f"while it is captured as a CUDA graph the step does other work than eagerly, which may round otherwise"
-                f" and draw other random numbers: {where}. Plan(graph=0) leaves it eager",
+                f" and draw other random numbers: {where}. A plan without graph leaves it eager",
                 PlanWarning,
                 stacklevel=6,
             )

@@ -60,7 +60,7 @@ class Budgeting(Record):
         if self.missing != 0:
             lack = "the step does not fit" if self.missing is None else f"{size(self.missing)} are missing"
             why = "all blocks are computed again" if self.rows else "the model repeats no block that could be"
-            lines.append(f"{lack}, and {why}\n  fix: compute fewer items at once, with Plan(micro_batch=…)")
+            lines.append(f"{lack}, and {why}\n  fix: compute fewer items at once, with micro_batch=… in the plan")
         return "\n".join(lines)
 
 

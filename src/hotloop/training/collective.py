@@ -211,7 +211,7 @@ class Collective:
         names = [] if plan.sync_batchnorm else norms_in(model)
         if names:
             line += f"; batch normalisation ({shorten(names, 2)}) sees the items of its rank alone"
-            line += ": Plan(sync_batchnorm=True) lets it see all" if self.ranks.device.type == "cuda" else ""
+            line += ": Loop(…, sync_batchnorm=True) lets it see all" if self.ranks.device.type == "cuda" else ""
         return line
 
     def by_rank(self, step: TrainingStep) -> tuple[RankPace, ...]:

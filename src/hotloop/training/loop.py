@@ -25,7 +25,7 @@ from hotloop.monitor.logs import Logged
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
-from hotloop.plan import Plan, Precision, Tuning
+from hotloop.plan import Plan, Precision, Split, Tuning
 from hotloop.profiling.record import Profile
 from hotloop.ranks import ranks_of
 from hotloop.records import Report
@@ -66,7 +66,8 @@ class Loop:
     has its own optimizer and they take turns; `train_every={"generator": 5}` trains one once in five batches.
     `stateful` names what else a checkpoint shall hold, such as an `AveragedModel`: anything with `state_dict` and
     `load_state_dict`. `train_metrics` are functions `(output, target) → tensor` of the outputs that are trained on.
-    `scheduler` is one of PyTorch's, or several; `{"step": …, "epoch": …}` gives each its rhythm.
+    `scheduler` is one of PyTorch's, or several; `{"step": …, "epoch": …}` gives each its rhythm. `micro_batch`, `split`
+    and `workers` say how batches are computed in parts and loaded, as in a `Plan`, and leave all else to the tuner.
 
     >>> model = nn.Linear(2, 1)
     >>> loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
@@ -86,6 +87,10 @@ class Loop:
         accumulate: int = 1,
         clip_norm: float | None = None,
         clip_value: float | None = None,
+        micro_batch: int | None = None,
+        split: Split = "auto",
+        workers: int | None = None,
+        sync_batchnorm: bool = False,
         scheduler: Schedulers = None,
         schedule: Every = "step",
         plan: Plan | Path | str = "auto",
@@ -95,7 +100,7 @@ class Loop:
     ) -> None:
         model, found = unwrapped(model)
         if device is None:
-            device = plan.device if isinstance(plan, Plan) else device_of(found)
+            device = plan.device if isinstance(plan, Plan) and plan.device != "auto" else device_of(found)
         if plan == "auto" and found is not None and len(found.device_ids) > 1:
             plan = "plain"  # trials would run on one of its GPUs
         ranks, choice = ranks_of(device)
@@ -109,18 +114,23 @@ class Loop:
         if isinstance(loss, nn.Module):
             loss.to(choice.device)  # class weights and the like
         check_that_it_can_learn(self.model, objectives)
-        begin = Plan(
-            str(choice.device),
-            "fp32" if precision == "auto" else precision,
-            accumulate,
-            clip_norm,
-            stream="direct",
-            clip_value=clip_value,
-        )
+        settings: dict[str, Any] = {
+            "precision": "fp32" if precision == "auto" else precision,
+            "accumulate": accumulate,
+            "clip_norm": clip_norm,
+            "clip_value": clip_value,
+            "micro_batch": micro_batch,
+            "split": split,
+            "workers": workers,
+            "sync_batchnorm": sync_batchnorm,
+        }
+        begin = Plan(str(choice.device), stream="direct", **settings)
         name = choice.name or str(choice.device)
         modules = modules_of(self.model, criterion)
         subject = Subject(self.model, modules, objectives, averages(loss), begin, precision != "auto", name)
-        asked = {"precision": precision, "accumulate": accumulate, "clip_norm": clip_norm, "clip_value": clip_value}
+        asked = {name: value for name, value in settings.items() if value != getattr(Plan(), name)}
+        if precision != "auto":
+            asked["precision"] = precision
         begin = plan_of(plan, subject, asked)
         if found is not None and ranks is None and begin.parallel == "ddp":
             begin = replace(begin, parallel="data_parallel")

@@ -35,11 +35,11 @@ def memory_words(model: nn.Module, failed: int, follows: int, *, exact: bool = T
     """That memory ran out, and how training goes on; `exact`: the gradient is that of the whole batch, or an error."""
     words = f"out of memory with {plural(failed, 'item')} at once: batches are computed in micro-batches of {follows}"
     if not exact:
-        return words + ', which weigh as many items as they hold, as Plan(split="items") says'
+        return words + ', which weigh as many items as they hold, as split="items" says'
     norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training]
     if not norms:
         return words + ", with the gradient of the whole batch"
     return words + (
         f"; batch normalisation ({shorten(norms, 2)}) sees each micro-batch by itself, so that what it learns depends"
-        " on their size: put those layers in eval mode, or keep to one size with Plan(micro_batch=…)"
+        " on their size: put those layers in eval mode, or keep to one size with Loop(…, micro_batch=…)"
     )

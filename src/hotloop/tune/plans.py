@@ -30,7 +30,10 @@ ASKED = (
 
 
 def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:
-    """The plan to begin with, from what a person hands in: a word, a plan, or the file of one."""
+    """The plan to begin with, from what a person hands in: a word, a plan, or the file of one.
+
+    `asked` are the settings that the person gave beside it.
+    """
     if isinstance(plan, str) and plan in ("auto", "plain"):
         return replace(subject.plan, stream="auto" if plan == "auto" else "direct")
     if not isinstance(plan, Plan | Path | str):
@@ -38,17 +41,14 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
     from_file = not isinstance(plan, Plan)
     chosen = plan if isinstance(plan, Plan) else read_plan(plan)
     here = subject.plan.device
-    there = torch.device(chosen.device)
-    is_here = there.type == subject.device.type and there.index in (None, subject.device.index or 0)
-    if not from_file and not is_here:
+    if not from_file and chosen.device != "auto" and not _is_same(torch.device(chosen.device), subject.device):
         raise BadArgument(
             f"a plan for {chosen.device}, and a Loop on {here}",
             fix=f'give one of them: Plan("{here}", …), or Loop(…, plan=plan) without device=',
         )
     chosen = replace(chosen, device=here)
-    unset = {"precision": "auto", "accumulate": 1, "clip_norm": None, "clip_value": None}
     for name, value in asked.items():
-        if value != unset[name] and value != getattr(chosen, name):
+        if value != getattr(chosen, name):
             raise BadArgument(
                 f"{name}={value!r} and a plan with {name}={getattr(chosen, name)!r}", fix="give one of them"
             )
@@ -58,6 +58,10 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
         warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
         chosen = lever.off(chosen)
     return chosen
+
+
+def _is_same(there: torch.device, here: torch.device) -> bool:
+    return there.type == here.type and there.index in (None, here.index or 0)
 
 
 def possible(plan: Plan, subject: Subject) -> Plan:

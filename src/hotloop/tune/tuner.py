@@ -37,7 +37,7 @@ from hotloop.step.compilation import (
 )
 from hotloop.step.inspection import Inspection, host_objection
 from hotloop.step.work import Work
-from hotloop.text import duration, shorten
+from hotloop.text import duration, plural, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, without_dropout
@@ -836,7 +836,7 @@ def in_words(plan: Plan) -> list[str]:
     """
     words = {
         "resident": "batches gathered from one tensor" if plan.device == "cpu" else "data on the device",
-        "workers": f"{plan.workers} workers",
+        "workers": "" if plan.stream == "resident" else plural(plan.workers or 0, "worker"),
         "graph": f"{plan.graph} steps per CUDA graph" if plan.graph > 1 else "CUDA graph",
         "several steps": "",
         "fused": "fused optimizer",
