@@ -89,10 +89,6 @@ class RngStates:
         for rng, state in self._others:
             rng.set_state(state)
 
-    def same_on_host(self, other: "RngStates") -> bool:
-        """Whether nothing was drawn on the host between the two."""
-        return all(same_state(self._states[name], other._states[name]) for name in host_rngs())
-
 
 def host_rngs() -> dict[str, Rng]:
     """The global generators of the host, by name: those that people's code uses without naming one."""
