@@ -75,6 +75,23 @@ def test_a_loss_without_a_gradient() -> None:
         fit()
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_a_graph_that_is_used_twice(keeps: bool) -> None:
+    kept = [torch.ones(2, 2)]
+
+    def objective(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        kept[0] = torch.tanh(model(batch) * (kept[0] if keeps else 1))
+        loss = kept[0].mean()
+        if not keeps:
+            loss.backward()
+        return loss
+
+    model = nn.Linear(3, 2)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu")
+    with pytest.raises(BadArgument, match=r"the graph of the loss of batch . of epoch 1 is gone[\s\S]*fix: .*detach"):
+        loop.fit([torch.ones(2, 3)] * 2, progress=False, monitor=False)
+
+
 def test_a_gradient_of_the_persons_own_stays_their_error() -> None:
     model = nn.Linear(3, 2)
     with pytest.raises(RuntimeError, match=r"^element 0 of tensors does not require grad"):

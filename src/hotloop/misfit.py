@@ -70,6 +70,12 @@ def explanation(
                 return mismatch
     if "does not require grad and does not have a grad_fn" in str(error) and _is_ours(stack):
         return _without_gradient(model, where)
+    if "backward through the graph a second time" in str(error) and _is_ours(stack):
+        return BadArgument(
+            f"the graph of the loss of {where} is gone: the objective calls backward itself, or uses what it computed"
+            " in an earlier step, such as the state of an RNN",
+            fix="return the loss without calling backward, and detach what is kept for later steps: h = h.detach()",
+        )
     owner = _miscall(error, model, stack[-1]) or _owner(model, stack, str(error))
     if owner is None:
         return None
@@ -135,8 +141,10 @@ def _owner(model: nn.Module, stack: list[FrameType], said: str) -> tuple[str, st
     paths = {module: path for path, module in model.named_modules()}
     for frame in reversed(stack):
         module = variables(frame).get("self")
-        if isinstance(module, nn.Module) and module is not model:
-            return _about_layer(module, paths[module], frame, said) if module in paths else _about_loss(module, frame)
+        if isinstance(module, nn.Module) and module in paths and module is not model:
+            return _about_layer(module, paths[module], frame, said)
+        if isinstance(module, nn.Module) and module is not model and not type(module).__module__.startswith("hotloop."):
+            return _about_loss(module, frame)  # what hotloop wraps around one, with metrics, is none
         if frame.f_code.co_filename.startswith(_TORCH) and "target" in variables(frame):
             return _about_loss(frame.f_code.co_name, frame)
     inside = next((f for f in reversed(stack) if variables(f).get("self") is model), None)

@@ -81,12 +81,14 @@ class Weighing:
     code can be reached, it is looked at first: nothing is compared where a call changes what cannot be restored.
     """
 
-    def __init__(self, split: Split = "auto", *, sums: bool = False, later: Sequence[int] = LATER) -> None:
+    def __init__(
+        self, split: Split = "auto", *, sums: bool = False, later: Sequence[int] = LATER, compiles: bool = False
+    ) -> None:
         self.split = split
         self.may_probe: Callable[[], bool] = lambda: True
         self.roots: Callable[[], Mapping[str, object]] | None = None
         self._effects: list[str] | None = None  # what a call of the objectives changes for good; None: not known yet
-        self._sums, self._later = sums, later
+        self._sums, self._later, self._compiles = sums, later, compiles
         self._known: dict[str, _Known] = {}
         self._told: set[str] = set()
 
@@ -164,7 +166,7 @@ class Weighing:
         items: int,
         weight: int | float | Tensor | None = None,
     ) -> Losses:
-        """The losses of a micro-batch with what they weigh; `objective` may be compiled, `plain` is the same eager."""
+        """The losses of a micro-batch with what they weigh; `objective` may be compiled or watched, `plain` is not."""
         with self._looked_at(model) if verdict.way is None else _NOTHING:
             way = verdict.way
             if way is None and (known := self._known.get(name)) is not None and known.read:
@@ -181,7 +183,7 @@ class Weighing:
                 if count is not None and not losses.is_counted:
                     losses.weight, losses.size = count, max(items, round(items * (way.ratio if way else 1)))
             else:
-                if objective is not plain and way is not None:
+                if self._compiles and objective is not plain and way is not None:
                     self._tell_of_eager()
                 losses, reading = self._read(name, plain, model, batch, items)
                 if way is None:

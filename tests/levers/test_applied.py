@@ -1,5 +1,6 @@
 """`AppliedPlan`: what a plan changes is undone to the last flag, and what it trains is the same training."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -149,6 +150,24 @@ def test_fused_is_nearly_the_same_training(build: Build) -> None:
     torch.testing.assert_close(losses, expected, rtol=1e-4, atol=1e-6)
     for a, b in zip(plain.parameters(), fused.parameters(), strict=True):
         torch.testing.assert_close(b, a, rtol=1e-3, atol=1e-5)
+
+
+def test_fused_reads_a_state_that_was_loaded_in_another_memory_format() -> None:
+    plain, fused = (nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last) for _ in range(2))
+    optimizers = [torch.optim.Adam(each.parameters()) for each in (plain, fused)]
+    image = torch.randn(2, 3, 8, 8)
+    plain(image).square().sum().backward()
+    optimizers[0].step()
+    fused.load_state_dict(plain.state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(optimizers[0].state_dict()))
+    state = optimizers[1].state[fused.weight]
+    state |= {name: state[name].contiguous() for name in ("exp_avg", "exp_avg_sq")}
+    AppliedPlan(Plan("cpu", fused=True), fused, optimizers[1:]).apply()
+    for model, optimizer in zip((plain, fused), optimizers, strict=True):
+        model.zero_grad()
+        model(image).square().sum().backward()
+        optimizer.step()
+    torch.testing.assert_close(fused.weight, plain.weight)
 
 
 def test_the_count_of_steps_keeps_its_type() -> None:

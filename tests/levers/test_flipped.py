@@ -50,6 +50,31 @@ def test_gradients_are_those_of_pytorch(
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("at_once", [1, 2**20])
+def test_gradients_have_gradients(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As penalties on a gradient need, which some trainings compute once in many steps."""
+    monkeypatch.setattr("hotloop.levers.flipped.AT_ONCE", at_once)
+    layer = nn.Conv2d(2, 3, 3, padding=1).double()
+    batch = torch.randn(2, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(partial(flipped, layer), batch)
+
+    def second(forward: object) -> list[Tensor]:
+        first = torch.autograd.grad(forward(batch).pow(3).sum(), layer.parameters(), create_graph=True)  # type: ignore[operator]
+        return list(torch.autograd.grad(sum(each.square().sum() for each in first), [batch, *layer.parameters()]))
+
+    torch.testing.assert_close(second(partial(flipped, layer)), second(layer))
+
+
+def test_transforms_of_functions_work() -> None:
+    layer, batch = nn.Conv2d(2, 3, 3), torch.randn(4, 1, 2, 5, 5)
+
+    def of_each(forward: object) -> Tensor:
+        gradient = torch.func.grad(lambda image: forward(image).square().sum())  # type: ignore[operator]
+        return torch.func.vmap(gradient)(batch)
+
+    torch.testing.assert_close(of_each(partial(flipped, layer)), of_each(layer))
+
+
 @pytest.mark.parametrize(
     "layer",
     [

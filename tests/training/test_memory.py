@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop import Loop
-from hotloop.errors import DoesNotFit, MemoryWarning
+from hotloop.errors import BadArgument, DoesNotFit, MemoryWarning, PlanWarning
 from hotloop.step import portion
 from hotloop.step.eager import FIRST_UPDATES, EagerStep
 from hotloop.step.objectives import TrainedObjective
@@ -679,6 +679,13 @@ def test_batch_normalisation_that_is_left_with_one_item_says_so() -> None:
     model = Picky(random_network(), 1)
     with pytest.warns(MemoryWarning), pytest.raises(DoesNotFit, match="cannot learn from one alone"):
         loop_of(model).step(batches(1, size=4)[0])
+
+
+def test_micro_batches_of_one_item_are_not_blamed_on_the_memory() -> None:
+    loop = loop_of(random_network(), micro_batch=1)
+    words = r"micro_batch=1 leaves one item by itself"
+    with pytest.warns(PlanWarning, match="batch normalisation"), pytest.raises(BadArgument, match=words):
+        loop.step(batches(1, size=4)[0])
 
 
 def test_a_piece_without_a_valid_item_does_not_count() -> None:

@@ -174,6 +174,12 @@ def test_what_cannot_be_measured_is_refused() -> None:
         loop_of(model, train_metrics={"three": 3})
 
 
+def test_an_error_of_a_metric_is_not_blamed_on_the_loss() -> None:
+    loop = loop_of(network(), train_metrics={"wrong": lambda output: output})
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2 were given"):
+        loop.step((torch.randn(3, 6), torch.arange(3)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", [0, 1, 4])
 def test_captured_steps_add_them_up_without_a_synchronization(task, graph: int) -> None:

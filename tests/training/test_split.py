@@ -1,6 +1,7 @@
 """How batches are cut and weighed: what is right, what is refused, what a plan may say, and that no trace is left."""
 
 import random
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -473,6 +474,25 @@ def test_a_compiled_objective_with_a_mask_of_its_own_says_that_it_runs_eagerly(m
         steps(loop, zip(x.split(4), y.split(4), mask.split(4), strict=True))
     objective(theirs, (x, y, mask)).backward()
     torch.testing.assert_close(gradients(ours), gradients(theirs), rtol=1e-4, atol=1e-6)
+
+
+def test_an_objective_with_a_mask_of_its_own_is_tuned_without_a_word_of_compiling(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 1)
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        each = F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+        return (each * batch[2]).sum() / batch[2].sum()
+
+    model = network()
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", micro_batch=3)
+    batches = [(numbers(8, 6), torch.arange(8) % 3, torch.rand(8)) for _ in range(4)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        loop.fit(batches, epochs=4, progress=False, monitor=False)
+    assert loop.tuning is not None
+    assert not told
 
 
 def test_evaluation_cuts_time_first_batches_as_the_plan_says() -> None:

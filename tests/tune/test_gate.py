@@ -45,6 +45,13 @@ def test_a_loss_near_zero_is_no_reason_where_the_gradient_is_right() -> None:
     assert Departure.between(passed(1e-6, gradient), passed(3e-6, gradient * 1.001)).excess() is None
 
 
+def test_imaginary_parts_of_gradients_are_compared_too() -> None:
+    gradient = torch.tensor([3 + 4j, 1 - 2j])
+    plain = passed(1.0, gradient)
+    assert Departure.between(plain, passed(1.0, (gradient * 1.001).conj().resolve_conj().conj())).excess() is None
+    assert "turns" in (Departure.between(plain, passed(1.0, gradient.conj())).excess() or "")
+
+
 def test_no_gradient_at_all_passes() -> None:
     nothing = passed(1.0, torch.zeros(3), None)
     assert Departure.between(nothing, nothing).excess() is None

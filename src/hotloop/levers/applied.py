@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hotloop.levers import acting_levers
 from hotloop.levers.base import Lever, Undo
-from hotloop.levers.fused import settle_step_counts
+from hotloop.levers.fused import settle_state
 from hotloop.plan import Plan
 
 _NOTHING = nullcontext()
@@ -35,14 +35,14 @@ class AppliedPlan:
             for undo in lever.apply(self._model, self._optimizers, self.plan):
                 self._undo.append(undo)  # one by one: what was done before an error can be undone
         for optimizer in self._optimizers:
-            settle_step_counts(optimizer)
+            settle_state(optimizer)
 
     def revert(self) -> None:
         """Undo what `apply` did."""
         while self._undo:
             self._undo.pop()()
         for optimizer in self._optimizers:
-            settle_step_counts(optimizer)
+            settle_state(optimizer)
 
     def around(self) -> AbstractContextManager[Any]:
         """The context in which a step runs; nothing is left switched when it ends."""

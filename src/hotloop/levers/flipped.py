@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.optim import Optimizer
 
+from hotloop._torch import is_transformed
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.plan import Plan
 
@@ -100,7 +100,8 @@ def flipped(layer: nn.Conv2d, batch: Tensor) -> Tensor:
     Where a library has put less work into its backward passes than into the forward one, that is faster. The gradient
     of the weight is a matmul: all places of the output, times what the weight has seen at each.
     """
-    if not can_be_flipped(layer) or batch.dim() != 4 or torch.is_autocast_enabled(batch.device.type):
+    is_other = batch.dim() != 4 or torch.is_autocast_enabled(batch.device.type) or is_transformed()
+    if is_other or not can_be_flipped(layer):
         return nn.Conv2d.forward(layer, batch)
     result: Tensor = _Flipped.apply(batch, layer.weight, layer.bias, layer.padding)  # type: ignore[no-untyped-call]
     return result
@@ -114,7 +115,6 @@ class _Flipped(torch.autograd.Function):
         return F.conv2d(batch, weight, bias, padding=padding)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         batch, weight = ctx.saved_tensors
         of_batch = None

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import UNSCALES
@@ -20,7 +21,7 @@ class FusedLever(Lever):
     **The numbers.** Tier B: the same formula in another order of operations, so that the last bits may differ.
 
     **What it needs.** Adam, AdamW, Adagrad or SGD of PyTorch, or any optimizer with a `fused` flag, over plain
-    floating-point weights. On a CPU too.
+    floating-point weights without gaps in memory, unlike slices of other tensors. On a CPU too.
 
     **What it costs.** Nothing to pull.
 
@@ -92,11 +93,31 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
             return f"{name} has no fused kernel"
         if group.get("differentiable"):
             return f"{name} is differentiable"
-        if any(not p.is_floating_point() or p.is_sparse for p in group["params"]):
+        if any(not p.is_floating_point() or p.layout != torch.strided for p in group["params"]):
             return f"{name} holds weights that are not plain floating-point numbers"
         if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
             return f"{name} is given sparse gradients"
+        known = [p for p in group["params"] if not is_lazy(p)]
+        if not all(map(_is_dense, known)):
+            return f"{name} holds weights with gaps in memory, such as slices"
+        if any(p.grad is not None and _strides(p.grad) != _strides(p) for p in known):
+            return f"{name} is given gradients with other strides than their weights"
     return None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor fills its memory, in any order of its dimensions. Fused kernels for a CPU do not ask."""
+    filled = 1
+    for stride, size in sorted(_strides(tensor)):
+        if stride != filled:
+            return False
+        filled *= size
+    return True
+
+
+def _strides(tensor: Tensor) -> list[tuple[int, int]]:
+    """Those that mean something, each with the size of its dimension."""
+    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def fuse(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Undo]:
@@ -106,13 +127,23 @@ def fuse(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Undo]:
     yield set_attribute(optimizer, UNSCALES, True)  # as the optimizer itself does where it is built with `fused=True`
 
 
-def settle_step_counts(optimizer: Optimizer) -> None:
-    """Put step counts where the update reads them: Adam and its kin count on the host, their kernels on the device."""
+def settle_state(optimizer: Optimizer) -> None:
+    """Put the state where the update reads it: Adam and its kin count on the host, their kernels on the device.
+
+    Fused kernels go through a weight and its state side by side, so these have the same strides; a state that was
+    loaded may have others.
+    """
     for group in optimizer.param_groups:
         there = bool(group.get("fused") or group.get("capturable"))
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
-            count = state.get("step") if isinstance(state, dict) else None
+            if not isinstance(state, dict):
+                continue
+            count = state.get("step")
             if isinstance(count, Tensor):
                 # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
                 state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()
+            for name, value in state.items() if group.get("fused") else ():
+                is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+                if is_like and _strides(value) != _strides(parameter):
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

@@ -122,7 +122,7 @@ class EagerStep:
                 done -= count
                 is_last = done == 0 and self.phase[1]  # before the update
                 shared = _NOTHING if across is None else across.synchronizing(is_last=is_last)
-                with self._autocast, shared, _alone(self.model, count) if count < items else _NOTHING:
+                with self._autocast, shared, _alone(self.model, count, self._asked) if count < items else _NOTHING:
                     losses = self.weighing.losses(verdict, name, self.objective, plain, self.model, part, count, weight)
                 if across is None:
                     weighed = window.weighed(losses, self._sum_of_weights(losses))
@@ -325,13 +325,17 @@ class EagerStep:
                     weighing.tell_of_difference(verdict.differs)
                 weighing.tell_of_norms(self.model, "batch")
             return verdict
-        asked = None if self._memory.portion.failures else self._plan.micro_batch  # by the person
-        check_cut(self.trained.parameters, split, None, asked=asked)
+        check_cut(self.trained.parameters, split, None, asked=self._asked)
         verdict = weighing.verdict(name, self._probe, batch, items, size)
-        check_cut((), split, verdict.differs, asked=asked)
-        if asked is not None or self._begin:  # else it was said when memory ran out
+        check_cut((), split, verdict.differs, asked=self._asked)
+        if self._asked is not None or self._begin:  # else it was said when memory ran out
             weighing.tell_of_norms(self.model, "micro-batch")
         return verdict
+
+    @property
+    def _asked(self) -> int | None:
+        """The size of micro-batches that the person asked for; None where memory has run out and decides."""
+        return None if self._memory is None or self._memory.portion.failures else self._plan.micro_batch
 
     def _probe(self) -> Probe:
         """What compares the loss of a batch with those of its micro-batches."""
@@ -363,7 +367,7 @@ def total(parts: Parts) -> Tensor:
 
 
 @contextmanager
-def _alone(model: nn.Module, items: int) -> Iterator[None]:
+def _alone(model: nn.Module, items: int, asked: int | None) -> Iterator[None]:
     """Say it where a single item, to which micro-batches came down, is not enough for batch normalisation."""
     try:
         yield
@@ -371,6 +375,11 @@ def _alone(model: nn.Module, items: int) -> Iterator[None]:
         norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.training]
         if items > 1 or not norms or "more than 1 value per channel" not in str(error):
             raise
+        if asked is not None:
+            raise BadArgument(
+                f"micro_batch={asked} leaves one item by itself, and batch normalisation cannot learn from one alone",
+                fix="choose another size, put those layers in eval mode, or use GroupNorm",
+            ) from error
         raise DoesNotFit(
             "two items do not fit into the memory at once, and batch normalisation cannot learn from one alone",
             fix="put those layers in eval mode or use GroupNorm; or make the items smaller",

@@ -58,7 +58,8 @@ class TrainingStep:
         self._rescue: Callable[[Callable[[Any], Parts], Any], Parts] | None = None
         self.counts = Counts()
         # A comparison blocks, which ends a capture: there, only first cuts are compared.
-        self.weighing = Weighing(plan.split, sums=not averages, later=() if plan.graph else LATER)
+        later = () if plan.graph else LATER
+        self.weighing = Weighing(plan.split, sums=not averages, later=later, compiles=plan.compile != "off")
         self.compiled = compiled or {}
         if plan.compile != "off" and not compiled:
             self.compiled = {each.name: CompiledObjective(each.objective, plan.compile) for each in objectives}

@@ -175,11 +175,17 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Ten
     """The sums of a·b, a·a and b·b over pairs of gradients, on the device of `like`."""
     sums: tuple[list[Tensor], ...] = ([], [], [])
     for a, b in pairs:
-        x, y = ((t.coalesce().values() if t.is_sparse else t).float() for t in (a, b))
+        x, y = map(_numbers, (a, b))
         for parts, (p, q) in zip(sums, ((x, y), (x, x), (y, y)), strict=True):
             parts.append((p * q).sum(dtype=torch.float64).to(like.device))
     dot, first, second = (torch.stack(parts).sum() if parts else like.new_zeros(()) for parts in sums)
     return dot, first, second
+
+
+def _numbers(gradient: Tensor) -> Tensor:
+    """Of a gradient, whatever its kind; the imaginary ones beside the real ones."""
+    dense = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).float()
 
 
 @dataclass(frozen=True)
