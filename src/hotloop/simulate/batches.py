@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 from typing import Any, Self
 
-from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.events import Listener, Operation
 from hotloop.simulate.loaders import Loaders
 from hotloop.simulate.options import Options
 from hotloop.simulate.patches import Patches
@@ -15,13 +15,12 @@ TRUST = ("argument", "environment", "variable", "loader")
 CASTS = ("aten._to_copy.default", "aten.copy_.default")  # autocast makes as many numbers of weights whatever the batch
 
 
-class Batches:
+class Batches(Listener):
     """Looks where a script has its batch, and sets it where `size` is asked for.
 
     An option of the command line is trusted most, then what the script reads from its environment, then a variable
     that is given a number; a `DataLoader` that is learnt from and has batches of another size than a variable says is
-    set itself. `way` points at one of them, and then no other is looked at. Also a `Listener`, to count what a step
-    does.
+    set itself. `way` points at one of them, and then no other is looked at. It listens to count what a step does.
     """
 
     def __init__(self, source: str, size: int | None = None, way: str | None = None) -> None:
@@ -116,14 +115,6 @@ class Batches:
     def step(self) -> None:
         self.work, self.made = self.made, 0
         self._loaders.stepped()
-
-    def allocated(self, key: int, size: int, kind: str) -> None: ...
-    def freed(self, key: int) -> None: ...
-    def named(self, key: int, kind: str) -> None: ...
-    def before(self, operation: Operation) -> None: ...
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None: ...
-    def waited(self, kind: str, place: Place | None) -> None: ...
-    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None: ...
 
 
 def _kind(place: str) -> str:

@@ -10,10 +10,8 @@ from pathlib import Path
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
-from hotloop.simulate.cards import Card, card
+from hotloop.simulate.cards import card
 from hotloop.simulate.record import Simulation, StepTime
-from hotloop.simulate.table import ArchitectureTable
-from hotloop.simulate.timeline import Tape, forecast
 from hotloop.text import printable
 
 _FIX = 'JSON such as {"h200": 3.5, "t4": 0.35}, or lines such as h200,3.5: dollars per hour'
@@ -40,34 +38,6 @@ class Row(Record):
     dollars_per_hour: float | None = None
     dollars_per_million: RateInterval | None = None
     pace_ms: StepTime | None = None  # the step with data and the script's own work on the host
-
-
-def compare(
-    tape: Tape,
-    cards: Sequence[Card],
-    *,
-    samples: int | None = None,
-    fits: Mapping[str, bool | None] | None = None,
-    largest: Mapping[str, int | None] | None = None,
-    prices: Mapping[str, float] | None = None,
-    tables: Mapping[str, ArchitectureTable] | None = None,
-) -> list[Row]:
-    """One row per card, in the order given, from one tape; `samples` are those of a step.
-
-    Whether it fits and the largest batch are told by who models memory; a card that it does not fit has no speed.
-    """
-    fits, largest, prices, tables = fits or {}, largest or {}, prices or {}, tables or {}
-    rows = []
-    for each in cards:
-        fitting = fits.get(each.key)
-        found = None if fitting is False else forecast(tape, each, tables.get(each.architecture))
-        pace = found.pace.step_ms if found else None
-        speed = _speed(pace, samples) if pace and samples else None
-        price = prices.get(each.key)
-        cost = _cost(speed, price) if speed and price is not None else None
-        step = found.step if found else None
-        rows.append(Row(each.key, fitting, largest.get(each.key), step, speed, price, cost, pace))
-    return rows
 
 
 def row_of(simulation: Simulation, prices: Mapping[str, float] | None = None) -> Row:

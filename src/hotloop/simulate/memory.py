@@ -8,7 +8,7 @@ import torch
 from hotloop.simulate.allocator import Allocator, Block, Full, Settings
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants, constants_for
-from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.events import Listener, Operation
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.families.indexing import adds_gradients
 from hotloop.simulate.ledger import Ledger, Timeline
@@ -31,7 +31,7 @@ class Held(NamedTuple):
     since: int  # event of the timeline
 
 
-class MemoryListener:
+class MemoryListener(Listener):
     """A `Listener` that keeps the memory of a card.
 
     `cap` are the bytes that the process may reserve. With `go_on` nothing is raised: the first shortage is noted, and
@@ -123,15 +123,6 @@ class MemoryListener:
             if not self._has_run:
                 self._has_run = True
                 self._allocator.addresses.kernels_loaded()
-
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
-        """Copies take no memory of their own."""
-
-    def waited(self, kind: str, place: Place | None) -> None:
-        """Nor do waits."""
-
-    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:
-        """Nor the host."""
 
     def step(self) -> None:
         self._settle()

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -231,11 +231,3 @@ class Engine:
 def _set_for_a_while(stack: ExitStack, setter: Callable[[Any], Any], before: Any, value: Any) -> None:
     stack.callback(setter, before)
     setter(value)
-
-
-def simulate(run: Callable[[], Any], card: CardLike, listeners: Sequence[Listener] = (), *, steps: int = 3) -> Engine:
-    """Call something with the simulated GPU in place, until it ends or has made its steps."""
-    engine = Engine(card, listeners, steps)
-    with engine, suppress(Enough):
-        run()
-    return engine
