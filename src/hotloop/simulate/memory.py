@@ -18,7 +18,6 @@ from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
 from hotloop.simulate.uncertainty import Spread, too_close, verdict
 from hotloop.simulate.workspaces import library, needs, with_settings
 
-ENDLESS = 2**60  # bytes
 _SLACK = 2**20  # by which a block may be larger than what is in it
 
 
@@ -32,29 +31,16 @@ class Held(NamedTuple):
 
 
 class MemoryListener(Listener):
-    """A `Listener` that keeps the memory of a card.
+    """A `Listener` that keeps the memory of a card."""
 
-    `cap` are the bytes that the process may reserve. With `go_on` nothing is raised: the first shortage is noted, and
-    the run goes on as if the card were larger, so that one run tells both the line and how much would be needed.
-    """
-
-    def __init__(
-        self,
-        card: Card,
-        cap: int | None = None,
-        *,
-        constants: Constants | None = None,
-        expandable: bool | None = None,
-        go_on: bool = False,
-    ) -> None:
+    def __init__(self, card: Card, *, constants: Constants | None = None) -> None:
         self.card = card
         self.constants = constants or constants_for(card, torch.__version__)
         self.context = self.constants.context.get("base", 0)
         self.shortage: Shortage | None = None  # the first
         self._survived = False  # whether a step was made since memory last ran out
-        self._allocator = ExpandableAllocator(0, cap=cap, total=card.memory) if expandable else Allocator(0, cap=cap)
-        self._settings = None if expandable is None else Settings("")  # of the allocator, once it is used
-        self._go_on = go_on
+        self._allocator = Allocator(0)
+        self._settings: Settings | None = None  # of the allocator, once it is used
         self._ledger, self._timeline, self._spread = Ledger(), Timeline(), Spread()
         self._held: dict[int, Held] = {}
         self._kept: dict[int, list[Held]] = {}  # reserves that live as long as a tensor, by its key
@@ -67,7 +53,6 @@ class MemoryListener(Listener):
         self._at_once: list[Held] = []  # what it holds until it has run
         self._sum: tuple[int, int, str] | None = None  # of gradients, whose memory is not known yet
         self._asked = 0  # the segment that was last refused
-        self._before: int | None = None  # the limit, before it ran out and went on
         self._most_reserved = self._most_process = 0
         self._make_room()
 
@@ -131,19 +116,6 @@ class MemoryListener(Listener):
 
     # What `torch.cuda` answers
 
-    def memory_allocated(self) -> int:
-        self._settle()
-        return self._allocator.allocated
-
-    def max_memory_allocated(self) -> int:
-        return self._allocator.all.allocated.most
-
-    def memory_reserved(self) -> int:
-        return self._allocator.reserved
-
-    def max_memory_reserved(self) -> int:
-        return self._allocator.all.reserved.most
-
     def memory_stats(self) -> "OrderedDict[str, int]":
         return self._allocator.stats()
 
@@ -196,13 +168,12 @@ class MemoryListener(Listener):
     def fits(self) -> bool | None:
         """Whether it fits; None where it is too close to say.
 
-        One that ran out, and did not go on, does not say how much it would have needed; one that the script caught,
-        and made a step after, does fit.
+        One that ran out does not say how much it would have needed; one that the script caught, and made a step after,
+        does fit.
         """
-        if self.shortage is not None and not self._go_on:
+        if self.shortage is not None:
             return self._survived
-        said = verdict(self.interval, self._limit, self.constants.margin)
-        return None if said and self.shortage is not None else said
+        return verdict(self.interval, self._allocator.limit, self.constants.margin)
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of memory, by the names of its fields."""
@@ -305,17 +276,12 @@ class MemoryListener(Listener):
 
     def _take(self, size: int, kind: str) -> Held:
         held = self._try(size, kind)
-        if held is None:
-            shortage = self._describe()
-            self.shortage = self.shortage or shortage
-            self._survived = False
-            if not self._go_on:
-                raise SimulatedOutOfMemory(shortage)
-            self._before = self._allocator.limit
-            self._allocator.room, self._allocator.cap = ENDLESS, None
-            held = self._try(size, kind)
-            assert held is not None, "there is room without end"
-        return held
+        if held is not None:
+            return held
+        shortage = self._describe()
+        self.shortage = self.shortage or shortage
+        self._survived = False
+        raise SimulatedOutOfMemory(shortage)
 
     def _try(self, size: int, kind: str) -> Held | None:
         try:
@@ -349,7 +315,7 @@ class MemoryListener(Listener):
             notes.append(f"{self.shortage.words()}{went_on}")
         interval = self.interval
         if self.fits is None:
-            notes.append(too_close(interval, self._limit))
+            notes.append(too_close(interval, self._allocator.limit))
         notes += interval.reasons
         notes += self._settings.notes() if self._settings is not None else ()
         if not self.constants.calibrated:
@@ -368,12 +334,7 @@ class MemoryListener(Listener):
             cap=self._allocator.cap,
         )
 
-    @property
-    def _limit(self) -> int:
-        return self._allocator.limit if self._before is None else self._before
-
     def _make_room(self) -> None:
         """What the context takes, tensors cannot have."""
         self._ledger.now["context"] = self.context
-        if self._allocator.room != ENDLESS:
-            self._allocator.room = max(0, self.card.usable - self.context)
+        self._allocator.room = max(0, self.card.usable - self.context)
