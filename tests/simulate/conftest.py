@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from hotloop.simulate.cards import card as named
 from hotloop.simulate.record import Simulation
 from hotloop.simulate.running import Simulator
 from hotloop.simulate.shim import library
 
 ENGINE = Path(__file__).parent / "engine"
 PREDICTIONS = Path(__file__).parents[2] / "benchmarks" / "predictions"  # whose tests have listeners of their own
-CARD = SimpleNamespace(key="test", name="Test GPU", memory=16 << 30, capability=(8, 0), sms=100)
+CARD = replace(named("a100-80"), key="test", name="Test GPU", memory=16 << 30, sms=100)
 
 
 @dataclass(frozen=True)

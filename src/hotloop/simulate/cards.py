@@ -25,19 +25,13 @@ class Card(Record):
     name: str  # as the driver says it; two sizes of a card may share it
     architecture: str  # pascal, volta, turing, ampere, ada, hopper, blackwell
     capability: tuple[int, int]
-    memory: int  # what CUDA reports as the total
+    memory: int  # what CUDA reports as the total, and a process can get, its CUDA context included
     bandwidth: float
     peaks: dict[str, float]  # dense, by fp32, tf32, fp16, bf16, fp8; what a card cannot do is absent
     sms: int
     clock: float  # boost
     pcie: float  # in one direction
-    reserved: int = 0  # bytes that are never free: a screen, another process
     generic: bool = False  # only the memory was given; the rest is that of a card of about its size
-
-    @property
-    def usable(self) -> int:
-        """Bytes that a process can get, its CUDA context included."""
-        return self.memory - self.reserved
 
 
 @lru_cache(maxsize=1)

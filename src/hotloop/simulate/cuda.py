@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hotloop.simulate import legacy
 from hotloop.simulate._torch import answer_below_cuda, answer_for_cudnn
+from hotloop.simulate.cards import Card
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
@@ -22,21 +23,6 @@ _SHARED = (  # with torch.accelerator
     *("synchronize", "empty_cache", "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
 )
-
-
-class CardLike(Protocol):
-    """What must be known of a card."""
-
-    @property
-    def key(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def memory(self) -> int: ...
-    @property
-    def capability(self) -> tuple[int, int]: ...
-    @property
-    def sms(self) -> int: ...
 
 
 class MemoryModel(Protocol):
@@ -58,7 +44,7 @@ class MemoryModel(Protocol):
 class Cuda:
     """Puts the answers of a card in place of `torch.cuda`'s own."""
 
-    def __init__(self, card: CardLike, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
+    def __init__(self, card: Card, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
         self._card = card
         self._gpu = gpu
         self._teller = gpu.teller
@@ -117,7 +103,7 @@ class Cuda:
         properties = SimpleNamespace(
             name=card.name, major=major, minor=minor, total_memory=card.memory, multi_processor_count=card.sms,
             warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
-            is_multi_gpu_board=False, gcnArchName="", L2_cache_size=getattr(card, "l2", 50 << 20),
+            is_multi_gpu_board=False, gcnArchName="", L2_cache_size=50 << 20,
             shared_memory_per_block=49152, shared_memory_per_block_optin=101376,
             shared_memory_per_multiprocessor=102400, uuid="GPU-simulated", max_threads_per_block=1024,
             clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=5120,

@@ -121,7 +121,7 @@ class MemoryListener(Listener):
 
     def mem_get_info(self) -> tuple[int, int]:
         """Free and total bytes, as the driver says."""
-        return max(0, self.card.usable - self.context - self._allocator.reserved), self.card.memory
+        return max(0, self.card.memory - self.context - self._allocator.reserved), self.card.memory
 
     def reset_peak_memory_stats(self) -> None:
         """For the script; what is told of the run at the end is not reset."""
@@ -337,4 +337,4 @@ class MemoryListener(Listener):
     def _make_room(self) -> None:
         """What the context takes, tensors cannot have."""
         self._ledger.now["context"] = self.context
-        self._allocator.room = max(0, self.card.usable - self.context)
+        self._allocator.room = max(0, self.card.memory - self.context)

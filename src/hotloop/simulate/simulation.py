@@ -17,8 +17,9 @@ from hotloop.scripts import Enough
 from hotloop.simulate._torch import lifting_on_host
 from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.by_hand import ByHand
+from hotloop.simulate.cards import Card
 from hotloop.simulate.conversions import Conversions
-from hotloop.simulate.cuda import CardLike, Cuda
+from hotloop.simulate.cuda import Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.events import Listener
 from hotloop.simulate.families import ALL, left_whole
@@ -46,7 +47,7 @@ class Engine:
     kept: large models are not drawn, and a script that does not end when it is told to is ended.
     """
 
-    card: CardLike
+    card: Card
     listeners: Sequence[Listener]
     steps: int | None
     values: bool = False

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
+from hotloop.simulate.cards import Card
 from hotloop.simulate.events import Listener, Place
 from hotloop.simulate.findings import relative
 from hotloop.simulate.record import Copy, Sync
@@ -14,7 +14,7 @@ CONTEXT = 500 << 20  # bytes of a CUDA context, where no model of memory knows b
 class Syncs(Listener):
     """A listener that counts copies and waits, and how much memory is live where no model of memory listens."""
 
-    def __init__(self, card: Any) -> None:
+    def __init__(self, card: Card) -> None:
         self._card = card
         self._copies: Counter[tuple[Place | None, str, bool, bool]] = Counter()
         self._bytes: Counter[tuple[Place | None, str, bool, bool]] = Counter()
