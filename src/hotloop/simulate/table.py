@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from hotloop.errors import BadArgument
@@ -146,17 +145,8 @@ def default_table() -> ArchitectureTable:
     return parse(json.loads(file.read_text()), "time-default.json")
 
 
-def read(path: Path) -> ArchitectureTable:
-    """A table from a file that `benchmarks/calibrate_gpu.py` wrote."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadArgument(f"cannot read the table {path}: {error}", fix="give a file of calibrate_gpu.py") from error
-    return parse(data, str(path))
-
-
 def parse(data: Any, name: str) -> ArchitectureTable:
-    """The table that a JSON document holds."""
+    """The table that a JSON document of `benchmarks/calibrate_gpu.py` holds."""
     try:
         table = ArchitectureTable.from_json(data)
         for key, values in table.curves.items():
