@@ -64,11 +64,8 @@ class Repairs(TorchFunctionMode):
         return value
 
     def _to_device(self, tensor: Tensor, home: torch.device) -> Tensor:
-        self._gpu.silent += 1
-        try:
+        with self._gpu.silently():
             return tensor.to(home)
-        finally:
-            self._gpu.silent -= 1
 
 
 def _name(func: Callable[..., Any]) -> str:

@@ -94,7 +94,7 @@ class ArchitectureTable(Record):
         """The logarithm of how much longer a part takes than its curve says, after what was measured nearby."""
         key = self._key(part)
         found = self.nearby.get(key) if key is not None else None
-        return 0.0 if found is None else _nearby(found).correction(part.traits)
+        return 0.0 if found is None else Nearby.from_json(found).correction(part.traits)
 
     def _key(self, part: Part) -> str | None:
         return next((key for key in keys_of(part) if key in self.curves), None)
@@ -112,10 +112,6 @@ def keys_of(part: Part) -> list[str]:
     return [
         key for family in families for key in (*(f"{family}/{p}{lay}" for p in precisions for lay in layouts), family)
     ]
-
-
-def _nearby(data: dict[str, Any]) -> Nearby:
-    return Nearby.from_json(data)
 
 
 @lru_cache(maxsize=8)
