@@ -9,23 +9,8 @@ from hotloop.sprites.palette import AZURE, DUSK, INK, MAROON, PINE, RAMPS, SKY, 
 
 # For each palette index, the dark colour that outlines it.
 OUTLINES = (
-    0,
-    INK,
-    DUSK,
-    MAROON,
-    PINE,
-    MAROON,
-    MAROON,
-    DUSK,
-    DUSK,
-    PINE,
-    MAROON,
-    MAROON,
-    DUSK,
-    DUSK,
-    PINE,
-    MAROON,
-    DUSK,
+    *(0, INK, DUSK, MAROON, PINE, MAROON, MAROON, DUSK, DUSK),
+    *(PINE, MAROON, MAROON, DUSK, DUSK, PINE, MAROON, DUSK),
 )
 
 
