@@ -1,11 +1,10 @@
 """`hotloop demo`: sprites made, sorted and drawn, with a page to show for it."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.options import INTERRUPTED, Device, Json, Seed
+from hotloop.cli.options import INTERRUPTED, Device, Json, NewFolder, Seed
 from hotloop.cli.output import console, print_json, say, show_files
 
 if TYPE_CHECKING:
@@ -25,10 +24,7 @@ FILES = {
 
 
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
-    ] = None,
+    out: NewFolder = None,
     device: Device = None,
     seed: Seed = 0,
     effort: Annotated[float, typer.Option(metavar="X", help="Twice the effort, twice as long, better sprites.")] = 1.0,

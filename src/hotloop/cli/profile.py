@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.options import Json
+from hotloop.cli.options import Json, Module, NewFolder, Script
 from hotloop.cli.output import command_line, console, print_json, say, show_files
 from hotloop.errors import BadArgument
 from hotloop.text import printable
@@ -27,21 +27,13 @@ FILES = {
 
 
 def profile(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT.py [ARGUMENTS]...", help="What you would write after `python`.", show_default=False
-        ),
-    ],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
+    command: Script,
+    module: Module = False,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to profile.")] = 20,
     warmup: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Steps before them.", show_default="until they settle")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
-    ] = None,
+    out: NewFolder = None,
     ceilings: Annotated[
         bool, typer.Option("--ceilings/--no-ceilings", help="Also measure what the device can do at most.")
     ] = True,
