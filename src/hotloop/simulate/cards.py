@@ -37,7 +37,21 @@ class Card(Record):
 @lru_cache(maxsize=1)
 def cards() -> tuple[Card, ...]:
     """Every card of the table, the oldest first."""
-    return tuple(_card_of(row) for row in json.loads(TABLE.read_text(encoding="utf-8"))["cards"])
+    return tuple(
+        Card(
+            key=row["key"],
+            name=row["name"],
+            architecture=row["architecture"],
+            capability=(row["capability"][0], row["capability"][1]),
+            memory=int(row["memory_gib"] * 2**30) // 2**21 * 2**21,
+            bandwidth=row["bandwidth_gbs"] * 1e9,
+            peaks={dtype: rate * 1e12 for dtype, rate in row["tflops"].items()},
+            sms=row["sms"],
+            clock=row["clock_mhz"] * 1e6,
+            pcie=row["pcie_gbs"] * 1e9,
+        )
+        for row in json.loads(TABLE.read_text(encoding="utf-8"))["cards"]
+    )
 
 
 def card(name: str) -> Card:
@@ -109,18 +123,3 @@ def _spellings() -> dict[str, Card]:
     for spelling, row in spelt:
         found.setdefault(_plain(spelling), by_key[row["key"]])
     return found
-
-
-def _card_of(row: dict[str, Any]) -> Card:
-    return Card(
-        key=row["key"],
-        name=row["name"],
-        architecture=row["architecture"],
-        capability=(row["capability"][0], row["capability"][1]),
-        memory=int(row["memory_gib"] * 2**30) // 2**21 * 2**21,
-        bandwidth=row["bandwidth_gbs"] * 1e9,
-        peaks={dtype: rate * 1e12 for dtype, rate in row["tflops"].items()},
-        sms=row["sms"],
-        clock=row["clock_mhz"] * 1e6,
-        pcie=row["pcie_gbs"] * 1e9,
-    )

@@ -47,7 +47,9 @@ def row_of(simulation: Simulation, prices: Mapping[str, float] | None = None) ->
     samples = simulation.batch.samples if simulation.batch else None
     speed = _speed(pace, samples) if pace and samples else None
     price = price_of(simulation.gpu, prices or {})
-    cost = _cost(speed, price) if speed and price is not None else None
+    cost = None
+    if speed and price is not None:
+        cost = RateInterval(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
     return Row(simulation.gpu, simulation.fits, simulation.largest_batch, step, speed, price, cost, pace)
 
 
@@ -86,10 +88,6 @@ def _speed(step: StepTime, samples: int) -> RateInterval | None:
     if min(step.low, step.median, step.high) <= 0:
         return None
     return RateInterval(*(1e3 * samples / milliseconds for milliseconds in (step.median, step.high, step.low)))
-
-
-def _cost(speed: RateInterval, price: float) -> RateInterval:
-    return RateInterval(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
 
 
 def read_prices(path: Path) -> dict[str, float]:

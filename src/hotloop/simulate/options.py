@@ -41,7 +41,8 @@ class Options:
         if not likely:
             return
         best = likely[min(likely)]
-        owns = {f"argument:{_called(action)}": getattr(found, dest) for dest, action in best.items()}
+        names = {dest: max(action.option_strings, key=len, default=dest) for dest, action in best.items()}
+        owns = {f"argument:{name}": getattr(found, dest) for dest, name in names.items()}
         if len({str(own) for own in owns.values()}) > 1:
             self._batches.disagree("argument", owns)
             return
@@ -71,10 +72,6 @@ class Options:
         if not ranks and "-b" in names and "batch" in (about or "").lower():
             return 0
         return min(ranks, default=None)
-
-
-def _called(action: argparse.Action) -> str:
-    return max(action.option_strings, key=len, default=action.dest)
 
 
 def _like(own: Any, size: int | None) -> Any:

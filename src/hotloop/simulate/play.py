@@ -14,7 +14,7 @@ class Launch:
     """An operation is queued."""
 
     parts: tuple[Part, ...]
-    phase: str = "other"
+    phase: str = "other"  # by which `HostCost` knows what it costs the host
     tensors: int = 0  # that a foreach or fused operation is given
 
 
@@ -115,7 +115,7 @@ def play(
 
 
 def _launch(clocks: _Clocks, event: Launch, number: int, host: HostCost, price: Price) -> None:
-    clocks.host += _overhead(event.phase, host) + host.tensor * event.tensors
+    clocks.host += getattr(host, event.phase) + host.tensor * event.tensors
     for part in event.parts:
         clocks.occupy(price(part), number)
         # The device is at the first kernel of a part while the host launches the others.
@@ -131,10 +131,6 @@ def _pause(clocks: _Clocks, event: Pause, host: HostCost) -> None:
         clocks.host = max(clocks.host, clocks.ready)
     else:
         clocks.host += seconds
-
-
-def _overhead(phase: str, host: HostCost) -> float:
-    return {"forward": host.forward, "backward": host.backward, "optimizer": host.optimizer}.get(phase, host.other)
 
 
 def _transfer(
