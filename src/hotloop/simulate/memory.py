@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,13 +39,6 @@ class Shortage:
     line: int  # 0 where it is not known
     function: str
     module: str
-
-    @classmethod
-    def during(cls, operation: Operation | None, **figures: Any) -> Self:
-        """With the place of the operation that asked; `torch.empty` is none."""
-        place = (operation and operation.place) or here() or Place("", 0)
-        module = operation.module if operation else ""
-        return cls(**figures, file=place.file, line=place.line, function=place.function, module=module)
 
     def words(self) -> str:
         """The same in a sentence for people."""
@@ -342,7 +335,21 @@ class MemoryListener(Listener):
         held = self._try(size, kind)
         if held is not None:
             return held
-        shortage = self._describe()
+        operation = self._operation  # that asked; `torch.empty` is none
+        place = (operation and operation.place) or here() or Place("", 0)
+        shortage = Shortage(
+            asked=self._asked,
+            total=self.card.memory,
+            free=self.mem_get_info()[0],
+            allocated=self._allocator.allocated,
+            reserved=self._allocator.reserved,
+            context=self.context,
+            cap=self._allocator.cap,
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            module=operation.module if operation else "",
+        )
         self.shortage = self.shortage or shortage
         self._survived = False
         raise SimulatedOutOfMemory(shortage)
@@ -385,18 +392,6 @@ class MemoryListener(Listener):
         if not self.constants.calibrated:
             notes.append(f"what libraries take for themselves was not measured on {self.card.architecture} GPUs")
         return tuple(notes)
-
-    def _describe(self) -> Shortage:
-        return Shortage.during(
-            self._operation,
-            asked=self._asked,
-            total=self.card.memory,
-            free=self.mem_get_info()[0],
-            allocated=self._allocator.allocated,
-            reserved=self._allocator.reserved,
-            context=self.context,
-            cap=self._allocator.cap,
-        )
 
     def _make_room(self) -> None:
         """What the context takes, tensors cannot have."""
