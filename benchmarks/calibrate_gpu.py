@@ -25,6 +25,8 @@ from typing import Any
 
 import torch
 from calibration_cases import Call, Case, cases
+from calibration_fit import Fitted, Sample, fit_cache, fit_nearby
+from calibration_observe import observe
 from torch import Tensor, nn
 
 from hotloop.clock import synchronize
@@ -33,8 +35,6 @@ from hotloop.files import write_json, write_whole
 from hotloop.simulate import cost
 from hotloop.simulate.cards import Card, card
 from hotloop.simulate.families import kind_of
-from hotloop.simulate.fit import Fitted, Sample, fit_cache, fit_nearby
-from hotloop.simulate.observe import observe
 from hotloop.simulate.products import Product
 from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_table
 from hotloop.simulate.work import Part, Tf32, parts_of, switches

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from allocation_traces import ACTIONS, Replayed, Trace, TraceEntry, read_trace, replay, write_trace
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -24,7 +25,6 @@ from torch import Tensor, nn
 from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.models import GPT, GPTSize
 from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.simulate.replay import ACTIONS, Replayed, Trace, TraceEntry, read_trace, replay, write_trace
 from hotloop.text import count, size
 
 TOGETHER = 4  # processes at once: most of their time is starting

@@ -23,7 +23,7 @@ from hotloop.report.words import Fact
 from hotloop.sprites.dataset import SpriteSet
 from hotloop.sprites.judging import DrawerScores, confusions, drawn_by, judge
 from hotloop.sprites.making import CLASSES, make
-from hotloop.sprites.pictures import INK, sheet_of
+from hotloop.sprites.pictures import sheet_of
 from hotloop.sprites.store import TrainedNetwork
 from hotloop.sprites.training import Recipe, learn_to_draw, learn_to_sort, recipe_for, sprites_for
 from hotloop.text import count, duration, plural
@@ -174,7 +174,7 @@ class _Demo:
         """A contact sheet, as a file and for the page."""
         shown = self.outcome.settings.shown
         rows = torch.cat([(sprites.labels == i).nonzero().flatten()[:shown] for i in range(len(sprites.classes))])
-        png = _png(sheet_of(sprites[rows], shown, scale=4, background=INK))
+        png = _png(sheet_of(sprites[rows], shown))
         self.folder.write(name, png)
         self.sheets.insert(0, Picture(png, caption, ", ".join(sprites.classes), crisp=True))
 

@@ -30,7 +30,7 @@ def test_the_same_report_gives_the_same_picture_dense_enough_for_a_sharp_screen(
 
 def test_an_svg_is_well_formed_and_has_no_date_and_no_global_setting_changes() -> None:
     before = dict(rcParams)
-    svg = loss_curve(made_report(), "svg", DARK, narrow=True)
+    svg = loss_curve(made_report(), "svg", DARK)
     root = ElementTree.fromstring(svg)  # noqa: S314  # our own file
     assert root.tag.endswith("svg")
     assert b"<dc:date>" not in svg

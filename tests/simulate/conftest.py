@@ -1,6 +1,7 @@
 """One process of the simulated GPU for all tests: torch is imported there once, and each script gets a fork of it."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,13 +12,17 @@ from typing import Any
 
 import pytest
 
+from hotloop.simulate.cards import card as named
 from hotloop.simulate.record import Simulation
 from hotloop.simulate.running import Simulator
 from hotloop.simulate.shim import library
 
 ENGINE = Path(__file__).parent / "engine"
-PREDICTIONS = Path(__file__).parents[2] / "benchmarks" / "predictions"  # whose tests have listeners of their own
-CARD = SimpleNamespace(key="test", name="Test GPU", memory=16 << 30, capability=(8, 0), sms=100)
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+PREDICTIONS = BENCHMARKS / "predictions"  # whose tests have listeners of their own
+CARD = replace(named("a100-80"), key="test", name="Test GPU", memory=16 << 30, sms=100)
+
+sys.path.append(str(BENCHMARKS))  # which have what tables are made with
 
 
 @dataclass(frozen=True)

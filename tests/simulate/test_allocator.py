@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from allocation_traces import Trace, TraceEntry, read_trace, replay, write_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -16,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from hotloop.errors import BadArgument
 from hotloop.simulate.allocator import FIRST_RANGE, Allocator, Block, Full, rounded, segment_for
 from hotloop.simulate.expandable import ExpandableAllocator
-from hotloop.simulate.replay import Trace, TraceEntry, read_trace, replay, write_trace
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 sizes = st.one_of(

@@ -10,12 +10,12 @@ from types import ModuleType
 
 import pytest
 import torch
+from calibration_fit import Sample
 
 from hotloop.simulate.cards import card
 from hotloop.simulate.cost import seconds_of
-from hotloop.simulate.fit import Sample
 from hotloop.simulate.products import Product
-from hotloop.simulate.table import HostCost, Link, default_table, read
+from hotloop.simulate.table import HostCost, Link, default_table, parse
 from hotloop.simulate.work import Part
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "calibrate_gpu.py"
@@ -26,7 +26,7 @@ H200 = card("h200")
 def calibrate() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARK.parent)
-        patch.setattr("hotloop.simulate.fit.TILES", (1024.0, 4096.0))  # `test_fit.py` looks among all of them
+        patch.setattr("calibration_fit.TILES", (1024.0, 4096.0))  # `test_fit.py` looks among all of them
         yield importlib.import_module(BENCHMARK.stem)
 
 
@@ -35,7 +35,7 @@ def test_it_runs_on_a_cpu_and_writes_a_table_and_its_measurements(calibrate, tmp
     options = ["--device", "cpu", "--quick", "--table", str(table), "--raw", str(raw)]
     monkeypatch.setattr(sys, "argv", [str(BENCHMARK), *options])
     calibrate.main()
-    written = read(table)
+    written = parse(json.loads(table.read_text()), "time.json")
     assert written.card == "t4"
     assert written.torch == torch.__version__
     assert written.host.measured

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.simulate.constants import tables
-from hotloop.simulate.convolutions import Case, ConvolutionTiming, case_of, distance, neighbours, plan_of, workspace
+from hotloop.simulate.convolutions import Case, ConvolutionTiming, case_of, neighbours, plan_of, workspace
 
 MIB = 2**20
 CASE = Case(32, 64, 128, 56, 3)
@@ -67,12 +67,6 @@ def test_few_channels_are_padded_to_the_same_number() -> None:
     plan = plan_of("forward", colours, 3 * MIB, 0, 0, 8 * MIB)
     assert bytes_of(plan, colours, 3 * MIB, 0, 0) == pytest.approx(8 * MIB, rel=1e-3)
     assert bytes_of(plan, grey, MIB, 0, 0) == pytest.approx(8 * MIB, rel=1e-3)
-
-
-@given(cases, cases)
-def test_distances_are_distances(a: Case, b: Case) -> None:
-    assert distance(a, a) == 0
-    assert distance(a, b) == pytest.approx(distance(b, a)) and distance(a, b) >= 0  # noqa: PT018
 
 
 def test_kinds_come_first() -> None:

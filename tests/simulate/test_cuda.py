@@ -1,6 +1,6 @@
 """`torch.cuda` answers as the card would."""
 
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_the_card_is_the_one_that_was_named(run) -> None:
 
 
 def test_an_old_card_has_no_bf16_of_its_own_and_no_flash_attention(run) -> None:
-    card = SimpleNamespace(**{**vars(CARD), "capability": (7, 5)})
+    card = replace(CARD, capability=(7, 5))
     ran = run(
         """
         import torch

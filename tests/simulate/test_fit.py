@@ -1,15 +1,18 @@
 """Fitting: made-up GPUs are found again, and measurements that went wrong do not matter."""
 
+import doctest
 from dataclasses import replace
 
+import calibration_fit
+import calibration_observe
 import numpy as np
 import pytest
+from calibration_fit import Sample, fit, fit_cache, minimise, spread
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hotloop.simulate.cards import card
 from hotloop.simulate.cost import seconds
-from hotloop.simulate.fit import Sample, fit, fit_cache, minimise, spread
 from hotloop.simulate.products import Product
 from hotloop.simulate.table import Curve
 from hotloop.simulate.work import Part
@@ -21,6 +24,11 @@ FLOOR = 1.5e-6
 SIDES = (64, 256, 640, 1280, 2560, 5120)
 SHAPES = [(1, m, n, k) for m in SIDES for n in (128, 1280, 5120) for k in (64, 640, 5120)]
 MEMORY = [Part("pointwise", bytes=float(2**power)) for power in range(10, 33)]
+
+
+@pytest.mark.parametrize("module", [calibration_fit, calibration_observe])
+def test_its_examples_are_right(module) -> None:
+    assert doctest.testmod(module).failed == 0
 
 
 def gemm(count: int, rows: int, columns: int, inner: int) -> Part:

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from calibration_observe import observe
 from torch import nn
 from torch.nn import functional as F
 
-from hotloop.simulate.observe import observe
 from hotloop.simulate.work import Part, parts_of
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from calibration_observe import observe
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -11,7 +12,6 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.observe import observe
 from hotloop.simulate.work import Part, Tf32, parts_of, switches
 
 sizes = st.integers(1, 9)

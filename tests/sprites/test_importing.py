@@ -177,17 +177,6 @@ def test_duplicates_within_a_class_are_dropped(tmp_path: Path) -> None:
     assert "dropped 1 duplicate" in result.summary
 
 
-def test_a_palette_can_be_given(tmp_path: Path) -> None:
-    write(tmp_path / "a.png", art(0))
-    palette = torch.zeros(17, 4, dtype=torch.uint8)
-    palette[1:, 0], palette[1:, 3] = torch.arange(16) * 16, 255
-    result = import_folder(tmp_path, palette=palette)
-    assert torch.equal(result.sprites.palette, palette)
-    assert not result.exact
-    with pytest.raises(BadArgument, match=r"give uint8 \(17, 4\), row 0 transparent"):
-        import_folder(tmp_path, palette=palette[:5])
-
-
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="no links here")
 def test_links_are_followed_once_and_not_out_of_the_folder(tmp_path: Path) -> None:
     folder = tmp_path / "art"
@@ -287,7 +276,6 @@ def test_a_sheet_is_cut_into_its_tiles(tmp_path: Path, margin: int, spacing: int
     assert result.sprites.classes == ("dungeon",)
     assert (result.kept, result.empty, result.skipped) == (7, 1, ())
     assert "passed over 1 empty tile" in result.summary
-    assert import_sheet(tmp_path / "dungeon.png", 16, margin, spacing, name="tile").sprites.classes == ("tile",)
 
 
 def test_tiles_of_other_sizes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from hotloop.errors import BadArgument, OutputError
 from hotloop.sprites import pictures
 from hotloop.sprites.dataset import SpriteSet
-from hotloop.sprites.pictures import Flaw, choose_palette, opaque_colours, read_picture, save_png, sheet_of
+from hotloop.sprites.pictures import INK, Flaw, choose_palette, opaque_colours, read_picture, save_png, sheet_of
 from hotloop.sprites.pixels import look_up, nearest_colour
 
 from ..thorough import tries
@@ -68,29 +68,23 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_a_sheet_shows_every_sprite_on_its_background() -> None:
     sprites = some(5)
-    sheet = sheet_of(sprites, columns=3, scale=2, gap=1, background=(1, 2, 3, 255))
-    assert sheet.shape == (2 * 33 + 1, 3 * 33 + 1, 4)
-    fourth = sheet[34:66:2, 1:33:2]  # first of the second row
+    sheet = sheet_of(sprites, columns=3, scale=2)
+    assert sheet.shape == (2 * 36 + 4, 3 * 36 + 4, 4)
+    fourth = sheet[40:72:2, 4:36:2]  # first of the second row
     there = sprites.pixels[3] > 0
     assert torch.equal(fourth[there], look_up(sprites.pixels[3:4], sprites.palette)[0][there])
-    assert set(map(tuple, fourth[~there].tolist())) <= {(1, 2, 3, 255)}
-    assert sheet[-2, -2].tolist() == [1, 2, 3, 255], "no sixth sprite"
+    assert set(map(tuple, fourth[~there].tolist())) <= {INK}
+    assert tuple(sheet[-6, -6].tolist()) == INK, "no sixth sprite"
     assert sprites.palette[0].tolist() == [0, 0, 0, 0], "the set is as it was"
 
 
-@pytest.mark.parametrize(
-    "options", [{"scale": 0}, {"background": (0, 0, 0)}, {"background": (0, 0, 300, 0)}, {"gap": -1}]
-)
-def test_sheets_that_cannot_be_meant(options: dict[str, int]) -> None:
-    with pytest.raises(BadArgument):
-        sheet_of(some(2), **options)
-
-
-def test_sheets_too_large_or_empty() -> None:
+def test_sheets_that_cannot_be_meant() -> None:
+    with pytest.raises(BadArgument, match="factor=0"):
+        sheet_of(some(2), 2, scale=0)
     with pytest.raises(BadArgument, match=r"4 sprites at scale 400 is too large\n  fix: show fewer"):
-        sheet_of(some(4), scale=400)
+        sheet_of(some(4), 2, scale=400)
     with pytest.raises(BadArgument, match="0 images"):
-        sheet_of(some(0))
+        sheet_of(some(0), 2)
 
 
 def test_every_mode_of_png(tmp_path: Path) -> None:
@@ -257,7 +251,7 @@ def test_many_colours_are_reduced_well() -> None:
 def test_a_set_on_a_gpu_is_shown_the_same(tmp_path: Path) -> None:
     here = some(7)
     there = SpriteSet(here.pixels.cuda(), here.labels.cuda(), here.classes, here.palette.cuda())
-    assert torch.equal(sheet_of(there).cpu(), sheet_of(here))
-    save_png(tmp_path / "sheet.png", sheet_of(there))
-    for one, other in zip(opaque_colours(sheet_of(there)), opaque_colours(sheet_of(here)), strict=True):
+    assert torch.equal(sheet_of(there, 3).cpu(), sheet_of(here, 3))
+    save_png(tmp_path / "sheet.png", sheet_of(there, 3))
+    for one, other in zip(opaque_colours(sheet_of(there, 3)), opaque_colours(sheet_of(here, 3)), strict=True):
         assert np.array_equal(one, other)

@@ -4,7 +4,8 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import torch
 from hotloop import __version__
 from hotloop.device import pick
 from hotloop.device.machine import cpu_name
+from hotloop.records import Benchmark
 from hotloop.text import plural, printable
 
 PACKAGES = ("accelerate", "lightning", "timm", "torchvision", "transformers")
@@ -42,6 +44,22 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def begun(devices: Sequence[torch.device], command: str, *, quick: bool) -> Benchmark:
+    """A benchmark that begins now: nothing is measured yet."""
+    return Benchmark(
+        hardware=hardware(devices),
+        command=command,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=commit(),
+        versions=versions(),
+        scores=(),
+        curves=(),
+        ceilings={},
+        failures=(),
+        quick=quick,
+    )
 
 
 def commit() -> str | None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +20,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from hotloop.bench.about import commit, hardware, versions
+from hotloop.bench.about import begun
 from hotloop.bench.contestants import DoesNotApply, Start, contestants
 from hotloop.bench.contestants.hot import in_words, loop_of
 from hotloop.bench.contestants.protocol import Losses
@@ -101,18 +100,7 @@ def run_end_to_end(
     drawn: list[Curves] = []
     failures: list[str] = []
     contestants(setup.peers)  # a name that does not exist is told before any work
-    about = Benchmark(
-        hardware=hardware(setup.devices),
-        command=command,
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
-        commit=commit(),
-        versions=versions(),
-        scores=(),
-        curves=(),
-        ceilings={},
-        failures=(),
-        quick=setup.quick,
-    )
+    about = begun(setup.devices, command, quick=setup.quick)
 
     def so_far(*unfinished: EndToEnd) -> Benchmark:
         return replace(about, curves=tuple(drawn), failures=tuple(failures), end_to_end=(*rows, *unfinished))

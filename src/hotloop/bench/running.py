@@ -7,13 +7,12 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from hotloop._torch import compiler_is_loaded
-from hotloop.bench.about import commit, hardware, versions
+from hotloop.bench.about import begun
 from hotloop.bench.ceilings import ceilings
 from hotloop.bench.contestants import DoesNotApply, Start, Started
 from hotloop.bench.counting import Count, count_of
@@ -59,25 +58,14 @@ def run(
 
     `keep` is handed what there is after each workload, so that a run that is cut short leaves what it measured.
     """
-    started = datetime.now(UTC)
+    about = begun(setup.devices, command, quick=setup.quick)
     scores: list[Score] = []
     drawn: list[Curves] = []
     failures: list[str] = []
     limits: dict[str, dict[str, float]] = {}
 
     def so_far() -> Benchmark:
-        return Benchmark(
-            hardware=hardware(setup.devices),
-            command=command,
-            date=started.isoformat(timespec="seconds"),
-            commit=commit(),
-            versions=versions(),
-            scores=tuple(scores),
-            curves=tuple(drawn),
-            ceilings=limits,
-            failures=tuple(failures),
-            quick=setup.quick,
-        )
+        return replace(about, scores=tuple(scores), curves=tuple(drawn), ceilings=limits, failures=tuple(failures))
 
     for device in setup.devices:
         tell(f"measuring what {device} can do at most")

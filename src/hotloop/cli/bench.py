@@ -1,7 +1,5 @@
 """`hotloop bench`: training loops beside one another on this machine, with pictures of the result."""
 
-import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hotloop.cli.options import Json
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.output import command_line, console, print_json, say
 from hotloop.errors import BadArgument, OutputError
 from hotloop.text import printable
 
@@ -141,7 +139,7 @@ def bench(
     from hotloop.bench.end_to_end import TUTORIAL, run_end_to_end
     from hotloop.bench.running import run
 
-    command = shlex.join(["hotloop", *sys.argv[1:]])
+    command = command_line()
     if scaling:
         if end_to_end is not None or contestants is not None or expert is not None or unseen or plans or warm:
             raise BadArgument(
@@ -186,9 +184,7 @@ def bench(
         benchmark = run(setup, command=command, tell=tell, keep=keep)
     written = _write(benchmark, folder)
     if as_json:
-        from hotloop.files import finite
-
-        print_json({"files": [str(path) for path in written], **finite(benchmark.to_json())})
+        print_json({"files": [str(path) for path in written], **benchmark.to_json()})
     else:
         _show(benchmark, written)
     if not benchmark.scores and not any(row.runs for row in benchmark.end_to_end):
@@ -218,7 +214,7 @@ def _scale(setup: "ScalingSetup", out: Path, command: str, *, as_json: bool) -> 
     """Measure, write and show."""
     from hotloop.bench.about import hardware, slug
     from hotloop.bench.scaling import run_scaling
-    from hotloop.files import finite, write_json, write_whole
+    from hotloop.files import write_json, write_whole
     from hotloop.report.scaling import scaling_picture, scaling_table
 
     folder = out / slug(hardware([setup.device]))
@@ -230,7 +226,7 @@ def _scale(setup: "ScalingSetup", out: Path, command: str, *, as_json: bool) -> 
     write_json(written[0], found.to_json())
     write_whole(written[1], scaling_picture(found))
     if as_json:
-        print_json({"files": [str(path) for path in written], **finite(found.to_json())})
+        print_json({"files": [str(path) for path in written], **found.to_json()})
     else:
         console().print(scaling_table(found))
         _show_written(written)

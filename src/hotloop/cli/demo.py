@@ -1,13 +1,11 @@
 """`hotloop demo`: sprites made, sorted and drawn, with a page to show for it."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.options import INTERRUPTED, Device, Json, Seed
-from hotloop.cli.output import console, print_json, say
-from hotloop.text import printable
+from hotloop.cli.options import INTERRUPTED, Device, Json, NewFolder, Seed
+from hotloop.cli.output import console, print_json, say, show_files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,10 +24,7 @@ FILES = {
 
 
 def demo(
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
-    ] = None,
+    out: NewFolder = None,
     device: Device = None,
     seed: Seed = 0,
     effort: Annotated[float, typer.Option(metavar="X", help="Twice the effort, twice as long, better sprites.")] = 1.0,
@@ -59,9 +54,7 @@ def demo(
 
     outcome = run_demo(out, device=device, seed=seed, effort=effort, progress=False if quiet else None, tell=tell)
     if as_json:
-        from hotloop.files import finite
-
-        print_json({"folder": str(outcome.folder), **finite(outcome.to_json())})
+        print_json({"folder": str(outcome.folder), **outcome.to_json()})
     elif quiet:
         typer.echo(outcome.folder)
     else:
@@ -78,7 +71,7 @@ def _show(words: "Console", outcome: "DemoResult") -> None:
     words.print()
     words.print(panel(headlines(outcome), "hotloop demo", stopped="Ctrl-C" if outcome.interrupted else None))
     words.print()
-    _show_files(words, outcome.folder)
+    show_files(words, outcome.folder, FILES)
     if outcome.drawing is not None:
         words.print()
         say(words, "Next:")
@@ -93,13 +86,3 @@ def _show(words: "Console", outcome: "DemoResult") -> None:
             "`hotloop device` shows what your hardware can do; `hotloop learn` teaches the loop in your own code",
             indent="  ",
         )
-
-
-def _show_files(words: "Console", folder: Path) -> None:
-    from rich.text import Text
-
-    say(words, "Written:")
-    paths = {printable(str(folder / name)): what for name, what in FILES.items() if (folder / name).exists()}
-    width = max(map(len, paths))
-    for path, what in paths.items():
-        words.print(Text.assemble(f"  {path:<{width}}", (f"  {what}", "dim")), soft_wrap=True)

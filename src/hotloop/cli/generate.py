@@ -46,7 +46,7 @@ def generate(
     from hotloop.sprites.dataset import label_of
     from hotloop.sprites.drawing import must_be_drawable
     from hotloop.sprites.judging import drawn_by
-    from hotloop.sprites.pictures import INK, must_fit_a_sheet, save_png, sheet_of
+    from hotloop.sprites.pictures import must_fit_a_sheet, save_png, sheet_of
     from hotloop.sprites.store import TrainedNetwork
 
     if min(number, columns, scale) < 1:
@@ -64,7 +64,7 @@ def generate(
         each = labels.repeat_interleave(number)
         drawn = drawn_by(trained, each, where, seed=seed, steps=steps, temperature=temperature, progress=progress)
     seconds = time.perf_counter() - start
-    save_png(out, sheet_of(drawn, min(columns, number), scale, background=INK))
+    save_png(out, sheet_of(drawn, min(columns, number), scale))
     if data is not None:
         drawn.save(data)
     if as_json:

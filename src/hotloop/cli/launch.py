@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from hotloop.cli.help import Verb
+from hotloop.cli.options import Module, Script
 from hotloop.cli.output import console, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import printable
@@ -50,13 +51,8 @@ def number_of_gpus(words: str) -> int | None:
 
 def launch(
     ctx: typer.Context,
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT.py [ARGUMENTS]...", help="What you would write after `python`.", show_default=False
-        ),
-    ],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
+    command: Script,
+    module: Module = False,
     gpus: Annotated[
         str | None,
         typer.Option(metavar="N|auto", help="GPUs of this machine, one process each.", show_default="auto: all"),

@@ -38,4 +38,13 @@ Data = Annotated[
     Path | None,
     typer.Argument(metavar="DATA", help="A set of sprites; without one, sprites are made.", show_default=False),
 ]
+Script = Annotated[
+    list[str],
+    typer.Argument(metavar="SCRIPT.py [ARGUMENTS]...", help="What you would write after `python`.", show_default=False),
+]
+Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")]
+NewFolder = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
+]
 Scale = Annotated[int, typer.Option(metavar="N", help="How many times larger to show a pixel.")]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotloop.errors import OutputError
+from hotloop.files import finite
 from hotloop.text import COMMAND, printable, wrap
 
 if TYPE_CHECKING:
@@ -80,5 +83,21 @@ def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
 
 
 def print_json(data: dict[str, Any]) -> None:
-    """Exactly one object of strict JSON on stdout."""
-    typer.echo(json.dumps(data, indent=2, allow_nan=False))
+    """Exactly one object of strict JSON on stdout; a number that is not finite is null."""
+    typer.echo(json.dumps(finite(data), indent=2, allow_nan=False))
+
+
+def command_line() -> str:
+    """What the person typed."""
+    return shlex.join(["hotloop", *sys.argv[1:]])
+
+
+def show_files(where: "Console", folder: Path, files: dict[str, str]) -> None:
+    """Those of the files that were written, each with what it is for."""
+    from rich.text import Text
+
+    say(where, "Written:")
+    paths = {printable(str(folder / name)): what for name, what in files.items() if (folder / name).exists()}
+    width = max(map(len, paths))
+    for path, what in paths.items():
+        where.print(Text.assemble(f"  {path:<{width}}", (f"  {what}", "dim")), soft_wrap=True)

@@ -1,7 +1,6 @@
 """`hotloop profile`: where the time of an unmodified script's training steps goes, line by line."""
 
 import os
-import shlex
 import signal
 import sys
 import tempfile
@@ -10,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.options import Json
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.options import Json, Module, NewFolder, Script
+from hotloop.cli.output import command_line, console, print_json, say, show_files
 from hotloop.errors import BadArgument
 from hotloop.text import printable
 
@@ -28,21 +27,13 @@ FILES = {
 
 
 def profile(
-    command: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="SCRIPT.py [ARGUMENTS]...", help="What you would write after `python`.", show_default=False
-        ),
-    ],
-    module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")] = False,
+    command: Script,
+    module: Module = False,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to profile.")] = 20,
     warmup: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Steps before them.", show_default="until they settle")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
-    ] = None,
+    out: NewFolder = None,
     ceilings: Annotated[
         bool, typer.Option("--ceilings/--no-ceilings", help="Also measure what the device can do at most.")
     ] = True,
@@ -77,14 +68,12 @@ def profile(
             found = _with_ceilings(found)
         from hotloop.report.profile import profile_page, profile_run
 
-        words = shlex.join(["hotloop", *sys.argv[1:]])
+        words = command_line()
         run.write(PAGE, profile_page(found, command=words))
         run.write(TRACE, trace)
         run.write_json(DATA, profile_run(found).with_data({"command": words, "profile": found.to_json()}))
     if as_json:
-        from hotloop.files import finite
-
-        print_json({"folder": str(run.path), **finite(found.to_json())})
+        print_json({"folder": str(run.path), **found.to_json()})
     else:
         _show(found, run.path)
 
@@ -155,16 +144,10 @@ def _with_ceilings(found: "Profile") -> "Profile":
 
 
 def _show(found: "Profile", folder: Path) -> None:
-    from rich.text import Text
-
     from hotloop.report.profile import profile_summary
 
     words = console()
     words.print()
     words.print(profile_summary(found))
     words.print()
-    say(words, "Written:")
-    paths = {printable(str(folder / name)): what for name, what in FILES.items()}
-    width = max(map(len, paths))
-    for path, what in paths.items():
-        words.print(Text.assemble(f"  {path:<{width}}", (f"  {what}", "dim")), soft_wrap=True)
+    show_files(words, folder, FILES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotloop.cli.options import Json
-from hotloop.cli.output import console, print_json, say
+from hotloop.cli.output import command_line, console, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import printable
 
@@ -181,8 +181,6 @@ def _folders(out: Path | None, cards: "Sequence[Card]") -> "Iterator[list[RunFol
 
 def _write(run: "RunFolder", simulation: "Simulation", script: str) -> None:
     import platform
-    import shlex
-    import sys
     from datetime import UTC, datetime
     from importlib.metadata import version
 
@@ -190,7 +188,7 @@ def _write(run: "RunFolder", simulation: "Simulation", script: str) -> None:
     from hotloop.report.simulation import simulation_page, simulation_run
 
     data, date = simulation.to_json(), datetime.now(UTC).isoformat(timespec="seconds")
-    command = shlex.join(["hotloop", *sys.argv[1:]])
+    command = command_line()
     versions = {"python": platform.python_version(), "torch": version("torch")}
     run.write(PAGE, simulation_page(data, script=script, command=command, versions=versions, date=date))
     entry = simulation_run(data, script=script, date=date)
@@ -263,16 +261,13 @@ def _cards(gpu: str, vram: str | None) -> "list[Card]":
 
 
 def _data(told: "Sequence[Simulation]", rows: "Sequence[Row]", *, priced: bool) -> dict[str, Any]:
-    from hotloop.files import finite
     from hotloop.simulate.compare import ranking
 
-    data: dict[str, Any] = finite(told[0].to_json())
-    if len(told) > 1:
-        data = {"simulations": [finite(each.to_json()) for each in told]}
+    data = told[0].to_json() if len(told) == 1 else {"simulations": [each.to_json() for each in told]}
     if len(told) == 1 and not priced:
         return data
     ranks = {"ranking": ranking(rows)} if len(told) > 1 else {}
-    return {**data, "cards": [finite(row.to_json()) for row in rows], **ranks}
+    return {**data, "cards": [row.to_json() for row in rows], **ranks}
 
 
 def _tell(simulation: "Simulation", card: "Card", script: Path, row: "Row") -> None:

@@ -77,7 +77,7 @@ def preview(
       hotloop sprites preview art.safetensors -o art.png --scale 6
     """
     from hotloop.sprites.making import CLASSES
-    from hotloop.sprites.pictures import INK, must_fit_a_sheet, save_png, sheet_of
+    from hotloop.sprites.pictures import must_fit_a_sheet, save_png, sheet_of
 
     if columns < 1 or scale < 1:
         raise BadArgument(f"columns={columns}, scale={scale}", fix="give whole numbers of at least 1")
@@ -90,7 +90,7 @@ def preview(
     columns = min(columns, int(each.max()))
     number = int(each.clamp(max=columns).sum())
     shown = rows_of(sprites, columns)
-    save_png(out, sheet_of(shown, columns, scale, background=INK))
+    save_png(out, sheet_of(shown, columns, scale))
     if as_json:
         print_json({"out": str(out), "shown": number, "classes": list(shown.classes)})
     else:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,10 +15,9 @@ from hotloop.errors import BadArgument
 from hotloop.text import printable
 
 if TYPE_CHECKING:
-    from hotloop.monitor.advice import Advisor
+    from hotloop.monitor.advice import Advice, Advisor
     from hotloop.monitor.reading import Reading
     from hotloop.top.live import Keep, Read
-    from hotloop.top.options import ViewOptions
 
 SHORTEST, LONGEST = 0.1, 3600  # seconds from a sample to the next
 
@@ -92,9 +91,9 @@ def top(
         if web:
             _serve(read, keep, bind, port, token, every)
         elif as_json and interval is None and count is None:
-            _print_object(read, keep)
+            _print_data(read, keep, every, 1, whole=True)
         elif as_json:
-            _print_lines(read, keep, every, many)
+            _print_data(read, keep, every, many, whole=False)
         else:
             _look(read, keep, every, many, user)
 
@@ -160,49 +159,41 @@ def _me() -> str | None:
 def _look(read: "Read", keep: "Keep", every: float, count: int | None, user: str) -> None:
     """The live view, or text where there can be none."""
     from hotloop.top.options import ViewOptions
-    from hotloop.top.plain import is_plain
+    from hotloop.top.plain import Texts, is_plain
 
     options = ViewOptions(user=user.strip(), me=_me())
-    if is_plain(sys.stdout) or count == 1:
-        _print_text(read, keep, every, count, options)
+    plain = is_plain(sys.stdout)
+    if plain or count == 1:
+        _print(read, keep, every, count, Texts(sys.stdout, options, every, styled=not plain).show)
         return
     from hotloop.top.live import run
 
     run(read, _adviser().see, every=every, count=count, keep=keep, options=options)
 
 
-def _print_text(read: "Read", keep: "Keep", every: float, count: int | None, options: "ViewOptions") -> None:
-    from hotloop.top.plain import Texts, is_plain, samples
+def _print_data(read: "Read", keep: "Keep", every: float, count: int | None, *, whole: bool) -> None:
+    """Samples as lines of JSON, or as a `whole` object for people to read."""
+    from hotloop.top.plain import as_data, as_line
 
-    advise = _adviser().see
-    texts = Texts(sys.stdout, options, every, styled=not is_plain(sys.stdout))
-    with _until_stopped():
-        for reading in samples(read, every=every, count=count):
-            advice = advise(reading)
-            keep(reading, advice)
-            texts.show(reading, advice)
-
-
-def _print_object(read: "Read", keep: "Keep") -> None:
-    from hotloop.top.plain import as_data, samples
-
-    with _until_stopped():
-        [reading] = samples(read, count=1)
-        advice = _adviser().see(reading)
-        keep(reading, advice)
-        print_json(as_data(reading, advice))
-
-
-def _print_lines(read: "Read", keep: "Keep", every: float, count: int | None) -> None:
-    from hotloop.top.plain import as_line, samples
-
-    advise = _adviser().see
-    with _until_stopped():
-        for reading in samples(read, every=every, count=count):
-            advice = advise(reading)
-            keep(reading, advice)
+    def show(reading: "Reading", advice: "Sequence[Advice]") -> None:
+        if whole:
+            print_json(as_data(reading, advice))
+        else:
             sys.stdout.write(as_line(reading, advice))
             sys.stdout.flush()
+
+    _print(read, keep, every, count, show)
+
+
+def _print(read: "Read", keep: "Keep", every: float, count: int | None, show: "Keep") -> None:
+    from hotloop.top.plain import samples
+
+    advise = _adviser().see
+    with _until_stopped():
+        for reading in samples(read, every=every, count=count):
+            advice = advise(reading)
+            keep(reading, advice)
+            show(reading, advice)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """`hotloop train`: teach a network to sort sprites or to draw them."""
 
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +9,7 @@ import typer
 
 from hotloop.cli.help import Verb, Verbs
 from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Report, Seed
-from hotloop.cli.output import console, keep, must_be_writable, print_json, say
+from hotloop.cli.output import command_line, console, keep, must_be_writable, print_json, say
 from hotloop.cli.sprites import load_or_make
 from hotloop.text import plural
 
@@ -222,7 +221,6 @@ def _finish(
     as_json: bool,
     then: str,
 ) -> None:
-    from hotloop.files import finite
     from hotloop.report.runs import PAGE
     from hotloop.report.table import summary
 
@@ -234,7 +232,7 @@ def _finish(
         kept = save / PAGE if save is not None and (save / PAGE).is_file() else _kept(trained, training)
     if as_json:
         about = {"out": str(out), "report": None if kept is None else str(kept), "classes": list(trained.classes)}
-        print_json({**about, **finite(training.to_json())})
+        print_json({**about, **training.to_json()})
     else:
         words = console()
         words.print(summary(training, f"hotloop train: {trained.kind}"))
@@ -249,5 +247,5 @@ def _kept(trained: "TrainedNetwork", training: "Training") -> Path:
     from hotloop.report.runs import PAGE, run_of
 
     title = f"A {trained.kind} for {plural(len(trained.classes), 'class', 'classes')} of sprites"
-    html = page([Training("", training)], title=title, command=shlex.join(["hotloop", *sys.argv[1:]]))
+    html = page([Training("", training)], title=title, command=command_line())
     return keep(html, run_of(training, title), training.to_json()) / PAGE

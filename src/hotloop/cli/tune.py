@@ -1,7 +1,6 @@
 """`hotloop tune`: try every lever on a training loop, and write the plan that was found."""
 
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hotloop.cli.options import Device, Json, Report
-from hotloop.cli.output import console, keep, must_be_writable, print_json, say
+from hotloop.cli.output import command_line, console, keep, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
 from hotloop.text import an, printable, shorten
 
@@ -73,9 +72,7 @@ def tune(
     _write(tuning, out, plot)
     kept = _kept(tuning) if report else None
     if as_json:
-        from hotloop.files import finite
-
-        print_json({"out": str(out), "report": None if kept is None else str(kept), **finite(tuning.to_json())})
+        print_json({"out": str(out), "report": None if kept is None else str(kept), **tuning.to_json()})
         return
     from hotloop.report.tuning import tuning_table, tuning_words
 
@@ -100,7 +97,7 @@ def _kept(tuning: "Tuning") -> Path:
     from hotloop.report.pages import tuning_page, tuning_run
     from hotloop.report.runs import PAGE
 
-    page = tuning_page(tuning, shlex.join(["hotloop", *sys.argv[1:]]))
+    page = tuning_page(tuning, command_line())
     return keep(page, tuning_run(tuning), tuning.to_json()) / PAGE
 
 

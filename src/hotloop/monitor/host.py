@@ -5,14 +5,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from hotloop.monitor.reading import Host
-from hotloop.monitor.words import decoded
+from hotloop.monitor.words import decoded, or_none
 
-T = TypeVar("T")
 CGROUP = Path("/sys/fs/cgroup")
 SELDOM = 5.0  # seconds until swap is looked at again: it changes slowly, and is the costliest to ask for
 
@@ -39,7 +37,7 @@ class Around:
         self._swap: int | None = None
         self._swap_due = -float("inf")
         self._name = decoded(platform.node()) or None
-        self._cores = _or_none(psutil.cpu_count)
+        self._cores = or_none(psutil.cpu_count)
 
     def read(self) -> Host:
         last, now = self._last, self._counters()
@@ -61,10 +59,10 @@ class Around:
         )
 
     def _counters(self) -> Counters:
-        cpu = _or_none(psutil.cpu_times)
+        cpu = or_none(psutil.cpu_times)
         # psutil's own care for counters that begin anew costs a quarter of the call; `_grown` takes it
-        disk = _or_none(lambda: psutil.disk_io_counters(nowrap=False))
-        networks = _or_none(lambda: psutil.net_io_counters(pernic=True, nowrap=False)) or {}
+        disk = or_none(lambda: psutil.disk_io_counters(nowrap=False))
+        networks = or_none(lambda: psutil.net_io_counters(pernic=True, nowrap=False)) or {}
         outside = [counts for name, counts in networks.items() if name not in ("lo", "lo0")]  # not to itself
         whole = None if cpu is None else sum(cpu) - getattr(cpu, "guest", 0) - getattr(cpu, "guest_nice", 0)
         return Counters(
@@ -80,7 +78,7 @@ class Around:
 
     def _memory(self) -> tuple[int | None, int | None]:
         """Used and whole main memory, or the share of a container that may have less of it."""
-        memory = _or_none(psutil.virtual_memory)
+        memory = or_none(psutil.virtual_memory)
         if memory is None:
             return None, None
         limit, used = self._number("memory.max"), self._number("memory.current")
@@ -90,7 +88,7 @@ class Around:
 
     def _swap_used(self, now: float) -> int | None:
         if now >= self._swap_due:
-            swap = _or_none(psutil.swap_memory)
+            swap = or_none(psutil.swap_memory)
             self._swap, self._swap_due = None if swap is None else int(swap.used), now + SELDOM
         return self._swap
 
@@ -122,11 +120,3 @@ def _rate(before: float | None, now: float | None, elapsed: float | None) -> flo
 
 def _percent(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else min(100.0, 100 * part / whole)
-
-
-def _or_none(ask: Callable[[], T]) -> T | None:
-    """What psutil tells, or None: in sandboxes files of /proc are missing, or are not as they should be."""
-    try:
-        return ask()
-    except Exception:  # noqa: BLE001  # psutil passes on whatever its parsing of such files raises
-        return None

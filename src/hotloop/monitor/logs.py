@@ -142,7 +142,7 @@ class Csv(_LineFile):
     def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
         """Note numbers; those that are not known are left out."""
         now, rows = _now(time), io.StringIO()
-        known = ((name, value) for name, value in _checked(numbers).items() if value is not None)
+        known = _known(numbers).items()
         csv.writer(rows, lineterminator="\n").writerows((now, step, name, value) for name, value in known)
         if rows.tell():
             self._append(rows.getvalue().encode())
@@ -176,11 +176,7 @@ class TensorBoard:
     def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
         """Note numbers; those that are not known are left out."""
         # All of them in one event: a call for each would cost ten times as much.
-        values = [
-            self._summary.Value(tag=name, simple_value=value)
-            for name, value in _checked(numbers).items()
-            if value is not None
-        ]
+        values = [self._summary.Value(tag=name, simple_value=value) for name, value in _known(numbers).items()]
         if values:
             self._writer.add_summary(self._summary(value=values), step, _now(time))
 
@@ -207,8 +203,7 @@ class WeightsAndBiases:
 
     def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
         """Note numbers; those that are not known are left out. W&B notes the time itself."""
-        known = {name: value for name, value in _checked(numbers).items() if value is not None}
-        if known:
+        if known := _known(numbers):
             with self._lock:
                 self._run.log({**known, "step": step})
 
@@ -241,7 +236,7 @@ class MLflow:
     def write(self, numbers: Mapping[str, float | None], *, step: int, time: float | None = None) -> None:
         """Note numbers; those that are not known are left out."""
         milliseconds = int(_now(time) * 1000)
-        known = ((name, value) for name, value in _checked(numbers).items() if value is not None)
+        known = _known(numbers).items()
         metrics = [self._metric(_mlflow_name(name), value, milliseconds, step) for name, value in known]
         with self._lock:
             self._waiting += metrics
@@ -412,6 +407,10 @@ def _checked(numbers: Mapping[str, float | None]) -> dict[str, float | None]:
                 fix="of a tensor, log `.item()`, which waits for the device: not in every step",
             )
     return {name: value if value is None or isinstance(value, int) else float(value) for name, value in numbers.items()}
+
+
+def _known(numbers: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in _checked(numbers).items() if value is not None}
 
 
 def _package(name: str, title: str, function: str) -> Any:

@@ -86,7 +86,8 @@ class Nvml:
             self._library = library
             self.driver = _driver(library)
             for index in range(library.ask("nvmlDeviceGetCount")):
-                self._cards.append(NvmlDevice(library, index, self._remembered(index), self._clock))
+                before = next((gpu for gpu in self._known if gpu.index == index), None)
+                self._cards.append(NvmlDevice(library, index, before, self._clock))
         except ImportError:
             self._die("the package nvidia-ml-py is not installed (fix: `pip install nvidia-ml-py`)", absent=True)
         except Failed as error:
@@ -110,9 +111,6 @@ class Nvml:
             f"no NVIDIA GPU can be read at present: {self._why}; it is tried again every {LONGEST_PAUSE:.0f} s or less"
         )
         return [GpuReading(replace(gpu, error=error), None) for gpu in self._known], [note]
-
-    def _remembered(self, index: int) -> Gpu | None:
-        return next((gpu for gpu in self._known if gpu.index == index), None)
 
 
 class Pauses:

@@ -6,15 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 
 from hotloop.monitor.holders import GpuProcess
 from hotloop.monitor.reading import Process
-from hotloop.monitor.words import LONGEST, decoded
+from hotloop.monitor.words import LONGEST, decoded, or_none
 
-T = TypeVar("T")
 WHOLE_MACHINE = "pid:[4026531836]"  # the kernel's constant for the PID namespace that contains all others
 DRIVER_FILES = ("nvidia-uvm", "nvhost-", "nvmap", "dxg")  # CUDA opens one of them (Jetson, WSL); monitors do not
 HOST_PIDS = (
@@ -86,27 +84,27 @@ class People:
 
     def _again(self, person: Person) -> Person | None:
         """The person of before; None where it has ended, or its PID is another's by now."""
-        if not _or_none(person.process.is_running):  # which compares the time of the start as well
+        if not or_none(person.process.is_running):  # which compares the time of the start as well
             return None
-        person.cpu = _or_none(person.process.cpu_percent)
+        person.cpu = or_none(person.process.cpu_percent)
         return person
 
     def _first(self, pid: int) -> Person | None:
         """A process that was not seen before. It may end at any line of this; what it may not tell is None."""
-        process = _or_none(lambda: psutil.Process(pid))
-        started = None if process is None else _or_none(process.create_time)
+        process = or_none(lambda: psutil.Process(pid))
+        started = None if process is None else or_none(process.create_time)
         if process is None or started is None:
             return None
-        _or_none(process.cpu_percent)  # the first answer means nothing, the next is the difference to it
-        command, parents = _or_none(process.cmdline), _or_none(process.parents)
+        or_none(process.cpu_percent)  # the first answer means nothing, the next is the difference to it
+        command, parents = or_none(process.cmdline), or_none(process.parents)
         return Person(
             process,
-            name=decoded(_or_none(process.name)),
+            name=decoded(or_none(process.name)),
             command=decoded(_joined(command)) if command else None,
-            user=decoded(_or_none(process.username)),
+            user=decoded(or_none(process.username)),
             started=started,
             ours=os.getpid() in (pid, *(parent.pid for parent in parents or ())),
-            rank=_or_none(lambda: _rank(process)),
+            rank=or_none(lambda: _rank(process)),
         )
 
     def _has_driver_open(self, pid: int) -> bool:
@@ -114,7 +112,7 @@ class People:
             files = list((self._proc / str(pid) / "fd").iterdir())
         except OSError:  # not there, or not for us to look at: nothing is proved
             return False
-        links = (_or_none(file.readlink) for file in files)  # any of which may have been closed by now
+        links = (or_none(file.readlink) for file in files)  # any of which may have been closed by now
         return any(link is not None and link.name.startswith(DRIVER_FILES) for link in links)
 
 
@@ -178,11 +176,3 @@ def _sees_whole_machine(proc: Path) -> bool:
         return str((proc / "self/ns/pid").readlink()) == WHOLE_MACHINE
     except OSError:
         return False
-
-
-def _or_none(ask: Callable[[], T]) -> T | None:
-    """The answer, or None of a process that has ended or that this user may not ask."""
-    try:
-        return ask()
-    except Exception:  # noqa: BLE001  # besides its own errors, psutil passes on those of parsing a sandbox's /proc
-        return None

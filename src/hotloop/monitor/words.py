@@ -1,8 +1,10 @@
-"""Text from drivers and processes, kept as data. Whoever prints it must escape it: it may hold anything."""
+"""What drivers and processes answer, kept as data. Whoever prints text of it must escape it: it may hold anything."""
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 LONGEST = 4096  # characters of a command line that are kept; the kernel allows megabytes
 SURROGATES = re.compile(r"[\ud800-\udfff]")  # how Python writes bytes that are no UTF-8; no file or page takes them
 
@@ -18,3 +20,11 @@ def decoded(answer: Any) -> str | None:
     text = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
     text = SURROGATES.sub("\ufffd", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def or_none(ask: Callable[[], T]) -> T | None:
+    """What psutil tells, or None: a process has ended or may not be asked, or a sandbox lacks files of /proc."""
+    try:
+        return ask()
+    except Exception:  # noqa: BLE001  # besides its own errors, psutil passes on those of parsing a sandbox's /proc
+        return None

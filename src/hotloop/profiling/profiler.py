@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import Any, Self
 from weakref import WeakSet
 
@@ -92,9 +91,7 @@ class Profiler:
         next(self._course)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def step(self) -> None:

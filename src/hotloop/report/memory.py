@@ -17,7 +17,6 @@ from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.report.words import UNKNOWN
 from hotloop.text import clipped, size
 
-DASH = "\N{EN DASH}"
 PHASES = ("between", "forward", "backward", "optimizer")
 PURPLE = {False: "#7048b6", True: "#b79cf5"}  # of the optimizer, on a light and on a dark ground
 OUTSIDE = "outside any module"
@@ -135,8 +134,7 @@ def _head(figure: Figure, axes: Axes, data: Data, phases: set[str], theme: Theme
 
 
 def _colour(phase: str, theme: Theme) -> str:
-    dark = theme.background < "#8"
-    return {"forward": theme.metric, "backward": theme.loss, "optimizer": PURPLE[dark]}.get(phase, theme.faint)
+    return {"forward": theme.metric, "backward": theme.loss, "optimizer": PURPLE[theme.dark]}.get(phase, theme.faint)
 
 
 def unit_for(n: float) -> tuple[float, str]:

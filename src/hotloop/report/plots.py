@@ -31,15 +31,19 @@ class Theme:
     metric: str
     background: str
 
+    @property
+    def dark(self) -> bool:
+        return self.background < "#8"
+
 
 LIGHT = Theme(text="#1f2430", faint="#6b7280", grid="#e7e9ee", loss="#e8590c", metric="#0b7285", background="#ffffff")
 DARK = Theme(text="#e6e8ee", faint="#9aa3b2", grid="#2b303b", loss="#ff8a4c", metric="#4cc9d8", background="#171a21")
 
 
-def loss_curve(report: Report, form: Form = "png", theme: Theme = LIGHT, *, narrow: bool = False) -> bytes:
+def loss_curve(report: Report, form: Form = "png", theme: Theme = LIGHT) -> bytes:
     """The loss of each batch and its trend, the ends of the epochs, and below them the validation metric."""
     name = report.chief_metric
-    figure = Figure(figsize=(4.2, 4.4) if narrow else (9, 4.6), layout="constrained", facecolor=theme.background)
+    figure = Figure(figsize=(9, 4.6), layout="constrained", facecolor=theme.background)
     if name is None:
         upper = figure.subplots()
         axes = [upper]
@@ -79,11 +83,11 @@ def confusion(counts: Sequence[Sequence[int]], names: Sequence[str], theme: Them
     return encoded(figure, "png")
 
 
-def encoded(figure: Figure, form: Form = "png", *, density: int = DENSITY, transparent: bool = False) -> bytes:
+def encoded(figure: Figure, form: Form = "png") -> bytes:
     """A figure as the bytes of a file, without the date, so that the same run gives the same picture."""
     file = BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None}
-    figure.savefig(file, format=form, dpi=density, transparent=transparent, metadata=metadata)
+    figure.savefig(file, format=form, dpi=DENSITY, metadata=metadata)
     return file.getvalue()
 
 

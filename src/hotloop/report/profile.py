@@ -37,6 +37,7 @@ BAR, PATH = 30, 32  # characters of the longest bar and of the longest path in t
 def profile_page(profile: Profile, *, command: str | None = None) -> str:
     """The whole page, in the order of the questions: where the time goes, how far from the limits, which lines."""
     slow = profile.slow_step
+    waits = [[_where(wait.line), wait.what, duration(wait.seconds), f"{wait.calls:.3g}"] for wait in profile.waits]
     blocks: list[Block] = [
         _plot("Where a step's time went", lambda *look: parts_bar(profile, *look)),
         Table("In figures", ["part", "what it is", "share", "in a step"], parts_table(profile), words=(0, 1)),
@@ -48,7 +49,7 @@ def profile_page(profile: Profile, *, command: str | None = None) -> str:
         _plot("The median step, in time", lambda *look: step_plot(profile, profile.median_step, *look)),
         Facts("How far the computing is from the device's ceilings", ceilings(profile)),
         Table("The costliest operations", OPERATIONS, _operations(profile), SAID_OF_LINES, words=(0, 1, 2)),
-        Table("What the host waited for", WAITS, _waits(profile), _said_of_waits(profile), words=(0, 1)),
+        Table("What the host waited for", WAITS, waits, _said_of_waits(profile), words=(0, 1)),
         *_memory(profile),
     ]
     if slow is not None:
@@ -188,10 +189,6 @@ def _named(operation: OperationCost) -> str:
     """An operation and its phase, which is not said twice: convolution_backward is the convolution, backward."""
     name = operation.name.removesuffix("_backward") if operation.phase == "backward" else operation.name
     return f"{name}, {operation.phase}" if operation.phase else name
-
-
-def _waits(profile: Profile) -> list[list[str]]:
-    return [[_where(wait.line), wait.what, duration(wait.seconds), f"{wait.calls:.3g}"] for wait in profile.waits]
 
 
 def _where(line: Line | None) -> str:

@@ -183,4 +183,4 @@ def _phases(axes: Axes, profile: Profile, theme: Theme) -> None:
 
 
 def _colour(name: str, theme: Theme) -> str:
-    return COLOURS[name][theme.background < "#8"]
+    return COLOURS[name][theme.dark]

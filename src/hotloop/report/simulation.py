@@ -6,11 +6,11 @@ Read from the plain data of `Simulation.to_json()`, since reports and the simula
 from collections.abc import Collection, Sequence
 
 from hotloop.report.document import Block, Document, Facts, Plot, Table, Words
-from hotloop.report.memory import DASH, OUTSIDE
+from hotloop.report.memory import OUTSIDE
 from hotloop.report.plots import DARK, LIGHT
 from hotloop.report.runs import Run
 from hotloop.report.simulation_plots import Data, far_above, peak_line, steps_plot
-from hotloop.report.words import UNKNOWN, Fact, when
+from hotloop.report.words import DASH, UNKNOWN, Fact, when
 from hotloop.text import clipped, count, duration, plural, printable, size
 
 MEANING = {
@@ -208,14 +208,12 @@ def _room(data: Data) -> list[Block]:
     for each in data.get("helps") or ():
         batch = DASH if each.get("batch") is None else count(each["batch"])
         step = DASH if each.get("step_ms") is None else _ms(each["step_ms"])
-        taken = size(each["peak"]) if each["peak"] is not None or each.get("needs") is None else _too_much(each)
+        taken = size(each["peak"])
+        if each["peak"] is None and each.get("needs") is not None:
+            taken = f"{size(each['needs'])}, does not fit"
         rows.append([printable(each["change"]), taken, batch, step])
     header = ["change", "memory of the process", "largest batch", "a step"]
     return [Table("What would make room", header, rows, "Each was simulated.")] if len(rows) > 1 else []
-
-
-def _too_much(variant: Data) -> str:
-    return f"{size(variant['needs'])}, does not fit"
 
 
 def _caption(data: Data) -> str:

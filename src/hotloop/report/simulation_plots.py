@@ -113,7 +113,7 @@ def _draw_limit(axes: Axes, memory: int | None, highest: float, theme: Theme) ->
     """The card's memory as a line, where it is near enough to be shown."""
     if not memory or memory > FAR * highest:
         return None
-    axes.axhline(memory, color=LIMIT[_dark(theme)], linewidth=1.4, linestyle=(0, (5, 3)))
+    axes.axhline(memory, color=LIMIT[theme.dark], linewidth=1.4, linestyle=(0, (5, 3)))
     return float(memory)
 
 
@@ -194,7 +194,7 @@ def _legend(figure: Figure, bands: dict[str, Numbers], theme: Theme, *, limit: b
     handles.append(Line2D([], [], color=theme.text, linewidth=1.3, label="held by the process"))
     if limit:
         handles.append(
-            Line2D([], [], color=LIMIT[_dark(theme)], linewidth=1.4, linestyle=(0, (5, 3)), label="memory of the card")
+            Line2D([], [], color=LIMIT[theme.dark], linewidth=1.4, linestyle=(0, (5, 3)), label="memory of the card")
         )
     figure.legend(
         handles=handles,
@@ -209,8 +209,4 @@ def _legend(figure: Figure, bands: dict[str, Numbers], theme: Theme, *, limit: b
 
 
 def _colour(name: str, theme: Theme) -> str:
-    return COLOURS[name][_dark(theme)]
-
-
-def _dark(theme: Theme) -> bool:
-    return theme.background < "#8"
+    return COLOURS[name][theme.dark]

@@ -48,9 +48,10 @@ def timings(report: Report) -> list[Fact]:
     training = sum(epoch.seconds for epoch in report.epochs)
     rest = max(report.seconds - training, 0.0)
     per_update = training / report.steps if report.steps else None
+    share = f"{rest / report.seconds:.0%} of the run" if report.seconds > 0 else ""
     facts = [
         Fact("training", duration(training), plural(report.steps, "update") + " of the weights"),
-        Fact("evaluation and the rest", duration(rest), _share(rest, report.seconds)),
+        Fact("evaluation and the rest", duration(rest), share),
         Fact("per update", duration(per_update), "mean over the whole run, its start included"),
     ]
     rates = [epoch.items_per_second for epoch in report.epochs if epoch.seconds > 0]
@@ -62,6 +63,7 @@ def timings(report: Report) -> list[Fact]:
 
 def setting(report: Report) -> list[Fact]:
     """What ran, and on what."""
+    unknown = f"{report.device} does not tell" if report.peak_memory is None else ""
     return [
         Fact("device", report.device, report.device_name),
         Fact("precision", report.precision),
@@ -71,7 +73,7 @@ def setting(report: Report) -> list[Fact]:
             f"tried for {duration(report.tuning)}" if report.tuning else "",
         ),
         Fact("model", plural(report.parameters, "parameter")),
-        Fact("peak memory on the device", size(report.peak_memory), _why_unknown(report)),
+        Fact("peak memory on the device", size(report.peak_memory), unknown),
         Fact("updates skipped by the scaler", count(report.skipped)),
         *hardware(report),
         Fact("started", when(report.started)),
@@ -179,11 +181,3 @@ def _speed(report: Report) -> Fact:
     if found is None:
         return Fact("items per second", UNKNOWN)
     return Fact("items per second", count(found), "median of the epochs" if len(report.epochs) > 1 else "")
-
-
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.0%} of the run" if whole > 0 else ""
-
-
-def _why_unknown(report: Report) -> str:
-    return "" if report.peak_memory is not None else f"{report.device} does not tell"

@@ -1,27 +1,36 @@
 """The batch of a script that runs on the simulated device: found by itself, and set without changing the script."""
 
+import argparse
+import importlib
 import os
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Self
 
-from hotloop.simulate.events import Operation, Place
-from hotloop.simulate.loaders import Loaders
-from hotloop.simulate.options import Options
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader
+
+from hotloop.simulate._torch import fetchers
+from hotloop.simulate.events import Listener, Operation
 from hotloop.simulate.patches import Patches
+from hotloop.simulate.places import here
 from hotloop.simulate.record import Batch
-from hotloop.simulate.ways import ScriptText, Way, batch_variables, look, rewritten, value_of
+from hotloop.simulate.ways import ScriptText, Way, batch_variables, look, rank, rewritten, value_of
 
 TRUST = ("argument", "environment", "variable", "loader")
+PATIENCE = 64  # batches without a step after which an epoch may end
 CASTS = ("aten._to_copy.default", "aten.copy_.default")  # autocast makes as many numbers of weights whatever the batch
 
 
-class Batches:
+class Batches(Listener):
     """Looks where a script has its batch, and sets it where `size` is asked for.
 
     An option of the command line is trusted most, then what the script reads from its environment, then a variable
     that is given a number; a `DataLoader` that is learnt from and has batches of another size than a variable says is
-    set itself. `way` points at one of them, and then no other is looked at. Also a `Listener`, to count what a step
-    does.
+    set itself. `way` points at one of them, and then no other is looked at. It listens to count what a step does.
     """
 
     def __init__(self, source: str, size: int | None = None, way: str | None = None) -> None:
@@ -117,13 +126,195 @@ class Batches:
         self.work, self.made = self.made, 0
         self._loaders.stepped()
 
-    def allocated(self, key: int, size: int, kind: str) -> None: ...
-    def freed(self, key: int) -> None: ...
-    def named(self, key: int, kind: str) -> None: ...
-    def before(self, operation: Operation) -> None: ...
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None: ...
-    def waited(self, kind: str, place: Place | None) -> None: ...
-    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None: ...
+
+class Options:
+    """Sees what argparse, click and typer read."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def install(self, patches: Patches) -> None:
+        parse = argparse.ArgumentParser.parse_known_args
+
+        def parsed(parser: Any, args: Any = None, namespace: Any = None) -> Any:
+            found, rest = parse(parser, args, namespace)
+            self._parsed(parser, found)
+            return found, rest
+
+        patches.set(argparse.ArgumentParser, "parse_known_args", parsed)
+        for package in self._batches.seen.parsers:
+            for module in ("click.core", f"{package}._click.core"):  # typer has one of its own
+                with suppress(ImportError):
+                    self._click(importlib.import_module(module).Parameter, patches)
+
+    def _parsed(self, parser: argparse.ArgumentParser, found: argparse.Namespace) -> None:
+        likely: dict[int, dict[str, argparse.Action]] = {}
+        for action in parser._actions:
+            sure = self._rank([*action.option_strings, action.dest], action.help)
+            if sure is not None and hasattr(found, action.dest):
+                likely.setdefault(sure, {})[action.dest] = action
+        if not likely:
+            return
+        best = likely[min(likely)]
+        names = {dest: max(action.option_strings, key=len, default=dest) for dest, action in best.items()}
+        owns = {f"argument:{name}": getattr(found, dest) for dest, name in names.items()}
+        if len({str(own) for own in owns.values()}) > 1:
+            self._batches.disagree("argument", owns)
+            return
+        for dest, (place, own) in zip(best, owns.items(), strict=True):
+            if self._batches.notice(place, own[0] if isinstance(own, list) and own else own):
+                setattr(found, dest, _like(own, self._batches.size))
+
+    def _click(self, parameter: Any, patches: Patches) -> None:
+        consume = parameter.consume_value
+
+        def consumed(option: Any, context: Any, given: Any) -> Any:
+            value, source = consume(option, context, given)
+            if self._rank([*option.opts, option.name or ""], getattr(option, "help", None)) is None:
+                return value, source
+            set_now = self._batches.notice(f"argument:{max(option.opts, key=len)}", value)
+            return (str(self._batches.size) if set_now else value), source
+
+        patches.set(parameter, "consume_value", consumed)
+
+    def _rank(self, names: list[str], about: str | None) -> int | None:
+        """How surely an option is the batch; None where it is not, or another was pointed at."""
+        if not self._batches.looks("argument", *names):
+            return None
+        if self._batches.way is not None and self._batches.way.name:
+            return 0
+        ranks = [found for name in names if (found := rank(name)) is not None]
+        if not ranks and "-b" in names and "batch" in (about or "").lower():
+            return 0
+        return min(ranks, default=None)
+
+
+def _like(own: Any, size: int | None) -> Any:
+    """The batch in the type that the script's own is of."""
+    if isinstance(own, list):
+        return [size]
+    return str(size) if isinstance(own, str) else size
+
+
+class Loaders:
+    """Loaders that are read where gradients are on; those of an evaluation stay as they are."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.samples = 0  # that the last step learnt from
+        self.items: int | None = None  # of data that has less than a batch, and was gone through again for it
+        self._batches = batches
+        self._counted = self._drawn = 0  # samples and batches since the last step
+        self._full: weakref.WeakSet[Any] = weakref.WeakSet()  # samplers that are to give full batches
+        self._lines: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # where loaders were made
+
+    def install(self, patches: Patches) -> None:
+        make, begin, draw = DataLoader.__init__, DataLoader.__iter__, BatchSampler.__iter__
+
+        def made(loader: Any, *args: Any, **kwargs: Any) -> None:
+            place = here()
+            self._lines[loader] = place.line if place else 0
+            make(loader, *args, **kwargs)
+
+        def began(loader: Any) -> Any:
+            if torch.is_grad_enabled():
+                self._learns_from(loader)
+            return begin(loader)
+
+        def drawn(sampler: Any) -> Iterator[list[int]]:
+            return self._full_batches(sampler) if sampler in self._full else draw(sampler)
+
+        patches.set(DataLoader, "__init__", made)
+        patches.set(DataLoader, "__iter__", began)
+        patches.set(BatchSampler, "__iter__", drawn)
+        for fetcher, count in zip(fetchers(), (_length, _leading), strict=False):
+            patches.set(fetcher, "fetch", self._counting(fetcher.fetch, count))
+
+    def stepped(self) -> None:
+        self.samples = self._counted
+        self._counted = self._drawn = 0
+
+    def _learns_from(self, loader: Any) -> None:
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        if not isinstance(sampler, BatchSampler) or sampler in self._full:
+            return
+        line = self._lines.get(loader, 0)
+        if self._batches.looks("loader", str(line)) and not self._said(sampler.batch_size):
+            self._found(loader, sampler, line)
+        if self._batches.size is not None and type(sampler).__iter__ is BatchSampler.__iter__:
+            self._full.add(sampler)
+
+    def _said(self, size: int) -> bool:
+        """Whether the batch was set elsewhere, and this is what came of it."""
+        batches = self._batches
+        options = any(place.startswith(("argument:", "environment:")) for place in batches.set)
+        return batches.way is None and (options or (size == batches.size and bool(batches.set)))
+
+    def _found(self, loader: Any, sampler: BatchSampler, line: int) -> None:
+        own, place = sampler.batch_size, f"loader:{line}"
+        others = {other: size for other, size in self._batches.found.items() if other.startswith("loader:")}
+        if any(size != own for size in others.values()) and place not in others:
+            self._batches.disagree("loader", {**others, place: own})
+        elif self._batches.notice(place, others.get(place, own)) and self._batches.size is not None:
+            sampler.batch_size = self._batches.size
+            loader.__dict__["batch_size"] = self._batches.size  # which cannot be set as attributes are
+            self._batches.set[:] = [other for other in self._batches.set if other.startswith("loader:")]
+
+    def _full_batches(self, sampler: Any) -> Iterator[list[int]]:
+        """Full ones as long as they are learnt from, since memory is that of a full batch.
+
+        Data that has less than a batch is gone through again, and an epoch goes on. Where nothing learns from it, it
+        ends as it would.
+        """
+        items, first = iter(sampler.sampler), True
+        while True:
+            batch = list(islice(items, sampler.batch_size))
+            missing = sampler.batch_size - len(batch)
+            if missing and first:
+                self.items = len(batch)
+            if missing and (first or self._learning):
+                items = _again(sampler.sampler)
+                batch += islice(items, missing)
+            if len(batch) < (sampler.batch_size if sampler.drop_last else 1):
+                return
+            first = False
+            yield batch
+
+    @property
+    def _learning(self) -> bool:
+        return self._drawn <= PATIENCE and bool(self._batches.work or self._batches.made)
+
+    def _counting(self, get: Callable[..., Any], count: Callable[[Any, Any], int]) -> Callable[..., Any]:
+        def counted(fetcher: Any, index: Any) -> Any:
+            data = get(fetcher, index)
+            if torch.is_grad_enabled():
+                self._drawn += 1
+                self._counted += count(index, data)
+            return data
+
+        return counted
+
+
+def _again(sampler: Any) -> Iterator[int]:
+    """What a sampler gives, over and over; nothing where it gives nothing."""
+    while True:
+        some = False
+        for item in sampler:
+            some = True
+            yield item
+        if not some:
+            return
+
+
+def _length(index: Any, _data: Any) -> int:
+    return len(index) if isinstance(index, list | tuple) else 1
+
+
+def _leading(_index: Any, data: Any) -> int:
+    """The first dimension of the first tensor of a batch."""
+    if isinstance(data, Tensor):
+        return len(data) if data.dim() else 1
+    values = data.values() if hasattr(data, "values") else data if isinstance(data, list | tuple) else ()
+    return next((found for value in values if (found := _leading(None, value))), 0)
 
 
 def _kind(place: str) -> str:

@@ -25,25 +25,33 @@ class Card(Record):
     name: str  # as the driver says it; two sizes of a card may share it
     architecture: str  # pascal, volta, turing, ampere, ada, hopper, blackwell
     capability: tuple[int, int]
-    memory: int  # what CUDA reports as the total
+    memory: int  # what CUDA reports as the total, and a process can get, its CUDA context included
     bandwidth: float
     peaks: dict[str, float]  # dense, by fp32, tf32, fp16, bf16, fp8; what a card cannot do is absent
     sms: int
     clock: float  # boost
     pcie: float  # in one direction
-    reserved: int = 0  # bytes that are never free: a screen, another process
     generic: bool = False  # only the memory was given; the rest is that of a card of about its size
-
-    @property
-    def usable(self) -> int:
-        """Bytes that a process can get, its CUDA context included."""
-        return self.memory - self.reserved
 
 
 @lru_cache(maxsize=1)
 def cards() -> tuple[Card, ...]:
     """Every card of the table, the oldest first."""
-    return tuple(_card_of(row) for row in json.loads(TABLE.read_text(encoding="utf-8"))["cards"])
+    return tuple(
+        Card(
+            key=row["key"],
+            name=row["name"],
+            architecture=row["architecture"],
+            capability=(row["capability"][0], row["capability"][1]),
+            memory=int(row["memory_gib"] * 2**30) // 2**21 * 2**21,
+            bandwidth=row["bandwidth_gbs"] * 1e9,
+            peaks={dtype: rate * 1e12 for dtype, rate in row["tflops"].items()},
+            sms=row["sms"],
+            clock=row["clock_mhz"] * 1e6,
+            pcie=row["pcie_gbs"] * 1e9,
+        )
+        for row in json.loads(TABLE.read_text(encoding="utf-8"))["cards"]
+    )
 
 
 def card(name: str) -> Card:
@@ -115,18 +123,3 @@ def _spellings() -> dict[str, Card]:
     for spelling, row in spelt:
         found.setdefault(_plain(spelling), by_key[row["key"]])
     return found
-
-
-def _card_of(row: dict[str, Any]) -> Card:
-    return Card(
-        key=row["key"],
-        name=row["name"],
-        architecture=row["architecture"],
-        capability=(row["capability"][0], row["capability"][1]),
-        memory=int(row["memory_gib"] * 2**30) // 2**21 * 2**21,
-        bandwidth=row["bandwidth_gbs"] * 1e9,
-        peaks={dtype: rate * 1e12 for dtype, rate in row["tflops"].items()},
-        sms=row["sms"],
-        clock=row["clock_mhz"] * 1e6,
-        pcie=row["pcie_gbs"] * 1e9,
-    )

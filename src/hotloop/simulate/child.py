@@ -18,10 +18,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hotloop.children import end_group, unwound_by_signals
+from hotloop.simulate.cards import Card
 from hotloop.simulate.record import Request
 from hotloop.simulate.shim import CannotSimulate, install, load
 
@@ -112,7 +112,7 @@ def _become(request: Request, requests: int, replies: int) -> None:
         from hotloop.simulate.script import SimulatedScript, batches_of  # noqa: PLC0415
         from hotloop.simulate.simulation import Engine  # noqa: PLC0415
 
-        card, batches = _card(request.card), batches_of(request)
+        card, batches = Card.from_json(request.card), batches_of(request)
         listeners = [*(_listener(name, card) for name in request.listeners), batches]
         engine = Engine(card, listeners, request.steps, values=request.values, others=_others(request, card))
         engine.gpu.between.tell_instead(request.kept, request.workers)
@@ -156,26 +156,17 @@ def _limit_memory(limit: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit if most == resource.RLIM_INFINITY else min(limit, most), most))
 
 
-def _listener(name: str, card: Any) -> Any:
+def _listener(name: str, card: Card) -> Any:
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)(card)
 
 
-def _others(request: Request, card: Any) -> list[Any]:
+def _others(request: Request, card: Card) -> list[Any]:
     """Who keeps the memory of each GPU after the first."""
     if request.gpus == 1:
         return []
     name = next((each for each in request.listeners if hasattr(_listener(each, card), "memory_stats")), None)
     return [_listener(name or "hotloop.simulate.syncs:Syncs", card) for _ in range(request.gpus - 1)]
-
-
-def _card(data: dict[str, Any]) -> Any:
-    from hotloop.simulate.cards import Card  # noqa: PLC0415
-
-    try:
-        return Card.from_json(data)
-    except (TypeError, KeyError):
-        return SimpleNamespace(**{**data, "capability": tuple(data["capability"])})
 
 
 if __name__ == "__main__":

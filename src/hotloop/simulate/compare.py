@@ -10,10 +10,8 @@ from pathlib import Path
 
 from hotloop.errors import BadArgument
 from hotloop.records import Record
-from hotloop.simulate.cards import Card, card
+from hotloop.simulate.cards import card
 from hotloop.simulate.record import Simulation, StepTime
-from hotloop.simulate.table import ArchitectureTable
-from hotloop.simulate.timeline import Tape, forecast
 from hotloop.text import printable
 
 _FIX = 'JSON such as {"h200": 3.5, "t4": 0.35}, or lines such as h200,3.5: dollars per hour'
@@ -42,34 +40,6 @@ class Row(Record):
     pace_ms: StepTime | None = None  # the step with data and the script's own work on the host
 
 
-def compare(
-    tape: Tape,
-    cards: Sequence[Card],
-    *,
-    samples: int | None = None,
-    fits: Mapping[str, bool | None] | None = None,
-    largest: Mapping[str, int | None] | None = None,
-    prices: Mapping[str, float] | None = None,
-    tables: Mapping[str, ArchitectureTable] | None = None,
-) -> list[Row]:
-    """One row per card, in the order given, from one tape; `samples` are those of a step.
-
-    Whether it fits and the largest batch are told by who models memory; a card that it does not fit has no speed.
-    """
-    fits, largest, prices, tables = fits or {}, largest or {}, prices or {}, tables or {}
-    rows = []
-    for each in cards:
-        fitting = fits.get(each.key)
-        found = None if fitting is False else forecast(tape, each, tables.get(each.architecture))
-        pace = found.pace.step_ms if found else None
-        speed = _speed(pace, samples) if pace and samples else None
-        price = prices.get(each.key)
-        cost = _cost(speed, price) if speed and price is not None else None
-        step = found.step if found else None
-        rows.append(Row(each.key, fitting, largest.get(each.key), step, speed, price, cost, pace))
-    return rows
-
-
 def row_of(simulation: Simulation, prices: Mapping[str, float] | None = None) -> Row:
     """What one simulation says of a card; speed and cost are those of the batch that it ran with."""
     step = None if simulation.fits is False else simulation.step_ms
@@ -77,7 +47,9 @@ def row_of(simulation: Simulation, prices: Mapping[str, float] | None = None) ->
     samples = simulation.batch.samples if simulation.batch else None
     speed = _speed(pace, samples) if pace and samples else None
     price = price_of(simulation.gpu, prices or {})
-    cost = _cost(speed, price) if speed and price is not None else None
+    cost = None
+    if speed and price is not None:
+        cost = RateInterval(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
     return Row(simulation.gpu, simulation.fits, simulation.largest_batch, step, speed, price, cost, pace)
 
 
@@ -116,10 +88,6 @@ def _speed(step: StepTime, samples: int) -> RateInterval | None:
     if min(step.low, step.median, step.high) <= 0:
         return None
     return RateInterval(*(1e3 * samples / milliseconds for milliseconds in (step.median, step.high, step.low)))
-
-
-def _cost(speed: RateInterval, price: float) -> RateInterval:
-    return RateInterval(*(1e6 * price / 3600 / rate for rate in (speed.median, speed.high, speed.low)))
 
 
 def read_prices(path: Path) -> dict[str, float]:

@@ -244,7 +244,7 @@ class Lazies:
             goes = vars(tensor).pop("_hotloop_goes", None)  # as which type
             materialize(tensor, shape, None if goes else device, dtype or goes)
             if goes is not None:
-                with self._silently():
+                with self._gpu.silently():
                     there = tensor.detach().to("cuda")
                 if isinstance(tensor, nn.Parameter):
                     there = nn.Parameter(there, tensor.requires_grad)
@@ -271,18 +271,10 @@ class Lazies:
             for tensors, name, tensor in held:
                 tensors[name] = tensor
         for _, _, tensor in held:
-            with self._silently():
+            with self._gpu.silently():
                 moved = fn(torch.empty(0, device="cpu"))
             if is_simulated(moved):
                 tensor._hotloop_goes = moved.dtype  # type: ignore[union-attr]
-
-    @contextmanager
-    def _silently(self) -> Iterator[None]:
-        self._gpu.silent += 1
-        try:
-            yield
-        finally:
-            self._gpu.silent -= 1
 
 
 def _on_one(parallel: "nn.DataParallel[Any]", *inputs: Any, **kwargs: Any) -> Any:

@@ -146,12 +146,6 @@ def neighbours(rows: tuple[str, ...], case: Case, beyond: float = 0.0) -> tuple[
     return tuple(each for each in near if each[1] < near[0][1] + _ALIKE)
 
 
-def distance(a: Case, b: Case) -> float:
-    """How unlike two convolutions are: what doubling their sizes counts for, and more where kernels differ."""
-    first, second = _places(np.array([a, b], dtype=float))
-    return float(np.abs(first - second).sum())
-
-
 @lru_cache(maxsize=64)
 def _read(rows: tuple[str, ...]) -> Array:
     """Where the convolutions of a table lie."""

@@ -1,19 +1,19 @@
 """`torch.cuda` as the named card would answer."""
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hotloop.simulate import legacy
 from hotloop.simulate._torch import answer_below_cuda, answer_for_cudnn
+from hotloop.simulate.cards import Card
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here
 from hotloop.simulate.shim import exchange_device
-from hotloop.simulate.streams import Graph, SimulatedEvent, SimulatedStream, Within
 from hotloop.text import size
 
 _CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
@@ -24,19 +24,137 @@ _SHARED = (  # with torch.accelerator
 )
 
 
-class CardLike(Protocol):
-    """What must be known of a card."""
+# Streams, events and graphs: there is one queue, and it is always done
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def memory(self) -> int: ...
-    @property
-    def capability(self) -> tuple[int, int]: ...
-    @property
-    def sms(self) -> int: ...
+Wait = Callable[[str], None]
+
+
+class SimulatedStream:
+    """Stands in for `torch.cuda.Stream`."""
+
+    wait: Wait = staticmethod(lambda kind: None)  # told when the host waits
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = torch.device("cuda", 0)
+        self.device_index, self.device_type, self.priority = 0, 1, priority
+        self.stream_id = self.cuda_stream = id(self)
+
+    def synchronize(self) -> None:
+        self.wait("synchronize")
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, stream: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or SimulatedEvent()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> "SimulatedStream":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class SimulatedEvent:
+    """Stands in for `torch.cuda.Event`; times are those of the host, for want of others."""
+
+    wait_told: Wait = staticmethod(lambda kind: None)
+
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
+        return max(end._at - self._at, 0.0) * 1e3
+
+    def synchronize(self) -> None:
+        self.wait_told("synchronize")
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any = None) -> None: ...
+
+
+class Within:
+    """Stands in for `torch.cuda.stream(...)` and `torch.cuda.graph(...)`."""
+
+    def __init__(self, first: Any = None, *_: Any, stream: Any = None, **__: Any) -> None:
+        self.stream = first if stream is None else stream
+
+    def __enter__(self) -> Any:
+        return self.stream
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Graph:
+    """Stands in for `torch.cuda.CUDAGraph`: what is captured runs once, and a replay does nothing."""
+
+    def __init__(self, keep_graph: bool = False) -> None: ...
+    def capture_begin(self, *_: Any, **__: Any) -> None: ...
+    def capture_end(self) -> None: ...
+    def replay(self) -> None: ...
+    def reset(self) -> None: ...
+    def enable_debug_mode(self) -> None: ...
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+# `torch.cuda.FloatTensor` and its like, which a build without CUDA does not have
+
+_NAMES = ("Float", "Double", "Half", "BFloat16", "Bool", "Byte", "Char", "Short", "Int", "Long")
+_DTYPES = {f"{name}Tensor": getattr(torch, f"{name}Tensor").dtype for name in _NAMES}
+
+
+class CudaType(type):
+    """The type of such types: a call makes a tensor, `isinstance` asks for its device and numbers."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any) -> Any:
+        if len(args) == 1 and not isinstance(args[0], int | torch.Size):
+            return torch.as_tensor(args[0], dtype=cls.dtype, device="cuda")
+        return torch.empty(*(args or (0,)), dtype=cls.dtype, device="cuda")
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_cuda and value.dtype == cls.dtype
+
+
+def _install_types(patches: Patches) -> None:
+    """Put such types in place, also where they are named to be converted to or to be the default."""
+    types = {name: CudaType(name, (), {"dtype": dtype}) for name, dtype in _DTYPES.items()}
+    for name, kind in types.items():
+        patches.set(torch.cuda, name, kind)
+    convert, set_default = Tensor.type, torch.set_default_tensor_type
+
+    def found(kind: Any) -> CudaType | None:
+        return kind if isinstance(kind, CudaType) else types.get(str(kind).removeprefix("torch.cuda."))
+
+    def converted(tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kind = found(dtype)
+        return convert(tensor, dtype, *args, **kwargs) if kind is None else tensor.to("cuda", kind.dtype)
+
+    def made_default(kind: Any) -> None:
+        wanted = found(kind)
+        torch.set_default_device(None if wanted is None else "cuda")
+        if wanted is None:
+            set_default(kind)
+        else:
+            torch.set_default_dtype(wanted.dtype)
+
+    patches.set(Tensor, "type", converted)
+    patches.set(torch, "set_default_tensor_type", made_default)
+
+
+# `torch.cuda`
 
 
 class MemoryModel(Protocol):
@@ -58,7 +176,7 @@ class MemoryModel(Protocol):
 class Cuda:
     """Puts the answers of a card in place of `torch.cuda`'s own."""
 
-    def __init__(self, card: CardLike, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
+    def __init__(self, card: Card, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
         self._card = card
         self._gpu = gpu
         self._teller = gpu.teller
@@ -77,7 +195,7 @@ class Cuda:
         patches.set(torch.backends.cudnn, "is_available", lambda: True)
         patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
         answer_for_cudnn(patches)
-        legacy.install(patches)
+        _install_types(patches)
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.set(torch.cuda.nvtx, name, lambda *_: 0)
         if torch.version.cuda is None:
@@ -117,7 +235,7 @@ class Cuda:
         properties = SimpleNamespace(
             name=card.name, major=major, minor=minor, total_memory=card.memory, multi_processor_count=card.sms,
             warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
-            is_multi_gpu_board=False, gcnArchName="", L2_cache_size=getattr(card, "l2", 50 << 20),
+            is_multi_gpu_board=False, gcnArchName="", L2_cache_size=50 << 20,
             shared_memory_per_block=49152, shared_memory_per_block_optin=101376,
             shared_memory_per_multiprocessor=102400, uuid="GPU-simulated", max_threads_per_block=1024,
             clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=5120,

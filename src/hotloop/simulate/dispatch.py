@@ -1,6 +1,8 @@
 """Every operation of a script: those on the host run as usual, those on the simulated device are told, not computed."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from threading import RLock
 from types import FrameType
@@ -34,6 +36,7 @@ from hotloop.simulate.operations import (
     named,
     on_device,
     plain,
+    replaced,
     shape_of,
     tensors_in,
 )
@@ -207,6 +210,15 @@ class SimulatedGpu(OperationMode):
             leaf = tensor.requires_grad and tensor.is_leaf
             self.by_hand.writes(tensor, parameter=leaf or self.storages.kind(tensor) == "parameter")
 
+    @contextmanager
+    def silently(self) -> Iterator[None]:
+        """Copies and waits are ours, and not told."""
+        self.silent += 1
+        try:
+            yield
+        finally:
+            self.silent -= 1
+
     def stand_in(self, tensor: Tensor, device: str | torch.device | None = None) -> Tensor:
         """A tensor without data of the same shape, which nobody is told of; on the device of the operation."""
         with self.fake:
@@ -227,17 +239,12 @@ class SimulatedGpu(OperationMode):
                 if rule is not None:
                     return rule(*args, **kwargs)
             try:
-                return self._ason_device(func(*_exemplary(given[0]), **_exemplary(given[1])))
+                return replaced(func(*_exemplary(given[0]), **_exemplary(given[1])), self.stand_in)
             except (RuntimeError, NotImplementedError):
                 self.findings.unknown.add(str(func))
                 raise NotImplementedError(
                     f"{func} cannot be simulated: its result is not known without a GPU"
                 ) from error
-
-    def _ason_device(self, result: Any) -> Any:
-        if isinstance(result, Tensor):
-            return self.stand_in(result)
-        return [self._ason_device(item) for item in result] if isinstance(result, list | tuple) else result
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See that all operands are on the device, as far as PyTorch asks for it."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 DATA, WORK = "data", "work"  # of the host: batches, and whatever else the script does there
 
@@ -59,8 +59,8 @@ class Operation:
     place: Place | None = None
 
 
-class Listener(Protocol):
-    """Hears everything, in the order in which a GPU would get it."""
+class Listener:
+    """Hears everything, in the order in which a GPU would get it; what is not overridden is heard and forgotten."""
 
     def allocated(self, key: int, size: int, kind: str) -> None:
         """A tensor's memory came to be; kinds: parameter, gradient, optimizer, activation, input, buffer, temporary.

@@ -85,7 +85,7 @@ class Findings:
         if before is not None:
             self._found[key] = replace(before, count=before.count + 1)
         else:
-            self._found[key] = Finding(code, level, "shown", *_parts(place), message, fix)
+            self._found[key] = Finding(code, level, "shown", place.file, place.line, place.function, message, fix)
         return key
 
     def mixed(self, name: str, operands: Operands, strangers: Operands) -> None:
@@ -198,7 +198,8 @@ class Findings:
             return "state-on-cpu", f"load the optimizer's state after model.to({device})"
         origin = self.origins.get(tensor)
         if origin is not None and _in_forward(origin.place, scene.frames):
-            return "made-on-cpu", f"{_with_device(origin.place)}"
+            device = "give it the device of the input where it is made, device=x.device"
+            return "made-on-cpu", f"{device}: {_site(origin.place)}"
         if name := scene.variable(tensor, scene.frames[::-1]):
             return "mixed-devices", f"{name} = {name}.to({device})"
         if origin is not None and origin.verb == "made":
@@ -259,10 +260,6 @@ def relative(file: str, folder: Path) -> str:
         return file
 
 
-def _parts(place: Place) -> tuple[str, int, str]:
-    return place.file, place.line, place.function
-
-
 def _site(place: Place) -> str:
     return str(Site(place.file, place.line))
 
@@ -295,7 +292,3 @@ def _in_forward(place: Place, among: list[FrameType]) -> bool:
     return any(
         isinstance(f.f_locals.get("self"), nn.Module) and f.f_code.co_filename == place.file for f in among
     ) and any(f.f_code.co_name == place.function for f in among)
-
-
-def _with_device(place: Place) -> str:
-    return f"give it the device of the input where it is made, device=x.device: {_site(place)}"

@@ -44,7 +44,8 @@ class Repairs(TorchFunctionMode):
             self._gpu.guarded -= 1
         operands = list(operands_of(func, args, kwargs))
         strangers = [(n, t) for n, t in operands if t.device != home and (is_simulated(t) or t.dim())] or operands[:1]
-        self._gpu.findings.mixed(_name(func), operands, strangers)
+        name = resolve_name(func) or str(getattr(func, "__name__", func))
+        self._gpu.findings.mixed(name, operands, strangers)
         if written:
             return args[0]  # what is elsewhere is not written to
         guarded, self._gpu.guarded = self._gpu.guarded, 0  # what is still mixed now is repaired below autograd
@@ -64,12 +65,5 @@ class Repairs(TorchFunctionMode):
         return value
 
     def _to_device(self, tensor: Tensor, home: torch.device) -> Tensor:
-        self._gpu.silent += 1
-        try:
+        with self._gpu.silently():
             return tensor.to(home)
-        finally:
-            self._gpu.silent -= 1
-
-
-def _name(func: Callable[..., Any]) -> str:
-    return resolve_name(func) or str(getattr(func, "__name__", func))

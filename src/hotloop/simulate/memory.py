@@ -1,6 +1,8 @@
 """The memory of a simulated GPU: hears what the engine tells, allocates as PyTorch would, runs out where it would."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 import torch
@@ -8,18 +10,72 @@ import torch
 from hotloop.simulate.allocator import Allocator, Block, Full, Settings
 from hotloop.simulate.cards import Card
 from hotloop.simulate.constants import Constants, constants_for
-from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.events import Listener, Operation, Place
 from hotloop.simulate.expandable import ExpandableAllocator
 from hotloop.simulate.families.indexing import adds_gradients
 from hotloop.simulate.ledger import Ledger, Timeline
 from hotloop.simulate.need import PROCESS, RESULT, STAGE, TOGETHER, Need
+from hotloop.simulate.places import here
 from hotloop.simulate.record import Band, Peak, PeakInterval
-from hotloop.simulate.shortage import Shortage, SimulatedOutOfMemory
 from hotloop.simulate.uncertainty import Spread, too_close, verdict
 from hotloop.simulate.workspaces import library, needs, with_settings
+from hotloop.text import printable, size
 
-ENDLESS = 2**60  # bytes
 _SLACK = 2**20  # by which a block may be larger than what is in it
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Where memory ran out, and how things stood."""
+
+    asked: int  # bytes of the segment that could not be had
+    total: int  # of the card
+    free: int
+    allocated: int
+    reserved: int
+    context: int
+    cap: int | None
+    file: str
+    line: int  # 0 where it is not known
+    function: str
+    module: str
+
+    def words(self) -> str:
+        """The same in a sentence for people."""
+        where = f" at {printable(PurePath(self.file).name)}:{self.line}" if self.line else ""
+        found = self.free if self.cap is None else min(self.free, max(0, self.cap - self.reserved))
+        return f"memory runs out{where}: {size(self.asked)} are asked for where {size(found)} can be had"
+
+    def __str__(self) -> str:
+        """In the words of PyTorch, since scripts read them."""
+        allowed = "" if self.cap is None else f"{_said(self.cap)} allowed; "
+        return (
+            f"CUDA out of memory. Tried to allocate {_said(self.asked)}. GPU 0 has a total capacity of"
+            f" {_said(self.total)} of which {_said(self.free)} is free. Including non-PyTorch memory, this process has"
+            f" {_said(self.reserved + self.context)} memory in use. {allowed}Of the allocated memory"
+            f" {_said(self.allocated)} is allocated by PyTorch, and {_said(self.reserved - self.allocated)} is reserved"
+            " by PyTorch but unallocated. (simulated)"
+        )
+
+
+class SimulatedOutOfMemory(torch.OutOfMemoryError):
+    """What a real GPU would have raised; `shortage` has the figures."""
+
+    def __init__(self, shortage: Shortage) -> None:
+        super().__init__(str(shortage))
+        self.shortage = shortage
+
+
+def _said(amount: int) -> str:
+    """Bytes in the way in which PyTorch writes them.
+
+    >>> _said(2**30), _said(20 * 2**20), _said(512)
+    ('1.00 GiB', '20.00 MiB', '512 bytes')
+    """
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if amount >= unit:
+            return f"{amount / unit:.2f} {name}"
+    return f"{amount} bytes"
 
 
 class Held(NamedTuple):
@@ -31,30 +87,17 @@ class Held(NamedTuple):
     since: int  # event of the timeline
 
 
-class MemoryListener:
-    """A `Listener` that keeps the memory of a card.
+class MemoryListener(Listener):
+    """A `Listener` that keeps the memory of a card."""
 
-    `cap` are the bytes that the process may reserve. With `go_on` nothing is raised: the first shortage is noted, and
-    the run goes on as if the card were larger, so that one run tells both the line and how much would be needed.
-    """
-
-    def __init__(
-        self,
-        card: Card,
-        cap: int | None = None,
-        *,
-        constants: Constants | None = None,
-        expandable: bool | None = None,
-        go_on: bool = False,
-    ) -> None:
+    def __init__(self, card: Card, *, constants: Constants | None = None) -> None:
         self.card = card
         self.constants = constants or constants_for(card, torch.__version__)
         self.context = self.constants.context.get("base", 0)
         self.shortage: Shortage | None = None  # the first
         self._survived = False  # whether a step was made since memory last ran out
-        self._allocator = ExpandableAllocator(0, cap=cap, total=card.memory) if expandable else Allocator(0, cap=cap)
-        self._settings = None if expandable is None else Settings("")  # of the allocator, once it is used
-        self._go_on = go_on
+        self._allocator = Allocator(0)
+        self._settings: Settings | None = None  # of the allocator, once it is used
         self._ledger, self._timeline, self._spread = Ledger(), Timeline(), Spread()
         self._held: dict[int, Held] = {}
         self._kept: dict[int, list[Held]] = {}  # reserves that live as long as a tensor, by its key
@@ -67,7 +110,6 @@ class MemoryListener:
         self._at_once: list[Held] = []  # what it holds until it has run
         self._sum: tuple[int, int, str] | None = None  # of gradients, whose memory is not known yet
         self._asked = 0  # the segment that was last refused
-        self._before: int | None = None  # the limit, before it ran out and went on
         self._most_reserved = self._most_process = 0
         self._make_room()
 
@@ -124,15 +166,6 @@ class MemoryListener:
                 self._has_run = True
                 self._allocator.addresses.kernels_loaded()
 
-    def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
-        """Copies take no memory of their own."""
-
-    def waited(self, kind: str, place: Place | None) -> None:
-        """Nor do waits."""
-
-    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:
-        """Nor the host."""
-
     def step(self) -> None:
         self._settle()
         self._survived = True
@@ -140,25 +173,12 @@ class MemoryListener:
 
     # What `torch.cuda` answers
 
-    def memory_allocated(self) -> int:
-        self._settle()
-        return self._allocator.allocated
-
-    def max_memory_allocated(self) -> int:
-        return self._allocator.all.allocated.most
-
-    def memory_reserved(self) -> int:
-        return self._allocator.reserved
-
-    def max_memory_reserved(self) -> int:
-        return self._allocator.all.reserved.most
-
     def memory_stats(self) -> "OrderedDict[str, int]":
         return self._allocator.stats()
 
     def mem_get_info(self) -> tuple[int, int]:
         """Free and total bytes, as the driver says."""
-        return max(0, self.card.usable - self.context - self._allocator.reserved), self.card.memory
+        return max(0, self.card.memory - self.context - self._allocator.reserved), self.card.memory
 
     def reset_peak_memory_stats(self) -> None:
         """For the script; what is told of the run at the end is not reset."""
@@ -205,13 +225,12 @@ class MemoryListener:
     def fits(self) -> bool | None:
         """Whether it fits; None where it is too close to say.
 
-        One that ran out, and did not go on, does not say how much it would have needed; one that the script caught,
-        and made a step after, does fit.
+        One that ran out does not say how much it would have needed; one that the script caught, and made a step after,
+        does fit.
         """
-        if self.shortage is not None and not self._go_on:
+        if self.shortage is not None:
             return self._survived
-        said = verdict(self.interval, self._limit, self.constants.margin)
-        return None if said and self.shortage is not None else said
+        return verdict(self.interval, self._allocator.limit, self.constants.margin)
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of memory, by the names of its fields."""
@@ -314,17 +333,26 @@ class MemoryListener:
 
     def _take(self, size: int, kind: str) -> Held:
         held = self._try(size, kind)
-        if held is None:
-            shortage = self._describe()
-            self.shortage = self.shortage or shortage
-            self._survived = False
-            if not self._go_on:
-                raise SimulatedOutOfMemory(shortage)
-            self._before = self._allocator.limit
-            self._allocator.room, self._allocator.cap = ENDLESS, None
-            held = self._try(size, kind)
-            assert held is not None, "there is room without end"
-        return held
+        if held is not None:
+            return held
+        operation = self._operation  # that asked; `torch.empty` is none
+        place = (operation and operation.place) or here() or Place("", 0)
+        shortage = Shortage(
+            asked=self._asked,
+            total=self.card.memory,
+            free=self.mem_get_info()[0],
+            allocated=self._allocator.allocated,
+            reserved=self._allocator.reserved,
+            context=self.context,
+            cap=self._allocator.cap,
+            file=place.file,
+            line=place.line,
+            function=place.function,
+            module=operation.module if operation else "",
+        )
+        self.shortage = self.shortage or shortage
+        self._survived = False
+        raise SimulatedOutOfMemory(shortage)
 
     def _try(self, size: int, kind: str) -> Held | None:
         try:
@@ -358,31 +386,14 @@ class MemoryListener:
             notes.append(f"{self.shortage.words()}{went_on}")
         interval = self.interval
         if self.fits is None:
-            notes.append(too_close(interval, self._limit))
+            notes.append(too_close(interval, self._allocator.limit))
         notes += interval.reasons
         notes += self._settings.notes() if self._settings is not None else ()
         if not self.constants.calibrated:
             notes.append(f"what libraries take for themselves was not measured on {self.card.architecture} GPUs")
         return tuple(notes)
 
-    def _describe(self) -> Shortage:
-        return Shortage.during(
-            self._operation,
-            asked=self._asked,
-            total=self.card.memory,
-            free=self.mem_get_info()[0],
-            allocated=self._allocator.allocated,
-            reserved=self._allocator.reserved,
-            context=self.context,
-            cap=self._allocator.cap,
-        )
-
-    @property
-    def _limit(self) -> int:
-        return self._allocator.limit if self._before is None else self._before
-
     def _make_room(self) -> None:
         """What the context takes, tensors cannot have."""
         self._ledger.now["context"] = self.context
-        if self._allocator.room != ENDLESS:
-            self._allocator.room = max(0, self.card.usable - self.context)
+        self._allocator.room = max(0, self.card.memory - self.context)

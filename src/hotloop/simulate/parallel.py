@@ -83,7 +83,7 @@ def on_ranks(simulation: Simulation, card: Card, gpus: int, parallel: str, clust
         alone=peak.process,
         low=low,
         high=high,
-        fits=True if high <= ROOM * card.usable else False if low > card.usable else None,
+        fits=True if high <= ROOM * card.memory else False if low > card.memory else None,
         step=step,
         alone_seconds=None if rank is None else rank.seconds,
     )

@@ -11,12 +11,9 @@ class Patches:
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
-    def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Put a value in place; what was there before, None where nothing was."""
-        before = vars(owner).get(name, _NOTHING)
-        self._before.append((owner, name, before))
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self._before.append((owner, name, vars(owner).get(name, _NOTHING)))
         setattr(owner, name, value)
-        return None if before is _NOTHING else before
 
     def restore(self) -> None:
         while self._before:

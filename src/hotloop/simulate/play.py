@@ -1,10 +1,10 @@
 """Host and device side by side: the host queues, the device works, copies and waits join them. Pure arithmetic."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from hotloop.simulate.cards import Card
-from hotloop.simulate.events import DATA, Place
+from hotloop.simulate.events import DATA
 from hotloop.simulate.products import Part
 from hotloop.simulate.table import ArchitectureTable, HostCost, default_host
 
@@ -13,11 +13,9 @@ from hotloop.simulate.table import ArchitectureTable, HostCost, default_host
 class Launch:
     """An operation is queued."""
 
-    name: str
     parts: tuple[Part, ...]
-    phase: str = "other"
+    phase: str = "other"  # by which `HostCost` knows what it costs the host
     tensors: int = 0  # that a foreach or fused operation is given
-    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +25,11 @@ class Transfer:
     size: int
     pinned: bool
     blocking: bool
-    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The host waits for the device."""
-
-    kind: str
-    place: Place | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +58,6 @@ Event = Launch | Transfer | Wait | Pause | Arrival | Mark
 
 
 @dataclass(frozen=True, slots=True)
-class PlayedStep:
-    """One step, in seconds."""
-
-    seconds: float
-    busy: float  # the device computes
-    copying: float
-    host: float  # the host works; the rest of the time it waits
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceSpan:
     """A stretch of the device's time, for whoever looks closely."""
 
@@ -87,24 +71,14 @@ class DeviceSpan:
 class _Clocks:
     host: float = 0.0
     device: float = 0.0
-    busy: float = 0.0
-    copying: float = 0.0
-    worked: float = 0.0
     ready: float = 0.0  # when workers have made the next batch
     runs: list[DeviceSpan] = field(default_factory=list)
 
-    def work(self, seconds: float) -> None:
-        self.host += seconds
-        self.worked += seconds
-
     def occupy(self, seconds: float, number: int) -> None:
         """The device starts when it is free and the host has launched it."""
-        start = max(self.host, self.device)
+        start = self.now
         self.device = start + seconds
         self.runs.append(DeviceSpan(number, self.host, start, self.device))
-
-    def join(self) -> None:
-        self.host = max(self.host, self.device)
 
     @property
     def now(self) -> float:
@@ -116,40 +90,36 @@ Price = Callable[[Part], float]
 
 def play(
     events: Sequence[Event], card: Card, table: ArchitectureTable, price: Price, *, host: HostCost | None = None
-) -> tuple[list[PlayedStep], list[DeviceSpan]]:
-    """The steps that a card makes of the events, and what its device did when.
+) -> tuple[list[float], list[DeviceSpan]]:
+    """The seconds of each step that a card makes of the events, and what its device did when.
 
     `price` gives the seconds of a part. What comes after the last mark is no whole step.
     """
     host = host or default_host()
-    clocks, steps = _Clocks(), []
-    last = replace(clocks)
+    clocks, steps, last = _Clocks(), [], 0.0
     for number, event in enumerate(events):
         if isinstance(event, Launch):
             _launch(clocks, event, number, host, price)
         elif isinstance(event, Transfer):
             _transfer(clocks, event, number, card, table, host)
         elif isinstance(event, Wait):
-            clocks.join()
-            clocks.work(host.wait)
+            clocks.host = clocks.now + host.wait
         elif isinstance(event, Pause):
             _pause(clocks, event, host)
         elif isinstance(event, Arrival):
             clocks.occupy(0.0, number)
         else:
-            steps.append(_since(last, clocks))
-            last = replace(clocks)
+            steps.append(clocks.now - last)
+            last = clocks.now
     return steps, clocks.runs
 
 
 def _launch(clocks: _Clocks, event: Launch, number: int, host: HostCost, price: Price) -> None:
-    clocks.work(_overhead(event.phase, host) + host.tensor * event.tensors)
+    clocks.host += getattr(host, event.phase) + host.tensor * event.tensors
     for part in event.parts:
-        seconds = price(part)
-        clocks.busy += seconds
-        clocks.occupy(seconds, number)
+        clocks.occupy(price(part), number)
         # The device is at the first kernel of a part while the host launches the others.
-        clocks.work(host.launch * max(part.kernels - 1, 0))
+        clocks.host += host.launch * max(part.kernels - 1, 0)
         clocks.device = max(clocks.device, clocks.host) if part.kernels > 1 else clocks.device
 
 
@@ -160,11 +130,7 @@ def _pause(clocks: _Clocks, event: Pause, host: HostCost) -> None:
         clocks.ready += seconds / event.workers
         clocks.host = max(clocks.host, clocks.ready)
     else:
-        clocks.work(seconds)
-
-
-def _overhead(phase: str, host: HostCost) -> float:
-    return {"forward": host.forward, "backward": host.backward, "optimizer": host.optimizer}.get(phase, host.other)
+        clocks.host += seconds
 
 
 def _transfer(
@@ -172,13 +138,7 @@ def _transfer(
 ) -> None:
     """A copy from pageable memory keeps the host until it is done, whatever was asked for."""
     share = table.link.pinned if event.pinned else table.link.pageable
-    seconds = table.link.latency + event.size / (card.pcie * share)
-    clocks.work(host.copy)
-    clocks.copying += seconds
-    clocks.occupy(seconds, number)
+    clocks.host += host.copy
+    clocks.occupy(table.link.latency + event.size / (card.pcie * share), number)
     if event.blocking or not event.pinned:
-        clocks.join()
-
-
-def _since(last: _Clocks, now: _Clocks) -> PlayedStep:
-    return PlayedStep(now.now - last.now, now.busy - last.busy, now.copying - last.copying, now.worked - last.worked)
+        clocks.host = clocks.now

@@ -12,6 +12,7 @@ from typing import IO, Any, Self
 from hotloop.children import Child
 from hotloop.errors import BadArgument
 from hotloop.scripts import interpreter
+from hotloop.simulate.cards import Card
 from hotloop.simulate.events import DATA, WORK
 from hotloop.simulate.record import COMPLETED, FAILED, NO_STEPS, SETTLED, Request, Simulation, StepPace
 from hotloop.simulate.shim import CannotSimulate, library
@@ -64,7 +65,7 @@ class Simulator:
         self,
         script: Path | str,
         arguments: Sequence[str],
-        card: Any,
+        card: Card,
         *,
         steps: int = 3,
         time_limit: float = 120.0,
@@ -99,7 +100,7 @@ class Simulator:
             request = Request(
                 script=str(script),
                 arguments=tuple(arguments),
-                card=dict(card.to_json() if hasattr(card, "to_json") else vars(card)),
+                card=card.to_json(),
                 result=str(Path(folder, "simulation.json")),
                 steps=steps,
                 time_limit=time_limit,
@@ -163,7 +164,7 @@ def check_script(script: Path) -> None:
 def simulate_script(
     script: Path | str,
     arguments: Sequence[str],
-    card: Any,
+    card: Card,
     *,
     steps: int = 3,
     time_limit: float = 120.0,

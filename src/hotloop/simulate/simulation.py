@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
@@ -17,8 +17,9 @@ from hotloop.scripts import Enough
 from hotloop.simulate._torch import lifting_on_host
 from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.by_hand import ByHand
+from hotloop.simulate.cards import Card
 from hotloop.simulate.conversions import Conversions
-from hotloop.simulate.cuda import CardLike, Cuda
+from hotloop.simulate.cuda import Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.events import Listener
 from hotloop.simulate.families import ALL, left_whole
@@ -46,7 +47,7 @@ class Engine:
     kept: large models are not drawn, and a script that does not end when it is told to is ended.
     """
 
-    card: CardLike
+    card: Card
     listeners: Sequence[Listener]
     steps: int | None
     values: bool = False
@@ -231,11 +232,3 @@ class Engine:
 def _set_for_a_while(stack: ExitStack, setter: Callable[[Any], Any], before: Any, value: Any) -> None:
     stack.callback(setter, before)
     setter(value)
-
-
-def simulate(run: Callable[[], Any], card: CardLike, listeners: Sequence[Listener] = (), *, steps: int = 3) -> Engine:
-    """Call something with the simulated GPU in place, until it ends or has made its steps."""
-    engine = Engine(card, listeners, steps)
-    with engine, suppress(Enough):
-        run()
-    return engine

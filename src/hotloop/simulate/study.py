@@ -239,14 +239,14 @@ def _short(seen: Simulation) -> bool:
 def _outcome(seen: Simulation, batch: int, card: Card, reference: tuple[int, int]) -> Outcome:
     """What a run says to the search; one that says nothing about memory ends it."""
     if _short(seen):
-        return Outcome(False, None, card.usable, _limited(seen))
+        return Outcome(False, None, card.memory, _limited(seen))
     if not seen.trained:
         raise SearchStopped(f"with a batch of {batch:,} {_why(seen)}")
     own, work = reference
     if _batch(seen).work < work * (1 + (batch / own - 1) / 4):  # some work does not grow with the batch
         reached = max(1, own * _batch(seen).work // work)
         raise SearchStopped(f"a step never has more than about {reached:,} items, whatever the batch", reached)
-    return Outcome(True, _in_use(seen), card.usable)
+    return Outcome(True, _in_use(seen), card.memory)
 
 
 def _in_use(seen: Simulation) -> int:

@@ -2,19 +2,19 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-from hotloop.simulate.events import Operation, Place
+from hotloop.simulate.cards import Card
+from hotloop.simulate.events import Listener, Place
 from hotloop.simulate.findings import relative
 from hotloop.simulate.record import Copy, Sync
 
 CONTEXT = 500 << 20  # bytes of a CUDA context, where no model of memory knows better
 
 
-class Syncs:
+class Syncs(Listener):
     """A listener that counts copies and waits, and how much memory is live where no model of memory listens."""
 
-    def __init__(self, card: Any) -> None:
+    def __init__(self, card: Card) -> None:
         self._card = card
         self._copies: Counter[tuple[Place | None, str, bool, bool]] = Counter()
         self._bytes: Counter[tuple[Place | None, str, bool, bool]] = Counter()
@@ -31,12 +31,6 @@ class Syncs:
 
     def freed(self, key: int) -> None:
         self._live -= self._sizes.pop(key, 0)
-
-    def named(self, key: int, kind: str) -> None: ...
-    def before(self, operation: Operation) -> None: ...
-    def after(self, operation: Operation) -> None: ...
-    def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None: ...
-    def step(self) -> None: ...
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
         key = (place, direction, pinned, blocking)

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from hotloop.errors import BadArgument
@@ -95,7 +94,7 @@ class ArchitectureTable(Record):
         """The logarithm of how much longer a part takes than its curve says, after what was measured nearby."""
         key = self._key(part)
         found = self.nearby.get(key) if key is not None else None
-        return 0.0 if found is None else _nearby(found).correction(part.traits)
+        return 0.0 if found is None else Nearby.from_json(found).correction(part.traits)
 
     def _key(self, part: Part) -> str | None:
         return next((key for key in keys_of(part) if key in self.curves), None)
@@ -113,10 +112,6 @@ def keys_of(part: Part) -> list[str]:
     return [
         key for family in families for key in (*(f"{family}/{p}{lay}" for p in precisions for lay in layouts), family)
     ]
-
-
-def _nearby(data: dict[str, Any]) -> Nearby:
-    return Nearby.from_json(data)
 
 
 @lru_cache(maxsize=8)
@@ -146,17 +141,8 @@ def default_table() -> ArchitectureTable:
     return parse(json.loads(file.read_text()), "time-default.json")
 
 
-def read(path: Path) -> ArchitectureTable:
-    """A table from a file that `benchmarks/calibrate_gpu.py` wrote."""
-    try:
-        data = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BadArgument(f"cannot read the table {path}: {error}", fix="give a file of calibrate_gpu.py") from error
-    return parse(data, str(path))
-
-
 def parse(data: Any, name: str) -> ArchitectureTable:
-    """The table that a JSON document holds."""
+    """The table that a JSON document of `benchmarks/calibrate_gpu.py` holds."""
     try:
         table = ArchitectureTable.from_json(data)
         for key, values in table.curves.items():

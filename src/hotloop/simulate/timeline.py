@@ -10,11 +10,13 @@ from hotloop.records import Record
 from hotloop.scaling import GradientReady, RankStep
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import seconds_of
-from hotloop.simulate.events import DATA, WORK, Operation, Place
-from hotloop.simulate.play import Arrival, Event, Launch, Mark, Pause, PlayedStep, Price, Transfer, Wait, play
-from hotloop.simulate.products import Part, Tf32
+from hotloop.simulate.events import DATA, WORK, Listener, Operation, Place
+from hotloop.simulate.families import kind_of
+from hotloop.simulate.play import Arrival, Event, Launch, Mark, Pause, Price, Transfer, Wait, play
+from hotloop.simulate.products import Part
 from hotloop.simulate.record import StepPace, StepTime
 from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_host, load
+from hotloop.simulate.work import parts_of, switches
 
 SURE = 1.2816  # of a normal distribution, this many deviations to each side hold four cases of five
 _AKIN = 1.5  # errors are larger by this on another card of the architecture that was measured
@@ -25,51 +27,24 @@ _LAUNCHING = ("forward", "backward", "optimizer", "other", "tensor", "launch")
 
 
 @dataclass(frozen=True)
-class Hot(Record):
-    """An operation that takes much of a step, at a line of the person's code."""
-
-    name: str
-    file: str
-    line: int
-    milliseconds: float  # of each step
-    count: float  # of each step
-
-
-@dataclass(frozen=True)
 class Forecast(Record):
-    """How long a step takes on a card, and what takes it; milliseconds."""
+    """How long a step takes on a card."""
 
     step: StepTime
-    busy: float  # the device computes
-    copying: float
-    host: float  # Python, the dispatcher and launches
     pace: StepPace  # the step with data and the script's own work on the host
-    families: dict[str, float]
-    hottest: tuple[Hot, ...]
     notes: tuple[str, ...] = ()
     rank: RankStep | None = None  # the step in its parts, for what several GPUs would do
 
-    @property
-    def share(self) -> float:
-        """How much of the step the device computes, from 0 to 1."""
-        return min(self.busy / self.step.median, 1.0) if self.step.median else 0.0
 
+class Time(Listener):
+    """Keeps what happened, and tells how long a step of it takes on a card."""
 
-class Tape:
-    """A `Listener` that keeps what happened, without any card, so that several can be asked about it."""
-
-    def __init__(self, *, tf32: Tf32 | None = None) -> None:
-        """`tf32` says where TF32 is allowed; without it PyTorch is asked at each operation."""
+    def __init__(self, card: Card) -> None:
+        self.card = card
         self.events: list[Event] = []
         self.notes: list[str] = []
-        self._tf32 = tf32
         self._sizes: dict[int, int] = {}  # bytes of what is allocated
         self._module = ""  # of the last operation of the backward pass
-
-    def note(self, sentence: str) -> None:
-        """Something that the forecast does not know, such as a compiled model; told once."""
-        if sentence not in self.notes:
-            self.notes.append(sentence)
 
     def allocated(self, key: int, size: int, kind: str) -> None:
         """Memory takes no time, but a gradient is when ranks can begin to exchange it."""
@@ -83,93 +58,54 @@ class Tape:
         if kind == "gradient" and key in self._sizes:
             self.events.append(Arrival(self._sizes[key], self._module))
 
-    def before(self, operation: Operation) -> None:
-        """It counts once it is queued."""
-
     def after(self, operation: Operation) -> None:
-        from hotloop.simulate.families import kind_of  # noqa: PLC0415  # these need torch, whoever reads a tape does not
-        from hotloop.simulate.work import parts_of, switches  # noqa: PLC0415
-
         if operation.phase == "backward" and operation.module:
             self._module = operation.module
         kind = kind_of(operation.name)
-        if not kind.known:
-            self.note(f"{operation.name} is not known: its time is that of reading and writing its tensors")
-        parts = parts_of(operation, self._tf32 or switches())
+        unknown = f"{operation.name} is not known: its time is that of reading and writing its tensors"
+        if not kind.known and unknown not in self.notes:
+            self.notes.append(unknown)
+        parts = parts_of(operation, switches())
         if not parts:  # a view, or a copy to or from the host, which `copied` tells
             return
         tensors = len(operation.inputs) // max(kind.lists, 1) if kind.family.startswith("optimizer") else 0
-        self.events.append(Launch(operation.name, parts, operation.phase, tensors, operation.place))
+        self.events.append(Launch(parts, operation.phase, tensors))
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
-        self.events.append(Transfer(size, pinned, blocking, place))
+        self.events.append(Transfer(size, pinned, blocking))
 
     def waited(self, kind: str, place: Place | None) -> None:
-        self.events.append(Wait(kind, place))
+        self.events.append(Wait())
 
     def host(self, seconds: float, kind: str = "data", workers: int = 0) -> None:
         self.events.append(Pause(seconds, kind, workers))
 
     def step(self) -> None:
         # Wrappers of optimizer and backward pass, gradients set to None, the person's own loop: a small net shows them.
-        self.events.append(Launch("step", (), "optimizer", _AROUND))
+        self.events.append(Launch((), "optimizer", _AROUND))
         self.events.append(Mark())
-
-
-class Time(Tape):
-    """A `Listener` that tells how long a step takes on a card.
-
-    `table` and `host` are those of the card's architecture where nothing else is given.
-    """
-
-    def __init__(
-        self,
-        card: Card,
-        table: ArchitectureTable | None = None,
-        *,
-        host: HostCost | None = None,
-        tf32: Tf32 | None = None,
-    ) -> None:
-        super().__init__(tf32=tf32)
-        self.card, self.table, self.hosted = card, table, host
-
-    def forecast(self) -> Forecast | None:
-        """What was heard so far, or None where no step was made."""
-        return forecast(self, self.card, self.table, host=self.hosted)
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of time, by the names of its fields."""
-        found = self.forecast()
+        found = forecast(self, self.card)
         if found is None:
             return {}
         return {"step_ms": found.step, "pace": found.pace, "rank": found.rank, "notes": found.notes}
 
 
 def forecast(
-    tape: Tape, card: Card, table: ArchitectureTable | None = None, *, host: HostCost | None = None
+    time: Time, card: Card, table: ArchitectureTable | None = None, *, host: HostCost | None = None
 ) -> Forecast | None:
-    """How long a step of the tape takes on a card, or None where it holds no step."""
-    player = _Player(tape.events, card, table or load(card.architecture), host)
-    steps = player.steps()
-    if not steps:
+    """How long a step of what was heard takes on a card, or None where no step was made."""
+    player = _Player(time.events, card, table or load(card.architecture), host)
+    if not player.steps():
         return None
-    typical = _typical(steps)
     step = player.told(player.hosted)
-    return Forecast(
-        step,
-        1e3 * typical.busy,
-        1e3 * typical.copying,
-        1e3 * typical.host,
-        player.pace(step),
-        player.families(),
-        player.hottest(),
-        (*tape.notes, *player.notes()),
-        player.rank(tape.events),
-    )
+    return Forecast(step, player.pace(step), (*time.notes, *player.notes()), player.rank(time.events))
 
 
 class _Player:
-    """One tape on one card, played as often as a question needs."""
+    """What happened on one card, played as often as a question needs."""
 
     def __init__(self, events: list[Event], card: Card, table: ArchitectureTable, host: HostCost | None) -> None:
         self.card, self.table, self.steady = card, table, _steady(events)
@@ -197,8 +133,8 @@ class _Player:
 
     def steps(
         self, price: Price | None = None, table: ArchitectureTable | None = None, host: HostCost | None = None
-    ) -> list[PlayedStep]:
-        """Those of the second time round: the first begins with an idle device, as no later one does."""
+    ) -> list[float]:
+        """Seconds of those of the second time round: the first begins with an idle device, as no later one does."""
         events, chosen = [*self.steady.events, *self.steady.events], price or self.prices.__getitem__
         steps, _ = play(events, self.card, table or self.table, chosen, host=host or self.hosted)
         return steps[len(steps) // 2 :]
@@ -208,8 +144,8 @@ class _Player:
     ) -> float:
         steps = self.steps(price, table, host)
         if host is not None and (host.loading or host.working):  # no two batches take the same time: a slow one counts
-            return statistics.fmean(step.seconds for step in steps)
-        return _typical(steps).seconds
+            return statistics.fmean(steps)
+        return statistics.median_low(steps)
 
     def told(self, host: HostCost) -> StepTime:
         """The time of a step with its interval."""
@@ -262,28 +198,6 @@ class _Player:
         }
         return min(without, key=without.__getitem__)
 
-    def families(self) -> dict[str, float]:
-        """Milliseconds of a step by family, the longest first."""
-        sums: dict[str, float] = defaultdict(float)
-        for launch in self.steady.launches:
-            for part in launch.parts:
-                sums[part.family] += 1e3 * self.prices[part] / self.steady.steps
-        return dict(sorted(sums.items(), key=lambda item: -item[1]))
-
-    def hottest(self, most: int = 10) -> tuple[Hot, ...]:
-        """The operations, by the person's lines, that the device is busiest with."""
-        sums: dict[tuple[str, Place], list[float]] = defaultdict(list)
-        for launch in self.steady.launches:
-            if launch.parts:
-                place = launch.place or Place("", 0)
-                sums[launch.name, place].append(sum(self.prices[part] for part in launch.parts))
-        longest = sorted(sums.items(), key=lambda item: -sum(item[1]))[:most]
-        count = self.steady.steps
-        return tuple(
-            Hot(name, place.file, place.line, 1e3 * sum(times) / count, len(times) / count)
-            for (name, place), times in longest
-        )
-
     def rank(self, every: list[Event]) -> RankStep | None:
         """The step in its parts; None where no backward pass was seen.
 
@@ -292,9 +206,9 @@ class _Player:
         events = [*self.steady.events, *self.steady.events]
         steps, spans = play(events, self.card, self.table, self.prices.__getitem__, host=self.hosted)
         marks = [-1, *(number for number, event in enumerate(events) if isinstance(event, Mark))]
-        chosen = _typical(steps[len(steps) // 2 :])
-        number = next(n for n in range(len(steps) // 2, len(steps)) if steps[n] is chosen)
-        begin = sum(step.seconds for step in steps[:number])
+        chosen = statistics.median_low(steps[len(steps) // 2 :])
+        number = steps.index(chosen, len(steps) // 2)
+        begin = sum(steps[:number])
         of_step = [(events[s.event], s) for s in spans if marks[number] < s.event < marks[number + 1]]
         backward = [span for event, span in of_step if isinstance(event, Launch) and event.phase == "backward"]
         if not backward:
@@ -308,7 +222,7 @@ class _Player:
         return RankStep(
             forward=max(start - begin, 0.0),
             backward=taken,
-            update=max(begin + chosen.seconds - end, 0.0),
+            update=max(begin + chosen - end, 0.0),
             gradients=tuple(
                 GradientReady(event.size, min(max(ready, 0.0), 1.0), repeated_block(event.module))
                 for event, ready in came
@@ -363,11 +277,6 @@ def _steady(events: list[Event]) -> _Steady:
         return _Steady([], 1)
     first = marks[0] + 1 if len(marks) > 1 else 0
     return _Steady(events[first : marks[-1] + 1], max(len(marks) - 1, 1), alone=len(marks) == 1)
-
-
-def _typical(steps: list[PlayedStep]) -> PlayedStep:
-    middle = statistics.median_low(step.seconds for step in steps)
-    return next(step for step in steps if step.seconds == middle)
 
 
 def _times(host: HostCost, factor: float, names: tuple[str, ...] = (*_LAUNCHING, *_BESIDE)) -> HostCost:

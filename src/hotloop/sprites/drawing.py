@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,6 +17,7 @@ from hotloop.step.retry import OutOfMemory, in_rows
 
 PIXELS = SIDE * SIDE
 COLDEST, HOTTEST = 0.01, 100.0  # temperatures, between which the scores stay finite and mean something
+WANDER = 6.0  # how much chance has a say in which pixels are kept, less with every step
 FORGET = 0.1  # how often the drawer is not told the class, so that it also learns what any sprite looks like
 
 
@@ -39,33 +39,20 @@ def model_classes(model: torch.nn.Module) -> int:
     return int(inner.size.classes)
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How to draw: `draw` says what each of these means."""
-
-    steps: int = 16
-    guidance: float = 1.0
-    temperature: float = 0.7
-    wander: float = 6.0
-
-
 @torch.inference_mode()
 def draw(
     model: Drawer,
     labels: Tensor,
     *,
     steps: int = 16,
-    guidance: float = 1.0,
     temperature: float = 0.7,
-    wander: float = 6.0,
     seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """New sprites of these classes, uint8 (n, 16, 16), all at once in a few steps.
 
-    In each step the drawer guesses every pixel that is still open and keeps the surest; `wander` is how much chance has
-    a say in which those are, less with every step. `guidance` pushes away from any sprite, towards the class;
-    a lower `temperature` draws cleaner and less varied sprites.
+    In each step the drawer guesses every pixel that is still open and keeps the surest. A lower `temperature` draws
+    cleaner and less varied sprites.
 
     Where memory runs out, fewer are drawn at once. They are the same sprites, drawn with the same random numbers, as
     far as the network gives a sprite the same scores in smaller company: to the bit, or to the last rounding.
@@ -78,7 +65,6 @@ def draw(
         generator.seed()
     else:
         generator.manual_seed(seed)
-    manner = Manner(steps, guidance, temperature, wander)
     memory = OutOfMemory([model], device)
     pixels = torch.full((count, PIXELS), MASK, device=device, dtype=torch.long)
     for step in range(1, steps + 1):
@@ -87,7 +73,8 @@ def draw(
         chance = surely(partial(torch.rand, (count, PIXELS), generator=generator, device=device), device)
 
         def advance(rows: slice, step: int = step, noise: Tensor = noise, chance: Tensor = chance) -> None:
-            pixels[rows] = _advanced(model, pixels[rows], labels[rows], noise[rows], chance[rows], step, manner)
+            scores = _scores(model, pixels[rows], labels[rows]) / temperature
+            pixels[rows] = _advanced(pixels[rows], scores, noise[rows], chance[rows], step, steps)
 
         in_rows(advance, count, memory)
         if progress is not None:
@@ -103,33 +90,26 @@ def must_be_drawable(steps: int, temperature: float) -> None:
         raise BadArgument(f"temperature={temperature}", fix=f"choose from {COLDEST} to {HOTTEST:.0f}, such as 0.7")
 
 
-def _advanced(
-    model: Drawer, pixels: Tensor, labels: Tensor, noise: Tensor, chance: Tensor, step: int, manner: Manner
-) -> Tensor:
+def _advanced(pixels: Tensor, scores: Tensor, noise: Tensor, chance: Tensor, step: int, steps: int) -> Tensor:
     """Half-drawn sprites, a step further."""
-    scores = _scores(model, pixels, labels, manner.guidance) / manner.temperature
     guess = (scores + _gumbel(noise)).argmax(-1)
     sure = scores.log_softmax(-1).gather(-1, guess[..., None]).squeeze(-1)
-    sure = sure + manner.wander * (1 - step / manner.steps) * _gumbel(chance)
+    sure = sure + WANDER * (1 - step / steps) * _gumbel(chance)
     open_ = pixels == MASK
     pixels = torch.where(open_, guess, pixels)
-    left = math.floor(PIXELS * math.cos(math.pi / 2 * step / manner.steps))
-    if left:
+    left = math.floor(PIXELS * math.cos(math.pi / 2 * step / steps))
+    if left > 0:  # after the last step of 13, and of a few others, rounding leaves -1
         unsure = sure.masked_fill(~open_, math.inf).topk(left, largest=False).indices
         pixels.scatter_(1, unsure, MASK)
     return pixels
 
 
-def _scores(model: Drawer, pixels: Tensor, labels: Tensor, guidance: float) -> Tensor:
-    """Scores (n, pixels, 17), pushed towards the class."""
+def _scores(model: Drawer, pixels: Tensor, labels: Tensor) -> Tensor:
+    """Scores (n, pixels, 17), pushed away from any sprite, towards the class."""
     board = pixels.view(-1, SIDE, SIDE)
-    if not guidance:
-        told = model(board, labels)
-    else:
-        anything = torch.full_like(labels, model_classes(model))
-        told, untold = model(torch.cat([board, board]), torch.cat([labels, anything])).chunk(2)
-        told = told + guidance * (told - untold)
-    flat: Tensor = told.float().flatten(2).transpose(1, 2)
+    anything = torch.full_like(labels, model_classes(model))
+    told, untold = model(torch.cat([board, board]), torch.cat([labels, anything])).chunk(2)
+    flat: Tensor = (told + (told - untold)).float().flatten(2).transpose(1, 2)
     return flat
 
 

@@ -68,14 +68,12 @@ def import_folder(
     tile: int | tuple[int, int] | None = None,
     margin: int = 0,
     spacing: int = 0,
-    palette: Tensor | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ImportResult:
     """Read every image under a folder: one class for each subfolder, and the folder's own name for images beside them.
 
-    Each image is one sprite or, with `tile` (width, height), a sheet of them. Without a `palette` uint8 (17, 4) one
-    is chosen from the art. `progress(done, total)` is called after each file. An image that cannot be used is
-    reported in the result and never ends the import.
+    Each image is one sprite or, with `tile` (width, height), a sheet of them. `progress(done, total)` is called after
+    each file. An image that cannot be used is reported in the result and never ends the import.
 
     >>> import_folder("my-sprites").summary  # doctest: +SKIP
     ('kept 120 sprites in 3 classes', 'classes: gem 40, potion 40, sword 40', ...)
@@ -89,7 +87,6 @@ def import_folder(
             f"margin={margin}, spacing={spacing} without a tile size", fix="give the tile size too: tile=16"
         )
     grid = None if tile is None else _Grid.of(tile, margin, spacing)
-    _check_palette(palette)
     gathered = _Gathered(folder, grid)
     files = list(islice(_files(folder, gathered), FILE_LIMIT + 1))
     if len(files) > FILE_LIMIT:
@@ -103,19 +100,13 @@ def import_folder(
         gathered.add(picture, printable("/".join(parts)), printable(name or "sprites"))
         if progress is not None:
             progress(done, len(files))
-    return gathered.result(palette)
+    return gathered.result()
 
 
 def import_sheet(
-    path: str | Path,
-    tile: int | tuple[int, int] = (SIDE, SIDE),
-    margin: int = 0,
-    spacing: int = 0,
-    *,
-    name: str | None = None,
-    palette: Tensor | None = None,
+    path: str | Path, tile: int | tuple[int, int] = (SIDE, SIDE), margin: int = 0, spacing: int = 0
 ) -> ImportResult:
-    """Cut one sprite sheet into its tiles (width, height), all of one class: `name`, else that of the file.
+    """Cut one sprite sheet into its tiles (width, height), all of one class, which is named like the file.
 
     `margin` is the border around all tiles, `spacing` the gap between two.
 
@@ -126,7 +117,6 @@ def import_sheet(
     if not path.is_file():
         raise BadArgument(f"there is no file {printable(str(path))}", fix="give the path of a sprite sheet")
     grid = _Grid.of(tile, margin, spacing)
-    _check_palette(palette)
     picture = read_picture(path, SHEET_LIMIT)
     if isinstance(picture, Flaw):
         detail = f" ({picture.detail})" if picture.detail else ""
@@ -135,8 +125,8 @@ def import_sheet(
     if grid.counts(width, height) is None:
         raise BadArgument(f"{printable(str(path))}: {width}x{height} is not {grid}", fix=grid.advice(width, height))
     gathered = _Gathered(path, grid)
-    gathered.add(picture, printable(path.name), printable(name or path.stem))
-    return gathered.result(palette)
+    gathered.add(picture, printable(path.name), printable(path.stem))
+    return gathered.result()
 
 
 @dataclass(frozen=True)
@@ -227,13 +217,13 @@ class _Gathered:
         tiles = _clean(picture[None])
         return tiles if tiles.any() else Flaw("fully transparent")
 
-    def result(self, palette: Tensor | None) -> ImportResult:
+    def result(self) -> ImportResult:
         if not self.classes:
             what = f"nothing in {printable(str(self.source))} can be used: {self._found()}"
             raise BadArgument("\n  ".join([what, *_by_reason(self.skipped)]), fix=_ADVICE)
         rgba = torch.cat(self.sprites)
         colours, counts = opaque_colours(rgba)
-        palette = choose_palette(colours, counts) if palette is None else palette.cpu()
+        palette = choose_palette(colours, counts)
         pixels = nearest_colour(rgba, palette)
         classes = sorted(set(self.classes))
         label = {name: number for number, name in enumerate(classes)}
@@ -241,7 +231,6 @@ class _Gathered:
         source = f"imported from {printable(self.source.resolve().name)}"
         sprites = SpriteSet(pixels, labels, tuple(classes), palette, source)
         unique = sprites[_firsts(pixels, labels)]
-        available = set(map(tuple, palette[1:, :3].tolist()))
         return ImportResult(
             sprites=unique,
             kept=len(unique),
@@ -249,7 +238,7 @@ class _Gathered:
             duplicates=len(sprites) - len(unique),
             empty=self.empty,
             colours=len(colours),
-            exact=len(colours) <= COLOURS and set(map(tuple, colours.tolist())) <= available,
+            exact=len(colours) <= COLOURS,
         )
 
     def _found(self) -> str:
@@ -296,14 +285,6 @@ def _is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:  # reading it will say what is wrong
         return True
-
-
-def _check_palette(palette: Tensor | None) -> None:
-    if palette is not None and (palette.dtype != torch.uint8 or palette.shape != (COLOURS + 1, 4)):
-        raise BadArgument(
-            f"a palette of {palette.dtype} {tuple(palette.shape)}",
-            fix=f"give uint8 {(COLOURS + 1, 4)}, row 0 transparent",
-        )
 
 
 def _suits(width: int, height: int) -> bool:

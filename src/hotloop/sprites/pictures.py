@@ -2,7 +2,6 @@
 
 import io
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -20,6 +19,7 @@ from hotloop.sprites.pixels import OPAQUE, contact_sheet, look_up, nearest_colou
 from hotloop.text import printable, size
 
 INK = (34, 32, 52, 255)  # a background on which sprites stand out
+GAP = 4  # pixels between the sprites of a sheet
 FORMATS = ("PNG", "GIF", "BMP", "WEBP")
 _SIGNATURES = (b"\x89PNG", b"GIF8", b"BM", b"RIFF")
 _FILE_LIMIT = 64 << 20  # bytes; a picture of 4096x4096 without any compression
@@ -40,7 +40,7 @@ class Flaw:
 def save_png(path: str | Path, rgba: Tensor) -> None:
     """Write uint8 (h, w, 4) as a PNG file; it appears whole or not at all.
 
-    >>> save_png("sheet.png", sheet_of(sprites))  # doctest: +SKIP
+    >>> save_png("sheet.png", sheet_of(sprites, 8))  # doctest: +SKIP
     """
     if rgba.dtype != torch.uint8 or rgba.dim() != 3 or rgba.shape[2] != 4 or not rgba.numel():
         raise BadArgument(f"a picture of {rgba.dtype} {tuple(rgba.shape)}", fix="give uint8 (h, w, 4), not empty")
@@ -49,29 +49,21 @@ def save_png(path: str | Path, rgba: Tensor) -> None:
     write_whole(Path(path), data.getvalue())
 
 
-def sheet_of(
-    sprites: SpriteSet,
-    columns: int | None = None,
-    scale: int = 4,
-    gap: int = 4,
-    background: Sequence[int] = (0, 0, 0, 0),
-) -> Tensor:
-    """One RGBA picture (h, w, 4) of all sprites, each enlarged `scale` times, on a background.
+def sheet_of(sprites: SpriteSet, columns: int, scale: int = 4) -> Tensor:
+    """One RGBA picture (h, w, 4) of all sprites, each enlarged `scale` times.
 
-    >>> sheet_of(sprites[:64], columns=8, background=(34, 32, 52, 255)).shape  # doctest: +SKIP
+    >>> sheet_of(sprites[:64], columns=8).shape  # doctest: +SKIP
     torch.Size([548, 548, 4])
     """
-    if scale < 1 or len(background) != 4 or not all(0 <= level <= 255 for level in background):
-        raise BadArgument(f"scale={scale}, background={background}", fix="scale from 1; R, G, B, A from 0 to 255")
-    must_fit_a_sheet(len(sprites), scale, gap)
+    must_fit_a_sheet(len(sprites), scale)
     palette = sprites.palette.clone()
-    palette[0] = torch.tensor(background, dtype=torch.uint8)
-    return contact_sheet(look_up(upscale(sprites.pixels, scale), palette), columns, gap, background)
+    palette[0] = torch.tensor(INK, dtype=torch.uint8)
+    return contact_sheet(look_up(upscale(sprites.pixels, scale), palette), columns, GAP, INK)
 
 
-def must_fit_a_sheet(count: int, scale: int, gap: int = 4) -> None:
+def must_fit_a_sheet(count: int, scale: int) -> None:
     """Refuse a sheet that no viewer would open; to be asked before the sprites for it are drawn."""
-    if count * (SIDE * scale + gap) ** 2 > _SHEET_LIMIT:
+    if count * (SIDE * scale + GAP) ** 2 > _SHEET_LIMIT:
         raise BadArgument(
             f"a sheet of {count:,} sprites at scale {scale} is too large", fix="show fewer, or at a smaller scale"
         )

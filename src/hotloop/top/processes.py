@@ -78,7 +78,8 @@ def table(reading: Reading, options: ViewOptions, width: int, lines: int | None)
     room = len(chosen) if lines is None else lines - 2
     skipped = min(options.skipped, max(len(chosen) - room, 0))
     shown = chosen[skipped : skipped + room]
-    head = rule(_title(options, chosen), width, _position(skipped, len(shown), len(chosen)))
+    position = f"{skipped + 1}–{skipped + len(shown)}" if 0 < len(shown) < len(chosen) else ""
+    head = rule(_title(options, chosen), width, position)
     if not chosen:
         return [head, *_nothing(reading, options, width)][:lines]
     columns = list(_columns(reading, chosen, width))
@@ -99,19 +100,27 @@ class Column:
 
 def _columns(reading: Reading, chosen: Sequence[ProcessRow], width: int) -> Iterator[Column]:
     """As many columns as the terminal has room for; the command takes what is left."""
+    users = min(max(4, *(cell_len(tame(row.process.user)) for row in chosen)), 12)
+
+    def since(row: ProcessRow) -> float | None:
+        return None if row.process.started is None else reading.time - row.process.started
+
     columns = [
         Column("PID", max(5, *(len(str(row.process.pid)) for row in chosen)), right, lambda row: str(row.process.pid)),
-        Column("user", _between(4, 12, (tame(row.process.user) for row in chosen)), left, _user),
+        Column("user", users, left, lambda row: tame(row.process.user)),
     ]
     if len(reading.gpus) > 1:
         columns.append(Column("GPU", 3, right, lambda row: str(row.gpu)))
     if width >= NARROW:
-        say = _kind if width >= WIDE else _letter
-        columns.append(Column("type", 8 if width >= WIDE else 4, left, say))
+        letters = LETTERS if width < WIDE else {}
+        kind = Column(
+            "type", 4 if letters else 8, left, lambda row: letters.get(row.process.kind, tame(row.process.kind))
+        )
+        columns.append(kind)
     columns += [
         Column("memory", 9, right, lambda row: amount(row.process.memory)),
         Column("CPU", 5, right, lambda row: percent(row.process.cpu)),
-        Column("age", 8, right, lambda row: age(_since(row, reading.time))),
+        Column("age", 8, right, lambda row: age(since(row))),
     ]
     yield from columns
     taken = 2 + sum(column.cells + 1 for column in columns)
@@ -131,10 +140,6 @@ def _title(options: ViewOptions, chosen: Sequence[ProcessRow]) -> str:
     return f"{title}, {YOURS} yours" if any(row.is_of(options.me) for row in chosen) else title
 
 
-def _position(skipped: int, shown: int, total: int) -> str:
-    return f"{skipped + 1}–{skipped + shown}" if 0 < shown < total else ""
-
-
 def _nothing(reading: Reading, options: ViewOptions, width: int) -> list[Text]:
     """Why there are no lines: nobody there, nobody wanted, or nothing known."""
     if options.user:
@@ -144,23 +149,3 @@ def _nothing(reading: Reading, options: ViewOptions, width: int) -> list[Text]:
     else:
         why = "No process holds memory of a GPU."
     return [cropped(Text("  " + why, style="dim"), width)]
-
-
-def _between(least: int, most: int, texts: Iterator[str]) -> int:
-    return min(max(least, *(cell_len(text) for text in texts)), most)
-
-
-def _user(row: ProcessRow) -> str:
-    return tame(row.process.user)
-
-
-def _kind(row: ProcessRow) -> str:
-    return tame(row.process.kind)
-
-
-def _letter(row: ProcessRow) -> str:
-    return LETTERS.get(row.process.kind, tame(row.process.kind))
-
-
-def _since(row: ProcessRow, now: float) -> float | None:
-    return None if row.process.started is None else now - row.process.started

@@ -14,12 +14,6 @@ LONGEST_GAP = 300.0  # seconds between two readings, after which what was known 
 EXPLAINS = {"starved": "waiting"}  # the first says why, so the second is left out
 
 
-def all_rules(user: str | None = None, idle_for: float = IDLE_FOR) -> tuple[Rule, ...]:
-    """Every rule, the gravest first; `user` is the one who looks."""
-    trouble = (FailedGpu(), MemoryErrors(), HostMemory(), Swapping(), Slowed())
-    return (*trouble, Newcomer(user), IdleMemory(idle_for), Starved(), Waiting(), Pcie(), UnusedGpu())
-
-
 class Advisor:
     """Gives the advice that holds after each reading, the gravest first; its memory does not grow.
 
@@ -39,7 +33,9 @@ class Advisor:
         self._last: float | None = None
 
     def _begin(self) -> None:
-        self._rules = all_rules(self._user, self._idle_for)
+        trouble = (FailedGpu(), MemoryErrors(), HostMemory(), Swapping(), Slowed())
+        sharing = (Newcomer(self._user), IdleMemory(self._idle_for))
+        self._rules: tuple[Rule, ...] = (*trouble, *sharing, Starved(), Waiting(), Pcie(), UnusedGpu())
         self._recent = Recent()
         self._now = 0.0
 

@@ -1,7 +1,6 @@
 """What is known of operations stands in one file for each family; the rest of the simulation asks here, by name."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import Any
 
@@ -95,11 +94,9 @@ def disordered(operation: Operation, name: str) -> tuple[Shape, ...]:
     return copied(operation) if copied is not None else ()
 
 
-@contextmanager
-def left_whole() -> Iterator[None]:
+def left_whole() -> AbstractContextManager[None]:
     """Let PyTorch believe that there is a GPU's kernel for `WHOLE`, so that it takes none of them apart."""
-    with with_cuda_kernels(WHOLE, _nothing_computes):
-        yield
+    return with_cuda_kernels(WHOLE, _nothing_computes)
 
 
 def _nothing_computes(*_: Any, **__: Any) -> Any:

@@ -79,10 +79,6 @@ def _forward(operation: Operation, _kind: Kind, tf32: Tf32) -> tuple[Part, ...]:
     return (main, Part(POINTWISE, 2.0 * operation.outputs[0].nbytes)) if len(operation.inputs) > 2 else (main,)
 
 
-def _backward(operation: Operation, _kind: Kind, tf32: Tf32) -> tuple[Part, ...]:
-    return tuple(_gradients(operation, tf32))
-
-
 def _gradients(operation: Operation, tf32: Tf32) -> Iterable[Part]:
     """Those of image and weight swap the roles of the product's three sides, so all have as many operations."""
     out, image, weight = operation.inputs[:3]
@@ -209,7 +205,7 @@ FAMILY = Family(
         " _slow_conv2d_forward cudnn_convolution_relu",
         "conv-backward": "convolution_backward _slow_conv2d_backward convolution_backward_overrideable",
     },
-    work={"conv": _forward, "conv-backward": _backward},
+    work={"conv": _forward, "conv-backward": lambda operation, _, tf32: tuple(_gradients(operation, tf32))},
     needs={**dict.fromkeys(_BY_CUDNN, _workspaces), "convolution_backward": _backward_needs},
     copied={
         **dict.fromkeys(_BY_CUDNN, lambda operation: _in_another_order(*operation.inputs[:2])),

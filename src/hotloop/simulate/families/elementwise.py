@@ -9,10 +9,6 @@ _CLEARED_FIRST = ("constant_pad_nd", "slice_backward", "select_backward", "diago
 _SORTING = ("randperm", "multinomial")
 
 
-def _pointwise(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
-    return moving(operation, kind)
-
-
 def _fill(operation: Operation, kind: Kind, _tf32: Tf32) -> tuple[Part, ...]:
     return moving(operation, kind, bytes_of(operation.outputs) or bytes_of(operation.inputs))
 
@@ -68,7 +64,12 @@ FAMILY = Family(
         " masked_fill clamp clamp_min clamp_max _fused_moving_avg_obs_fq_helper nan_to_num _conj_physical complex"
         " view_as_real_copy isin _masked_scale bitwise_and logical_not polar relu gelu silu alias_copy",
     },
-    work={POINTWISE: _pointwise, "fill": _fill, "random": _random, "copy": _copy},
+    work={
+        POINTWISE: lambda operation, kind, _: moving(operation, kind),
+        "fill": _fill,
+        "random": _random,
+        "copy": _copy,
+    },
     host={
         "copy_": {"self", "src"},
         "set_": {"self", "source"},

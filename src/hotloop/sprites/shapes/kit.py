@@ -9,23 +9,8 @@ from hotloop.sprites.palette import AZURE, DUSK, INK, MAROON, PINE, RAMPS, SKY, 
 
 # For each palette index, the dark colour that outlines it.
 OUTLINES = (
-    0,
-    INK,
-    DUSK,
-    MAROON,
-    PINE,
-    MAROON,
-    MAROON,
-    DUSK,
-    DUSK,
-    PINE,
-    MAROON,
-    MAROON,
-    DUSK,
-    DUSK,
-    PINE,
-    MAROON,
-    DUSK,
+    *(0, INK, DUSK, MAROON, PINE, MAROON, MAROON, DUSK, DUSK),
+    *(PINE, MAROON, MAROON, DUSK, DUSK, PINE, MAROON, DUSK),
 )
 
 
@@ -63,7 +48,7 @@ def finish(
     third = second if third is None else third
     canvas.outline(~dice.chance("bare", *bare))
     style = dice.below("outline", 5)
-    own = _outline_of(first[:, 0])
+    own = torch.tensor(OUTLINES, device=dice.device)[first[:, 0]]
     ink = torch.full_like(own, INK)
     table = torch.zeros(dice.count, ROLES, dtype=torch.long, device=dice.device)
     table[:, 1:4], table[:, 4:7], table[:, 7:10] = first, second, third
@@ -72,7 +57,3 @@ def finish(
     table[:, 13] = torch.where(style >= 3, own, ink)
     table[:, 14], table[:, 15] = AZURE, SKY
     return canvas.colour(table.to(torch.uint8))
-
-
-def _outline_of(colour: Tensor) -> Tensor:
-    return torch.tensor(OUTLINES, device=colour.device)[colour]

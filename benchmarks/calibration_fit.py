@@ -5,15 +5,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hotloop.simulate.cards import Card
 from hotloop.simulate.cost import cached, fill, peak
-from hotloop.simulate.nearby import Nearby, interpolate
+from hotloop.simulate.nearby import Array, Nearby, closeness, doublings
 from hotloop.simulate.products import Part
 from hotloop.simulate.table import Curve
-
-Array = NDArray[np.float64]
 
 TILES = (512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 SHARPNESSES = (1.0, 2.0, 4.0, 8.0)
@@ -23,6 +20,9 @@ _LIKELY = 4
 _SHORT = 2e-5  # seconds: what is shorter counts less, as the less of a training it is
 _LONG = 0.5  # of the count of a long one
 _LEAST_COUNT = 0.25
+REACHES = (1.0, 1.5, 2.0, 3.0)  # doublings of a size over which two operations know of one another
+_DEVIATION = 0.15  # squared, of the logarithm of a time about its curve
+_NOISES = (0.01, 0.04)  # the same for one operation that is measured again, or chosen another kernel for
 _UNSEEN = 1.8  # whole sizes left out, in all precisions, were missed by this much more than single samples
 _NOISE = 0.05  # of a logarithm: deviations beyond it count in proportion, not squared
 _LEAST = np.log([1e-8, 1e-3, 1e-3])  # latency, memory, compute
@@ -79,6 +79,29 @@ def fit_nearby(samples: Sequence[Sample], card: Card, *, floor: float, cache: fl
     wider = float(np.sqrt(len(samples) / max(free, 1)))  # the curve itself was drawn through all of them
     long = left[counts >= _LONG] if (counts >= _LONG).sum() >= 4 else left
     return Fitted(replace(curve, spread=spread(_UNSEEN * wider * long)), nearby, [float(each) for each in left])
+
+
+def interpolate(places: Sequence[tuple[int, ...]], off: Array, counts: Array) -> tuple[Nearby | None, Array]:
+    """Weights that explain how far a curve was off at the places, and what each would be off without itself.
+
+    This is a Gaussian process: its reach and its noise are those that foretell each measurement best from the
+    others, and None where the curve alone does. `counts` says how much each measurement counts in that.
+    """
+    best, left, chosen = float(np.average(np.abs(off), weights=counts)), off, None
+    if len({*places}) < 3 or not places[0]:
+        return None, off
+    logs = doublings(places)
+    for reach in REACHES:
+        near = _DEVIATION * closeness(logs, logs, reach)
+        for noise in _NOISES:
+            inverse = np.linalg.inv(near + noise * np.eye(len(off)))
+            weights = inverse @ off
+            without = weights / np.diag(inverse)  # the error at each place if it had not been measured
+            loss = float(np.average(np.abs(without), weights=counts))
+            if loss < best:
+                rounded = tuple(round(_DEVIATION * float(weight), 4) for weight in weights)
+                best, left, chosen = loss, without, Nearby(reach, tuple(places), rounded)
+    return chosen, left
 
 
 def fit_cache(samples: Sequence[Sample], card: Card, *, floor: float) -> float:
