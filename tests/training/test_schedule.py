@@ -154,7 +154,9 @@ def test_each_scheduler_has_its_rhythm() -> None:
 def test_a_rhythm_that_is_none_is_refused() -> None:
     for wrong, words in (
         (lambda o: {"batch": ExponentialLR(o, 0.9)}, "schedulers for every 'batch'"),
+        (lambda o: {"batch": None}, "schedulers for every 'batch'"),
         (lambda o: {"step": 3}, "an int"),
+        (lambda o: ExponentialLR, "scheduler= with the class ExponentialLR"),
         (lambda o: o, "scheduler= with a SGD"),
         (lambda o: ExponentialLR(optimizer_of(0.1), 0.9), "of another optimizer"),
     ):

@@ -38,13 +38,18 @@ class Schedule:
         if isinstance(scheduler, Mapping) and every != "step":
             raise BadArgument(f"schedule={every!r} and schedulers by their rhythm", fix="leave schedule= out")
         given: Mapping[Any, Any] = scheduler if isinstance(scheduler, Mapping) else {every: scheduler}
+        if wrong := [name for name in given if name not in ("step", "epoch")]:
+            raise BadArgument(
+                f"scheduler= with schedulers for every {wrong[0]!r}",
+                fix='a scheduler advances after each "step" or "epoch": scheduler={"step": …, "epoch": …}',
+            )
         pairs = [(each, name) for name, some in given.items() for each in _several(some)]
-        for each, name in pairs:
-            if not hasattr(each, "optimizer") or name not in ("step", "epoch"):
-                wrong = an(type(each).__name__) if name in ("step", "epoch") else f"schedulers for every {name!r}"
+        for each, _ in pairs:
+            if not hasattr(each, "optimizer"):
+                what = f"the class {each.__name__}" if isinstance(each, type) else an(type(each).__name__)
                 raise BadArgument(
-                    f"scheduler= with {wrong}",
-                    fix='give schedulers of torch.optim.lr_scheduler, several as {"step": …, "epoch": …}',
+                    f"scheduler= with {what}",
+                    fix="build one of torch.optim.lr_scheduler with the optimizer: StepLR(optimizer, step_size=30)",
                 )
             if optimizers and all(each.optimizer is not optimizer for optimizer in optimizers):
                 raise BadArgument(
