@@ -52,6 +52,7 @@ from hotloop.training.state import (
     put_random,
     put_weights,
     state_of,
+    structure_of,
 )
 from hotloop.training.state import check as check_state
 from hotloop.training.watch import Ending
@@ -108,6 +109,8 @@ class Fit:
         self._unsaved: Unsaved | None = None
         self._is_patience_over = False  # the run is done, whatever number of epochs is left
         self._lost: list[str] = []  # names of what training changes and no checkpoint holds
+        self._structure: dict[str, object] | None = None  # what the script has built; None before lazy layers are
+        self._restructured: set[str] = set()  # names of what has another shape since, or other groups
         self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
@@ -202,7 +205,9 @@ class Fit:
                 with self._second_interrupt():
                     if self.saver is not None and self._changes is not None:
                         if is_shaped(self.core):
-                            self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
+                            state = state_of(self.core)
+                            self.saver.check({"loop": state, "changes": self._changes.to_state()})
+                            self._structure = structure_of(self.core, state)
                         self._unsaved = Unsaved(self._changes, self._searched())
                     if self._unevaluated is not None:
                         self._note(self._unevaluated, validate, metrics, whole=True)
@@ -397,6 +402,21 @@ class Fit:
                 stacklevel=6,
             )
 
+    def _tell_what_is_restructured(self, state: dict[str, Any]) -> None:
+        """Say once for each name that training changes what a script must have built to go on from a checkpoint."""
+        now = structure_of(self.core, state)
+        before = self._structure = self._structure or now
+        changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        if new := sorted(changed - self._restructured):
+            self._restructured |= changed
+            warnings.warn(
+                "training changes shapes or groups that the script builds, so that the script cannot go on from its"
+                f" checkpoints: {shorten(new, 6)}\n  fix: build them before fit as they stay: buffers in their final"
+                " shape, all layers, and all groups of an optimizer, which skips what has no gradient",
+                CheckpointWarning,
+                stacklevel=8,
+            )
+
     def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
         """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
         assert self._changes is not None
@@ -418,6 +438,7 @@ class Fit:
         }
         changes = self._changes.to_state()
         loop = state_of(self.core)
+        self._tell_what_is_restructured(loop)
         return {
             "loop": loop,
             "changes": changes,

@@ -37,6 +37,7 @@ from hotloop.training.claims import (
     known_to,
     like,
     require,
+    shapes_of,
     tells_plainly,
     unusable,
 )
@@ -75,6 +76,20 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
         "tuning": None if tuning is None else tuning.to_json(),
         "considered": core.tuner.considered_for,
     }
+
+
+def structure_of(core: Core, state: Mapping[str, Any]) -> dict[str, object]:
+    """What a script has to build to go on from a state, by name: shapes of tensors, and groups of optimizers."""
+    _, *others = modules_of(core)
+    prefixes = ("", *(f"{type(other).__name__}." for other in others))
+    states = zip(prefixes, (state["model"], *state["others"]), strict=True)
+    found: dict[str, object] = {
+        f"{prefix}{name}": shape for prefix, values in states for name, shape in shapes_of(values).items()
+    }
+    several = len(state["held"]) > 1
+    for number, held in enumerate(state["held"], 1):
+        found[f"the groups of {f'optimizer {number}' if several else 'the optimizer'}"] = held["groups"]
+    return found
 
 
 @contextmanager
