@@ -272,6 +272,18 @@ def test_what_is_built_otherwise_during_training_is_told_once_when_it_is_saved(t
         fit(task, tmp_path, loop=build(), epochs=3, resume=True)
 
 
+def test_a_learning_rate_that_stays_that_of_the_checkpoint_is_said(task, tmp_path: Path, capfd) -> None:
+    fit(task, tmp_path, epochs=1)
+    for rate, said in ((0.01, False), (0.5, True)):
+        model = task.model(dropout=0.2)
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+        loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+        loop.fit(task.loader(16), epochs=2 + said, save=tmp_path, resume=True)
+        words = "the optimizer keeps the settings of the checkpoint: lr=0.01, and not 0.5\n"
+        assert (words in capfd.readouterr().err) == said
+        assert optimizer.param_groups[0]["lr"] == 0.01
+
+
 # Damage
 
 

@@ -46,6 +46,7 @@ from hotloop.training.state import (
     go_on_in,
     handed_to,
     is_shaped,
+    kept_settings,
     load_told,
     modules_of,
     position_of,
@@ -110,6 +111,7 @@ class Fit:
         self._is_patience_over = False  # the run is done, whatever number of epochs is left
         self._lost: list[str] = []  # names of what training changes and no checkpoint holds
         self._structure: dict[str, object] | None = None  # what the script has built; None before lazy layers are
+        self._kept_settings: list[str] = []  # of optimizers: those of the checkpoint that are not the script's
         self._restructured: set[str] = set()  # names of what has another shape since, or other groups
         self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
@@ -149,6 +151,7 @@ class Fit:
             changes, run = tree["changes"], tree["run"]
             check_state(core, tree["loop"])
             self._changes.check(changes)
+            self._kept_settings = kept_settings(core, tree["loop"])
             undo.callback(RngStates(core.device).restore)
             undo.callback(partial(vars(self).update, dict(vars(self))))
             missing = self._changes.load(changes, undo)
@@ -268,6 +271,8 @@ class Fit:
             every = "" if length is None else f" of {length}"
             place = f"in epoch {self.first + 1} of {epochs}, after batch {self.consumed}{every}"
         self.display.say(f"going on from step {self.loop.steps}, {place}")
+        if self._kept_settings:
+            self.display.say(f"the optimizer keeps the settings of the checkpoint: {shorten(self._kept_settings, 3)}")
         if why := self._resumption.reason:
             warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 

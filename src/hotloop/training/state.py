@@ -92,6 +92,29 @@ def structure_of(core: Core, state: Mapping[str, Any]) -> dict[str, object]:
     return found
 
 
+def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
+    """Settings of optimizers that stay those of a state where the script has others, but for those of a schedule."""
+    scheduled = ("lr", "momentum", "betas") if core.schedule.schedulers else ()
+    found = [
+        f"{key}={there}, and not {here}"
+        for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True)
+        if tells_plainly(optimizer)
+        for group, saved in zip(optimizer.param_groups, values["param_groups"], strict=True)
+        for key in optimizer.defaults.keys() & saved.keys() - {*_FLAGS, *scheduled}
+        if (here := _plain_setting(group[key])) != (there := _plain_setting(saved[key]))
+    ]
+    return sorted(set(found))
+
+
+def _plain_setting(value: Any) -> Any:
+    """A setting without the rounding of a tensor that may hold it."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain_setting, value))
+    if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(f"{float(value):.6g}")
+    return value
+
+
 @contextmanager
 def all_or_nothing() -> Iterator[ExitStack]:
     """Where the block fails, what the stack was told undoes it, the last first; what went wrong is told in words."""
