@@ -1,6 +1,7 @@
 """`hotloop report`: what a person and a program get."""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def test_without_words_it_lists_the_runs(call, runs: Path) -> None:
     assert "hotloop report runs/before runs/after" in out
     code, out, _ = call("runs", "--json")
     assert [run["figures"]["items per second"] for run in json.loads(out)["runs"]] == [300.0, 100.0]
+
+
+def test_the_command_that_compares_two_works_as_printed(call, runs: Path) -> None:
+    runs.rename(runs.parent / "my runs")
+    _, out, _ = call("my runs")
+    code, out, _ = call(*shlex.split(out.split("`")[1])[2:])
+    assert code == 0
+    assert "3.00×" in out
 
 
 def test_two_are_compared(call, runs: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import shlex
 import sys
 import threading
 from contextlib import suppress
@@ -46,6 +47,15 @@ def test_a_preview_counts_the_sprites_that_there_are(run, tmp_path: Path) -> Non
     assert out.startswith("6 sprites, a row for each of 2 classes")
     assert picture(tmp_path / "preview.png").width < 4 * 18, "three in a row, and none twice"
     assert '"shown": 6' in run("sprites", "preview", "sprites.safetensors", "--json")[1]
+
+
+def test_the_next_command_works_as_printed_whatever_the_name(run, tmp_path: Path) -> None:
+    (tmp_path / "my art").mkdir()
+    _, out, _ = run("sprites", "make", "-n", "128", "-c", "sword", "-c", "gem", "-o", "my art/two.safetensors")
+    assert run(*shlex.split(out.split("`")[1])[1:])[0] == 0
+    trained = ("train", "classify", "my art/two.safetensors", "-o", "my art/net.safetensors", "--epochs", "1")
+    _, out, _ = run(*trained, "--no-report", "-d", "cpu")
+    assert shlex.split(out.split("`")[1]) == ["hotloop", "evaluate", "my art/net.safetensors"]
 
 
 def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
         (("mine.py:build", "--out", "absent/plan.json"), "there is no folder absent"),
         (("mine.py:build", "--out", "full"), "full is a folder"),
         (("mine.py:build", "--plot", "absent/way.png"), "there is no folder absent"),
-        (("mine.py:build", "--device", "warp"), "warp"),
+        (("mine.py:build", "--device", "warp"), "you asked for 'warp'"),
         (("mlp", "--device", "warp"), "warp"),
     ],
 )

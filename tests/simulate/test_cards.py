@@ -82,6 +82,12 @@ def test_an_unknown_card_is_an_error_that_lists_near_names() -> None:
     assert "--vram" in refused.value.fix
 
 
+def test_where_no_name_is_near_the_memory_is_asked_for() -> None:
+    with pytest.raises(BadArgument) as refused:
+        card("zzz")
+    assert (refused.value.fix or "").startswith("give its memory alone, as in --vram 24GiB")
+
+
 @given(st.text(max_size=40))
 def test_any_text_is_a_card_or_a_clean_error(name: str) -> None:
     try:

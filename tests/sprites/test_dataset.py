@@ -172,8 +172,8 @@ ABOUT = {"format": "hotloop-sprites", "version": 1, "classes": ["a", "b", "c"]}
 @pytest.mark.parametrize(
     ("about", "message"),
     [
-        ({}, "was not written by hotloop, not hotloop-sprites"),
-        ([1, 2], "was not written by hotloop"),
+        ({}, "holds tensors without a format of hotloop, not hotloop-sprites"),
+        ([1, 2], "holds tensors without a format of hotloop"),
         ("{", "cannot be read"),
         ({**ABOUT, "format": "hotloop-drawer"}, "holds hotloop-drawer, not hotloop-sprites"),
         ({**ABOUT, "format": "\x1b[2J"}, r"holds \\x1b\[2J"),
@@ -200,8 +200,8 @@ def test_a_file_says_what_it_holds(tmp_path: Path) -> None:
 
 def test_a_safetensors_file_of_someone_else(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(3)}, tmp_path / "model.safetensors")
-    assert format_of(tmp_path / "model.safetensors", "") == "something that hotloop did not write"
-    with pytest.raises(BadArgument, match="was not written by hotloop"):
+    assert format_of(tmp_path / "model.safetensors", "") == "tensors without a format of hotloop"
+    with pytest.raises(BadArgument, match="holds tensors without a format of hotloop"):
         SpriteSet.load(tmp_path / "model.safetensors")
 
 

@@ -62,6 +62,8 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "a copy of a loop": (lambda: copy.deepcopy(loop()), r"cannot be copied or pickled\n.*copy its model"),
     "the class of a loss": (lambda: loop(loss=nn.MSELoss), r"loss=MSELoss is a class\n.*MSELoss\(\)"),
     "the class of a model": (lambda: hotloop.place(nn.Linear, "cpu"), "model is the class Linear"),  # type: ignore[type-var]
+    "no loader to tune with": (lambda: loop().tune(5), "the loader is an int, which gives no batches"),  # type: ignore[arg-type]
+    "no loader to search with": (lambda: loop().largest_batch(5), "the loader is an int, which gives no batches"),
     "no loader": (lambda: loop().fit(None), "the loader is a NoneType, which gives no batches"),  # type: ignore[arg-type]
     "a batch for a loader": (lambda: loop().fit(DATA.tensors), r"of shape \(8, 2\).*\n.*\[\(x, y\)\] for a single one"),
     "a number to evaluate with": (lambda: loop().fit(LOADER, validate=3), "validate= is an int"),  # type: ignore[arg-type]

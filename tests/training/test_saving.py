@@ -247,6 +247,43 @@ def test_what_cannot_be_saved_is_refused_before_the_training(task, tmp_path: Pat
     assert loop.steps == 0
 
 
+@pytest.mark.parametrize("what", ["seen", "late", "the groups of the optimizer"])
+def test_what_is_built_otherwise_during_training_is_told_once_when_it_is_saved(task, tmp_path: Path, what: str) -> None:
+    def build() -> Loop:
+        model = task.model()
+        model.register_buffer("seen", torch.zeros(0))
+        optimizer = torch.optim.Adam(model[0].parameters(), 0.01)
+        return Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+
+    loop = build()
+
+    def change(record: Any) -> None:
+        if what == "seen":
+            loop.model.seen = torch.cat([loop.model.seen, torch.ones(1)])
+        elif what == "late" and record.step == 1:
+            loop.model.register_buffer("late", torch.zeros(3))
+        elif record.step == 1:
+            loop._core.optimizers[0].add_param_group({"params": loop.model[3].parameters()})
+
+    with pytest.warns(CheckpointWarning) as told:
+        fit(task, tmp_path, loop=loop, epochs=2, every="4 steps", on_step=change)
+    assert [f"cannot go on from its checkpoints: {what}\n" in str(each.message) for each in told] == [True]
+    with pytest.raises(BadArgument):
+        fit(task, tmp_path, loop=build(), epochs=3, resume=True)
+
+
+def test_a_learning_rate_that_stays_that_of_the_checkpoint_is_said(task, tmp_path: Path, capfd) -> None:
+    fit(task, tmp_path, epochs=1)
+    for rate, said in ((0.01, False), (0.5, True)):
+        model = task.model(dropout=0.2)
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+        loop = Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan="plain")
+        loop.fit(task.loader(16), epochs=2 + said, save=tmp_path, resume=True)
+        words = "the optimizer keeps the settings of the checkpoint: lr=0.01, and not 0.5\n"
+        assert (words in capfd.readouterr().err) == said
+        assert optimizer.param_groups[0]["lr"] == 0.01
+
+
 # Damage
 
 

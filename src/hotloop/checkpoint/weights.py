@@ -86,8 +86,9 @@ def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = Fal
         store = Store(folder)
         found = store.best() if best else store.latest()
         if found is None:
-            what = "holds no checkpoint with a score" if best else "holds no checkpoint"
-            what = what if folder.exists() else "is not there"
+            if best and store.latest() is not None:
+                raise _refusal(folder, "holds no checkpoint with a score", "take the latest, or save with validate=")
+            what = "holds no checkpoint" if folder.exists() else "is not there"
             raise _refusal(folder, what, "name the folder of a run that was saved, or of a checkpoint")
         folder = found
     sums = read_sums(folder)

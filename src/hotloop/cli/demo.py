@@ -1,5 +1,6 @@
 """`hotloop demo`: sprites made, sorted and drawn, with a page to show for it."""
 
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,7 +76,8 @@ def _show(words: "Console", outcome: "DemoResult") -> None:
     if outcome.drawing is not None:
         words.print()
         say(words, "Next:")
-        say(words, f"`hotloop generate -m {outcome.folder}/drawer.safetensors --class sword` draws more", indent="  ")
+        model = shlex.quote(str(outcome.folder / "drawer.safetensors"))
+        say(words, f"`hotloop generate -m {model} --class sword` draws more", indent="  ")
         say(
             words,
             "`hotloop sprites import my-art/` and `hotloop train draw art.safetensors`: your own art",

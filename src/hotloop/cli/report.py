@@ -1,5 +1,6 @@
 """`hotloop report`: the runs that were kept, and any two of them side by side."""
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,8 @@ def _list(folder: Path, as_json: bool) -> None:
         return
     words.print(runs_list(runs))
     if len(runs) > 1:
-        say(words, f"Compare two: `hotloop report {runs[1].folder} {runs[0].folder}`")
+        command = shlex.join(["hotloop", "report", str(runs[1].folder), str(runs[0].folder)])
+        say(words, f"Compare two: `{command}`")
 
 
 def _compare(first: Path, second: Path, as_json: bool) -> None:

@@ -1,5 +1,6 @@
 """`hotloop sprites`: make, look at, import and describe sets of sprites."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,7 +58,7 @@ def make(
         return
     words = console()
     say(words, f"{count(len(made))} sprites of {len(made.classes)} classes in {duration(seconds)}: {out}")
-    say(words, f"Look at them: `hotloop sprites preview {out}`")
+    say(words, f"Look at them: `hotloop sprites preview {shlex.quote(str(out))}`")
 
 
 @app.command(cls=Verb)
@@ -136,7 +137,7 @@ def import_(
     words = console()
     for line in result.summary:
         say(words, line)
-    say(words, f"Written: {out}. Look at it: `hotloop sprites preview {out}`")
+    say(words, f"Written: {out}. Look at it: `hotloop sprites preview {shlex.quote(str(out))}`")
 
 
 @app.command(cls=Verb)

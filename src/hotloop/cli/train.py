@@ -88,7 +88,7 @@ def classify(
         return
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
-    _finish(trained, training, out, save, report, as_json, f"hotloop evaluate {out}")
+    _finish(trained, training, out, save, report, as_json, f"hotloop evaluate {shlex.quote(str(out))}")
 
 
 @app.command(cls=Verb)
@@ -124,7 +124,7 @@ def draw(
         return
     recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_draw(sprites, recipe, device=device, **run)
-    _finish(trained, training, out, save, report, as_json, f"hotloop generate --model {out}")
+    _finish(trained, training, out, save, report, as_json, f"hotloop generate --model {shlex.quote(str(out))}")
 
 
 def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "FitOptions":

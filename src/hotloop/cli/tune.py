@@ -65,6 +65,9 @@ def tune(
         must_be_writable(plot, option="--plot", suffix=".png")
     words = console(stderr=as_json)
     if device is not None:
+        from hotloop import pick
+
+        pick(device)  # one that is not here is told as what was asked for
         os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
     loop, loader = _built_in(target, device) if ":" not in target else _from_file(target)
     say(words, f"{loop.device}: {loop.choice.reason}")

@@ -65,8 +65,8 @@ def card(name: str) -> Card:
         near = near_names(name)
         raise BadArgument(
             f"no GPU is known as {printable(name)!r}",
-            fix=(f"did you mean {shorten(near)}? " if near else "")
-            + "or give its memory alone, as in --vram 24GiB; the known ones are: "
+            fix=(f"did you mean {shorten(near)}? Or " if near else "")
+            + "give its memory alone, as in --vram 24GiB; the known ones are: "
             + ", ".join(each.key for each in cards()),
         )
     return found

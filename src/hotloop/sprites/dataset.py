@@ -109,7 +109,7 @@ def read_tensors(path: Path, expected: str, advice: str) -> tuple[dict[str, Any]
     found = about.get("format")
     name = printable(str(path))
     if found != expected:
-        kind = f"holds {printable(str(found))}" if found else "was not written by hotloop"
+        kind = f"holds {printable(str(found))}" if found else "holds tensors without a format of hotloop"
         raise BadArgument(f"{name} {kind}, not {expected}", fix=advice)
     version = about.get("version", 0)
     if not isinstance(version, int) or version > VERSION:
@@ -120,7 +120,7 @@ def read_tensors(path: Path, expected: str, advice: str) -> tuple[dict[str, Any]
 def format_of(path: Path, advice: str) -> str:
     """What a file says that it holds."""
     about, _ = _read(path, advice, tensors=False)
-    return str(about.get("format", "something that hotloop did not write"))
+    return str(about.get("format", "tensors without a format of hotloop"))
 
 
 def _read(path: Path, advice: str, *, tensors: bool) -> tuple[dict[str, Any], dict[str, Tensor]]:

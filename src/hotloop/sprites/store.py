@@ -1,6 +1,7 @@
 """Trained networks as files: tensors and JSON in one safetensors file, never pickle."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,7 +84,7 @@ class TrainedNetwork:
             verb = "classify" if self.kind == "classifier" else "draw"
             raise BadArgument(
                 f"the model knows other classes ({known}) than {printable(name)} has ({given})",
-                fix=f"train on that set: hotloop train {verb} {printable(name)}",
+                fix=f"train on that set: hotloop train {verb} {shlex.quote(printable(name))}",
             )
 
 

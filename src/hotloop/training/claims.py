@@ -440,7 +440,7 @@ AS_IT_WAS = "build it as it was, or choose another folder for a new run"
 def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     """Refuse a state dict with other names or shapes."""
     unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
-    mine, theirs = _shapes(here), _shapes(there)
+    mine, theirs = shapes_of(here), shapes_of(there)
     wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]
     if wrong:
         first = sorted(wrong)[0]
@@ -452,7 +452,8 @@ def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) 
         )
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, str]:
+def shapes_of(state: Mapping[str, Any]) -> dict[str, str]:
+    """Of each tensor of a state dict its dtype and shape, in words."""
     return {
         name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         if isinstance(value, Tensor) and not is_lazy(value)

@@ -46,12 +46,14 @@ from hotloop.training.state import (
     go_on_in,
     handed_to,
     is_shaped,
+    kept_settings,
     load_told,
     modules_of,
     position_of,
     put_random,
     put_weights,
     state_of,
+    structure_of,
 )
 from hotloop.training.state import check as check_state
 from hotloop.training.watch import Ending
@@ -108,6 +110,9 @@ class Fit:
         self._unsaved: Unsaved | None = None
         self._is_patience_over = False  # the run is done, whatever number of epochs is left
         self._lost: list[str] = []  # names of what training changes and no checkpoint holds
+        self._structure: dict[str, object] | None = None  # what the script has built; None before lazy layers are
+        self._kept_settings: list[str] = []  # of optimizers: those of the checkpoint that are not the script's
+        self._restructured: set[str] = set()  # names of what has another shape since, or other groups
         self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
@@ -146,6 +151,7 @@ class Fit:
             changes, run = tree["changes"], tree["run"]
             check_state(core, tree["loop"])
             self._changes.check(changes)
+            self._kept_settings = kept_settings(core, tree["loop"])
             undo.callback(RngStates(core.device).restore)
             undo.callback(partial(vars(self).update, dict(vars(self))))
             missing = self._changes.load(changes, undo)
@@ -202,7 +208,9 @@ class Fit:
                 with self._second_interrupt():
                     if self.saver is not None and self._changes is not None:
                         if is_shaped(self.core):
-                            self.saver.check({"loop": state_of(self.core), "changes": self._changes.to_state()})
+                            state = state_of(self.core)
+                            self.saver.check({"loop": state, "changes": self._changes.to_state()})
+                            self._structure = structure_of(self.core, state)
                         self._unsaved = Unsaved(self._changes, self._searched())
                     if self._unevaluated is not None:
                         self._note(self._unevaluated, validate, metrics, whole=True)
@@ -263,6 +271,8 @@ class Fit:
             every = "" if length is None else f" of {length}"
             place = f"in epoch {self.first + 1} of {epochs}, after batch {self.consumed}{every}"
         self.display.say(f"going on from step {self.loop.steps}, {place}")
+        if self._kept_settings:
+            self.display.say(f"the optimizer keeps the settings of the checkpoint: {shorten(self._kept_settings, 3)}")
         if why := self._resumption.reason:
             warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 
@@ -397,6 +407,21 @@ class Fit:
                 stacklevel=6,
             )
 
+    def _tell_what_is_restructured(self, state: dict[str, Any]) -> None:
+        """Say once for each name that training changes what a script must have built to go on from a checkpoint."""
+        now = structure_of(self.core, state)
+        before = self._structure = self._structure or now
+        changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+        if new := sorted(changed - self._restructured):
+            self._restructured |= changed
+            warnings.warn(
+                "training changes shapes or groups that the script builds, so that the script cannot go on from its"
+                f" checkpoints: {shorten(new, 6)}\n  fix: build them before fit as they stay: buffers in their final"
+                " shape, all layers, and all groups of an optimizer, which skips what has no gradient",
+                CheckpointWarning,
+                stacklevel=8,
+            )
+
     def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
         """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
         assert self._changes is not None
@@ -418,6 +443,7 @@ class Fit:
         }
         changes = self._changes.to_state()
         loop = state_of(self.core)
+        self._tell_what_is_restructured(loop)
         return {
             "loop": loop,
             "changes": changes,

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
-from hotloop.data.origin import check_readable_again
+from hotloop.data.origin import check_loader, check_readable_again
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import holds_rows
 from hotloop.memory.oom import clear, is_out_of_memory, room
@@ -219,6 +219,7 @@ def _example(data: Any) -> tuple[Any, int | None]:
     in_a_row = isinstance(data, list | tuple) and any(isinstance(value, Tensor) for value in data)
     if in_a_row or isinstance(data, Tensor | Mapping) or dataclasses.is_dataclass(data):
         return data, None
+    check_loader(data)
     check_readable_again(data, fix="give a DataLoader, a list of batches, or one batch")
     first = next(iter(data), None)
     if first is None:

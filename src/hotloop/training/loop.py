@@ -304,6 +304,7 @@ class Loop:
                 f"loop.tune on {size} ranks, each of which would find a plan of its own",
                 fix="tune in one process and hand the plan over: Loop(…, plan=tuning.plan); `fit` tunes ranks in step",
             )
+        check_loader(loader)
         for name, value in (("steps", steps), ("seconds", seconds)):
             if value is not None and not 0 < value < math.inf:
                 raise BadArgument(f"{name}={value}", fix="give a number above 0")

@@ -37,6 +37,7 @@ from hotloop.training.claims import (
     known_to,
     like,
     require,
+    shapes_of,
     tells_plainly,
     unusable,
 )
@@ -75,6 +76,43 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
         "tuning": None if tuning is None else tuning.to_json(),
         "considered": core.tuner.considered_for,
     }
+
+
+def structure_of(core: Core, state: Mapping[str, Any]) -> dict[str, object]:
+    """What a script has to build to go on from a state, by name: shapes of tensors, and groups of optimizers."""
+    _, *others = modules_of(core)
+    prefixes = ("", *(f"{type(other).__name__}." for other in others))
+    states = zip(prefixes, (state["model"], *state["others"]), strict=True)
+    found: dict[str, object] = {
+        f"{prefix}{name}": shape for prefix, values in states for name, shape in shapes_of(values).items()
+    }
+    several = len(state["held"]) > 1
+    for number, held in enumerate(state["held"], 1):
+        found[f"the groups of {f'optimizer {number}' if several else 'the optimizer'}"] = held["groups"]
+    return found
+
+
+def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
+    """Settings of optimizers that stay those of a state where the script has others, but for those of a schedule."""
+    scheduled = ("lr", "momentum", "betas") if core.schedule.schedulers else ()
+    found = [
+        f"{key}={there}, and not {here}"
+        for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True)
+        if tells_plainly(optimizer)
+        for group, saved in zip(optimizer.param_groups, values["param_groups"], strict=True)
+        for key in optimizer.defaults.keys() & saved.keys() - {*_FLAGS, *scheduled}
+        if (here := _plain_setting(group[key])) != (there := _plain_setting(saved[key]))
+    ]
+    return sorted(set(found))
+
+
+def _plain_setting(value: Any) -> Any:
+    """A setting without the rounding of a tensor that may hold it."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain_setting, value))
+    if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
+        return float(f"{float(value):.6g}")
+    return value
 
 
 @contextmanager
