@@ -1,6 +1,7 @@
 """`hotloop train`: teach a network to sort sprites or to draw them."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
