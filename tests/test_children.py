@@ -7,10 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from hotloop.children import Child
+
+from .processes import gone
 
 FAMILY = """
 import os, signal, subprocess, sys, time
@@ -35,15 +36,6 @@ def numbers(file: Path) -> list[int]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return [int(word) for word in file.read_text().split()]
-
-
-def gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.mark.parametrize(

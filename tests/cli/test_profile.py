@@ -18,6 +18,7 @@ from hotloop.cli import main
 from hotloop.profiling.record import Profile
 from hotloop.report.document import Plot
 
+from ..processes import gone
 from ..thorough import THOROUGH
 from ..warm import HOTLOOP, Warm
 
@@ -195,7 +196,6 @@ def test_ended_from_outside_it_ends_the_script_and_leaves_nothing(tmp_path: Path
         end(processes[name].pid)
     for name, process in processes.items():
         assert process.wait() in {128 + signal.SIGTERM, 128 + signal.SIGINT, 128 + signal.SIGHUP}
-        for pid in map(int, (tmp_path / name / "pids").read_text().split()):
-            assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert gone(map(int, (tmp_path / name / "pids").read_text().split()))
         assert not list((tmp_path / name / "temporary").iterdir())
         assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["pids", "temporary", "train.py"]

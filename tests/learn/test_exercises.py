@@ -10,6 +10,7 @@ import pytest
 from hotloop.learn.checking import RUNS, Result, check
 from hotloop.learn.exercise import Exercise, exercise, exercises
 
+from ..processes import gone
 from ..thorough import some
 
 
@@ -136,8 +137,6 @@ def test_mischief_is_caught_and_explained(what: str, warm_checks: None, tmp_path
 
 
 def test_what_a_file_starts_ends_with_it_and_what_it_writes_is_gone(warm_checks: None, tmp_path: Path) -> None:
-    import psutil
-
     file, told = tmp_path / "06_evaluation.py", tmp_path / "pid"
     file.write_text(
         "import subprocess, sys, pathlib\n"
@@ -149,7 +148,6 @@ def test_what_a_file_starts_ends_with_it_and_what_it_writes_is_gone(warm_checks:
     assert result.verdicts[0].what == RUNS
     assert result.verdicts[0].right
     number, folder = told.read_text().split()
-    gone, _ = psutil.wait_procs([psutil.Process(int(number))] if psutil.pid_exists(int(number)) else [], timeout=5)
-    assert gone or not psutil.pid_exists(int(number))
+    assert gone([int(number)])
     assert not Path(folder).exists()
     assert not (tmp_path / "litter").exists()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import psutil
 import pytest
 
 from hotloop.errors import HotloopError
@@ -26,6 +25,7 @@ from hotloop.learn.judging import CheckVerdict
 from hotloop.learn.lesson import lessons
 from hotloop.learn.progress import LearnerProgress
 
+from ..processes import gone
 from .classroom import Visitor, served
 
 EVIL = "http://example.org"
@@ -284,7 +284,7 @@ def test_one_step_of_a_lesson_runs_at_a_time_and_the_server_ends_with_all_that_r
         begun = time.monotonic()
     endless.join()
     assert time.monotonic() - begun < 20
-    wait_for(lambda: not psutil.pid_exists(int(told.read_text())))
+    assert gone([int(told.read_text())])
 
 
 def wait_for(call: Callable[[], Any]) -> None:

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from hotloop.rounds import Rounds
 from hotloop.simulate.cards import card
 from hotloop.simulate.running import simulate_script
 
+from ..processes import gone
 from .conftest import CARD, ENGINE
 
 RTX = card("rtx4090")
@@ -228,8 +228,7 @@ print(started.pid)
 while True:
     step()
 """
-    pid = int(run(LOOP + body).out)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert gone([int(run(LOOP + body).out)])
 
 
 def test_one_that_catches_everything_is_ended_all_the_same(run) -> None:
