@@ -342,6 +342,37 @@ def test_whatever_a_sampler_draws(draws: list[Any]) -> None:
     assert [values(batch) for batch in streamed] == [values(batch) for batch in loader]
 
 
+FORMS: dict[str, Any] = {
+    "sets": set,
+    "generators": iter,
+    "dicts": dict.fromkeys,
+    "short integers": lambda drawn: np.array(drawn, np.uint16),
+    "bytes of NumPy": lambda drawn: [np.uint8(i) for i in drawn],
+    "tensors of one number": lambda drawn: [torch.tensor([i]) for i in drawn],
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_whatever_a_batch_sampler_draws(form: Any) -> None:
+    class Drawing:
+        def __iter__(self) -> Iterator[Any]:
+            return (form([i, i + 2, 22]) for i in range(4))
+
+    loader = DataLoader(DATA, batch_sampler=Drawing())  # type: ignore[arg-type]
+    streamed = stream(loader, "cpu")
+    assert streamed.kind == "resident"
+    for (ours,), (theirs,) in zip(streamed, loader, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_a_part_whose_indices_are_short_integers(dtype: Any) -> None:
+    loader = DataLoader(Subset(DATA, np.arange(3, 20, dtype=dtype)), 4)  # type: ignore[arg-type]
+    streamed = stream(loader, "cpu")
+    assert streamed.kind == "resident"
+    assert [values(batch) for batch in streamed] == [values(batch) for batch in loader]
+
+
 class Keyed(Own):
     def __getitem__(self, key: Any) -> list[torch.Tensor]:
         if key == "b":

@@ -8,7 +8,7 @@ middle of an epoch before the next begins, one of a tensor on a GPU that goes pa
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
@@ -40,6 +40,7 @@ from hotloop.placement import map_tensors, tensors_in, upload
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
 PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)  # which PyTorch takes for a mask, or refuses
 _kept: Any = WeakIdKeyDictionary()  # of datasets, each with its items by device
 
 
@@ -161,7 +162,7 @@ class Resident(Epochs[Any]):
         """The draw as an index on the device, copied there without a wait."""
         if isinstance(drawn, int | slice):
             return drawn
-        index = torch.as_tensor(drawn)
+        index = _rows(drawn)
         return index.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else index
 
 
@@ -231,9 +232,19 @@ def _all_items(dataset: Any) -> Any:
     if type(dataset) is TensorDataset:
         return list(dataset.tensors)
     if type(dataset) is Subset and _tensors_of(dataset) is not None:
-        index = torch.as_tensor(dataset.indices)
+        index = _rows(dataset.indices)
         return [tensor[index] for tensor in _all_items(dataset.dataset)]
     return default_collate([dataset[i] for i in range(len(dataset))])
+
+
+def _rows(drawn: Any) -> Tensor:
+    """Indices in whatever form they come, as a tensor that picks the rows which they pick one by one."""
+    if isinstance(drawn, Iterable) and not isinstance(drawn, Sequence | Tensor | np.ndarray):
+        drawn = list(drawn)  # a set, or a generator
+    if isinstance(drawn, list | tuple) and drawn and isinstance(drawn[0], Tensor):
+        return torch.stack(list(drawn))  # one of a single number, too, gives its item a dimension
+    index = torch.as_tensor(drawn)
+    return index.long() if index.dtype in _UNSIGNED else index
 
 
 def _state(dataset: Any) -> list[Any]:
