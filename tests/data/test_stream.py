@@ -373,6 +373,17 @@ def test_a_part_whose_indices_are_short_integers(dtype: Any) -> None:
     assert [values(batch) for batch in streamed] == [values(batch) for batch in loader]
 
 
+@pytest.mark.parametrize("shape", [(9, 4, 5, 3), (9, 4, 5, 1), (9, 1, 4, 3)], ids=str)
+def test_batches_lie_in_memory_as_those_of_the_loader_do(shape: tuple[int, ...]) -> None:
+    pictures = torch.randn(shape).permute(0, 3, 1, 2)  # channels were last, as in files
+    loader = DataLoader(TensorDataset(pictures), 4)
+    streamed = stream(loader, "cpu")
+    assert streamed.kind == "resident"
+    for (ours,), (theirs,) in zip(streamed, loader, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.stride() == theirs.stride()
+
+
 class Keyed(Own):
     def __getitem__(self, key: Any) -> list[torch.Tensor]:
         if key == "b":

@@ -111,6 +111,8 @@ class Resident(Epochs[Any]):
         """The batch of the items that the sampler drew."""
         index = self._index(drawn)
         batch = map_tensors(items, itemgetter(index))
+        if self._loader.batch_sampler is not None:
+            return map_tensors(batch, _as_stacked)
         is_view = isinstance(index, int | slice) and self._device.type == "cuda"  # elsewhere the loader's is one, too
         return map_tensors(batch, Tensor.clone) if is_view else batch
 
@@ -245,6 +247,12 @@ def _rows(drawn: Any) -> Tensor:
         return torch.stack(list(drawn))  # one of a single number, too, gives its item a dimension
     index = torch.as_tensor(drawn)
     return index.long() if index.dtype in _UNSIGNED else index
+
+
+def _as_stacked(rows: Tensor) -> Tensor:
+    """Rows with the strides that they have when they are stacked, however the data lies in memory."""
+    rows = rows.contiguous()
+    return rows.view(rows.shape) if 1 in rows.shape else rows  # a dimension of one is contiguous with any stride
 
 
 def _state(dataset: Any) -> list[Any]:
