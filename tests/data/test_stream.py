@@ -384,6 +384,13 @@ def test_batches_lie_in_memory_as_those_of_the_loader_do(shape: tuple[int, ...])
         assert ours.stride() == theirs.stride()
 
 
+def test_sparse_tensors_are_left_to_the_loader() -> None:
+    loader = DataLoader(TensorDataset(torch.eye(6).reshape(6, 3, 2).to_sparse(1)), 4)  # its items are dense
+    streamed = stream(loader, "cpu")
+    assert (streamed.kind, streamed.reason) == ("direct", "its tensors are sparse")
+    assert [values(batch) for batch in streamed] == [values(batch) for batch in loader]
+
+
 class Keyed(Own):
     def __getitem__(self, key: Any) -> list[torch.Tensor]:
         if key == "b":

@@ -69,6 +69,8 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
         return "the dataset may give another item each time; set dataset.resident = True if it does not"
     if _tensors_of(dataset) is None and not all_tensors(default_collate([dataset[0]])):
         return "its items hold more than tensors and numbers"
+    if any(tensor.layout != torch.strided for tensor in _tensors_of(dataset) or ()):
+        return "its tensors are sparse"
     if device.type == "cuda" and not _fits(dataset, device):
         return f"it does not fit into {SHARE:.0%} of the free memory of {device}"
     return None
