@@ -21,7 +21,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hotloop import stream
+from hotloop import Loop, stream
 from hotloop.data import length_of
 from hotloop.errors import BadArgument, EmptyLoader
 
@@ -534,3 +534,22 @@ def test_batches_before_an_error_of_the_loader_come_although_it_reads_ahead() ->
     assert [next(batches).item() for _ in range(3)] == [0.0, 1.0, 2.0]
     with pytest.raises(LookupError, match="the disk"):
         next(batches)
+
+
+@pytest.mark.parametrize("plan", ["auto", "plain"])
+@pytest.mark.parametrize("data", [DATA, Own()], ids=["constant", "made anew"])
+def test_a_loader_that_is_given_other_attributes_is_seen_in_the_next_epoch(data: Any, plan: Any) -> None:
+    def train(batches: Any, loader: DataLoader[Any]) -> list[Any]:
+        torch.manual_seed(0)
+        seen: list[Any] = []
+        for epoch in range(3):
+            seen += [values(batch) for batch in batches(loader)]
+            seen.append(torch.get_rng_state().tolist())
+            loader.collate_fn = lambda items, epoch=epoch: [items[0][0] + epoch]
+            loader.generator = torch.Generator().manual_seed(epoch)
+        return seen
+
+    model = torch.nn.Linear(1, 1)
+    loop = Loop(model, torch.optim.SGD(model.parameters()), torch.nn.MSELoss(), device="cpu", plan=plan)
+    theirs = train(iter, DataLoader(data, 4, shuffle=True))
+    assert train(loop.batches, DataLoader(data, 4, shuffle=True)) == theirs

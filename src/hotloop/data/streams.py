@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from operator import is_
 from typing import Any, Generic, TypeVar, get_args
 
 import torch
@@ -50,6 +51,7 @@ class Stream(Generic[T]):
         self.kind, self.reason = _choose(loader, self.device, kind)
         self.origin: BatchOrigin | None = None  # of the batch that was given out last
         self._transform = device_transform
+        self._settings = _settings(loader)
         self.resident: Resident | None = None
         self._tap: Tap | None = None
         self._held: HeldBatches | None = None
@@ -77,6 +79,15 @@ class Stream(Generic[T]):
             yield moved if self._transform is None else self._transform(moved)
         if empty and not self._epochs.first and not may_be_empty(self.loader):
             raise nothing_came(self.loader)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the loader still has the attributes (`collate_fn`, `generator`, …) that this stream was made with.
+
+        Workers that persist do not see a change of them, so nor does their stream.
+        """
+        keeps = isinstance(self.loader, DataLoader) and self.loader.persistent_workers
+        return keeps or all(map(is_, self._settings, _settings(self.loader)))
 
     @property
     def first(self) -> int:
@@ -188,6 +199,13 @@ def stream(
     [2.0, 3.0]
     """
     return Stream(loader, device, kind, device_transform)
+
+
+def _settings(loader: object) -> list[Any]:
+    """The attributes of a DataLoader, those aside that an epoch changes."""
+    if type(loader) is not DataLoader:
+        return []
+    return [value for name, value in vars(loader).items() if not name.startswith("_")]
 
 
 def _source(loader: Iterable[T], pinned: bool, workers: int | None) -> Iterable[T]:

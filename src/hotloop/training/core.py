@@ -239,7 +239,8 @@ class Core:
         plan, now = self.plan, self.stream
         # The tuner found, now or in the run whose file this is, that data may live on the device; another's may not.
         kind = "auto" if plan.stream == "resident" and not self.by_hand else plan.stream
-        if now is None or now.loader is not loader or now.asked != (kind, plan.pinned, plan.workers):
+        asked = (kind, plan.pinned, plan.workers)
+        if now is None or now.loader is not loader or now.asked != asked or not now.is_current:
             return Stream(loader, self.device, kind, pinned=plan.pinned, workers=plan.workers)
         return now
 
