@@ -73,6 +73,7 @@ class ReachableState:
         self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
         self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
+        self.caches: dict[str, int] = {}  # of `functools`, and how many results each has computed
         self.complete = True  # whether everything was looked at
 
     def changes(self, later: "ReachableState", *, tensors: bool = True) -> list[str]:
@@ -262,6 +263,8 @@ class _Walk:
             self.visit(value.args, f"{path}.args", depth)
             for name, part in value.keywords.items():
                 self.visit(part, f"{path}<{name}>", depth)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self.seen.caches[path] = value.cache_info().misses
         elif isinstance(value, type):
             self._table(value, {k: v for k, v in vars(value).items() if isinstance(v, _WORDS)}, path, depth)
         elif traits.is_iterator and not hasattr(value, "__dict__"):
@@ -292,6 +295,8 @@ class _Walk:
             for name, part in vars(kind).items():
                 if isinstance(part, types.FunctionType):
                     self._function(part, f"{path}.{name}", depth)
+                elif isinstance(part, functools._lru_cache_wrapper):
+                    self.visit(part, f"{path}.{name}", depth)
                 elif name in getattr(value, "__dict__", ()):
                     continue  # the object has its own, as a dataclass with a default does
                 elif not name.startswith("__") and not callable(part) and not hasattr(part, "__get__"):

@@ -1,5 +1,6 @@
 """Workers stay from epoch to epoch where that gives what workers give which are started in every epoch, to the bit."""
 
+import functools
 import gc
 import multiprocessing
 import os
@@ -234,6 +235,25 @@ class Opaque(Augmented):
         self.table = memoryview(b"what is in an extension cannot be compared")
 
 
+@functools.cache
+def noise_of(i: int) -> float:
+    return torch.rand(()).item()
+
+
+class CachedFunction(Augmented):
+    def __getitem__(self, i: int) -> Tensor:
+        return super().__getitem__(i) + torch.tensor([0, noise_of(i), 0, 0])
+
+
+class CachedMethod(Augmented):
+    @functools.lru_cache(maxsize=8)  # noqa: B019 - as people write it
+    def noise_of(self, i: int) -> float:
+        return torch.rand(()).item()
+
+    def __getitem__(self, i: int) -> Tensor:
+        return super().__getitem__(i) + torch.tensor([0, self.noise_of(i), 0, 0])
+
+
 def pushing(number: int) -> None:
     info = get_worker_info()
     assert info is not None
@@ -242,6 +262,7 @@ def pushing(number: int) -> None:
 
 NEW: dict[str, Callable[[], Any]] = {
     **{kind.__name__: partial(kind, 4) for kind in (Counting, Caching, InPlace, WithDice, OpeningLate, Opaque)},
+    **{kind.__name__: partial(kind, 4) for kind in (CachedFunction, CachedMethod)},
 }
 
 

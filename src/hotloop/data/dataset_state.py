@@ -52,7 +52,8 @@ class DatasetState:
 
     def same(self, later: "DatasetState") -> bool:
         """Whether nothing has changed, as far as both are compared."""
-        return self._held.same(later._held) and not self._seen.changes(later._seen)
+        same_caches = self._seen.caches == later._seen.caches  # an item that comes from one is not made anew
+        return same_caches and self._held.same(later._held) and not self._seen.changes(later._seen)
 
 
 class _Held:
