@@ -242,9 +242,7 @@ def _parameter_names(func: Callable[..., Any]) -> tuple[str, ...]:
 def _mixes_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether real and meta tensors meet: torch lets some of these through and computes on nothing."""
     name = getattr(func, "__name__", "")
-    if name in _CROSSINGS | _INDEXING or name.startswith(
-        "_nested_"
-    ):  # nested tensors pass a meta one along for its type
+    if name in _CROSSINGS | _INDEXING or name.startswith("_nested_"):  # which are given a meta tensor for its type
         return False
     kinds = {t.is_meta for _, t in operands_of(func, args, kwargs) if not _is_host_scalar(t)}
     return len(kinds) == 2
