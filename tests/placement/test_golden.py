@@ -234,8 +234,8 @@ def test_a_module_whose_parameters_are_swapped_moves_inside_of_it() -> None:
 @pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")  # of PyTorch, which calls them a prototype
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 def test_nested_tensors(layout: torch.layout) -> None:
-    nested = torch.nested.nested_tensor([torch.ones(1, 4), torch.ones(2, 4)], layout=layout)
     with golden_rule():
+        nested = torch.nested.nested_tensor([torch.ones(1, 4), torch.ones(2, 4)], layout=layout)
         assert nn.Linear(4, 3)(nested + nested).is_nested, "jagged ones have a meta tensor with them"
         with pytest.raises(DeviceMismatch, match=r"nested\): \(2.*float32 on cpu"):
             nn.Linear(4, 3, device="meta")(nested)
