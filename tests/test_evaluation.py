@@ -116,6 +116,26 @@ def test_a_metric_may_select_items(targets: list[torch.Tensor], expected: float)
     assert result["a"] == pytest.approx(expected, nan_ok=True)
 
 
+def test_a_tuple_is_values_and_weights_as_in_training() -> None:
+    data = [(torch.tensor([1.0, 2.0, 4.0]), torch.tensor([1, 1, 0])), (torch.tensor([7.0]), torch.tensor([1]))]
+    found = hotloop.evaluate(
+        nn.Identity(),
+        data,
+        {
+            "masked": lambda output, target: (output, target != 0),
+            "mean": lambda output, target: ((output * target).sum() / target.sum(), target.sum()),
+        },
+    )
+    assert found == pytest.approx({"masked": 10 / 3, "mean": 10 / 3})
+    with pytest.raises(BadArgument, match=r"metric 'a' returned a tuple(.|\n)*\(values, weights\)"):
+        hotloop.evaluate(nn.Identity(), data, {"a": lambda output, target: (1.0, 2.0, 3.0)})
+
+
+def test_a_function_is_no_model() -> None:
+    with pytest.raises(BadArgument, match="the model is a function"):
+        hotloop.evaluate(lambda x: x, [], {"a": torch.eq})  # type: ignore[arg-type]
+
+
 def test_a_mean_may_have_a_dimension() -> None:
     x = torch.tensor([[1.0, 0.0]] * 4)
     metric = {"a": lambda output, target: accuracy(output, target).float().mean(0, keepdim=True)}

@@ -33,6 +33,11 @@ def test_pixels_and_ignored_labels() -> None:
 def test_binary_and_soft_targets() -> None:
     assert accuracy(torch.tensor([2.0, -1.0]), torch.tensor([1.0, 1.0])).tolist() == [True, False]
     assert accuracy(torch.tensor([[2.0], [-1.0]]), torch.tensor([[1.0], [0.0]])).tolist() == [True, True]
+    for target in (torch.tensor([1, 1]), torch.tensor([1.0, 1.0])):  # without the dimension of the output
+        assert accuracy(torch.tensor([[2.0], [-1.0]]), target).tolist() == [True, False]
+    assert accuracy(torch.ones(2, 1, 3, 3), torch.ones(2, 3, 3)).tolist() == [True] * 18
+    with pytest.raises(BadArgument, match=r"\(2, 3\) is not the classes of a target of shape \(2, 1\)"):
+        accuracy(torch.ones(2, 3), torch.ones(2, 1).long())
     soft = torch.tensor([[0.2, 0.8]])
     assert accuracy(torch.tensor([[0.0, 1.0]]), soft).tolist() == [True]
 

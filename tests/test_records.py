@@ -1,7 +1,9 @@
 """Records go to JSON and come back equal."""
 
 import json
+import math
 import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hotloop import Loop
-from hotloop.records import Epoch, Report, Timing
+from hotloop.files import write_json
+from hotloop.records import Epoch, Report, Timing, epochs_table
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 names = st.dictionaries(st.text(max_size=5), numbers, max_size=3)
@@ -60,3 +63,13 @@ def test_a_report_is_printed_as_a_summary(task: Any) -> None:
 @given(reports)
 def test_any_report_can_be_printed(report: Report) -> None:
     assert 1 <= len(str(report).splitlines()) <= 8
+
+
+def test_what_is_not_a_number_comes_back_from_a_file(tmp_path: Path) -> None:
+    epoch = Epoch(1, math.nan, 8, 0.5, {}, {"distance": math.inf, "f1": 0.5})
+    write_json(tmp_path / "epoch.json", epoch.to_json())
+    again = Epoch.from_json(json.loads((tmp_path / "epoch.json").read_text()))
+    assert math.isnan(again.loss)
+    assert math.isnan(again.metrics["distance"])
+    assert again.metrics["f1"] == 0.5
+    assert "nan" in epochs_table([again])

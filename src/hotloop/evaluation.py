@@ -71,10 +71,10 @@ def evaluate(
     """Metrics of `model` over `loader`, exact over uneven batches, with one wait for the device at the end.
 
     A metric is one of torchmetrics, or any `(output, target) → tensor`: a value per item, of all or of those that it
-    selects, or their mean; of outputs with `.logits` it is given these. `loss=` or `objective=` adds the mean loss,
-    over what the loss itself is a mean over (items, targets that are not ignored, a mask), so that it does not depend
-    on the size of batches; a loss that sums is divided by the items. A loss that couples the samples of a batch, as
-    contrastive ones do, is the mean of the batches' losses.
+    selects, their mean, or `(values, weights)`; of outputs with `.logits` it is given these. `loss=` or `objective=`
+    adds the mean loss, over what the loss itself is a mean over (items, targets that are not ignored, a mask), so that
+    it does not depend on the size of batches; a loss that sums is divided by the items. A loss that couples the samples
+    of a batch, as contrastive ones do, is the mean of the batches' losses.
 
     The model is put in eval mode and afterwards back as it was, layer by layer. Batches go where the model is; `device`
     is for a model that has neither parameters nor buffers.
@@ -86,6 +86,8 @@ def evaluate(
     >>> evaluate(nn.Identity(), data, {"accuracy": lambda output, target: output.argmax(1) == target})
     {'accuracy': 1.0}
     """
+    if not isinstance(model, nn.Module):
+        raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
     where = resolve(device) if device is not None else _device_of(model)
     return Evaluation(model, where, split).run(loader, metrics, loss, objective, predict, precision)
 
@@ -148,13 +150,14 @@ class Evaluation:
                 attempt(work, self._model, batch, f"batch {number}")
                 waiting += found
                 done += items
-                if sum(tensor.nbytes for _, tensor in tensors_in(waiting)) > ON_DEVICE:
+                if sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_in(waiting)) > ON_DEVICE:
                     pieces.append(_on_host(waiting))
                     waiting = []
                 tell(plural(done, "item"))
             if waiting:
                 pieces.append(_on_host(waiting))
-        return _joined(pieces)
+        # What was joined here is an ordinary tensor; an inference tensor could not be trained on.
+        return map_tensors(_joined(pieces), lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
 
 
 def _output_by_convention(model: nn.Module, batch: Any) -> Any:
@@ -178,7 +181,19 @@ def _add_output(
     rows: slice,
 ) -> None:
     part, _ = part_of(batch, items, rows, split)
-    found.append(call(model, part))
+    output, count = call(model, part), rows.stop - rows.start
+    found.append(_PerItem(output) if _is_per_item(output, count) else output)
+
+
+class _PerItem(list[Any]):
+    """Outputs of which each item has one, such as a text, or the boxes in an image."""
+
+
+def _is_per_item(output: Any, items: int) -> bool:
+    """Whether a list has an entry for each item, and not a tensor for each of several outputs."""
+    if type(output) is not list or len(output) != items:
+        return False
+    return not all(isinstance(each, Tensor) and each.dim() and len(each) == items for each in output)
 
 
 def _on_host(outputs: list[Any]) -> Any:
@@ -186,18 +201,47 @@ def _on_host(outputs: list[Any]) -> Any:
     return map_tensors(_joined(outputs), torch.Tensor.cpu)
 
 
-def _joined(outputs: list[Any]) -> Any:
-    """Outputs one after the other: tensors as one tensor, of tuples and dicts each part."""
+def _joined(outputs: list[Any], path: str = "the output") -> Any:
+    """Outputs one after the other: tensors as one tensor, of tuples and dicts each part, of items their list."""
     first = outputs[0]
+    if isinstance(first, _PerItem):
+        return _PerItem(item for each in outputs for item in each)
     if isinstance(first, Tensor):
-        return torch.cat([each.unsqueeze(0) if each.dim() == 0 else each for each in outputs])
+        try:
+            return torch.cat([each.unsqueeze(0) if each.dim() == 0 else each for each in outputs])
+        except RuntimeError as error:
+            raise _ragged(outputs, path) or error from error
     if isinstance(first, Mapping):
-        return {key: _joined([each[key] for each in outputs]) for key in first}
+        _check_alike(path, [sorted(map(str, each)) for each in outputs])
+        return {key: _joined([each[key] for each in outputs], f"{path}[{key!r}]") for key in first}
     if isinstance(first, list | tuple):
-        return tuple(_joined(list(parts)) for parts in zip(*outputs, strict=True))
+        _check_alike(path, [len(each) for each in outputs])
+        return tuple(_joined([each[i] for each in outputs], f"{path}[{i}]") for i in range(len(first)))
     raise BadArgument(
-        f"the model gives {an(type(first).__name__)}, which cannot be joined",
+        f"{path} is {an(type(first).__name__)}, which cannot be joined",
         fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+    )
+
+
+def _check_alike(path: str, parts: list[Any]) -> None:
+    """Refuse outputs that have other parts in another batch."""
+    if others := [each for each in parts if each != parts[0]]:
+        raise BadArgument(
+            f"{path} has the parts {parts[0]} in one batch and {others[0]} in another, which cannot be joined",
+            fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+        )
+
+
+def _ragged(outputs: list[Tensor], path: str) -> BadArgument | None:
+    """The error to raise for tensors whose shapes differ from batch to batch; None where that is not what is wrong."""
+    shapes = dict.fromkeys(tuple(each.shape) for each in outputs if not each.is_nested)
+    rest = list({shape[1:]: shape for shape in shapes}.values())
+    if len(rest) < 2:
+        return None
+    return BadArgument(
+        f"{path} has the shape {rest[0]} in one batch and {rest[1]} in another, which cannot be joined",
+        fix='pad it to one length, or make a dict for each item: predict=lambda model, batch: [{"output": row} for row'
+        " in model(batch)]",
     )
 
 
@@ -324,14 +368,17 @@ class _Tally:
             metric.update(logits_of(output), target)
         for name, function in self._means.items():
             value = function(logits_of(output), target)
-            try:
-                values = torch.as_tensor(value)
+            try:  # a tuple is (values, weights), as of training metrics
+                values, weights = map(torch.as_tensor, value if isinstance(value, tuple) else (value, 1))
             except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
                 raise BadArgument(
                     f"metric {name!r} returned {an(type(value).__name__)}",
-                    fix="return a tensor with a value for each item, or their mean",
+                    fix="return a tensor with a value for each item, their mean, or (values, weights)",
                 ) from error
-            self._add_values(name, values.to(self._zero.device), items)
+            if isinstance(value, tuple):
+                self._add_weighted(name, values.to(self._zero.device), weights.to(self._zero.device))
+            else:
+                self._add_values(name, values.to(self._zero.device), items)
         if self._compare is not None:
             output, key = logits_of(output), None
             if isinstance(output, Tensor) and isinstance(target, Tensor):  # anything else may hide what decides
@@ -399,6 +446,11 @@ class _Tally:
             self._sums[name] = (total + values.sum(dtype=total.dtype), seen + values.numel())
         else:
             self._add(name, values, items)
+
+    def _add_weighted(self, name: str, values: Tensor, weights: Tensor) -> None:
+        total, seen = self._sums.get(name, (self._zero, 0))
+        added = (values * weights).sum(dtype=total.dtype)
+        self._sums[name] = (total + added, seen + weights.sum(dtype=total.dtype))
 
     def _add(self, name: str, value: Tensor, items: int | float | Tensor) -> None:
         """Add a mean over `items`."""

@@ -20,7 +20,8 @@ IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 def accuracy(given: Any, target: Tensor) -> Tensor:
     """Whether the largest of the classes, in dimension 1, is the target; labels of -100 are left out.
 
-    One output per item is a logit of a binary target, as `BCEWithLogitsLoss` takes it.
+    One output per item is a logit of a binary target, as `BCEWithLogitsLoss` takes it, with a dimension of its own or
+    without.
 
     >>> accuracy(torch.tensor([[0.1, 0.9], [0.8, 0.2]]), torch.tensor([1, 1]))
     tensor([ True, False])
@@ -31,8 +32,13 @@ def accuracy(given: Any, target: Tensor) -> Tensor:
 def _right(given: Any, target: Tensor) -> tuple[Tensor, Tensor]:
     """Whether each output is right, and whether it counts: what `accuracy` selects, for which the host must wait."""
     output = _logits(given)
-    if output.dim() == target.dim():
-        if target.is_floating_point() and output.dim() > 1 and output.size(1) > 1:  # probabilities of classes
+    is_logit = output.dim() == target.dim() + 1 > 1 and output.size(1) == 1  # of one class there is nothing to choose
+    if is_logit:
+        output = output.squeeze(1)
+    if output.shape == target.shape:
+        if (
+            not is_logit and target.is_floating_point() and output.dim() > 1 and output.size(1) > 1
+        ):  # probabilities of classes
             target = target.argmax(1)
         else:
             right = ((output > 0) == (target > 0.5)).flatten()

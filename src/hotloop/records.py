@@ -63,7 +63,7 @@ def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _restore(hint: Any, value: Any) -> Any:
     """`value` as JSON gave it, in the type that the record declares."""
     if value is None:
-        return None
+        return math.nan if hint is float else None  # JSON has no NaN, and files have null for it
     if get_origin(hint) is types.UnionType:
         hint = next(arm for arm in get_args(hint) if arm is not type(None))
     if is_dataclass(hint) and isinstance(hint, type) and issubclass(hint, Record):
@@ -72,6 +72,8 @@ def _restore(hint: Any, value: Any) -> Any:
         arms = get_args(hint)
         each = [arms[0]] * len(value) if arms[-1] is Ellipsis else list(arms)
         return tuple(_restore(arm, item) for arm, item in zip(each, value, strict=True))
+    if get_origin(hint) is dict and isinstance(value, dict):
+        return {key: _restore(get_args(hint)[1], item) for key, item in value.items()}
     return value
 
 

@@ -3,6 +3,7 @@
 import functools
 import os
 import pickle
+import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -149,6 +150,12 @@ def half(path: Path, kind: str = "zip") -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+def scripted(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 1)), path)
+
+
 MISTAKES: dict[str, tuple[Any, str]] = {
     "a picture": (picture, "it is a JPEG image"),
     "an empty file": (lambda path: path.write_bytes(b""), "is empty"),
@@ -158,6 +165,7 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "a pointer": (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "JSON": (lambda path: path.write_text("{}"), "it is JSON"),
     "another zip": (archive, "cannot be read as weights"),
+    "TorchScript": (scripted, "a program of torch.jit.save"),
     "half a file": (half, "w.pt"),
     "half a legacy file": (lambda path: half(path, "legacy"), "w.pt"),
     "half a safetensors file": (lambda path: half(path, "safetensors"), "w.pt"),

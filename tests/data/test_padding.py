@@ -1,6 +1,7 @@
 """Sequences are padded to a few lengths; a model that masks computes the same loss and gradient."""
 
 import copy
+import math
 from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
@@ -216,3 +217,6 @@ def test_wrong_arguments() -> None:
         pad_to(8, values={"labls": 0})({"input_ids": ids, "attention_mask": ids})
     with pytest.raises(BadArgument, match="cannot hold -100"):
         pad_to(8, values={0: -100})((ids.to(torch.uint8),))
+    for value in (math.nan, math.inf):
+        with pytest.raises(BadArgument, match="cannot hold"):
+            pad_to(8, values={0: value})((ids,))

@@ -421,3 +421,15 @@ def test_a_lazy_layer_anywhere_in_the_process_is_no_obstacle() -> None:
     with watch_growth() as growth:
         growth.step()
     assert lazy.weight is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")  # of PyTorch, which calls them a prototype
+def test_nested_tensors_are_watched() -> None:
+    rows = [torch.ones(256), torch.ones(512)]
+    kept = []
+    with watch_growth() as growth:
+        for _ in range(STEPS):
+            kept.append(torch.nested.nested_tensor(rows) * 2)
+            growth.step()
+        (leak,) = growth.leaks()
+    assert leak.bytes_per_step == 768 * 4

@@ -229,3 +229,13 @@ def test_a_module_whose_parameters_are_swapped_moves_inside_of_it() -> None:
                 model(torch.ones(2, 3))
     finally:
         torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")  # of PyTorch, which calls them a prototype
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_nested_tensors(layout: torch.layout) -> None:
+    with golden_rule():
+        nested = torch.nested.nested_tensor([torch.ones(1, 4), torch.ones(2, 4)], layout=layout)
+        assert nn.Linear(4, 3)(nested + nested).is_nested, "jagged ones have a meta tensor with them"
+        with pytest.raises(DeviceMismatch, match=r"nested\): \(2.*float32 on cpu"):
+            nn.Linear(4, 3, device="meta")(nested)

@@ -253,3 +253,12 @@ def test_large_tensors_are_uploaded_piece_by_piece() -> None:
 def test_on_a_cpu_nothing_is_uploaded() -> None:
     items = [torch.ones(3)]
     assert upload(items, torch.device("cpu")) is items
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")  # of PyTorch, which calls them a prototype
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_to_numpy_of_a_nested_tensor_says_how_to_take_its_parts(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)], layout=layout)
+    with pytest.raises(BadArgument, match=r"nested tensor(.|\n)*unbind\(\)"):
+        to_numpy(nested)
+    assert [to_numpy(part).tolist() for part in nested.unbind()] == [[1], [1, 1]]

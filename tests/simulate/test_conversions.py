@@ -16,6 +16,11 @@ from .test_running import LOOP
             "assert seen.key_averages().table(sort_by='cuda_time_total')\n",
             "torch.profiler",
         ),
+        (
+            "@torch.jit.script\ndef double(x):\n    return 2 * x\n"
+            "scripted = torch.jit.script(model)\nassert double(scripted(torch.randn(3, 4).cuda())).is_cuda\nstep()\n",
+            "torch.jit.script",
+        ),
     ],
 )
 def test_what_looks_at_values_or_at_the_device_is_left_out_with_a_note(run, body: str, note: str) -> None:
@@ -40,3 +45,18 @@ def test_what_looks_at_values_or_at_the_device_is_left_out_with_a_note(run, body
 def test_what_a_real_gpu_does_works(run, body: str) -> None:
     ran = run(LOOP + body)
     assert (ran.out, ran.result.error) == ("True\n", None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "nn.Embedding(20, 8, sparse=True).cuda()(torch.zeros(3).long().cuda()).sum().backward()",
+        "torch.eye(3).to_sparse().cuda()",
+    ],
+)
+def test_sparse_tensors_are_named_as_what_is_not_simulated(run, line: str) -> None:
+    ran = run(LOOP + f"{line}  # here\n")
+    (found,) = ran.result.findings
+    assert (ran.result.status, found.code, found.line) == ("not-simulated", "not-simulated", ran.line("# here"))
+    assert "sparse tensors are not simulated" in found.message
+    assert "sparse=False" in found.fix

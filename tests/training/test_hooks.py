@@ -1,9 +1,11 @@
 """Hooks are told of every step and epoch, may end a run, and read nothing from the device by themselves."""
 
 import itertools
+import math
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -332,6 +334,39 @@ def test_an_average_of_the_weights_is_the_one_of_pytorch_and_is_saved(tmp_path: 
             again.fit(data(), epochs=epochs, on_step=ema, save=folder, resume=True, progress=False)
         whole.append(ema.model.weight)
     assert torch.equal(*whole)
+
+
+class Masked(nn.Linear):
+    mask: Tensor
+    index: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.register_buffer("mask", torch.triu(torch.full((4, 4), -math.inf), 1))
+        self.register_buffer("index", torch.arange(200))
+
+
+def test_an_average_has_masks_and_indices_as_the_model_has_them() -> None:
+    model = Masked()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan="plain")
+    ema = hotloop.Ema(model, 0.9)
+    loop.fit(data(), epochs=2, on_step=ema, progress=False)
+    assert torch.equal(ema.model.mask, model.mask), "of infinities, an average is NaN"
+    assert torch.equal(ema.model.index, model.index), "7 * 0.9 + 7 * 0.1 may be 6.9999"
+
+
+def test_an_average_that_follows_its_model_to_a_device_is_counted_on_the_host() -> None:
+    model = nn.Linear(3, 1)
+    ema = hotloop.Ema(model)
+    record = SimpleNamespace(step=1, model=model.to("meta"))
+    ema(record)  # type: ignore[arg-type]
+    assert ema.model.weight.is_meta  # type: ignore[union-attr]
+    assert ema.averaged.n_averaged.device.type == "cpu", "PyTorch reads it in every update"
+
+
+def test_lazy_layers_have_no_average_yet() -> None:
+    with pytest.raises(BadArgument, match=r"decides the shape of weight, bias(.|\n)*model\(x\)"):
+        hotloop.Ema(nn.LazyLinear(1))
 
 
 def test_under_accumulation_an_average_takes_every_update_once_that_of_a_short_window_too() -> None:

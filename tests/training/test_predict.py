@@ -76,3 +76,45 @@ def test_what_cannot_be_joined_and_an_empty_loader_are_refused() -> None:
         loop_of(nn.Linear(3, 2)).predict(DataLoader(TensorDataset(X, X), 4), predict=lambda model, batch: "words")
     with pytest.raises(EmptyLoader):
         loop_of(nn.Linear(3, 2)).predict([])
+
+
+def boxes(model: nn.Module, batch: Any) -> list[dict[str, Tensor]]:
+    """As many rows for an item as its first number says."""
+    return [{"boxes": model(row).expand(1 + int(row[0] > 0), 2)} for row in batch[0]]
+
+
+@pytest.mark.parametrize("rows", [8, 11])
+def test_a_list_with_an_entry_for_each_item_becomes_one_of_all_items(rows: int) -> None:
+    model, loader = nn.Linear(3, 2), DataLoader(TensorDataset(X[:rows], X[:rows]), 4)
+    loop = loop_of(model)
+    found, expected = loop.predict(loader, predict=boxes), boxes(model, (X[:rows],))
+    assert isinstance(found, list)
+    assert [each["boxes"].shape for each in found] == [each["boxes"].shape for each in expected]
+    assert all(torch.equal(a["boxes"], b["boxes"]) for a, b in zip(found, expected, strict=True))
+    assert not found[0]["boxes"].is_inference(), "it can be trained on"
+    texts = loop.predict(loader, predict=lambda _, batch: [str(float(row[0])) for row in batch[0]])
+    assert texts == [str(float(row[0])) for row in X[:rows]]
+    heads = loop.predict(loader, predict=lambda model, batch: [model(batch[0])] * 2)
+    assert [each.shape for each in heads] == [(rows, 2)] * 2
+
+
+def test_sparse_outputs_are_joined() -> None:
+    model = nn.Linear(3, 2)
+    found = loop_of(model).predict([X[:5], X[5:]], predict=lambda model, batch: model(batch).relu().to_sparse())
+    assert torch.equal(found.to_dense(), model(X).relu().detach())
+
+
+@pytest.mark.parametrize(
+    ("predict", "words"),
+    [
+        (lambda model, batch: model(batch)[:, : len(batch) - 4], r"the output has the shape \(5, 1\) .* and \(6, 2\)"),
+        (lambda model, batch: {"y": model(batch), "extra": None}, r"the output\['extra'\] is a NoneType"),
+        (lambda model, batch: (model(batch),) * len(batch), r"has the parts 5 in one batch and 6"),
+        (lambda model, batch: {str(len(batch)): model(batch)}, r"has the parts \['5'\] in one batch and \['6'\]"),
+    ],
+    ids=["ragged", "nothing", "a tuple of another length", "other keys"],
+)
+def test_outputs_that_cannot_be_joined_are_named(predict: Any, words: str) -> None:
+    with pytest.raises(BadArgument, match=words) as caught:
+        loop_of(nn.Linear(3, 2)).predict([X[:5], X[5:]], predict=predict)
+    assert "predict=lambda" in str(caught.value.fix)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_model
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import hotloop
 from hotloop.checkpoint import Store
@@ -49,6 +51,66 @@ def test_files_from_elsewhere(tmp_path: Path) -> None:
     torch.save(nn.DataParallel(model).state_dict(), tmp_path / "wrapped.pt")
     for name in ("plain.pt", "wrapped.pt"):
         assert equal(hotloop.load_weights(nn.Linear(2, 1), tmp_path / name), model)
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+@pytest.mark.parametrize(
+    "prefix", ["module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod.", "module.module."]
+)
+def test_what_was_around_the_model_that_was_saved_makes_no_difference(tmp_path: Path, prefix: str) -> None:
+    model = blocks()
+    torch.save({prefix + name: value for name, value in model.state_dict().items()}, tmp_path / "a.pt")
+    assert equal(hotloop.load_weights(blocks(), tmp_path / "a.pt"), model)
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")  # of torch.compile itself
+def test_what_is_around_the_model_makes_no_difference(tmp_path: Path) -> None:
+    model, within = blocks(), blocks()
+    within[1] = torch.compile(within[1])  # type: ignore[assignment]  # which compiles nothing before it is called
+    torch.save(model.state_dict(), tmp_path / "a.pt")
+    for wrapped in (torch.compile(blocks()), nn.DataParallel(blocks()), within):
+        assert equal(hotloop.load_weights(wrapped, tmp_path / "a.pt"), model)
+        torch.save(wrapped.state_dict(), tmp_path / "b.pt")
+        assert equal(hotloop.load_weights(blocks(), tmp_path / "b.pt"), model)
+    torch.save(hotloop.Ema(model).state_dict(), tmp_path / "ema.pt")
+    assert equal(hotloop.load_weights(blocks(), tmp_path / "ema.pt"), model)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_tied_weights_are_once_in_a_file_of_safetensors(tmp_path: Path) -> None:
+    model = Tied()
+    save_model(model, str(tmp_path / "a.safetensors"))
+    loaded = hotloop.load_weights(Tied(), tmp_path / "a.safetensors")
+    assert equal(loaded, model)
+    assert loaded.head.weight is loaded.embedding.weight
+
+
+def test_what_load_state_dict_takes_is_taken(tmp_path: Path) -> None:
+    model = blocks()  # PyTorch before 0.4.1 and some converters save no num_batches_tracked
+    torch.save({k: v for k, v in model.state_dict().items() if "tracked" not in k}, tmp_path / "a.pt")
+    assert equal(hotloop.load_weights(blocks(), tmp_path / "a.pt"), model)
+    layer = weight_norm(nn.Linear(2, 2))
+    state = layer.state_dict()
+    old = {f"weight_{letter}": state[f"parametrizations.weight.original{i}"] for i, letter in enumerate("gv")}
+    torch.save({"bias": state["bias"], **old}, tmp_path / "b.pt")  # as torch.nn.utils.weight_norm names them
+    assert equal(hotloop.load_weights(weight_norm(nn.Linear(2, 2)), tmp_path / "b.pt"), layer)
+
+
+def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
+    torch.save(nn.Linear(2, 1).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(BadArgument, match=r"weight, bias on the meta device(.|\n)*to_empty"):
+        hotloop.load_weights(nn.Linear(2, 1, device="meta"), tmp_path / "a.pt")
+    with pytest.raises(BadArgument, match=r"the model is a str(.|\n)*comes first"):
+        hotloop.load_weights(str(tmp_path / "a.pt"), nn.Linear(2, 1))  # type: ignore[type-var, arg-type]
 
 
 def test_what_cannot_be_is_said(tmp_path: Path) -> None:

@@ -203,6 +203,12 @@ def _check_zip(path: Path) -> None:
         claimed, there = sum(member.file_size for member in members), path.stat().st_size
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return  # torch.load says what is wrong with it
+    if any(member.filename.endswith("/constants.pkl") for member in members):
+        raise _refusal(
+            path,
+            "is a program of torch.jit.save, which would run",
+            "if you trust it, save its weights alone: torch.save(torch.jit.load(path).state_dict(), …)",
+        )
     if packed or claimed > there or begins:  # with something before it, torch reads another directory than we did
         raise _refusal(
             path,

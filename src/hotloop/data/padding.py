@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -199,4 +200,4 @@ def _holds(dtype: torch.dtype, value: Number) -> bool:
         return value in (0, 1)
     if dtype.is_complex:
         return True
-    return value == int(value) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
+    return math.isfinite(value) and value == int(value) and torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max

@@ -12,6 +12,7 @@ from hotloop._torch import DispatchMode, leaves_of, next_node_number, node_numbe
 from hotloop.memory.findings import STREAK, Birth, Group, Leak, Leftover, matters, tell
 from hotloop.memory.holders import Holder, holder_of
 from hotloop.memory.storages import Following, live_tensors, storages_of
+from hotloop.placement.moving import known_shape
 from hotloop.placement.placing import resolve
 from hotloop.placement.sites import Site, user_site
 
@@ -80,7 +81,7 @@ class Growth(DispatchMode):
     def _born(self, key: int, bytes_: int, tensor: Tensor) -> None:
         site = user_site()
         dtype = str(tensor.dtype).removeprefix("torch.")
-        self._births[key] = Birth(len(self._history), site, tuple(tensor.shape), dtype, bytes_)
+        self._births[key] = Birth(len(self._history), site, known_shape(tensor), dtype, bytes_)
         total, count = self._totals.get(site, (0, 0))
         self._totals[site] = total + bytes_, count + 1
 

@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from hotloop._torch import SHALLOW_COPY_CHECK
 from hotloop.errors import BadArgument, DeviceMismatch
-from hotloop.placement.moving import tensors_in
+from hotloop.placement.moving import known_shape, tensors_in
 from hotloop.placement.sites import Site, as_buffer, frames, site_of, user_frames, user_site, variables
 
 _NUMPY: set[Callable[..., Any]] = {torch.Tensor.numpy, torch.Tensor.__array__}
@@ -241,7 +241,8 @@ def _parameter_names(func: Callable[..., Any]) -> tuple[str, ...]:
 
 def _mixes_meta(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether real and meta tensors meet: torch lets some of these through and computes on nothing."""
-    if getattr(func, "__name__", "") in _CROSSINGS | _INDEXING:
+    name = getattr(func, "__name__", "")
+    if name in _CROSSINGS | _INDEXING or name.startswith("_nested_"):  # which are given a meta tensor for its type
         return False
     kinds = {t.is_meta for _, t in operands_of(func, args, kwargs) if not _is_host_scalar(t)}
     return len(kinds) == 2
@@ -272,7 +273,7 @@ def _name(func: Callable[..., Any]) -> str:
 
 
 def shape_of(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    return f"{known_shape(tensor)} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _numpy_error(tensor: Tensor, scene: Scene) -> DeviceMismatch:

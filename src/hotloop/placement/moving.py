@@ -149,6 +149,11 @@ def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset())
             yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}", seen)
 
 
+def known_shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor; of a nested one with strides, which refuses to tell one, the number of its parts."""
+    return (tensor.size(0),) if tensor.is_nested and tensor.layout == torch.strided else tuple(tensor.shape)
+
+
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
     """The values of a tensor as a NumPy array, whatever its device, gradient or dtype.
 
@@ -162,6 +167,11 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
         raise BadArgument(
             f"to_numpy was given {an(type(tensor).__name__)}, and takes one tensor",
             fix="of several, take each by itself: [to_numpy(t) for t in tensors]",
+        )
+    if tensor.is_nested:
+        raise BadArgument(
+            "to_numpy was given a nested tensor, whose parts may have several shapes",
+            fix="take each by itself, [to_numpy(t) for t in tensor.unbind()], or pad: tensor.to_padded_tensor(0.0)",
         )
     values = tensor.detach()
     if values.is_quantized:

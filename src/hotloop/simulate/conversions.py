@@ -50,6 +50,7 @@ class Conversions:
         accept_fakes(patches)
         patches.set(torch, "compile", self._compile)
         patches.set(nn.Module, "compile", lambda module, *_, **__: setattr(self, "compiled", True))
+        patches.set(torch.jit, "script", self._script)
         patches.set(nn.RNNBase, "flatten_parameters", lambda module: None)
         self._lazies.install(patches)
         self._modules(patches)
@@ -229,6 +230,11 @@ class Conversions:
     def _compile(self, model: Any = None, **_: Any) -> Any:
         self.compiled = True
         return model if model is not None else (lambda function: function)
+
+    def _script(self, obj: Any, *_: Any, **__: Any) -> Any:
+        """The same in Python: some functions of torch are replaced here by others that TorchScript cannot read."""
+        self.left_out["torch.jit.script was left out: its memory and its speed are not simulated"] = None
+        return obj
 
 
 class Lazies:

@@ -111,7 +111,10 @@ class SimulatedGpu(OperationMode):
             self.between.enters()
             around, self.home = self.home, home_of(args, kwargs)
             try:
-                result = self._on_device(known, func, types, args, kwargs)
+                try:
+                    result = self._on_device(known, func, types, args, kwargs)
+                except (NotImplementedError, AssertionError, RuntimeError) as error:  # what PyTorch raises for them
+                    raise _sparse_refusal(known.name, args, kwargs) or error from error
                 if self.by_hand.pending and not self.circumstances.optimizing:
                     self._updates(known, func, args, kwargs)
                 return result
@@ -315,6 +318,17 @@ def _refuse_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             "a tensor on the real GPU was used together with the simulated one",
             fix="move it to the CPU before the simulation: tensor = tensor.cpu()",
         )
+
+
+def _sparse_refusal(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CannotSimulate | None:
+    """The error to raise where an operation on sparse tensors fails: without data, PyTorch has few of them."""
+    layouts = {kwargs.get("layout"), *(tensor.layout for tensor in tensors_in(args, *kwargs.values()))}
+    if "sparse" not in name and not layouts - {None, torch.strided}:
+        return None
+    return CannotSimulate(
+        f"sparse tensors are not simulated, and {name} has one",
+        fix="simulate with dense ones: nn.Embedding(…, sparse=False), tensor.to_dense()",
+    )
 
 
 def _initialises() -> bool:

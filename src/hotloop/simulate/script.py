@@ -16,6 +16,7 @@ from hotloop.simulate._torch import fake_files
 from hotloop.simulate.batches import Batches
 from hotloop.simulate.events import Place
 from hotloop.simulate.record import BEYOND, COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch, Request
+from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
 from hotloop.simulate.variants import change_of
@@ -128,7 +129,7 @@ class SimulatedScript:
         kind = type(error).__name__
         first = "".join(shown.format_exception_only()).partition(kind)[2].lstrip(": \n").partition("\n")[0].strip()
         said = f"{kind}: {first}" if first else kind
-        if any(words in said for words in _BEYOND):
+        if isinstance(error, CannotSimulate) or any(words in said for words in _BEYOND):
             self._status, ended = BEYOND, "the script came to what cannot be simulated"
             said = said.partition(". ")[0].partition(" and mode ")[0]
         else:
@@ -139,6 +140,8 @@ class SimulatedScript:
 
     def _remedy(self, error: BaseException) -> str:
         """What to do about an error that has to do with where it runs."""
+        if isinstance(error, CannotSimulate):
+            return error.fix or ""
         if isinstance(error, FileNotFoundError) and self._engine.conversions.saved.of(error.filename) is not None:
             return "what a simulated script saves is not written to the disk: leave out what reads it there"
         if _NCCL in str(error):

@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.errors import BadArgument
 from hotloop.records import BestEpoch, Epoch
-from hotloop.text import an, plural, printable
+from hotloop.text import an, plural, printable, shorten
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop
@@ -199,8 +201,9 @@ class RunHooks:
 class Ema:
     """An exponential moving average of a model's weights, as a hook: `fit(…, on_step=ema)`.
 
-    `ema.model` has the averaged weights, for evaluation. Hand it over as `Loop(…, stateful={"ema": ema})` so that
-    checkpoints hold it.
+    `ema.model` has the averaged weights, for evaluation, and averages of buffers such as running means; what is no
+    average, whole numbers and buffers with infinities such as masks, it has as the model has it. Hand it over as
+    `Loop(…, stateful={"ema": ema})` so that checkpoints hold it.
 
     >>> ema = Ema(nn.Linear(2, 1), decay=0.99)
     >>> sorted(ema.state_dict())[:2]
@@ -210,7 +213,13 @@ class Ema:
     def __init__(self, model: nn.Module, decay: float = 0.999) -> None:
         if not 0 < decay < 1:
             raise BadArgument(f"decay={decay}", fix="give a number between 0 and 1, such as 0.999")
+        if lazy := [name for name, value in chain(model.named_parameters(), model.named_buffers()) if is_lazy(value)]:
+            raise BadArgument(
+                f"the first batch decides the shape of {shorten(lazy)}, of which there is no average yet",
+                fix="call the model once before: model(x)",
+            )
         self.averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        self._copied = {number for number, buffer in enumerate(model.buffers()) if not _is_averaged(buffer)}
         self._step = 0  # of the last update that is in the average
 
     @property
@@ -225,11 +234,21 @@ class Ema:
         first = next(self.averaged.parameters(), None)
         now = next(record.model.parameters(), None)
         if first is not None and now is not None and first.device != now.device:
-            self.averaged.to(now.device)  # the model was moved after this was made
+            self.model.to(
+                now.device
+            )  # the model was moved after this was made; PyTorch reads its counter in each update
         self.averaged.update_parameters(record.model)
+        for number, (mine, current) in enumerate(zip(self.model.buffers(), record.model.buffers(), strict=True)):
+            if number in self._copied:
+                mine.detach().copy_(current.detach())
 
     def state_dict(self) -> dict[str, Any]:
         return self.averaged.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.averaged.load_state_dict(state)
+
+
+def _is_averaged(buffer: Tensor) -> bool:
+    """Whether a buffer has an average: PyTorch's of whole numbers is cut off, and that of infinities is NaN."""
+    return (buffer.is_floating_point() or buffer.is_complex()) and bool(buffer.isfinite().all())

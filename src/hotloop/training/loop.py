@@ -338,8 +338,9 @@ class Loop:
         """The model's outputs for every item of `loader`, in order and joined on the host: eval mode, no gradients.
 
         Of batches `(input, …, target)` the target is left out, of Hugging Face models the logits are taken; a dict is
-        given as keywords. `predict=lambda model, batch: …` says otherwise. Where memory runs out, batches are computed
-        in parts.
+        given as keywords. `predict=lambda model, batch: …` says otherwise. Tensors are joined, each part of a tuple or
+        a dict; a list with an entry for each item, such as a text or a dict of boxes, becomes one of all items. Where
+        memory runs out, batches are computed in parts.
         """
         core = self._core
         check_loader(loader)

@@ -1,21 +1,23 @@
 """`load_weights`: a model with the weights of a run, of one checkpoint, or of a file from elsewhere."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
-from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parameter import is_lazy
 
 from hotloop.checkpoint import Store, load, read_weights
 from hotloop.checkpoint.sums import SUMS
 from hotloop.errors import BadArgument
 from hotloop.step.sharding import sharded
-from hotloop.text import printable, shorten
+from hotloop.text import an, printable, shorten
 
 M = TypeVar("M", bound=nn.Module)
-WRAPPERS = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before the names of weights
+COMPILED = "_orig_mod."  # what torch.compile puts into the names of weights, in whichever place
+WRAPPED = "module."  # what DataParallel and AveragedModel put before all of them
+COUNTER = "n_averaged"  # of an AveragedModel
 
 
 def load_weights(model: M, path: str | Path, which: Literal["last", "best"] = "last") -> M:
@@ -23,22 +25,74 @@ def load_weights(model: M, path: str | Path, which: Literal["last", "best"] = "l
 
     `path` is the folder that was given to `fit(save=…)`, one checkpoint in it, or a file of safetensors or of
     `torch.save`. Of a run, `which` says whether the last checkpoint is meant or the best. Weights go where those of the
-    model are. What does not fit is refused before anything changes.
+    model are; whether it, or the one that was saved, is compiled or in a DataParallel makes no difference. What does
+    not fit is refused before anything changes.
     """
     if which not in ("last", "best"):
         raise BadArgument(f"which={which!r}", fix='choose "last" or "best"')
+    if not isinstance(model, nn.Module):
+        raise BadArgument(
+            f"the model is {an(type(model).__name__)}", fix='it comes first: load_weights(model, "runs/a")'
+        )
     path = Path(path)
     if not path.exists():
         raise BadArgument(
             f"{printable(str(path))} is not there", fix="name the folder of fit(save=…), or a file of weights"
         )
-    held: dict[str, Any] = dict(_of_run(path, which) if path.is_dir() else read_weights(path))
-    for prefix in WRAPPERS:
-        if not any(name.startswith(prefix) for name in model.state_dict()):
-            consume_prefix_in_state_dict_if_present(held, prefix)
-    _check(model.state_dict(), held, path)
+    here = model.state_dict(keep_vars=True)  # in which tied weights are one object
+    if unmade := [name for name, value in here.items() if isinstance(value, Tensor) and value.is_meta]:
+        raise BadArgument(
+            f"the model has no memory for its weights: {shorten(unmade)} on the meta device",
+            fix='model.to_empty(device="cpu") before',
+        )
+    held = _renamed(here, _of_run(path, which) if path.is_dir() else read_weights(path))
+    wrong = _misfit(here, held)
+    if wrong and not _is_taken(model, held):
+        raise BadArgument(
+            f"the weights in {printable(str(path))} do not fit the model; {wrong}",
+            fix="build the model as it was; for a part of the weights, model.load_state_dict(…, strict=False)",
+        )
     model.load_state_dict(sharded(model, held))
     return model
+
+
+def _renamed(here: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights by the names that the model has for them, whatever is around it or was around the one that was saved."""
+    if here.keys() == held.keys():
+        return dict(held)
+    own = {plain: name for name, plain in _unwrapped(here).items()}
+    found = {own.get(plain, plain): held[name] for name, plain in _unwrapped(held).items()}
+    for tied in _tied(here):  # of which safetensors keeps one
+        known = next((name for name in tied if name in found), None)
+        if known is not None:
+            found |= {name: found[known] for name in tied if name not in found}
+    return found
+
+
+def _unwrapped(names: Iterable[str]) -> dict[str, str]:
+    """Each name, and what it is without `torch.compile`, DataParallel or AveragedModel."""
+    plain = {name: name.replace(COMPILED, "") for name in names}
+    while plain and all(short.startswith(WRAPPED) for name, short in plain.items() if name != COUNTER):
+        plain = {name: short.removeprefix(WRAPPED) for name, short in plain.items() if name != COUNTER}
+    return plain
+
+
+def _tied(here: Mapping[str, Any]) -> list[list[str]]:
+    """The names of each weight that has several."""
+    names: dict[int, list[str]] = {}
+    for name, value in here.items():
+        if isinstance(value, Tensor):
+            names.setdefault(id(value), []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def _is_taken(model: nn.Module, held: Mapping[str, Any]) -> bool:
+    """Whether modules take weights of other names or shapes, such as those that an older version of them has saved."""
+    try:
+        copy.deepcopy(model).load_state_dict(held)
+    except Exception:  # noqa: BLE001  # whatever hooks of modules raise
+        return False
+    return True
 
 
 def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
@@ -70,19 +124,15 @@ def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
     return weights
 
 
-def _check(here: Mapping[str, Any], there: Mapping[str, Any], path: Path) -> None:
-    """Refuse the weights of another model."""
+def _misfit(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    """How weights differ from those of the model, in words; nothing where they have its names and shapes."""
     mine, theirs = ({name: _shape(value) for name, value in each.items()} for each in (here, there))
     wrong = {
         "missing": [name for name in mine if name not in theirs],
         "not of this model": [name for name in theirs if name not in mine],
         "of another shape": [name for name in mine if mine[name] and name in theirs and mine[name] != theirs[name]],
     }
-    if told := [f"{what}: {shorten(names, 3)}" for what, names in wrong.items() if names]:
-        raise BadArgument(
-            f"the weights in {printable(str(path))} do not fit the model; {'; '.join(told)}",
-            fix="build the model as it was; for a part of the weights, model.load_state_dict(…, strict=False)",
-        )
+    return "; ".join(f"{what}: {shorten(names, 3)}" for what, names in wrong.items() if names)
 
 
 def _shape(value: Any) -> str:
