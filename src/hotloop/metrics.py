@@ -36,9 +36,8 @@ def _right(given: Any, target: Tensor) -> tuple[Tensor, Tensor]:
     if is_logit:
         output = output.squeeze(1)
     if output.shape == target.shape:
-        if (
-            not is_logit and target.is_floating_point() and output.dim() > 1 and output.size(1) > 1
-        ):  # probabilities of classes
+        has_classes = not is_logit and output.dim() > 1 and output.size(1) > 1
+        if has_classes and target.is_floating_point():  # their probabilities
             target = target.argmax(1)
         else:
             right = ((output > 0) == (target > 0.5)).flatten()

@@ -234,9 +234,7 @@ class Ema:
         first = next(self.averaged.parameters(), None)
         now = next(record.model.parameters(), None)
         if first is not None and now is not None and first.device != now.device:
-            self.model.to(
-                now.device
-            )  # the model was moved after this was made; PyTorch reads its counter in each update
+            self.model.to(now.device)  # it was moved after this was made; PyTorch's counter stays, which it reads
         self.averaged.update_parameters(record.model)
         for number, (mine, current) in enumerate(zip(self.model.buffers(), record.model.buffers(), strict=True)):
             if number in self._copied:
