@@ -95,6 +95,27 @@ def ignored_and_accumulated() -> Any:
     return trained(network(), nn.CrossEntropyLoss(ignore_index=-100), data, accumulate=2)
 
 
+def picked() -> Any:
+    """Batches of one size whose losses are means over different numbers of items, which the host knows."""
+    data = TensorDataset(*rows().tensors, torch.arange(ROWS) % 7 < 5)
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")[batch[2]].mean()
+
+    return trained(network(), None, loader(data), objective=objective)
+
+
+def counted() -> Any:
+    """The same, and the objective says the number."""
+    data = TensorDataset(*rows().tensors, torch.arange(ROWS) % 7 < 5)
+
+    def objective(model: Any, batch: Any) -> tuple[Tensor, int]:
+        x, y, mask = batch
+        return nn.functional.cross_entropy(model(x[mask]), y[mask]), int(mask.sum())
+
+    return trained(network(), None, loader(data), objective=objective)
+
+
 def summed() -> Any:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -296,6 +317,8 @@ SCENES: dict[str, Callable[[], Any]] = {
         accumulated,
         ignored,
         ignored_and_accumulated,
+        picked,
+        counted,
         summed,
         few,
         dropped,

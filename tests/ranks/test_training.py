@@ -17,7 +17,7 @@ from .scenes import SCENES
 
 HERE = Path(__file__).parent
 CLOSE = 1e-6  # of weights after up to 202 updates in fp32, whose gradients are added up in another order
-BY_BATCH = ("ignored", "ignored_and_accumulated", "summed")  # whose loss is shown as the mean of the batches' losses
+BY_BATCH = ("ignored", "ignored_and_accumulated", "picked", "summed")  # which show the mean of the batches' losses
 
 
 @pytest.fixture(scope="module")
