@@ -163,6 +163,22 @@ def unused() -> Any:
     return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
 
 
+def unused_and_zero() -> Any:
+    """A layer that has a gradient of zeros on one rank and none on the other: all of them decay its weights."""
+    model = network()
+    model.spare = nn.Linear(6, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.5)
+    first = rows()[0][0]
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        output = model[2](model[1](model[0](batch[0])))
+        if (batch[0] == first).all(1).any():
+            output = output + 0 * model.spare(batch[0])
+        return nn.functional.cross_entropy(output, batch[1])
+
+    return trained(model, None, loader(rows(items=GLOBAL)), optimizer=optimizer, objective=objective)
+
+
 def two_objectives(epochs: int = 2, plan: Any = "plain") -> Any:
     """As in a GAN: each objective has its own weights, and neither sends gradients of the other's."""
     model = nn.ModuleDict({"g": nn.Linear(6, 6), "d": nn.Linear(6, 1)})
@@ -325,6 +341,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         workers,
         iterable,
         unused,
+        unused_and_zero,
         two_objectives,
         tuned,
         sharded,

@@ -366,15 +366,14 @@ class Replicas(AcrossRanks):
         trained = [p for p in self.trained.parameters if p.requires_grad]
         missing = [p for p in trained if p.grad is None]
         self._unused.update(map(id, missing))
-        for parameter in missing:
-            parameter.grad = torch.zeros_like(parameter)
+        is_used = self.ranks.largest([float(p.grad is not None) for p in trained])  # on any rank
+        for parameter, used in zip(trained, is_used, strict=True):
+            if used and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in trained if p.grad is not None]
         for work in [dist.all_reduce(each, group=self.ranks.group, async_op=True) for each in gradients]:
             work.wait()
         foreach_div_(gradients, float(self.ranks.size))
-        for parameter in missing:
-            if parameter.grad is not None and not parameter.grad.any():  # it is used on no rank
-                parameter.grad = None
 
     def _without_gradient(self) -> HotloopError:
         names = [n for n, p in self.model.named_parameters() if p.grad is None and p.requires_grad]
