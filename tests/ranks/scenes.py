@@ -179,6 +179,24 @@ def unused_and_zero() -> Any:
     return trained(model, None, loader(rows(items=GLOBAL)), optimizer=optimizer, objective=objective)
 
 
+def besides() -> Any:
+    """Parameters of a criterion, which the model does not have."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((5,), 1.0 + RANK))  # that of rank 0 is that of all
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(output * self.scale, target)
+
+    model, criterion = network(), Scaled()
+    optimizer = torch.optim.AdamW([*model.parameters(), *criterion.parameters()], 1e-2)
+    loop, report = trained(model, criterion, loader(rows()), optimizer=optimizer)
+    model.register_buffer("scale", criterion.scale.detach().clone())  # to be compared with the weights
+    return loop, report
+
+
 def two_objectives(epochs: int = 2, plan: Any = "plain") -> Any:
     """As in a GAN: each objective has its own weights, and neither sends gradients of the other's."""
     model = nn.ModuleDict({"g": nn.Linear(6, 6), "d": nn.Linear(6, 1)})
@@ -342,6 +360,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         iterable,
         unused,
         unused_and_zero,
+        besides,
         two_objectives,
         tuned,
         sharded,

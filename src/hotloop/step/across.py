@@ -219,11 +219,14 @@ class Shards(AcrossRanks):
 
 
 class _ObjectiveModule(nn.Module):
-    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of."""
+    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of.
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    `others` are parameters that are trained with the model's, such as those of a criterion.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, others: Iterable[nn.Parameter]) -> None:
         super().__init__()
-        self.model, self.objective = model, objective
+        self.model, self.objective, self.others = model, objective, nn.ParameterList(others)
 
     def forward(self, batch: Any, watched: Objective | None = None) -> Any:
         return (watched or self.objective)(self.model, batch)
@@ -238,7 +241,14 @@ class Replicas(AcrossRanks):
 
     def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, objective: Objective, **how: Any):
         super().__init__(ranks, model, trained, objective, **how)
-        self._module = _ObjectiveModule(model, objective)
+        known = set(map(id, model.parameters()))
+        others = [p for p in trained.parameters if id(p) not in known]
+        if not all(isinstance(p, nn.Parameter) for p in others):
+            raise BadArgument(
+                "the optimizer has a tensor that is no nn.Parameter, whose gradients DDP would not send",
+                fix="make it one: nn.Parameter(tensor)",
+            )
+        self._module = _ObjectiveModule(model, objective, others)
         self._was_sent = False  # whether a bucket of gradients of this pass was
         self._is_synchronized = False  # whether the gradients of the window are those of all ranks
         self._has_begun = False  # whether a backward pass over this batch has
@@ -376,7 +386,8 @@ class Replicas(AcrossRanks):
         foreach_div_(gradients, float(self.ranks.size))
 
     def _without_gradient(self) -> HotloopError:
-        names = [n for n, p in self.model.named_parameters() if p.grad is None and p.requires_grad]
+        mine = {id(p) for p in self.trained.parameters if p.grad is None and p.requires_grad}
+        names = [n.removeprefix("model.") for n, p in self._module.named_parameters() if id(p) in mine]
         return DoesNotFit(
             f"{shorten(names, 3)} had no gradient in this step on {self.ranks}, though all had one in the first steps",
             fix="let every parameter take part in each step, if only times 0",
