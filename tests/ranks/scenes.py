@@ -197,6 +197,18 @@ def besides() -> Any:
     return loop, report
 
 
+def thawed() -> Any:
+    """The first layer is trained from the second epoch on, and the last one no longer from the third."""
+    model = network()
+    model[0].requires_grad_(False)
+
+    def on_epoch(record: Any) -> None:
+        model[0].requires_grad_(True)
+        model[2].requires_grad_(record.epoch.number < 2)
+
+    return trained(model, nn.CrossEntropyLoss(), loader(rows()), epochs=4, on_epoch=on_epoch)
+
+
 def two_objectives(epochs: int = 2, plan: Any = "plain") -> Any:
     """As in a GAN: each objective has its own weights, and neither sends gradients of the other's."""
     model = nn.ModuleDict({"g": nn.Linear(6, 6), "d": nn.Linear(6, 1)})
@@ -361,6 +373,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         unused,
         unused_and_zero,
         besides,
+        thawed,
         two_objectives,
         tuned,
         sharded,

@@ -254,6 +254,8 @@ class Replicas(AcrossRanks):
         self._has_begun = False  # whether a backward pass over this batch has
         self._unused: set[int] = set()  # parameters that had no gradient in the first steps
         self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
+        self._builds_at = SEEN  # updates
+        self._learning: list[bool] = []  # whether each parameter was trained when DDP was built
         self._passes = 0  # through DDP, of those whose gradients are sent
         self._names: list[str] | None = None  # of parameters without a gradient, where DDP looks for such
         self._is_same = False  # whether all ranks have the weights of rank 0
@@ -335,8 +337,12 @@ class Replicas(AcrossRanks):
         return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
 
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
-        if self._ddp is None and self._finished >= SEEN:
-            self._ddp = self._built()
+        learning = [p.requires_grad for p in self.trained.parameters]
+        if self._ddp is not None and learning != self._learning:  # layers were frozen, or are no longer
+            self._ddp, self._builds_at = None, self._finished + SEEN
+            self._unused.clear()
+        if self._ddp is None and self._finished >= self._builds_at:
+            self._ddp, self._learning = self._built(), learning
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
     def sets_aside(self, *, is_last: bool) -> bool:
