@@ -159,6 +159,14 @@ def test_compiled_ranks_train_as_eager_ones_do(launch: Launcher) -> None:
         assert all(float(each) <= 1e-5 for each in apart.values()), apart
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_all_ranks_evaluate_with_the_buffers_of_the_first(parallel: str, launch: Launcher) -> None:
+    ended = launch(HERE / "normalising.py", parallel).wait()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert ended[0].out == ended[1].out
+    assert ended[0].out.count("epoch") == 3
+
+
 def test_the_report_names_the_rank_for_which_the_others_wait(launch: Launcher) -> None:
     for rank in launch(HERE / "slowly.py").wait():
         assert rank.code == 0, rank.err

@@ -140,6 +140,14 @@ class AcrossRanks(ABC):
             self._begin_sum(window)
         return total * 0.0 if weighed is None else weighed
 
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0: a pass leaves those of its own batch, as in batch normalisation."""
+        self._take_from_first(buffer for buffer in self.model.buffers() if not is_lazy(buffer))
+
+    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
+
     def after_backward(self, losses: Losses) -> None:
         """After the passes over a batch: one that counts for nothing has no items."""
         if self.is_filler():
@@ -280,10 +288,6 @@ class Replicas(AcrossRanks):
             )
         self._take_from_first([*self._module.parameters(), *self._module.buffers()])
         self._is_same = True
-
-    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
 
     def _built(self) -> DistributedDataParallel:
         mine = set(map(id, self.trained.parameters))

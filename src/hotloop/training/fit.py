@@ -227,6 +227,7 @@ class Fit:
                         if whole:
                             self.first, self.consumed, self._between = number, 0, True
                             self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
+                    self.core.step.share_buffers()  # where it was stopped in the middle of an epoch
                     self._finish(validate, metrics, wait=True)
                     self._save_end()
                     self._restore_best()
