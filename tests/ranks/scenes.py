@@ -62,6 +62,7 @@ def plain() -> Any:
         loader(rows()),
         validate=DataLoader(rows(), 7),
         metrics={"accuracy": accuracy},
+        train_metrics={"accuracy": accuracy},
     )
 
 
@@ -415,7 +416,11 @@ def main() -> None:
         where = Path(folder, f"{name} {RANKS}{BACKEND} {RANK}")
         weights = {key: value.cpu() for key, value in loop.state_dict()["model"].items()}
         torch.save(weights, where.with_suffix(".pt"))
-        epochs = [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs]
+        epochs = [
+            {"loss": epoch.loss, "items": epoch.items, **epoch.metrics}
+            | {f"training {name}": value for name, value in epoch.train_metrics.items()}
+            for epoch in report.epochs
+        ]
         plans = [[change.batch, change.plan] for change in report.plans]
         told = {"epochs": epochs, "steps": report.steps, "plans": plans, "replays": len(replays)}
         where.with_suffix(".json").write_text(json.dumps(told | {"levers": report.levers}))

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -301,7 +301,8 @@ class Fit:
             for batch, batches, items in work:
                 self.journal.before_step()
                 if batch is not None:
-                    loss = loop.step(batch)
+                    with self._scoring():
+                        loss = loop.step(batch)
                     if on_step:  # few calls: this comes with every step
                         record = StepRecord(self.core.step.counts.steps, number, self.consumed + 1, loss, loop)
                         self._ask(on_step, record, "on_step")
@@ -334,6 +335,12 @@ class Fit:
         if whole:
             self._epoch_earlier = 0.0
         return whole
+
+    def _scoring(self) -> AbstractContextManager[None]:
+        """Around a step: training metrics leave out a batch that counts for nothing on this rank."""
+        if self.scored is None or not self.core.together.is_filler(self.core.stream):
+            return nullcontext()
+        return self.scored.unchanged()
 
     def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
         if asks_to_stop(hooks, record, name) and not self.stop.asked:

@@ -1,7 +1,8 @@
 """`Scored`: a criterion that adds up metrics of the outputs on which it trains."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,13 @@ class Scored(nn.Module):
 
     def begin_epoch(self) -> None:
         self.totals.zero_()
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around a step that adds nothing to the sums."""
+        before = self.totals.clone()
+        yield
+        self.totals.copy_(before)
 
     def end_epoch(self) -> "EpochScores":
         """The sums of the epoch, which may still be on their way from the device."""
