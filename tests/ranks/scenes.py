@@ -123,6 +123,15 @@ def summed() -> Any:
     return trained(model, nn.CrossEntropyLoss(reduction="sum"), loader(rows()), optimizer=optimizer)
 
 
+def cut() -> Any:
+    """Micro-batches that a function of the person's cuts, which is another object on each rank."""
+
+    def rows_of(batch: Any, start: int, stop: int) -> Any:
+        return tuple(each[start:stop] for each in batch)
+
+    return trained(network(), nn.CrossEntropyLoss(), loader(rows()), micro_batch=3, split=rows_of)
+
+
 def few() -> Any:
     """Fewer rows than a step takes: on some ranks every batch counts for nothing."""
     validate = DataLoader(rows(items=5), 8)  # one batch, which only one rank sees
@@ -367,6 +376,7 @@ SCENES: dict[str, Callable[[], Any]] = {
         picked,
         counted,
         summed,
+        cut,
         few,
         dropped,
         workers,
