@@ -17,7 +17,7 @@ PATIENCE = 120  # seconds
 # Scripts that tests run.
 SCRIPTS = (
     *("agent", "capturing", "compiling", "crossing", "failing", "normalising", "resuming", "scenes", "slowly"),
-    "unwritten",
+    *("scoring", "unwritten"),
 )
 collect_ignore = [f"{name}.py" for name in SCRIPTS]
 

@@ -167,6 +167,11 @@ def test_all_ranks_evaluate_with_the_buffers_of_the_first(parallel: str, launch:
     assert ended[0].out.count("epoch") == 3
 
 
+def test_a_checkpoint_holds_the_training_metrics_of_all_ranks(launch: Launcher, tmp_path: Path) -> None:
+    for rank in launch(HERE / "scoring.py", str(tmp_path)).wait():
+        assert rank.code == 0, rank.err
+
+
 def test_the_report_names_the_rank_for_which_the_others_wait(launch: Launcher) -> None:
     for rank in launch(HERE / "slowly.py").wait():
         assert rank.code == 0, rank.err

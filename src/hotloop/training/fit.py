@@ -174,6 +174,8 @@ class Fit:
             missing += put_weights(core, tree["loop"], undo)
             missing += self._changes.put(changes, core.device)
             put_random(core, tree["loop"])
+        if self.scored is not None and not core.together.is_first:
+            self.scored.begin_epoch()  # the first rank has the sums of all
         if missing:
             reasons.append(f"the checkpoint and this run do not have in common: {shorten(missing, 6)}")
         if self._lost:
@@ -449,6 +451,8 @@ class Fit:
             "lost": self._lost,
             "plans": [change.to_json() for change in self._all_plans()],
         }
+        if self.scored is not None and self.core.together.ranks is not None:
+            self.scored.give_to_first(self.core.together.ranks)
         changes = self._changes.to_state()
         loop = state_of(self.core)
         self._tell_what_is_restructured(loop)

@@ -87,6 +87,11 @@ class Scored(nn.Module):
         yield
         self.totals.copy_(before)
 
+    def give_to_first(self, ranks: Ranks) -> None:
+        """Let rank 0 hold the sums of all ranks, as its checkpoint does."""
+        sums = torch.tensor(ranks.total(self.totals.flatten().tolist()), dtype=self.totals.dtype)
+        self.totals.copy_(sums.view_as(self.totals) * ranks.is_first)
+
     def end_epoch(self) -> "EpochScores":
         """The sums of the epoch, which may still be on their way from the device."""
         totals = self.totals.clone()
