@@ -34,6 +34,7 @@ class Losses:
     weight: int | float | Tensor | None = None  # what they are the mean over, where that is not `count`
     size: int | None = None  # about what the weight can be, for one that is on the device
     is_sum: bool = False  # they are sums, not means
+    by_values: bool = False  # whether another batch of the same shapes may weigh something else
 
     @property
     def total(self) -> Tensor:
@@ -59,7 +60,8 @@ class Losses:
         else:
             parts = {name: _mean(a, self.mass, b, other.mass) for name, (a, b) in pairs.items()}
         weight = None if self.weight is None and other.weight is None else self.mass + other.mass
-        return Losses(parts, self.count + other.count, self.is_counted, weight, self.size, self.is_sum)
+        by_values = self.by_values or other.by_values
+        return Losses(parts, self.count + other.count, self.is_counted, weight, self.size, self.is_sum, by_values)
 
     def detach_parts(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""

@@ -154,7 +154,7 @@ class ReductionMode(TorchFunctionMode):
         if follow is not None:
             return follow(self, func, args, kwargs)
         result = func(*args, **kwargs)
-        if name in _LOSSES:
+        if name in _LOSSES and not (type(result) is Tensor and result.dim()):  # with "none" they reduce nothing
             self._keep(result, _reduction_of_loss(func, name, args, kwargs, self._by_values))
         elif type(result) is Tensor:
             self._note(result, args)
@@ -198,7 +198,8 @@ class ReductionMode(TorchFunctionMode):
         count = class_count(*args, **kwargs)
         if count is None:
             result = func(*args, **kwargs)
-            self._keep(result, _reduction_of_classes(func, args, kwargs))
+            if not result.dim():  # with "none" it reduces nothing
+                self._keep(result, _reduction_of_classes(func, args, kwargs))
             return result
         result = _guarded_loss(func, count, args, kwargs) if self._guards else func(*args, **kwargs)
         target = _arguments(func, args, kwargs)["target"]

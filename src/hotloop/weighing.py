@@ -192,7 +192,7 @@ class Weighing:
                 return losses
             losses.count, losses.is_counted = items, False
             if weight is not None:
-                losses.weight, losses.size = weight, items
+                losses.weight, losses.size, losses.by_values = weight, items, True
             elif way is not None and way.kind == "sum":
                 losses.is_sum = True
             elif way is not None and seen == "nothing":
@@ -255,7 +255,7 @@ class Weighing:
     def _weigh(self, losses: Losses, reading: Reduction, way: MicroBatchWeight | None) -> None:
         """Weigh a loss by what was read of it."""
         if reading.kind == "mean":
-            losses.weight, losses.size = reading.count, reading.size
+            losses.weight, losses.size, losses.by_values = reading.count, reading.size, reading.by_values
         elif way is None and reading.kind == "sum":
             losses.is_sum = True
         elif way is None and reading.kind == "unknown" and not self._may_be_called():

@@ -15,7 +15,10 @@ from ..warm import Running, Warm
 
 PATIENCE = 120  # seconds
 # Scripts that tests run.
-SCRIPTS = ("agent", "capturing", "compiling", "crossing", "failing", "resuming", "scenes", "slowly", "unwritten")
+SCRIPTS = (
+    *("agent", "capturing", "compiling", "crossing", "failing", "normalising", "resuming", "scenes", "slowly"),
+    *("scoring", "unwritten"),
+)
 collect_ignore = [f"{name}.py" for name in SCRIPTS]
 
 

@@ -62,6 +62,7 @@ def plain() -> Any:
         loader(rows()),
         validate=DataLoader(rows(), 7),
         metrics={"accuracy": accuracy},
+        train_metrics={"accuracy": accuracy},
     )
 
 
@@ -95,10 +96,40 @@ def ignored_and_accumulated() -> Any:
     return trained(network(), nn.CrossEntropyLoss(ignore_index=-100), data, accumulate=2)
 
 
+def picked() -> Any:
+    """Batches of one size whose losses are means over different numbers of items, which the host knows."""
+    data = TensorDataset(*rows().tensors, torch.arange(ROWS) % 7 < 5)
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")[batch[2]].mean()
+
+    return trained(network(), None, loader(data), objective=objective)
+
+
+def counted() -> Any:
+    """The same, and the objective says the number."""
+    data = TensorDataset(*rows().tensors, torch.arange(ROWS) % 7 < 5)
+
+    def objective(model: Any, batch: Any) -> tuple[Tensor, int]:
+        x, y, mask = batch
+        return nn.functional.cross_entropy(model(x[mask]), y[mask]), int(mask.sum())
+
+    return trained(network(), None, loader(data), objective=objective)
+
+
 def summed() -> Any:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     return trained(model, nn.CrossEntropyLoss(reduction="sum"), loader(rows()), optimizer=optimizer)
+
+
+def cut() -> Any:
+    """Micro-batches that a function of the person's cuts, which is another object on each rank."""
+
+    def rows_of(batch: Any, start: int, stop: int) -> Any:
+        return tuple(each[start:stop] for each in batch)
+
+    return trained(network(), nn.CrossEntropyLoss(), loader(rows()), micro_batch=3, split=rows_of)
 
 
 def few() -> Any:
@@ -140,6 +171,52 @@ def unused() -> Any:
 
     loop = hotloop.Loop(model, optimizer, objective=objective, device=DEVICE, plan="plain")
     return loop, loop.fit(loader(rows()), epochs=2, progress=False, monitor=False)
+
+
+def unused_and_zero() -> Any:
+    """A layer that has a gradient of zeros on one rank and none on the other: all of them decay its weights."""
+    model = network()
+    model.spare = nn.Linear(6, 5)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.5)
+    first = rows()[0][0]
+
+    def objective(model: Any, batch: Any) -> Tensor:
+        output = model[2](model[1](model[0](batch[0])))
+        if (batch[0] == first).all(1).any():
+            output = output + 0 * model.spare(batch[0])
+        return nn.functional.cross_entropy(output, batch[1])
+
+    return trained(model, None, loader(rows(items=GLOBAL)), optimizer=optimizer, objective=objective)
+
+
+def besides() -> Any:
+    """Parameters of a criterion, which the model does not have."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.full((5,), 1.0 + RANK))  # that of rank 0 is that of all
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return nn.functional.cross_entropy(output * self.scale, target)
+
+    model, criterion = network(), Scaled()
+    optimizer = torch.optim.AdamW([*model.parameters(), *criterion.parameters()], 1e-2)
+    loop, report = trained(model, criterion, loader(rows()), optimizer=optimizer)
+    model.register_buffer("scale", criterion.scale.detach().clone())  # to be compared with the weights
+    return loop, report
+
+
+def thawed() -> Any:
+    """The first layer is trained from the second epoch on, and the last one no longer from the third."""
+    model = network()
+    model[0].requires_grad_(False)
+
+    def on_epoch(record: Any) -> None:
+        model[0].requires_grad_(True)
+        model[2].requires_grad_(record.epoch.number < 2)
+
+    return trained(model, nn.CrossEntropyLoss(), loader(rows()), epochs=4, on_epoch=on_epoch)
 
 
 def two_objectives(epochs: int = 2, plan: Any = "plain") -> Any:
@@ -296,12 +373,18 @@ SCENES: dict[str, Callable[[], Any]] = {
         accumulated,
         ignored,
         ignored_and_accumulated,
+        picked,
+        counted,
         summed,
+        cut,
         few,
         dropped,
         workers,
         iterable,
         unused,
+        unused_and_zero,
+        besides,
+        thawed,
         two_objectives,
         tuned,
         sharded,
@@ -343,7 +426,11 @@ def main() -> None:
         where = Path(folder, f"{name} {RANKS}{BACKEND} {RANK}")
         weights = {key: value.cpu() for key, value in loop.state_dict()["model"].items()}
         torch.save(weights, where.with_suffix(".pt"))
-        epochs = [{"loss": epoch.loss, "items": epoch.items, **epoch.metrics} for epoch in report.epochs]
+        epochs = [
+            {"loss": epoch.loss, "items": epoch.items, **epoch.metrics}
+            | {f"training {name}": value for name, value in epoch.train_metrics.items()}
+            for epoch in report.epochs
+        ]
         plans = [[change.batch, change.plan] for change in report.plans]
         told = {"epochs": epochs, "steps": report.steps, "plans": plans, "replays": len(replays)}
         where.with_suffix(".json").write_text(json.dumps(told | {"levers": report.levers}))

@@ -17,7 +17,7 @@ from .scenes import SCENES
 
 HERE = Path(__file__).parent
 CLOSE = 1e-6  # of weights after up to 202 updates in fp32, whose gradients are added up in another order
-BY_BATCH = ("ignored", "ignored_and_accumulated", "summed")  # whose loss is shown as the mean of the batches' losses
+BY_BATCH = ("ignored", "ignored_and_accumulated", "picked", "summed")  # which show the mean of the batches' losses
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +157,19 @@ def test_compiled_ranks_train_as_eager_ones_do(launch: Launcher) -> None:
         apart = dict(line.split() for line in rank.out.splitlines())
         assert apart.keys() == {"default", "blocks"}
         assert all(float(each) <= 1e-5 for each in apart.values()), apart
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_all_ranks_evaluate_with_the_buffers_of_the_first(parallel: str, launch: Launcher) -> None:
+    ended = launch(HERE / "normalising.py", parallel).wait()
+    assert [rank.code for rank in ended] == [0, 0], ended[0].err
+    assert ended[0].out == ended[1].out
+    assert ended[0].out.count("epoch") == 3
+
+
+def test_a_checkpoint_holds_the_training_metrics_of_all_ranks(launch: Launcher, tmp_path: Path) -> None:
+    for rank in launch(HERE / "scoring.py", str(tmp_path)).wait():
+        assert rank.code == 0, rank.err
 
 
 def test_the_report_names_the_rank_for_which_the_others_wait(launch: Launcher) -> None:

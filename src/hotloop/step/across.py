@@ -1,5 +1,7 @@
 """An objective across several ranks, through DDP or FSDP, and what the batches of ranks weigh beside one another."""
 
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -16,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from hotloop._torch import foreach_div_, ignored_by_ddp
 from hotloop.clock import Clock
-from hotloop.errors import BadArgument, DoesNotFit, HotloopError
+from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.objective import Losses, Objective
 from hotloop.ranks import Ranks
 from hotloop.step.objectives import TrainedObjective
@@ -65,8 +67,8 @@ class AcrossRanks(ABC):
 
     The gradient of a step is that of all ranks' batches in one: each batch weighs as much as its loss is the mean over,
     as in an accumulation window. `Window.average` divides by the mean of the ranks' weights. That takes a collective
-    only where weights may differ: `is_even` says whether all ranks have batches of one size in this step, `is_filler`
-    whether this batch counts for nothing.
+    only where weights may differ: at the first batch ranks agree whether an item weighs the same in all of theirs, and
+    `is_even` says whether all ranks have batches of one size in this step. `is_filler`: this batch counts for nothing.
     """
 
     def __init__(
@@ -81,7 +83,13 @@ class AcrossRanks(ABC):
     ) -> None:
         self.ranks, self.is_even, self.is_filler = ranks, is_even, is_filler
         self.model, self.trained, self.objective = model, trained, objective
-        self._unit: float | None = None  # in which all ranks count weights
+        self._finished = 0  # windows
+        self._agreements = 0  # of ranks on how they weigh, in the first windows
+        self._unit = 1.0  # in which all ranks count weights
+        self._is_sum = False  # whether losses are sums, which have no weights
+        self._ratio: float | None = None  # what an item weighs, where that is the same in the batches of all ranks
+        self._on_device = False  # whether weights are added up there
+        self._was_told = False  # that a loss is weighed by its items
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
         self._is_lost = False  # whether a pass failed that cannot be repeated
         self.watched: Objective | None = None  # called in the place of the objective, while passes are looked at
@@ -120,14 +128,25 @@ class AcrossRanks(ABC):
         """A loss as much as it counts among those of all ranks, of which the mean is made."""
         total = losses.total
         is_filler = self.is_filler()
+        if self._agreements <= min(self._finished, SEEN - 1):
+            self._agree(losses)
+        self._hold_to_agreement(losses)
         if is_filler:
             losses.weight = losses.mass * 0
-        weighed = window.weighed(losses, unit=self._unit_of)
+        weighed = window.weighed(losses, unit=lambda _: self._unit)
         if losses.is_sum:
             weighed = None if is_filler else total * self.ranks.size
         if is_last:
-            self._begin_sum(window.weight)
+            self._begin_sum(window)
         return total * 0.0 if weighed is None else weighed
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0: a pass leaves those of its own batch, as in batch normalisation."""
+        self._take_from_first(buffer for buffer in self.model.buffers() if not is_lazy(buffer))
+
+    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
 
     def after_backward(self, losses: Losses) -> None:
         """After the passes over a batch: one that counts for nothing has no items."""
@@ -136,25 +155,53 @@ class AcrossRanks(ABC):
 
     def finish(self, window: Window) -> None:
         """Before an update: the weight of the window is the mean over the ranks, as its gradient is."""
+        self._finished += 1
         if self._sum is None:
             return
         (total, work), self._sum = self._sum, None
         work.wait()
         mean = total / self.ranks.size
-        window.weight = mean if isinstance(window.weight, Tensor) else float(mean)
+        window.weight = mean if self._on_device else float(mean)
 
-    def _unit_of(self, losses: Losses) -> float:
-        """The unit in which all ranks count what batches weigh: that of the first batch."""
-        if self._unit is None:
-            (self._unit,) = self.ranks.largest([float(losses.unit)])
-        return self._unit
+    def _agree(self, losses: Losses) -> None:
+        """In the first windows: how all ranks weigh, so that all of them add up weights in the same steps, or none.
 
-    def _begin_sum(self, weight: float | Tensor) -> None:
+        Which that is shows in the first batches of each rank, where losses are read and compared.
+        """
+        mass = losses.mass
+        is_by_items = not (losses.by_values or losses.is_counted or isinstance(mass, Tensor))
+        ratio = float(mass / max(losses.count, 1)) if is_by_items else None
+        every = self.ranks.gather([float(losses.unit), ratio, isinstance(mass, Tensor), losses.is_sum])
+        units, ratios, on_device, sums = zip(*every, strict=True)
+        self._unit, self._on_device, self._is_sum = max(units), any(on_device), all(sums)
+        self._ratio = ratios[0] if len(set(ratios)) == 1 else None
+        self._agreements += 1
+
+    def _hold_to_agreement(self, losses: Losses) -> None:
+        """Weigh a loss as ranks agreed. To tell others that this one is unlike the first, ranks would have to wait."""
+        mass, ratio = losses.mass, self._ratio
+        is_other = losses.is_sum != self._is_sum
+        losses.is_sum = self._is_sum
+        if ratio is not None and not self._is_sum:
+            is_other = is_other or isinstance(mass, Tensor) or not math.isclose(mass, ratio * losses.count)
+            losses.weight = ratio * losses.count if is_other else losses.weight
+        if is_other and not self._was_told:
+            self._was_told = True
+            warnings.warn(
+                f"what the loss is the mean over is not the same in all batches, and was in the first ones of all"
+                f" ranks: {self.ranks} weighs such batches by their items. fix: return (loss, weight) from an"
+                " objective, weight being what the loss is the mean over",
+                PlanWarning,
+                stacklevel=2,
+            )
+
+    def _begin_sum(self, window: Window) -> None:
         """Begin to add up the weights of all ranks' windows, while the backward pass runs."""
-        if self._sum is not None or (not isinstance(weight, Tensor) and self.is_even()):
-            return  # it was begun by a pass over the same batch that failed, or it is known
-        total = weight.detach().clone().float() if isinstance(weight, Tensor) else torch.tensor(float(weight))
-        group = self.ranks.group if isinstance(weight, Tensor) else self.ranks.hosts
+        if self._is_sum or self._sum is not None or (self._ratio is not None and self.is_even()):
+            return  # sums have no weight, a pass over the same batch that failed has begun it, or it is known
+        weight = window.weight.detach() if isinstance(window.weight, Tensor) else torch.tensor(float(window.weight))
+        total = weight.to(self.ranks.device if self._on_device else "cpu", torch.float32, copy=True)
+        group = self.ranks.group if self._on_device else self.ranks.hosts
         self._sum = (total, dist.all_reduce(total, group=group, async_op=True))
 
 
@@ -175,16 +222,19 @@ class Shards(AcrossRanks):
 
     def finish(self, window: Window) -> None:
         if self._sum is None:  # the end of the epoch may have cut the window short
-            self._begin_sum(window.weight)
+            self._begin_sum(window)
         super().finish(window)
 
 
 class _ObjectiveModule(nn.Module):
-    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of."""
+    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of.
 
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
+    `others` are parameters that are trained with the model's, such as those of a criterion.
+    """
+
+    def __init__(self, model: nn.Module, objective: Objective, others: Iterable[nn.Parameter]) -> None:
         super().__init__()
-        self.model, self.objective = model, objective
+        self.model, self.objective, self.others = model, objective, nn.ParameterList(others)
 
     def forward(self, batch: Any, watched: Objective | None = None) -> Any:
         return (watched or self.objective)(self.model, batch)
@@ -199,13 +249,21 @@ class Replicas(AcrossRanks):
 
     def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, objective: Objective, **how: Any):
         super().__init__(ranks, model, trained, objective, **how)
-        self._module = _ObjectiveModule(model, objective)
+        known = set(map(id, model.parameters()))
+        others = [p for p in trained.parameters if id(p) not in known]
+        if not all(isinstance(p, nn.Parameter) for p in others):
+            raise BadArgument(
+                "the optimizer has a tensor that is no nn.Parameter, whose gradients DDP would not send",
+                fix="make it one: nn.Parameter(tensor)",
+            )
+        self._module = _ObjectiveModule(model, objective, others)
         self._was_sent = False  # whether a bucket of gradients of this pass was
         self._is_synchronized = False  # whether the gradients of the window are those of all ranks
         self._has_begun = False  # whether a backward pass over this batch has
-        self._updates = 0
         self._unused: set[int] = set()  # parameters that had no gradient in the first steps
         self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
+        self._builds_at = SEEN  # updates
+        self._learning: list[bool] = []  # whether each parameter was trained when DDP was built
         self._passes = 0  # through DDP, of those whose gradients are sent
         self._names: list[str] | None = None  # of parameters without a gradient, where DDP looks for such
         self._is_same = False  # whether all ranks have the weights of rank 0
@@ -230,10 +288,6 @@ class Replicas(AcrossRanks):
             )
         self._take_from_first([*self._module.parameters(), *self._module.buffers()])
         self._is_same = True
-
-    def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
-        for tensor in tensors:
-            dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
 
     def _built(self) -> DistributedDataParallel:
         mine = set(map(id, self.trained.parameters))
@@ -287,8 +341,12 @@ class Replicas(AcrossRanks):
         return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
 
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
-        if self._ddp is None and self._updates >= SEEN:
-            self._ddp = self._built()
+        learning = [p.requires_grad for p in self.trained.parameters]
+        if self._ddp is not None and learning != self._learning:  # layers were frozen, or are no longer
+            self._ddp, self._builds_at = None, self._finished + SEEN
+            self._unused.clear()
+        if self._ddp is None and self._finished >= self._builds_at:
+            self._ddp, self._learning = self._built(), learning
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
     def sets_aside(self, *, is_last: bool) -> bool:
@@ -315,11 +373,10 @@ class Replicas(AcrossRanks):
             self._synchronize()
             self._take_from_first(self._module.buffers())
             if self._sum is None:
-                self._begin_sum(window.weight)
+                self._begin_sum(window)
         elif not self._unused and any(p.grad is None for p in self.trained.parameters if p.requires_grad):
             raise self._without_gradient()
         self._is_synchronized = False
-        self._updates += 1
         super().finish(window)
         if self.pace is not None:
             self.pace.synchronized()
@@ -329,18 +386,18 @@ class Replicas(AcrossRanks):
         trained = [p for p in self.trained.parameters if p.requires_grad]
         missing = [p for p in trained if p.grad is None]
         self._unused.update(map(id, missing))
-        for parameter in missing:
-            parameter.grad = torch.zeros_like(parameter)
+        is_used = self.ranks.largest([float(p.grad is not None) for p in trained])  # on any rank
+        for parameter, used in zip(trained, is_used, strict=True):
+            if used and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         gradients = [p.grad for p in trained if p.grad is not None]
         for work in [dist.all_reduce(each, group=self.ranks.group, async_op=True) for each in gradients]:
             work.wait()
         foreach_div_(gradients, float(self.ranks.size))
-        for parameter in missing:
-            if parameter.grad is not None and not parameter.grad.any():  # it is used on no rank
-                parameter.grad = None
 
     def _without_gradient(self) -> HotloopError:
-        names = [n for n, p in self.model.named_parameters() if p.grad is None and p.requires_grad]
+        mine = {id(p) for p in self.trained.parameters if p.grad is None and p.requires_grad}
+        names = [n.removeprefix("model.") for n, p in self._module.named_parameters() if id(p) in mine]
         return DoesNotFit(
             f"{shorten(names, 3)} had no gradient in this step on {self.ranks}, though all had one in the first steps",
             fix="let every parameter take part in each step, if only times 0",

@@ -228,6 +228,12 @@ class TrainingStep:
         for eager in self.eagers:
             if eager.window.batches:
                 eager.update()
+        self.share_buffers()
+
+    def share_buffers(self) -> None:
+        """Give the buffers of rank 0 to all ranks."""
+        if (across := self.eagers[0].across) is not None:
+            across.share_buffers()
 
     def drop_window(self) -> None:
         """Begin a new window, without the gradients of one that is not full."""

@@ -282,7 +282,7 @@ def _pace(step: TrainingStep) -> tuple[float, float] | None:
     return (sum(own for own, _ in times), sum(waited for _, waited in times)) if times else None
 
 
-def facts_of_run(model: nn.Module, plan: Any) -> dict[str, Any]:
+def facts_of_run(model: nn.Module, plan: Plan) -> dict[str, Any]:
     """What must be the same on all ranks, by the name that a person knows."""
     script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
     source = script.read_bytes() if script is not None and script.is_file() else b""
@@ -293,7 +293,7 @@ def facts_of_run(model: nn.Module, plan: Any) -> dict[str, Any]:
         "version of PyTorch": str(torch.__version__),
         "script": hashlib.sha256(source).hexdigest()[:12],
         "model": f"{type(model).__name__} with {len(shapes)} tensors ({digest})",
-        "plan": repr(plan),
+        "plan": str(plan.to_json()),
     }
 
 

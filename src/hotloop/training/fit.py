@@ -6,7 +6,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -174,6 +174,8 @@ class Fit:
             missing += put_weights(core, tree["loop"], undo)
             missing += self._changes.put(changes, core.device)
             put_random(core, tree["loop"])
+        if self.scored is not None and not core.together.is_first:
+            self.scored.begin_epoch()  # the first rank has the sums of all
         if missing:
             reasons.append(f"the checkpoint and this run do not have in common: {shorten(missing, 6)}")
         if self._lost:
@@ -227,6 +229,7 @@ class Fit:
                         if whole:
                             self.first, self.consumed, self._between = number, 0, True
                             self._save_epoch(validate, metrics, last=self._is_asked() or number == epochs)
+                    self.core.step.share_buffers()  # where it was stopped in the middle of an epoch
                     self._finish(validate, metrics, wait=True)
                     self._save_end()
                     self._restore_best()
@@ -300,7 +303,8 @@ class Fit:
             for batch, batches, items in work:
                 self.journal.before_step()
                 if batch is not None:
-                    loss = loop.step(batch)
+                    with self._scoring():
+                        loss = loop.step(batch)
                     if on_step:  # few calls: this comes with every step
                         record = StepRecord(self.core.step.counts.steps, number, self.consumed + 1, loss, loop)
                         self._ask(on_step, record, "on_step")
@@ -333,6 +337,12 @@ class Fit:
         if whole:
             self._epoch_earlier = 0.0
         return whole
+
+    def _scoring(self) -> AbstractContextManager[None]:
+        """Around a step: training metrics leave out a batch that counts for nothing on this rank."""
+        if self.scored is None or not self.core.together.is_filler(self.core.stream):
+            return nullcontext()
+        return self.scored.unchanged()
 
     def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
         if asks_to_stop(hooks, record, name) and not self.stop.asked:
@@ -441,6 +451,8 @@ class Fit:
             "lost": self._lost,
             "plans": [change.to_json() for change in self._all_plans()],
         }
+        if self.scored is not None and self.core.together.ranks is not None:
+            self.scored.give_to_first(self.core.together.ranks)
         changes = self._changes.to_state()
         loop = state_of(self.core)
         self._tell_what_is_restructured(loop)

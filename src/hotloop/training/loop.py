@@ -326,6 +326,7 @@ class Loop:
         )
         precision = core.step.plan.precision
         with core.together.telling, core.modes.within(training=False):
+            core.step.share_buffers()  # a hook may evaluate in the middle of an epoch
             return core.evaluation.run(loader, metrics, core.criterion, objective, predict, precision, ranks)
 
     def predict(

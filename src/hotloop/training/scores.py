@@ -1,7 +1,8 @@
 """`Scored`: a criterion that adds up metrics of the outputs on which it trains."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,18 @@ class Scored(nn.Module):
 
     def begin_epoch(self) -> None:
         self.totals.zero_()
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around a step that adds nothing to the sums."""
+        before = self.totals.clone()
+        yield
+        self.totals.copy_(before)
+
+    def give_to_first(self, ranks: Ranks) -> None:
+        """Let rank 0 hold the sums of all ranks, as its checkpoint does."""
+        sums = torch.tensor(ranks.total(self.totals.flatten().tolist()), dtype=self.totals.dtype)
+        self.totals.copy_(sums.view_as(self.totals) * ranks.is_first)
 
     def end_epoch(self) -> "EpochScores":
         """The sums of the epoch, which may still be on their way from the device."""
