@@ -61,6 +61,8 @@ from hotloop.training.watch import Ending
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop
 
+_NOTHING = nullcontext()
+
 
 class Trained(NamedTuple):
     """An epoch that was trained on; its losses may still be on their way from the device."""
@@ -341,7 +343,7 @@ class Fit:
     def _scoring(self) -> AbstractContextManager[None]:
         """Around a step: training metrics leave out a batch that counts for nothing on this rank."""
         if self.scored is None or not self.core.together.is_filler(self.core.stream):
-            return nullcontext()
+            return _NOTHING
         return self.scored.unchanged()
 
     def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
