@@ -45,6 +45,7 @@ LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
 _WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
 _RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
 _TABLES = (dict, OrderedDict)
+_CACHE = type(functools.cache(len))
 _CLOSED = (  # nothing in these is a person's state
     type,
     types.ModuleType,
@@ -263,7 +264,7 @@ class _Walk:
             self.visit(value.args, f"{path}.args", depth)
             for name, part in value.keywords.items():
                 self.visit(part, f"{path}<{name}>", depth)
-        elif isinstance(value, functools._lru_cache_wrapper):
+        elif isinstance(value, _CACHE):
             self.seen.caches[path] = value.cache_info().misses
         elif isinstance(value, type):
             self._table(value, {k: v for k, v in vars(value).items() if isinstance(v, _WORDS)}, path, depth)
@@ -295,7 +296,7 @@ class _Walk:
             for name, part in vars(kind).items():
                 if isinstance(part, types.FunctionType):
                     self._function(part, f"{path}.{name}", depth)
-                elif isinstance(part, functools._lru_cache_wrapper):
+                elif isinstance(part, _CACHE):
                     self.visit(part, f"{path}.{name}", depth)
                 elif name in getattr(value, "__dict__", ()):
                     continue  # the object has its own, as a dataclass with a default does
