@@ -178,7 +178,7 @@ def unused_and_zero() -> Any:
     model = network()
     model.spare = nn.Linear(6, 5)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.5)
-    first = rows()[0][0]
+    first = rows()[0][0].to(DEVICE)
 
     def objective(model: Any, batch: Any) -> Tensor:
         output = model[2](model[1](model[0](batch[0])))

@@ -152,14 +152,14 @@ def test_a_transform_that_is_captured_follows_its_number() -> None:
 class Restless(nn.Module):
     """A network whose forward pass draws random numbers, writes to buffers and may take another way."""
 
-    def __init__(self, outputs: int = 4) -> None:
+    def __init__(self, outputs: int = 4, device: str = "cpu") -> None:
         super().__init__()
         torch.manual_seed(0)
         # On a CPU the values of tensors with up to 16 numbers count as numbers, so these have more.
         self.first, self.last, self.dropout = nn.Linear(8, 32), nn.Linear(32, outputs, bias=False), nn.Dropout(0.5)
         self.mean: Tensor
         self.register_buffer("mean", torch.zeros(32))
-        self.scale, self.unread = torch.ones(32), torch.ones(32)
+        self.scale, self.unread = torch.ones(32, device=device), torch.ones(32, device=device)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x).relu() * self.scale
@@ -292,7 +292,7 @@ def test_a_comparison_leaves_no_trace(options: dict[str, Any], monkeypatch: pyte
 def test_comparisons_do_not_change_the_training(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(every: int) -> list[Tensor]:
         monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", every)
-        model = Restless()
+        model = Restless(device="cuda")
         loop = loop_of(model, graph)
         torch.manual_seed(3)
         loop.fit(data(40), epochs=4, device_transform=jitter, progress=False, monitor=False)
@@ -311,7 +311,7 @@ def jitter(batch: Any) -> Any:
 @pytest.mark.parametrize("graph", [1, 8])
 def test_other_work_inside_an_epoch_is_found(graph: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.step.captured.COMPARE_EVERY", 16)
-    loop = loop_of(Restless(), graph)
+    loop = loop_of(Restless(device="cuda"), graph)
     loop.fit(data(40), epochs=1, progress=False, monitor=False)
     monkeypatch.setitem(globals(), "WAY", [1])
     with pytest.warns(PlanWarning, match="may have been replayed with the operations of an earlier step"):

@@ -426,6 +426,33 @@ def test_a_capture_that_fails_leaves_no_memory_behind() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("captures_again", [False, True])
+def test_after_a_capture_that_failed_graphs_draw_what_they_would_have_drawn(captures_again: bool) -> None:
+    def drawn(*, fails: bool) -> list[Tensor]:
+        ones, stream, graph = torch.ones(64, device="cuda"), torch.cuda.Stream(), CapturedGraph()
+        with graph.capturing(stream):
+            graph.result = nn.functional.dropout(ones)
+        torch.cuda.manual_seed(0)
+        if fails:
+            with pytest.raises(CannotCapture), CapturedGraph().capturing(stream):
+                nn.functional.dropout(ones).sum().item()
+            if captures_again:
+                rng_state = torch.cuda.get_rng_state()
+                with CapturedGraph().capturing(stream):
+                    nn.functional.dropout(ones)
+                torch.cuda.set_rng_state(rng_state)
+        masks = []
+        for _ in range(3):
+            graph.replay()
+            masks.append(graph.result.clone())
+        return [*masks, torch.rand(64, device="cuda")]
+
+    after, plain = drawn(fails=True), drawn(fails=False)
+    assert all(map(torch.equal, after, plain))
+    assert not torch.equal(plain[0], plain[1])
+
+
+@pytest.mark.gpu
 def test_what_another_thread_waits_for_is_not_the_step_s() -> None:
     value = torch.ones(1, device="cuda")
 

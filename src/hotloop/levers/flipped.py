@@ -28,8 +28,7 @@ class FlippedLever(Lever):
     **The numbers.** Tier B: the same products are added in another order.
 
     **What it needs.** A CPU, fp32, and an `nn.Conv2d` of stride 1 without dilation, groups or padding by other than
-    zeros; other layers compute as before. It is not combined with a compilation. A gradient of a gradient cannot be
-    taken through such a layer.
+    zeros; other layers compute as before. It is not combined with a compilation.
 
     **What it costs.** The flipped weights are copied in each step, and what they have seen in parts of 32 MiB; both are
     little beside the convolution.

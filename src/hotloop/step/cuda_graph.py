@@ -72,7 +72,8 @@ class CapturedGraph:
         except Exception as error:
             torch.cuda.set_stream(current)  # PyTorch does not come back by itself from a capture that fails
             torch.cuda.synchronize(stream.device)
-            _revive(stream.device, rng_state)
+            _unlock_rng(stream)
+            torch.cuda.set_rng_state(rng_state, stream.device)
             end_capture_pool(stream.device, pool)
             if isinstance(error, CannotCapture):
                 raise
@@ -87,11 +88,14 @@ class CapturedGraph:
         self._graph.replay()
 
 
-def _revive(device: torch.device, rng_state: Tensor) -> None:
-    """Give the generator a state of its own again: the one of a capture that failed stays locked to it."""
-    generator = torch.cuda.default_generators[device.index or 0]
-    generator.graphsafe_set_state(generator.clone_state())
-    torch.cuda.set_rng_state(rng_state, device)
+def _unlock_rng(stream: torch.cuda.Stream) -> None:
+    """Let the generator draw again: a capture that failed holds it until another one has ended.
+
+    With a state of its own for the generator, graphs that were captured before would go on with the old one.
+    """
+    number = torch.zeros((), device=stream.device)
+    with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
+        number.zero_()
 
 
 def _reason(error: BaseException) -> str:
