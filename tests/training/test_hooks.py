@@ -36,6 +36,25 @@ def loop_of(lr: float = 0.1, **options: Any) -> hotloop.Loop:
     )
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("plan", ["plain", hotloop.Plan("cuda", graph=1, stream="resident", fused=True)])
+def test_on_a_gpu_an_epoch_is_told_before_the_next_one_begins(plan: Any) -> None:
+    torch.manual_seed(0)
+    # The device takes long for a step, so that the host could be far ahead of it.
+    model = nn.Sequential(nn.Linear(3, 4096), *(nn.Linear(4096, 4096) for _ in range(8)), nn.Linear(4096, 1))
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cuda", plan=plan)
+    told: list[tuple[int, int, bool]] = []
+
+    def freeze(record: EpochRecord) -> None:
+        told.append((record.epoch.number, record.step, torch.equal(frozen[-1], model[0].weight)))
+        model[0].requires_grad_(record.epoch.number % 2 == 0)
+        frozen.append(model[0].weight.detach().clone())
+
+    frozen = [model[0].weight.detach().clone()]
+    loop.fit(data(16, 8), epochs=6, on_epoch=freeze, progress=False, monitor=False)
+    assert told == [(number, 2 * number, number % 2 == 0) for number in range(1, 7)]
+
+
 def test_each_step_and_epoch_is_told() -> None:
     loop, steps, epochs = loop_of(), [], []
 

@@ -200,6 +200,7 @@ class Fit:
         validate = self._validation.loader
         wait = validate is not None or self.loop.device.type != "cuda" or self.core.schedule.watches_a_metric
         wait = wait or self.core.together.size > 1  # ranks add up their losses at one moment
+        wait = wait or bool(self.hooks.on_epoch)  # they see the weights of their epoch, and may change the next one
         shown = Display(epochs, length, progress, done=self.first * (length or 0) + self.consumed)
         listening = self.stop.listening(terminate=self.saver is not None)
         is_over = False
