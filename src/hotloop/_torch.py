@@ -107,8 +107,11 @@ METADATA = "_metadata"  # attribute of a module's state_dict: the versions of it
 BatchNorm: type[nn.Module] = _BatchNorm  # what all layers of batch normalisation have in common, `SyncBatchNorm` too
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"  # attributes of a module: what is registered in it
 REGISTERED = (PARAMETERS, BUFFERS, MODULES)
-# Attributes of a module that its state_dict alone uses; FSDP puts hooks there.
-OF_STATE_DICT = ("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks")
+# Attributes of modules and optimizers that their state_dict alone uses; FSDP and hotloop put hooks there.
+OF_STATE_DICT = (
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),
+    *("_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_post_hooks"),
+)
 
 
 def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:

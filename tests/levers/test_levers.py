@@ -1,5 +1,7 @@
 """Levers: each is one change of a plan, and says why it cannot be pulled where it cannot."""
 
+import copy
+import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -401,9 +403,44 @@ def test_compiled_blocks_that_are_checkpointed_too() -> None:
     applied = AppliedPlan(plan, model, [])
     applied.apply()
     for block in repeated_blocks(model):
-        assert isinstance(vars(block)["forward"].args[0], CompiledForward)
+        assert isinstance(vars(block)["forward"].args[0].func, CompiledForward)
     applied.revert()
     assert all("forward" not in vars(block) for block in repeated_blocks(model))
+
+
+class Repeated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(
+            *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()) for _ in range(3)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(x)
+
+
+@pytest.mark.parametrize(
+    "plan", [replace(CPU, flipped=True), replace(CPU, checkpointing=True), replace(CPU, compile="blocks")]
+)
+def test_a_copy_or_a_file_of_a_model_knows_nothing_of_a_lever(plan: Plan) -> None:
+    model = Repeated().eval()  # in which compiled blocks run eagerly
+    model.blocks[0][1].forward = torch.tanh  # a person's own stays
+    x = torch.randn(2, 4, 6, 6)
+    expected = model(x)
+    applied = AppliedPlan(plan, model, [])
+    applied.apply()
+    assert any("forward" in vars(layer) for layer in [*model.blocks, *(block[0] for block in model.blocks)])
+    file = io.BytesIO()
+    torch.save(model, file)
+    assert b"hotloop" not in file.getvalue()
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert torch.equal(other(x), expected)
+        other.blocks[2][0].weight.data.zero_()
+        assert not torch.equal(other(x), expected), "it computes with weights of its own"
+    assert torch.allclose(model(x), expected, atol=1e-6)
+    applied.revert()
+    assert [name for name, layer in model.named_modules() if "forward" in vars(layer)] == ["blocks.0.1"]
 
 
 def test_a_block_whose_forward_was_replaced_is_left_alone() -> None:

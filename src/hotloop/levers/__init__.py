@@ -37,7 +37,7 @@ __all__ = [
     "without_fused_kernel",
 ]
 
-_OTHERS = ("__main__", "applied", "base")  # files of this folder that hold no lever, and may need all of them
+_OTHERS = ("__main__", "applied", "base", "flags")  # files of this folder that hold no lever, and may need all of them
 
 
 def _found() -> Iterator[Lever]:

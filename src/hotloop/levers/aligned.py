@@ -20,7 +20,7 @@ from hotloop.kernels import (
     padded,
     prepare_convolutions,
 )
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
 LARGE = 2**18  # weights of a linear layer, from which on its matmul takes longer than the copies
@@ -100,7 +100,7 @@ class AlignedLever(Lever):
         for layer in odd_layers(model, plan):
             if "forward" in vars(layer) or layer in taken:  # somebody has replaced it for a reason
                 continue
-            yield set_attribute(layer, "forward", _forward_of(layer, plan))
+            yield replace_forward(layer, _forward_of(layer, plan))
 
 
 def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:

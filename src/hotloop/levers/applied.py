@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from hotloop.levers import acting_levers
 from hotloop.levers.base import Lever, Undo
-from hotloop.levers.fused import settle_state
+from hotloop.levers.flags import PlannedFlags, settle_state
 from hotloop.plan import Plan
 
 _NOTHING = nullcontext()
@@ -27,13 +27,17 @@ class AppliedPlan:
         self._switching = [lever for lever in self._levers if lever.around(plan) is not None]
         self._feeding = [lever for lever in self._levers if type(lever).inputs is not Lever.inputs]
         self.acts_on_steps = bool(self._switching or self._feeding)  # and not only on the model and its optimizers
+        self._flags: list[PlannedFlags] = []
         self._undo: list[Undo] = []
 
     def apply(self) -> None:
         """Change the model and its optimizers as the plan says."""
+        self._flags = [PlannedFlags(optimizer) for optimizer in self._optimizers]
         for lever in self._levers:
             for undo in lever.apply(self._model, self._optimizers, self.plan):
                 self._undo.append(undo)  # one by one: what was done before an error can be undone
+        for flags in self._flags:
+            flags.hold()
         for optimizer in self._optimizers:
             settle_state(optimizer)
 
@@ -41,6 +45,8 @@ class AppliedPlan:
         """Undo what `apply` did."""
         while self._undo:
             self._undo.pop()()
+        for flags in self._flags:
+            flags.release()
         for optimizer in self._optimizers:
             settle_state(optimizer)
 

@@ -218,9 +218,17 @@ def set_attribute(target: object, name: str, value: object) -> Undo:
     return partial(setattr, target, name, before)
 
 
-def set_flags(group: dict[str, Any], **flags: Any) -> Undo:
-    """Set those flags of an optimizer's parameter group that it has; the call that undoes it."""
-    wanted = {name: value for name, value in flags.items() if name in group}
-    before = {name: group[name] for name in wanted}
-    group.update(wanted)
-    return partial(group.update, before)
+class LayerForward(partial[Any]):
+    """The `forward` of a layer while a lever acts; a copy or a pickle of the layer has the one from before."""
+
+    before: tuple[Any, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, self.before
+
+
+def replace_forward(layer: nn.Module, function: Callable[..., Any], *arguments: Any, **named: Any) -> Undo:
+    """Let a layer compute by a function; the call that undoes it."""
+    own = LayerForward(function, *arguments, **named)
+    own.before = (vars(layer)["forward"],) if "forward" in vars(layer) else (type(layer).forward, layer)
+    return set_attribute(layer, "forward", own)

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from hotloop._torch import buffers_of
-from hotloop.levers.base import Lever, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
@@ -76,8 +76,7 @@ class CheckpointingLever(Lever):
         named = [known[name] for name in plan.recompute if name in known]
         for block in repeated_blocks(model) if plan.checkpointing else named:
             contexts = partial(_contexts, block)
-            wrapped = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
-            yield set_attribute(block, "forward", wrapped)
+            yield replace_forward(block, checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import HERE, inductor, mark_dynamic
-from hotloop.levers.base import Lever, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.plan import Plan
 
@@ -120,7 +119,7 @@ class CompileBlocksLever(Lever):
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for block in repeated_blocks(model):
             if "forward" not in vars(block):  # else somebody has replaced it for a reason
-                yield set_attribute(block, "forward", CompiledForward(block))
+                yield replace_forward(block, CompiledForward(block))
 
 
 class BlockCode:
@@ -145,7 +144,7 @@ class BlockCode:
 
 
 class CompiledForward:
-    """The `forward` of one block while it is compiled; in evaluation, and in copies of the block, it is eager."""
+    """The `forward` of one block while it is compiled; in evaluation it is eager."""
 
     def __init__(self, block: nn.Module) -> None:
         self._block = block
@@ -164,9 +163,6 @@ class CompiledForward:
             return code.run(block, *args, **kwargs)
         finally:
             HERE.ready = False
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return partial, (type(self._block).forward, self._block)
 
 
 def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:

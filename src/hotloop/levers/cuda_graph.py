@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from hotloop._torch import WARNED_UNCAPTURED, step_hooks
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute, set_flags
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.flags import set_flags
 from hotloop.levers.fused import fuse, without_fused_kernel
 from hotloop.plan import Plan
 

@@ -3,7 +3,6 @@
 import platform
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import is_transformed
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
 AT_ONCE = 32 * 2**20  # bytes of what the weight has seen that are laid out together
@@ -77,7 +76,7 @@ class FlippedLever(Lever):
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for layer in filter(can_be_flipped, model.modules()):
             assert isinstance(layer, nn.Conv2d)
-            yield set_attribute(layer, "forward", partial(flipped, layer))
+            yield replace_forward(layer, flipped, layer)
 
 
 def can_be_flipped(layer: nn.Module) -> bool:

@@ -10,7 +10,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import UNSCALES
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute, set_flags
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.flags import set_flags, strides_of
 from hotloop.plan import Plan
 
 
@@ -100,7 +101,7 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
         known = [p for p in group["params"] if not is_lazy(p)]
         if not all(map(_is_dense, known)):
             return f"{name} holds weights with gaps in memory, such as slices"
-        if any(p.grad is not None and _strides(p.grad) != _strides(p) for p in known):
+        if any(p.grad is not None and strides_of(p.grad) != strides_of(p) for p in known):
             return f"{name} is given gradients with other strides than their weights"
     return None
 
@@ -108,16 +109,11 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
 def _is_dense(tensor: Tensor) -> bool:
     """Whether a tensor fills its memory, in any order of its dimensions. Fused kernels for a CPU do not ask."""
     filled = 1
-    for stride, size in sorted(_strides(tensor)):
+    for stride, size in sorted(strides_of(tensor)):
         if stride != filled:
             return False
         filled *= size
     return True
-
-
-def _strides(tensor: Tensor) -> list[tuple[int, int]]:
-    """Those that mean something, each with the size of its dimension."""
-    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def fuse(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Undo]:
@@ -125,25 +121,3 @@ def fuse(optimizer: Optimizer, group: dict[str, Any]) -> Iterator[Undo]:
     for flags in (group, optimizer.defaults):  # a group that is added later takes the defaults
         yield set_flags(flags, fused=True, foreach=False)
     yield set_attribute(optimizer, UNSCALES, True)  # as the optimizer itself does where it is built with `fused=True`
-
-
-def settle_state(optimizer: Optimizer) -> None:
-    """Put the state where the update reads it: Adam and its kin count on the host, their kernels on the device.
-
-    Fused kernels go through a weight and its state side by side, so these have the same strides; a state that was
-    loaded may have others.
-    """
-    for group in optimizer.param_groups:
-        there = bool(group.get("fused") or group.get("capturable"))
-        for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
-            if not isinstance(state, dict):
-                continue
-            count = state.get("step")
-            if isinstance(count, Tensor):
-                # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
-                state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()
-            for name, value in state.items() if group.get("fused") else ():
-                is_like = isinstance(value, Tensor) and value.shape == parameter.shape
-                if is_like and _strides(value) != _strides(parameter):
-                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)

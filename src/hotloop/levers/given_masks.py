@@ -1,13 +1,12 @@
 """PyTorch's transformers take the masks that they are given, and do not ask the device what is in them."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
 # What each is told whether its mask is a causal one, and the place of that among its arguments.
@@ -61,7 +60,7 @@ class GivenMasksLever(Lever):
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for layer in list(_comparing(model)):
-            yield set_attribute(layer, "forward", partial(_forward, layer))
+            yield replace_forward(layer, _forward, layer)
 
 
 def _comparing(model: nn.Module) -> Iterator[nn.Module]:

@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hotloop.kernels import fuse, layers_to_fuse, prepare, why_no_kernels
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
 
@@ -84,7 +84,7 @@ class KernelsLever(Lever):
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for layer, forward in fuse(model):
-            yield set_attribute(layer, "forward", forward)
+            yield replace_forward(layer, forward)
 
 
 def _is_worth_it(model: nn.Module) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from copy import copy
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from hotloop._torch import has_fused_rms_norm, module_hooks
-from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
+from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
 _EPS = ("variance_epsilon", "eps", "epsilon")  # what libraries call it
@@ -78,7 +77,7 @@ class RMSNormLever(Lever):
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for layer, eps in list(written_out(model)):
-            yield set_attribute(layer, "forward", partial(_forward, layer, eps))
+            yield replace_forward(layer, _forward, layer, eps)
 
 
 def written_out(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from hotloop._torch import metadata_of
 from hotloop.checkpoint import DamagedCheckpoint
 from hotloop.errors import BadArgument, HotloopError
+from hotloop.levers.flags import FLAGS
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
 from hotloop.records import Record
@@ -26,7 +27,6 @@ from hotloop.text import printable, shorten
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count
 _SPARE = 1 << 20  # bytes that a state may take besides those that the file holds
-_FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair
 _SHAPE = (2, 3, 4, 5, 6, 7, 8)  # of a parameter, as far as it has dimensions
 _STATES = 624  # numbers in the state of NumPy's MT19937, which does not check where in them it is told to be
 
@@ -220,7 +220,7 @@ def check_optimizer(optimizer: Optimizer, state: Any) -> None:
     for n, (group, packed, saved) in enumerate(zip(optimizer.param_groups, mine, state["param_groups"], strict=True)):
         if saved.get("params") != packed["params"]:
             raise unusable(f"{name}.param_groups[{n}].params are not those that are here")
-        for key in saved.keys() - {"params", *_FLAGS}:
+        for key in saved.keys() - {"params", *FLAGS}:
             require(_setting(group, key), saved[key], f"{name}.param_groups[{n}].{key}")
         kept = cache(partial(_kept_for_a_parameter, optimizer, group, saved))
         parameters |= {number: (each, kept) for number, each in zip(packed["params"], group["params"], strict=True)}
@@ -278,7 +278,7 @@ def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -
     """What an optimizer with the settings of a group holds for a parameter after a step."""
     weight = nn.Parameter(torch.zeros(_SHAPE[:dimensions], device="cpu"))
     weight.grad = torch.zeros_like(weight)
-    takes = inspect.signature(kind).parameters.keys() - {"params", *_FLAGS}
+    takes = inspect.signature(kind).parameters.keys() - {"params", *FLAGS}
     other = kind([weight], **{key: value for key, value in group.items() if key in takes})
     other.step()
     return dict(other.state[weight])

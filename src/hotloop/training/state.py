@@ -18,6 +18,7 @@ from hotloop.attributes import stored_by
 from hotloop.data import Position, Resumption
 from hotloop.data.rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
+from hotloop.levers.flags import FLAGS, told_as_planned
 from hotloop.plan import Plan, Tuning
 from hotloop.rng import RngStates, with_arrays
 from hotloop.snapshot import Snapshot
@@ -46,7 +47,6 @@ from hotloop.training.schedule import parts_of_scheduler
 from hotloop.tune.plans import ASKED, possible
 
 FORMAT = 2
-_FLAGS = ("fused", "foreach", "capturable")  # how an optimizer computes: the plan's affair, not the checkpoint's
 
 
 def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
@@ -57,13 +57,15 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
     tuning = core.tuner.tuning
     modules = modules_of(core)
     told = whole if gather else (lambda tree: tree)
+    with told_as_planned():
+        optimizers = [told(optimizer.state_dict()) for optimizer in core.optimizers]
     return {
         "format": FORMAT,
         "model": told(modules[0].state_dict()),
         "others": [module.state_dict() for module in modules[1:]],
         "loose": _loose(core),
         "buffers": [_unsaved(module) for module in modules],
-        "optimizers": [told(optimizer.state_dict()) for optimizer in core.optimizers],
+        "optimizers": optimizers,
         "held": _held(core),
         "schedulers": [scheduler.state_dict() for scheduler in core.schedule.schedulers],
         "kinds": _kinds(core.schedule.schedulers),
@@ -100,7 +102,7 @@ def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
         for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True)
         if tells_plainly(optimizer)
         for group, saved in zip(optimizer.param_groups, values["param_groups"], strict=True)
-        for key in optimizer.defaults.keys() & saved.keys() - {*_FLAGS, *scheduled}
+        for key in optimizer.defaults.keys() & saved.keys() - {*FLAGS, *scheduled}
         if (here := _plain_setting(group[key])) != (there := _plain_setting(saved[key]))
     ]
     return sorted(set(found))
@@ -436,7 +438,7 @@ def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device:
 @contextmanager
 def _own_flags(optimizer: Optimizer) -> Iterator[None]:
     """While a state is loaded: the flags stay those that the optimizer was made with."""
-    before = [{flag: group[flag] for flag in _FLAGS if flag in group} for group in optimizer.param_groups]
+    before = [{flag: group[flag] for flag in FLAGS if flag in group} for group in optimizer.param_groups]
     yield
     for group, flags in zip(optimizer.param_groups, before, strict=True):
         group.update(flags)

@@ -1,0 +1,127 @@
+"""How an optimizer computes (`fused`, `foreach`, `capturable`), and where it has its state: the affair of a plan."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from hotloop.levers.base import Undo
+
+FLAGS = ("fused", "foreach", "capturable")
+
+_AS_PLANNED = ContextVar("_AS_PLANNED", default=False)
+
+
+def set_flags(group: dict[str, Any], **flags: Any) -> Undo:
+    """Set those flags of an optimizer's parameter group that it has; the call that undoes it."""
+    wanted = {name: value for name, value in flags.items() if name in group}
+    before = {name: group[name] for name in wanted}
+    group.update(wanted)
+    return partial(group.update, before)
+
+
+class PlannedFlags:
+    """The flags of an optimizer that a plan is about to set.
+
+    A `state_dict` that a person asks for has their own flags, as it may be loaded where there is no GPU, and one that
+    they load leaves the plan's.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._own = self._planned = _flags_in(optimizer)
+        self._hooks: list[RemovableHandle] = []
+
+    def hold(self) -> None:
+        """The plan has set them."""
+        self._planned = _flags_in(self._optimizer)
+        if self._planned != self._own:
+            self._hooks = [
+                self._optimizer.register_state_dict_post_hook(self._tell),
+                self._optimizer.register_load_state_dict_post_hook(self._keep),
+            ]
+
+    def release(self) -> None:
+        """The plan has reverted them; in groups that were loaded meanwhile it could not."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._hooks:
+            _set_flags(self._optimizer.param_groups, *self._own)
+        self._hooks = []
+
+    def _tell(self, optimizer: Optimizer, told: dict[str, Any]) -> None:
+        if _AS_PLANNED.get():
+            return
+        _set_flags(told["param_groups"], *self._own)
+        on_host = [group["params"] for group in told["param_groups"] if not is_counted_on_device(group)]
+        for number in (number for numbers in on_host for number in numbers):
+            kept = told["state"].get(number)
+            if isinstance(kept, dict) and isinstance(kept.get("step"), Tensor):
+                told["state"][number] = {**kept, "step": kept["step"].cpu()}  # it is the optimizer's own dict
+
+    def _keep(self, optimizer: Optimizer) -> None:
+        _set_flags(optimizer.param_groups, *self._planned)
+        settle_state(optimizer)
+
+
+@contextmanager
+def told_as_planned() -> Iterator[None]:
+    """A `state_dict` that is asked for in here is as the plan has it, so that nothing waits for the device."""
+    token = _AS_PLANNED.set(True)
+    try:
+        yield
+    finally:
+        _AS_PLANNED.reset(token)
+
+
+def is_counted_on_device(group: Mapping[str, Any]) -> bool:
+    """Whether Adam and its kin count the steps of a group on the device, where their kernels read it."""
+    return bool(group.get("fused") or group.get("capturable"))
+
+
+def settle_state(optimizer: Optimizer) -> None:
+    """Put the state where the update reads it: Adam and its kin count on the host, their kernels on the device.
+
+    Fused kernels go through a weight and its state side by side, so these have the same strides; a state that was
+    loaded may have others.
+    """
+    for group in optimizer.param_groups:
+        there = is_counted_on_device(group)
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if not isinstance(state, dict):
+                continue
+            count = state.get("step")
+            if isinstance(count, Tensor):
+                # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
+                state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()
+            for name, value in state.items() if group.get("fused") else ():
+                is_like = isinstance(value, Tensor) and value.shape == parameter.shape
+                if is_like and strides_of(value) != strides_of(parameter):
+                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def strides_of(tensor: Tensor) -> list[tuple[int, int]]:
+    """Those that mean something, each with the size of its dimension."""
+    return [(stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+
+
+_Flags = tuple[list[dict[str, Any]], dict[str, Any]]  # of each group, and of one that is added later
+
+
+def _flags_in(optimizer: Optimizer) -> _Flags:
+    groups = [{name: group[name] for name in FLAGS if name in group} for group in optimizer.param_groups]
+    return groups, {name: optimizer.defaults[name] for name in FLAGS if name in optimizer.defaults}
+
+
+def _set_flags(groups: list[dict[str, Any]], known: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+    for group, flags in zip_longest(groups, known):
+        if group is not None:
+            group.update({name: value for name, value in (flags or defaults).items() if name in group})
