@@ -1,0 +1,104 @@
+"""The peak memory of a run in which nothing is said, beside one that is given the plan which that one ended with.
+
+    python benchmarks/peak_memory.py --json benchmarks/results/peak_memory.json
+
+Both train on as many batches, in one process, each from an emptied allocator. What looking, trials and captures need on
+top of the plan shows as the difference. It needs a CUDA GPU.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import hotloop
+from hotloop.bench.about import commit, hardware, versions
+from hotloop.bench.contestants.hot import loop_of
+from hotloop.bench.running import fresh_start
+from hotloop.bench.switches import OwnSwitches
+from hotloop.bench.workloads import Workload, workload
+from hotloop.errors import HotloopError
+from hotloop.files import write_json
+from hotloop.plan import Plan
+from hotloop.text import size
+
+WORKLOADS = ("mlp", "cnn", "resnet18", "dcgan", "lstm", "llama", "bert", "unet", "unseen-vit")
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes that tensors had on the device at most, beyond those from before the run."""
+
+    workload: str
+    plan: str  # at the end of the run in which nothing was said
+    batches: int
+    default: int
+    given: int  # with that plan from the first step on
+
+    @property
+    def ratio(self) -> float:
+        return self.default / self.given
+
+
+def peak_of(work: Workload, epochs: int, plan: Plan | str, device: torch.device) -> tuple[int, Plan]:
+    """The peak of a run and its last plan."""
+    torch.manual_seed(0)
+    parts = work.parts()
+    fresh_start(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with OwnSwitches(device).turn():
+        loop = loop_of(parts, device, plan)
+        loop.fit(parts.loader, epochs=epochs, device_transform=parts.device_transform, progress=False, monitor=False)
+        torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before, loop.plan
+
+
+def measured(name: str, batches: int, device: torch.device) -> Peaks:
+    """Both peaks of a workload."""
+    work = workload(name, device, seed=0)
+    epochs = max(1, round(batches * work.batch / work.items))
+    default, plan = peak_of(work, epochs, "auto", device)
+    given, _ = peak_of(work, epochs, plan, device)
+    return Peaks(name, repr(plan), epochs * -(-work.items // work.batch), default, given)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workloads", nargs="*", default=WORKLOADS, help=", ".join(WORKLOADS))
+    parser.add_argument("--batches", type=int, default=400, metavar="N", help="train on about so many [400]")
+    parser.add_argument("--within", type=float, default=600.0, metavar="SECONDS", help="begin none after these [600]")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="where the figures go")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("peak_memory.py: it needs a CUDA GPU (`hotloop device` says why there is none)")
+    device = hotloop.pick("cuda").device
+    console, rows, start = Console(stderr=True), list[Peaks](), time.monotonic()
+    for name in options.workloads:
+        if time.monotonic() - start > options.within:
+            console.print(f"{name} and what follows were not begun: the time is over")
+            break
+        try:
+            rows.append(measured(name, options.batches, device))
+        except HotloopError as error:
+            console.print(f"{name}: {error}", markup=False)
+            continue
+        console.print(f"{name}: {rows[-1].ratio:.3f} of {size(rows[-1].given)}", markup=False)
+        if options.json:
+            about = {"hardware": hardware([device]), "command": "python benchmarks/peak_memory.py --json …"}
+            when = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "versions": versions()}
+            write_json(options.json, {**about, **when, "peaks": [asdict(row) | {"ratio": row.ratio} for row in rows]})
+    table = Table("workload", "nothing said", "its plan given", "ratio", "plan")
+    for row in rows:
+        table.add_row(row.workload, size(row.default), size(row.given), f"{row.ratio:.3f}", row.plan)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
