@@ -142,9 +142,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a few repeats only, to see that it runs")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--steps", type=int, default=6000, metavar="N", help="plain steps that are timed [6000]")
     arguments = parser.parse_args()
     choice = hotloop.pick()
-    steps, sprites = (200, 256) if arguments.quick else (6000, 20_000)
+    steps, sprites = (200, 256) if arguments.quick else (arguments.steps, 20_000)
     every = {
         kind: step_overhead(choice.device, steps // (4 if options else 1), options) for kind, options in KINDS.items()
     }

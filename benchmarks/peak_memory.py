@@ -1,9 +1,10 @@
-"""The peak memory of a run in which nothing is said, beside one that is given the plan which that one ended with.
+"""The peak memory of a run in which nothing is said, beside the tutorial's loop and the plan which that run ends with.
 
     python benchmarks/peak_memory.py --json benchmarks/results/peak_memory.json
 
-Both train on as many batches, in one process, each from an emptied allocator. What looking, trials and captures need on
-top of the plan shows as the difference. It needs a CUDA GPU.
+All run in one process, each from an emptied allocator. The first steps of such a run are the tutorial's, so that it has
+that peak, or the plan's where that is more; what looking, trials and captures need on top of it shows. It needs a CUDA
+GPU.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ from rich.table import Table
 
 import hotloop
 from hotloop.bench.about import commit, hardware, versions
+from hotloop.bench.contestants import contestants
 from hotloop.bench.contestants.hot import loop_of
 from hotloop.bench.running import fresh_start
 from hotloop.bench.switches import OwnSwitches
@@ -29,6 +32,7 @@ from hotloop.plan import Plan
 from hotloop.text import size
 
 WORKLOADS = ("mlp", "cnn", "resnet18", "dcgan", "lstm", "llama", "bert", "unet", "unseen-vit")
+TUTORIAL = 30  # batches
 
 
 @dataclass(frozen=True)
@@ -38,12 +42,13 @@ class Peaks:
     workload: str
     plan: str  # at the end of the run in which nothing was said
     batches: int
+    tutorial: int
     default: int
     given: int  # with that plan from the first step on
 
     @property
     def ratio(self) -> float:
-        return self.default / self.given
+        return self.default / max(self.tutorial, self.given)
 
 
 def peak_of(work: Workload, epochs: int, plan: Plan | str, device: torch.device) -> tuple[int, Plan]:
@@ -60,13 +65,29 @@ def peak_of(work: Workload, epochs: int, plan: Plan | str, device: torch.device)
     return torch.cuda.max_memory_allocated(device) - before, loop.plan
 
 
+def tutorial_peak(work: Workload, device: torch.device) -> int:
+    """The peak of the tutorial's loop."""
+    torch.manual_seed(0)
+    parts = work.parts()
+    fresh_start(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    with OwnSwitches(device).turn():
+        steps = contestants(["tutorial"])["tutorial"](parts, device).steps
+        assert steps is not None
+        for _ in islice(steps(), TUTORIAL):
+            pass
+        torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
 def measured(name: str, batches: int, device: torch.device) -> Peaks:
     """Both peaks of a workload."""
     work = workload(name, device, seed=0)
     epochs = max(1, round(batches * work.batch / work.items))
     default, plan = peak_of(work, epochs, "auto", device)
     given, _ = peak_of(work, epochs, plan, device)
-    return Peaks(name, repr(plan), epochs * -(-work.items // work.batch), default, given)
+    return Peaks(name, repr(plan), epochs * -(-work.items // work.batch), tutorial_peak(work, device), default, given)
 
 
 def main() -> None:
@@ -89,14 +110,17 @@ def main() -> None:
         except HotloopError as error:
             console.print(f"{name}: {error}", markup=False)
             continue
-        console.print(f"{name}: {rows[-1].ratio:.3f} of {size(rows[-1].given)}", markup=False)
+        console.print(
+            f"{name}: {size(rows[-1].default)}, {rows[-1].ratio:.3f} of the larger of the others", markup=False
+        )
         if options.json:
             about = {"hardware": hardware([device]), "command": "python benchmarks/peak_memory.py --json …"}
             when = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "versions": versions()}
             write_json(options.json, {**about, **when, "peaks": [asdict(row) | {"ratio": row.ratio} for row in rows]})
-    table = Table("workload", "nothing said", "its plan given", "ratio", "plan")
+    table = Table("workload", "tutorial", "nothing said", "its plan given", "of the larger", "plan")
     for row in rows:
-        table.add_row(row.workload, size(row.default), size(row.given), f"{row.ratio:.3f}", row.plan)
+        peaks = map(size, (row.tutorial, row.default, row.given))
+        table.add_row(row.workload, *peaks, f"{row.ratio:.3f}", row.plan)
     Console().print(table)
 
 

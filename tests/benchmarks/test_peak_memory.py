@@ -1,4 +1,4 @@
-"""Nothing that is looked at, tried or captured needs more memory than the plan itself, up to a little."""
+"""Looking, trials and captures need no more memory than the tutorial's steps or the plan do, up to a little."""
 
 import importlib
 from pathlib import Path
@@ -13,11 +13,11 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture
 def peak_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path))
     return importlib.import_module("peak_memory")
 
 
-def test_a_run_in_which_nothing_is_said_needs_what_its_plan_needs(peak_memory: Any) -> None:
+def test_a_run_in_which_nothing_is_said_needs_what_its_steps_need(peak_memory: Any) -> None:
     found = peak_memory.measured("cnn", 400, torch.device("cuda", 0))
     assert "graph" in found.plan
     assert found.ratio < 1.1

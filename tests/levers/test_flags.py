@@ -33,8 +33,8 @@ def adam(model: nn.Module) -> torch.optim.Adam:
     ("plan", "device"),
     [
         (Plan("cpu", fused=True), "cpu"),
-        pytest.param(Plan("cuda", fused=True), "cuda", marks=pytest.mark.gpu),
-        pytest.param(Plan("cuda", graph=1), "cuda", marks=pytest.mark.gpu),
+        pytest.param(Plan("cuda:0", fused=True), "cuda:0", marks=pytest.mark.gpu),
+        pytest.param(Plan("cuda:0", graph=1), "cuda:0", marks=pytest.mark.gpu),
     ],
 )
 def test_a_state_that_a_person_saves_is_theirs_and_one_that_they_load_leaves_the_plan(plan: Plan, device: str) -> None:
