@@ -2,9 +2,9 @@
 
     python benchmarks/peak_memory.py --json benchmarks/results/peak_memory.json
 
-All run in one process, each from an emptied allocator. The first steps of such a run are the tutorial's, so that it has
-that peak, or the plan's where that is more; what looking, trials and captures need on top of it shows. It needs a CUDA
-GPU.
+All run in one process, each from an emptied allocator. The first steps of such a run are the tutorial's, and the plan's
+are compared with them where the data is on the device already: it may have the tutorial's peak and the data, or the
+plan's peak where that is more. What looking, trials and captures need on top of it shows. It needs a CUDA GPU.
 """
 
 import argparse
@@ -12,12 +12,14 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch.utils.data import TensorDataset
 
 import hotloop
 from hotloop.bench.about import commit, hardware, versions
@@ -42,13 +44,14 @@ class Peaks:
     workload: str
     plan: str  # at the end of the run in which nothing was said
     batches: int
+    data: int  # of all items, where the plan has them on the device
     tutorial: int
     default: int
     given: int  # with that plan from the first step on
 
     @property
     def ratio(self) -> float:
-        return self.default / max(self.tutorial, self.given)
+        return self.default / max(self.tutorial + self.data, self.given)
 
 
 def peak_of(work: Workload, epochs: int, plan: Plan | str, device: torch.device) -> tuple[int, Plan]:
@@ -83,11 +86,15 @@ def tutorial_peak(work: Workload, device: torch.device) -> int:
 
 def measured(name: str, batches: int, device: torch.device) -> Peaks:
     """Both peaks of a workload."""
-    work = workload(name, device, seed=0)
+    make = partial(workload, name, device, seed=0)  # anew for each: data that is on the device stays there with it
+    work = make()
     epochs = max(1, round(batches * work.batch / work.items))
-    default, plan = peak_of(work, epochs, "auto", device)
-    given, _ = peak_of(work, epochs, plan, device)
-    return Peaks(name, repr(plan), epochs * -(-work.items // work.batch), tutorial_peak(work, device), default, given)
+    default, plan = peak_of(make(), epochs, "auto", device)
+    given, _ = peak_of(make(), epochs, plan, device)
+    is_resident = plan.stream == "resident" and isinstance(work.dataset, TensorDataset)
+    data = sum(each.nbytes for each in getattr(work.dataset, "tensors", ())) if is_resident else 0
+    steps = epochs * -(-work.items // work.batch)
+    return Peaks(name, repr(plan), steps, data, tutorial_peak(work, device), default, given)
 
 
 def main() -> None:
@@ -110,16 +117,14 @@ def main() -> None:
         except HotloopError as error:
             console.print(f"{name}: {error}", markup=False)
             continue
-        console.print(
-            f"{name}: {size(rows[-1].default)}, {rows[-1].ratio:.3f} of the larger of the others", markup=False
-        )
+        console.print(f"{name}: {size(rows[-1].default)}, {rows[-1].ratio:.3f} of what it may have", markup=False)
         if options.json:
             about = {"hardware": hardware([device]), "command": "python benchmarks/peak_memory.py --json …"}
             when = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "versions": versions()}
             write_json(options.json, {**about, **when, "peaks": [asdict(row) | {"ratio": row.ratio} for row in rows]})
-    table = Table("workload", "tutorial", "nothing said", "its plan given", "of the larger", "plan")
+    table = Table("workload", "tutorial", "data", "nothing said", "its plan given", "of what it may have", "plan")
     for row in rows:
-        peaks = map(size, (row.tutorial, row.default, row.given))
+        peaks = map(size, (row.tutorial, row.data, row.default, row.given))
         table.add_row(row.workload, *peaks, f"{row.ratio:.3f}", row.plan)
     Console().print(table)
 
