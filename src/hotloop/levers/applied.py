@@ -4,13 +4,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from hotloop.levers import acting_levers
-from hotloop.levers.base import Lever, Undo
+from hotloop.levers.base import LayerForward, Lever, Undo
 from hotloop.levers.flags import PlannedFlags, settle_state
 from hotloop.plan import Plan
+from hotloop.snapshot import Snapshot
 
 _NOTHING = nullcontext()
 
@@ -27,15 +29,19 @@ class AppliedPlan:
         self._switching = [lever for lever in self._levers if lever.around(plan) is not None]
         self._feeding = [lever for lever in self._levers if type(lever).inputs is not Lever.inputs]
         self.acts_on_steps = bool(self._switching or self._feeding)  # and not only on the model and its optimizers
+        self.is_displaced = False  # whether another loop has undone it, on whose model it was
         self._flags: list[PlannedFlags] = []
         self._undo: list[Undo] = []
 
     def apply(self) -> None:
         """Change the model and its optimizers as the plan says."""
-        self._flags = [PlannedFlags(optimizer) for optimizer in self._optimizers]
+        self.is_displaced = False
+        self._flags = [PlannedFlags(optimizer, self) for optimizer in self._optimizers]
         for lever in self._levers:
             for undo in lever.apply(self._model, self._optimizers, self.plan):
                 self._undo.append(undo)  # one by one: what was done before an error can be undone
+        for _, forward in _replaced(self._model):
+            forward.plan = forward.plan or self
         for flags in self._flags:
             flags.hold()
         for optimizer in self._optimizers:
@@ -50,6 +56,16 @@ class AppliedPlan:
         for optimizer in self._optimizers:
             settle_state(optimizer)
 
+    def displace(self) -> None:
+        """Undo it for another loop, until the one that it belongs to goes on."""
+        self.revert()
+        for layer, forward in _replaced(self._model):
+            if forward.plan is self:  # another plan was applied on top, and has put it back
+                forward.take_out(layer)
+        if self.plan.channels_last:
+            Snapshot.of([self._model], self._optimizers).in_format(torch.contiguous_format).restore()
+        self.is_displaced = True
+
     def around(self) -> AbstractContextManager[Any]:
         """The context in which a step runs; nothing is left switched when it ends."""
         if not self._switching:
@@ -62,6 +78,25 @@ class AppliedPlan:
         for lever in self._feeding:
             batch = lever.inputs(batch, self.plan)
         return batch
+
+
+def displace_plans(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Undo the plans of other loops on a model or optimizers, whether those loops are still there or not."""
+    done: set[AppliedPlan] = set()
+    while plans := [each.plan for each in _held(model, optimizers) if each.plan not in (None, *done)]:
+        done.add(plans[0])
+        plans[0].displace()  # under it another one may show
+
+
+def _held(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[LayerForward | PlannedFlags]:
+    flags = map(PlannedFlags.held, optimizers)
+    return [*(forward for _, forward in _replaced(model)), *(each for each in flags if each is not None)]
+
+
+def _replaced(model: nn.Module) -> list[tuple[nn.Module, LayerForward]]:
+    """The layers of a model whose `forward` is a lever's."""
+    every = ((layer, vars(layer).get("forward")) for layer in model.modules())
+    return [(layer, forward) for layer, forward in every if isinstance(forward, LayerForward)]
 
 
 @contextmanager

@@ -222,13 +222,22 @@ class LayerForward(partial[Any]):
     """The `forward` of a layer while a lever acts; a copy or a pickle of the layer has the one from before."""
 
     before: tuple[Any, ...]
+    plan: Any = None  # the `AppliedPlan` that it belongs to, which lives as long as the layer has it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial, self.before
+
+    def take_out(self, layer: nn.Module) -> None:
+        """Give a layer the one from before."""
+        if len(self.before) == 1:
+            vars(layer)["forward"] = self.before[0]
+        else:
+            del vars(layer)["forward"]
 
 
 def replace_forward(layer: nn.Module, function: Callable[..., Any], *arguments: Any, **named: Any) -> Undo:
     """Let a layer compute by a function; the call that undoes it."""
     own = LayerForward(function, *arguments, **named)
     own.before = (vars(layer)["forward"],) if "forward" in vars(layer) else (type(layer).forward, layer)
-    return set_attribute(layer, "forward", own)
+    vars(layer)["forward"] = own
+    return lambda: own.take_out(layer) if vars(layer).get("forward") is own else None  # else it was replaced since

@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from functools import partial
 from itertools import zip_longest
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from hotloop.levers.base import Undo
 FLAGS = ("fused", "foreach", "capturable")
 
 _AS_PLANNED = ContextVar("_AS_PLANNED", default=False)
+_HELD: "WeakKeyDictionary[Optimizer, ref[PlannedFlags]]" = WeakKeyDictionary()  # which the optimizer's hooks keep alive
 
 
 def set_flags(group: dict[str, Any], **flags: Any) -> Undo:
@@ -34,8 +36,9 @@ class PlannedFlags:
     they load leaves the plan's.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, plan: Any) -> None:
         self._optimizer = optimizer
+        self.plan = plan  # the `AppliedPlan` that sets them, which lives as long as it does
         self._own = self._planned = _flags_in(optimizer)
         self._hooks: list[RemovableHandle] = []
 
@@ -47,6 +50,7 @@ class PlannedFlags:
                 self._optimizer.register_state_dict_post_hook(self._tell),
                 self._optimizer.register_load_state_dict_post_hook(self._keep),
             ]
+            _HELD[self._optimizer] = ref(self)
 
     def release(self) -> None:
         """The plan has reverted them; in groups that were loaded meanwhile it could not."""
@@ -54,7 +58,14 @@ class PlannedFlags:
             hook.remove()
         if self._hooks:
             _set_flags(self._optimizer.param_groups, *self._own)
+            _HELD.pop(self._optimizer, None)
         self._hooks = []
+
+    @classmethod
+    def held(cls, optimizer: Optimizer) -> "PlannedFlags | None":
+        """Those of an optimizer now; None where no plan has set any."""
+        found = _HELD.get(optimizer)
+        return None if found is None else found()
 
     def _tell(self, optimizer: Optimizer, told: dict[str, Any]) -> None:
         if _AS_PLANNED.get():

@@ -19,6 +19,7 @@ from hotloop.effects import counted_per_call, look
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
 from hotloop.levers import uncaptured
+from hotloop.levers.applied import displace_plans
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.memory.usage import usage
@@ -106,6 +107,7 @@ class Core:
         self._modes: list[bool] = []  # of the layers, in the last epoch
         self._transforming: tuple[Transform, PassSnapshot] | None = None  # the latest transform, and what it changes
         self.step = self.step_for(begin)
+        displace_plans(self.model, self.optimizers)  # of earlier loops
         self.subject.exchange(None, self.step)
         self.plans: list[PlanChange] = []  # that were carried out, in their order
         self.noted: tuple[Plan, int | None] = (begin, None)  # the last of them: of the step, and the micro-batches
@@ -172,6 +174,7 @@ class Core:
         return 1 if self.is_one_by_one else self.stretches.size(self.step.captured, resident)
 
     def _begin_epoch(self, loader: Iterable[Any]) -> None:
+        self.hold(alone=True)
         self.stream = self.stream_of(loader)
         self.together.begin_epoch(loader)
         self.epoch += 1
@@ -367,6 +370,17 @@ class Core:
             raise
         self.step = new
         self.journal(why)
+
+    def hold(self, *, alone: bool = False) -> None:
+        """Where another loop was built on the same model since: give the model the form of this plan again.
+
+        `alone`: the other has to give way; else both have it, as loops that take turns need it.
+        """
+        if self.step.levers.is_displaced:
+            self.step.forget_captures()
+            if alone:
+                displace_plans(self.model, self.optimizers)
+            self.subject.exchange(None, self.step)
 
     @contextmanager
     def unplanned(self) -> Iterator[None]:

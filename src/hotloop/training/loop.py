@@ -255,6 +255,8 @@ class Loop:
         core = self._core
         if batch is not core.given:  # what `batches` gave out is there already
             batch = surely(partial(move, batch, core.device), core.device)
+        if core.step.levers.is_displaced:
+            core.hold()
         if core.budget_is_open:
             core.keep_to_budget(batch)
         if core.tuner.watches:
