@@ -1,0 +1,124 @@
+"""A plan that is applied to a model belongs to one loop: another one on the same model finds it as it was."""
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+from hotloop.levers.applied import AppliedPlan
+from hotloop.plan import Plan
+
+PLAN = Plan("cpu", flipped=True, fused=True, channels_last=True)
+OWN = {"fused": None, "foreach": None, "capturable": False}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    )
+
+
+def data() -> DataLoader[Any]:
+    dice = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
+    return DataLoader(TensorDataset(x, y), 8)
+
+
+def loop_of(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Any) -> hotloop.Loop:
+    return hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cpu", plan=plan)
+
+
+def is_planned(model: nn.Module, optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all of the plan shows; it must be all or nothing."""
+    weight = model[0].weight
+    shows = {
+        "forward" in vars(model[0]),
+        bool(optimizer.param_groups[0]["fused"]),
+        weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous(),
+    }
+    assert len(shows) == 1, "half of a plan"
+    return shows.pop()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_plain_loop_after_another_one_is_a_loop_by_hand(is_there: bool) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    first = loop_of(model, optimizer, PLAN)
+    first.fit(data(), epochs=1, progress=False)
+    assert is_planned(model, optimizer)
+    other = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
+    by_hand = torch.optim.Adam(other.parameters(), 0.01)
+    by_hand.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    if not is_there:
+        gone = weakref.ref(first._core)
+        del first
+        gc.collect()
+        assert gone() is None
+    loop_of(model, optimizer, "plain").fit(data(), epochs=2, progress=False)
+    assert not is_planned(model, optimizer)
+    assert {name: optimizer.param_groups[0][name] for name in OWN} == OWN
+    for _ in range(2):
+        for x, y in data():
+            by_hand.zero_grad()
+            nn.functional.cross_entropy(other(x), y).backward()
+            by_hand.step()
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
+def test_a_loop_that_goes_on_has_its_plan_again() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    first = loop_of(model, optimizer, PLAN)
+    second = loop_of(model, optimizer, "plain")
+    assert not is_planned(model, optimizer)
+    first.fit(data(), epochs=1, progress=False)
+    assert is_planned(model, optimizer)
+    second.fit(data(), epochs=1, progress=False)
+    first.step(next(iter(data())))
+    assert is_planned(model, optimizer)
+    assert first.plan == PLAN
+
+
+def test_loops_that_take_turns_both_have_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    applied: list[AppliedPlan] = []
+    apply: Callable[[AppliedPlan], None] = AppliedPlan.apply
+    monkeypatch.setattr(AppliedPlan, "apply", lambda self: applied.append(self) or apply(self))
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    loops = [loop_of(model, optimizer, PLAN) for _ in range(2)]
+    for batch in data():
+        for loop in loops:
+            loop.step(batch)
+    assert len(applied) == 3, "the first one once more, and then no longer"
+    third = loop_of(model, optimizer, "plain")
+    assert not is_planned(model, optimizer)
+    assert [name for name, layer in model.named_modules() if "forward" in vars(layer)] == []
+    assert third.plan.fused is False
+
+
+def test_what_a_person_has_put_in_its_place_stays() -> None:
+    model = network()
+    loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)
+    own = model[0].forward = lambda x: x.new_ones(len(x), 8, 2, 2)
+    loop_of(model, torch.optim.SGD(model.parameters(), 0.1), "plain")
+    assert model[0].forward is own
+
+
+def test_a_model_is_freed_with_its_plan() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    loop = loop_of(model, optimizer, PLAN)
+    loop.fit(data(), epochs=1, progress=False)
+    there = [weakref.ref(each) for each in (model, optimizer, loop._core.step.levers)]
+    del model, optimizer, loop
+    gc.collect()
+    assert [each() for each in there] == [None] * 3
