@@ -113,6 +113,17 @@ def test_what_a_person_has_put_in_its_place_stays() -> None:
     assert model[0].forward is own
 
 
+def test_a_copy_of_a_model_is_trained_as_its_original() -> None:
+    model = network()
+    loop_of(model, torch.optim.Adam(model.parameters(), 0.01), PLAN)
+    other = copy.deepcopy(model)
+    optimizer = torch.optim.Adam(other.parameters(), 0.01)
+    loop_of(other, optimizer, "plain")
+    assert "forward" not in vars(other[0])
+    loop_of(other, optimizer, PLAN)
+    assert is_planned(other, optimizer)
+
+
 def test_a_model_is_freed_with_its_plan() -> None:
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
