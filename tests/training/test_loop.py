@@ -17,7 +17,14 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1),
+    "groups": lambda m: torch.optim.AdamW(decayed_and_others(m), lr=0.01),
 }
+
+
+def decayed_and_others(model: nn.Module) -> list[dict[str, Any]]:
+    """Weights and then biases, which is not the order of the model."""
+    weights, others = ([p for p in model.parameters() if (p.dim() > 1) == kind] for kind in (True, False))
+    return [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
 
 
 def by_hand(model, optimizer, loader, *, epochs=2, clip=None, scheduler=None, device="cpu", dtype=None):
