@@ -49,6 +49,16 @@ def test_metrics_are_those_of_the_whole_set(task, counting) -> None:
     assert {"several[0]", "several[1]", "several[2]"} <= set(result)
 
 
+def test_metrics_that_are_not_single_numbers(task, counting) -> None:
+    model, loader = task.model(), task.loader()
+    with pytest.raises(BadArgument, match=r'metrics is a MetricCollection\n.*{"all": collection}'):
+        evaluate(model, loader, counting.MetricCollection([counting.Right()]))
+    with pytest.raises(BadArgument, match=r"metric 'a' is the class Right\n.*Right\(…\)"):
+        evaluate(model, loader, {"a": counting.Right})
+    with pytest.raises(BadArgument, match=r"metric 'roc' computed a tuple(.|\n)*loop.predict"):
+        evaluate(model, loader, {"roc": counting.MulticlassROC(3, thresholds=5)})
+
+
 def test_a_summed_loss_is_still_reported_per_item(task) -> None:
     mean = evaluate(task.model(), task.loader(), loss=nn.CrossEntropyLoss())
     summed = evaluate(task.model(), task.loader(), loss=nn.CrossEntropyLoss(reduction="sum"))

@@ -250,10 +250,16 @@ def check_metrics(metrics: Metrics | None) -> None:
     if metrics is None:
         return
     if not isinstance(metrics, Mapping):
-        raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix='give names: metrics={"accuracy": accuracy}')
+        whole = isinstance(metrics, nn.ModuleDict)  # a MetricCollection of torchmetrics, whose metrics have names
+        fix = 'give it a name: metrics={"all": collection}' if whole else 'give names: metrics={"accuracy": accuracy}'
+        raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix=fix)
     if "loss" in metrics:
         raise BadArgument("a metric is called 'loss', as the loss itself is", fix="give the metric another name")
     for name, metric in metrics.items():
+        if isinstance(metric, type):
+            raise BadArgument(
+                f"metric {name!r} is the class {metric.__name__}", fix=f"make one of it: {metric.__name__}(…)"
+            )
         missing = [method for method in ("to", "reset", "update") if not hasattr(metric, method)]
         if hasattr(metric, "compute") and missing:
             raise BadArgument(
@@ -503,8 +509,15 @@ def _owners(metric: Any) -> Iterable[Any]:
 def _named(name: str, computed: Any) -> dict[str, Tensor]:
     """What a metric computed, flat: most give a tensor, some a dict of them."""
     if isinstance(computed, Mapping):
-        return {f"{name}/{key}": torch.as_tensor(value) for key, value in computed.items()}
-    return {name: torch.as_tensor(computed)}
+        return {key: each for part, value in computed.items() for key, each in _named(f"{name}/{part}", value).items()}
+    try:
+        return {name: torch.as_tensor(computed)}
+    except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
+        raise BadArgument(
+            f"metric {name!r} computed {an(type(computed).__name__)} that is not made of single numbers",
+            fix="give one that computes a number or a tensor; for a curve, loop.predict gives the outputs to compute it"
+            " from",
+        ) from error
 
 
 @contextmanager
