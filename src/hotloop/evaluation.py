@@ -138,12 +138,14 @@ class Evaluation:
     ) -> Any:
         """What the model gives for every item, in order, joined on the host."""
         call = predict or _output_by_convention
+        written = "model(…)"
         pieces: list[Any] = []  # on the host
         waiting: list[Any] = []  # on the device
         done = 0
         with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(Stream(loader, self._device, origins=False)):
                 items = self._weighing.items_in(batch)
+                written = _written(batch) if predict is None else written
                 found: list[Any] = []
                 some = partial(_add_output, found, self._model, batch, items, call, self._split)
                 work = partial(in_rows, some, items, self.memory)
@@ -151,13 +153,13 @@ class Evaluation:
                 waiting += found
                 done += items
                 if sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_in(waiting)) > ON_DEVICE:
-                    pieces.append(_on_host(waiting))
+                    pieces.append(_on_host(waiting, written))
                     waiting = []
                 tell(plural(done, "item"))
             if waiting:
-                pieces.append(_on_host(waiting))
+                pieces.append(_on_host(waiting, written))
         # What was joined here is an ordinary tensor; an inference tensor could not be trained on.
-        return map_tensors(_joined(pieces), lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+        return map_tensors(_joined(pieces, written), lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
 
 
 def _output_by_convention(model: nn.Module, batch: Any) -> Any:
@@ -196,12 +198,19 @@ def _is_per_item(output: Any, items: int) -> bool:
     return not all(isinstance(each, Tensor) and each.dim() and len(each) == items for each in output)
 
 
-def _on_host(outputs: list[Any]) -> Any:
+def _written(batch: Any) -> str:
+    """How a person calls the model with such a batch."""
+    if isinstance(batch, Mapping):
+        return "model(**batch)"
+    return "model(batch[0])" if isinstance(batch, list | tuple) else "model(batch)"
+
+
+def _on_host(outputs: list[Any], written: str) -> Any:
     """Outputs of several batches as one, on the host."""
-    return map_tensors(_joined(outputs), torch.Tensor.cpu)
+    return map_tensors(_joined(outputs, written), torch.Tensor.cpu)
 
 
-def _joined(outputs: list[Any], path: str = "the output") -> Any:
+def _joined(outputs: list[Any], written: str, path: str = "the output") -> Any:
     """Outputs one after the other: tensors as one tensor, of tuples and dicts each part, of items their list."""
     first = outputs[0]
     if isinstance(first, _PerItem):
@@ -210,38 +219,39 @@ def _joined(outputs: list[Any], path: str = "the output") -> Any:
         try:
             return torch.cat([each.unsqueeze(0) if each.dim() == 0 else each for each in outputs])
         except RuntimeError as error:
-            raise _ragged(outputs, path) or error from error
+            raise _ragged(outputs, written, path) or error from error
     if isinstance(first, Mapping):
-        _check_alike(path, [sorted(map(str, each)) for each in outputs])
-        return {key: _joined([each[key] for each in outputs], f"{path}[{key!r}]") for key in first}
+        _check_alike(path, written, [sorted(map(str, each)) for each in outputs])
+        return {key: _joined([each[key] for each in outputs], written, f"{path}[{key!r}]") for key in first}
     if isinstance(first, list | tuple):
-        _check_alike(path, [len(each) for each in outputs])
-        return tuple(_joined([each[i] for each in outputs], f"{path}[{i}]") for i in range(len(first)))
+        _check_alike(path, written, [len(each) for each in outputs])
+        return tuple(_joined([each[i] for each in outputs], written, f"{path}[{i}]") for i in range(len(first)))
     raise BadArgument(
         f"{path} is {an(type(first).__name__)}, which cannot be joined",
-        fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+        fix=f"say which tensors are wanted: predict=lambda model, batch: {written}.…",
     )
 
 
-def _check_alike(path: str, parts: list[Any]) -> None:
+def _check_alike(path: str, written: str, parts: list[Any]) -> None:
     """Refuse outputs that have other parts in another batch."""
     if others := [each for each in parts if each != parts[0]]:
         raise BadArgument(
             f"{path} has the parts {parts[0]} in one batch and {others[0]} in another, which cannot be joined",
-            fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+            fix=f"say which tensors are wanted: predict=lambda model, batch: {written}.…",
         )
 
 
-def _ragged(outputs: list[Tensor], path: str) -> BadArgument | None:
+def _ragged(outputs: list[Tensor], written: str, path: str) -> BadArgument | None:
     """The error to raise for tensors whose shapes differ from batch to batch; None where that is not what is wrong."""
     shapes = dict.fromkeys(tuple(each.shape) for each in outputs if not each.is_nested)
     rest = list({shape[1:]: shape for shape in shapes}.values())
     if len(rest) < 2:
         return None
+    whole = ".logits" if "**" in written else ""  # what is taken of models that are called so
     return BadArgument(
         f"{path} has the shape {rest[0]} in one batch and {rest[1]} in another, which cannot be joined",
         fix='pad it to one length, or make a dict for each item: predict=lambda model, batch: [{"output": row} for row'
-        " in model(batch)]",
+        f" in {written}{path.removeprefix('the output') or whole}]",
     )
 
 
