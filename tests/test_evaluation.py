@@ -59,6 +59,30 @@ def test_metrics_that_are_not_single_numbers(task, counting) -> None:
         evaluate(model, loader, {"roc": counting.MulticlassROC(3, thresholds=5)})
 
 
+class OwnLoss(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        logits = self.inner(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_model_with_its_own_loss_runs_once_for_loss_and_metrics(task) -> None:
+    model = OwnLoss(task.model())
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), device="cpu")
+    batches = [{"x": x, "labels": y} for x, y in task.loader()]
+    metrics = {"accuracy": hotloop.metrics.accuracy}
+    expected = evaluate(model.inner, task.loader(), metrics, loss=nn.CrossEntropyLoss())
+    assert loop.evaluate(batches, metrics) == pytest.approx(expected, rel=1e-6)
+    assert model.calls == len(batches)
+    own = loop.evaluate(batches, metrics, predict=lambda model, batch: (model.inner(-batch["x"]), batch["labels"]))
+    assert own["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert own["accuracy"] != expected["accuracy"]
+
+
 def test_a_summed_loss_is_still_reported_per_item(task) -> None:
     mean = evaluate(task.model(), task.loader(), loss=nn.CrossEntropyLoss())
     summed = evaluate(task.model(), task.loader(), loss=nn.CrossEntropyLoss(reduction="sum"))

@@ -27,6 +27,7 @@ from hotloop.objective import (
     compared,
     logits_of,
     losses_of,
+    own_loss,
     shapes_in,
     uniform,
 )
@@ -300,10 +301,15 @@ def _score(
     (part, _) = part_of(batch, items, rows, split)
     if count < items and tally.is_to_compare and split != "items":
         tally.compare(model, part, count, objective, predict, split)
+    outputs: list[Any] = []
+    calls_alike = objective is own_loss and predict is predict_by_convention
+    if calls_alike and isinstance(part, Mapping) and "labels" in part and tally.wants_output:
+        objective = partial(own_loss, keep=outputs.append)  # metrics are of the same pass
     if objective is not None:
         tally.add_losses(*tally.read(shapes_in(part), count, partial(_losses, objective, model, part)))
     if tally.wants_output:
-        tally.add(*predict(model, part), items=count)
+        pair = (outputs[-1], part["labels"]) if outputs else predict(model, part)
+        tally.add(*pair, items=count)
 
 
 def _losses(objective: Objective, model: nn.Module, batch: Any, mode: TorchFunctionMode | None) -> Losses:

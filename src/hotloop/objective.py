@@ -159,7 +159,7 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
         _check_arguments(objective)
         return objective
     if loss is None:
-        return _own_loss
+        return own_loss
 
     compare = compared(loss)
 
@@ -280,10 +280,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, dtype=HALF_PRECISIONS[precision])
 
 
-def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+def own_loss(model: nn.Module, batch: Any, keep: Callable[[Any], object] | None = None) -> Tensor:
     """For models that compute their loss: `model(**batch)`, `model(*batch)` or `model(batch)`, whichever they take.
 
     They may return the loss, something with `.loss` or `["loss"]`, or a tuple in which it is the only single number.
+    `keep` is given all that they return.
     """
     if isinstance(batch, Mapping):
         call, output = "model(**batch)", model(**batch)
@@ -291,6 +292,8 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
         call, output = "model(*batch)", model(*batch)
     else:
         call, output = "model(batch)", model(batch)
+    if keep is not None:
+        keep(output)
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None and isinstance(output, Tensor):
         loss = output
