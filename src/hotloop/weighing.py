@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import BUFFERS, MODULES, PARAMETERS, BatchNorm, DispatchMode, accumulated_hooks, schema_of
-from hotloop.effects import Skip, look
+from hotloop.effects import Skip, installed_once, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.micro_batches import bounds, items_along, part_of
 from hotloop.memory.oom import clear, is_capturing, is_out_of_memory
@@ -320,7 +320,7 @@ def _restored(modules: Sequence[nn.Module]) -> Skip:
         if isinstance(owner, Optimizer):
             return name != "param_groups"  # no call of an objective steps it, but one may change its rates
         inner = id(owner) in known and name != MODULES
-        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, kinds))
+        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, kinds) or installed_once(name, value))
 
     return skip
 
