@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
-from hotloop.errors import BadArgument, MemoryWarning
+from hotloop.errors import BadArgument, BatchMisfit, HotloopError, MemoryWarning
 from hotloop.memory.micro_batches import part_of
-from hotloop.memory.oom import surely
-from hotloop.misfit import attempt
+from hotloop.memory.oom import is_out_of_memory, surely
+from hotloop.misfit import REFUSALS, attempt
 from hotloop.objective import (
     Losses,
     Objective,
@@ -386,8 +386,13 @@ class _Tally:
         return bool(self._stateful or self._means or self._loss)
 
     def add(self, output: Any, target: Any, *, items: int) -> None:
-        for metric in self._stateful.values():
-            metric.update(logits_of(output), target)
+        for name, metric in self._stateful.items():
+            try:
+                metric.update(logits_of(output), target)
+            except REFUSALS as error:
+                if isinstance(error, HotloopError) or is_out_of_memory(error):
+                    raise
+                raise _refused(name, metric, logits_of(output), target, error) from error
         for name, function in self._means.items():
             value = function(logits_of(output), target)
             try:  # a tuple is (values, weights), as of training metrics
@@ -510,6 +515,26 @@ class _Tally:
         for metric in self._stateful.values():
             if getattr(metric, "process_group", self) is None:
                 metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
+
+
+def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchMisfit:
+    """The error to raise for what a metric of torchmetrics raised."""
+    given = [
+        f"{kind} of shape {tuple(each.shape)}"
+        if isinstance(each, Tensor)
+        else f"{kind} that is {an(type(each).__name__)}"
+        for kind, each in (("an output", output), ("a target", target))
+    ]
+    change = "…"
+    if isinstance(output, Tensor) and isinstance(target, Tensor):
+        if output.shape == (*target.shape, 1):
+            change = "output.squeeze(-1)"
+        elif output.shape[:-1] == target.shape:  # as Hugging Face models of tokens give them
+            change = "output.movedim(-1, 1)"
+    return BatchMisfit(
+        f"metric {name!r}, {type(metric).__name__}, refuses {' and '.join(given)}: {error}",
+        fix=f"change them in a class of your own: def update(self, output, target): super().update({change}, target)",
+    )
 
 
 def _seen(name: str, every: list[Any]) -> float:

@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from hotloop.placement.sites import variables
 from hotloop.text import plural
 
 T = TypeVar("T")
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep  # torchmetrics and torchvision are others
 # What layers call the size that their input must have, and which size that is.
 _EXPECTATIONS = (
     ("in_features", "the last size"),
