@@ -390,7 +390,7 @@ class _Tally:
             try:
                 metric.update(logits_of(output), target)
             except REFUSALS as error:
-                if isinstance(error, HotloopError) or is_out_of_memory(error):
+                if isinstance(error, HotloopError | AttributeError) or is_out_of_memory(error):
                     raise
                 raise _refused(name, metric, logits_of(output), target, error) from error
         for name, function in self._means.items():
