@@ -2,9 +2,9 @@
 
 import torch
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
+from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall, MulticlassROC
 
-__all__ = ["Kept", "MetricCollection", "MulticlassAccuracy", "MulticlassRecall", "Right"]
+__all__ = ["Kept", "MetricCollection", "MulticlassAccuracy", "MulticlassROC", "MulticlassRecall", "Right"]
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -97,6 +97,14 @@ def test_the_state_of_an_optimizer_that_nobody_restores_is_an_effect() -> None:
     assert before.changes(look(roots, skip)) == ["inner.state"]
 
 
+def test_a_hook_that_a_call_registers_is_seen() -> None:
+    model = nn.Linear(1, 1)
+    skip = restored_by_state([model], [])
+    before = look({"model": model}, skip)
+    model.register_forward_hook(lambda *_: None)
+    assert before.changes(look({"model": model}, skip))
+
+
 def test_closures_globals_and_hooks_are_reached() -> None:
     model, teacher = nn.Linear(2, 2), nn.Linear(2, 2)
     average = AveragedModel(model)

@@ -11,7 +11,7 @@ from torch import nn
 
 import hotloop
 from hotloop import evaluate
-from hotloop.errors import BadArgument, DoesNotFit, EmptyLoader
+from hotloop.errors import BadArgument, BatchMisfit, DoesNotFit, EmptyLoader
 from hotloop.evaluation import Evaluation
 from hotloop.objective import predict
 
@@ -47,6 +47,48 @@ def test_metrics_are_those_of_the_whole_set(task, counting) -> None:
         assert result[name] == pytest.approx(expected, abs=1e-6), name
     assert result["loss"] == pytest.approx(nn.functional.cross_entropy(whole_output, task.targets).item(), rel=1e-6)
     assert {"several[0]", "several[1]", "several[2]"} <= set(result)
+
+
+def test_metrics_that_are_not_single_numbers(task, counting) -> None:
+    model, loader = task.model(), task.loader()
+    with pytest.raises(BadArgument, match=r'metrics is a MetricCollection\n.*{"all": collection}'):
+        evaluate(model, loader, counting.MetricCollection([counting.Right()]))
+    with pytest.raises(BadArgument, match=r"metric 'a' is the class Right\n.*Right\(…\)"):
+        evaluate(model, loader, {"a": counting.Right})
+    with pytest.raises(BadArgument, match=r"metric 'roc' computed a tuple(.|\n)*loop.predict"):
+        evaluate(model, loader, {"roc": counting.MulticlassROC(3, thresholds=5)})
+
+
+def test_a_metric_that_refuses_its_batch_is_named(counting) -> None:
+    batches = [(torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.long))]
+    with pytest.raises(BatchMisfit, match=r"metric 'a', MulticlassAccuracy, refuses .*(.|\n)*output.movedim\(-1, 1\)"):
+        evaluate(nn.Identity(), batches, {"a": counting.MulticlassAccuracy(3)})
+    with pytest.raises(BadArgument, match=r"\(2, 5, 3\) is not the classes(.|\n)*accuracy\(output.movedim\(-1, 1\)"):
+        evaluate(nn.Identity(), batches, {"a": hotloop.metrics.accuracy})
+
+
+class OwnLoss(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.calls = inner, 0
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls += 1
+        logits = self.inner(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_a_model_with_its_own_loss_runs_once_for_loss_and_metrics(task) -> None:
+    model = OwnLoss(task.model())
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), device="cpu")
+    batches = [{"x": x, "labels": y} for x, y in task.loader()]
+    metrics = {"accuracy": hotloop.metrics.accuracy}
+    expected = evaluate(model.inner, task.loader(), metrics, loss=nn.CrossEntropyLoss())
+    assert loop.evaluate(batches, metrics) == pytest.approx(expected, rel=1e-6)
+    assert model.calls == len(batches)
+    own = loop.evaluate(batches, metrics, predict=lambda model, batch: (model.inner(-batch["x"]), batch["labels"]))
+    assert own["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+    assert own["accuracy"] != expected["accuracy"]
 
 
 def test_a_summed_loss_is_still_reported_per_item(task) -> None:

@@ -194,3 +194,22 @@ def test_errors_that_are_not_about_the_batch_stay_as_they_are() -> None:
     assert caught.value.__cause__ is None
     with pytest.raises(RuntimeError, match="shapes cannot"):
         attempt(lambda: torch.ones(2, 3) @ torch.ones(2, 3), model, (), "batch 0")
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return torch.as_tensor(self.layer(input_ids.view(-1, 3)))
+
+
+def test_inputs_in_a_dict_beside_the_target() -> None:
+    model = Tokens()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
+    batch = ({"input_ids": torch.ones(4, 3)}, torch.zeros(4, dtype=torch.long))
+    with pytest.raises(BatchMisfit, match=r"the dict has: input_ids\n.*model\(\*\*batch\[0\]\)"):
+        loop.fit([batch], progress=False)
+    with pytest.raises(AttributeError, match="missing"):
+        hotloop.evaluate(model, [batch], {"a": nn.Identity()}, predict=lambda model, batch: model.missing)

@@ -46,6 +46,16 @@ def test_what_is_no_loss_is_refused(returned: Any) -> None:
         losses_of(lambda model, batch: returned, MODEL, BATCH)
 
 
+class WithoutTargets(nn.Module):
+    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(loss=None, logits=input_ids)
+
+
+def test_a_model_that_is_given_no_labels_says_what_the_batch_has() -> None:
+    with pytest.raises(BadArgument, match=r"returned no loss: .* has input_ids\n.*\"labels\""):
+        losses_of(as_objective(None, None), WithoutTargets(), {"input_ids": torch.ones(2)})
+
+
 def test_both_and_neither() -> None:
     with pytest.raises(BadArgument, match="give one"):
         as_objective(nn.MSELoss(), lambda model, batch: torch.ones(()))

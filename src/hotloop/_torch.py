@@ -161,7 +161,8 @@ def has_extra_state(state_dict: Iterable[str]) -> bool:
 
 # Hooks
 
-_OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+FORWARD_HOOKS = "_forward_hooks"
+_OF_MODULES = (FORWARD_HOOKS, "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def module_hooks(module: nn.Module) -> list[Callable[..., Any]]:

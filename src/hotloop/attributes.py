@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hotloop._torch import version_of
 
+HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a model whose layers it has hooked
 LOST: Any = object()
 MOST = 100_000  # entries of a container that are looked at
 ROOM = 64 << 20  # bytes of the tensors in a container

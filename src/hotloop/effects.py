@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 from hotloop._torch import (
     BUFFERS,
     ENGINES,
+    FORWARD_HOOKS,
     OF_STATE_DICT,
     PARAMETERS,
     REGISTERED,
@@ -35,6 +36,7 @@ from hotloop._torch import (
     BatchNorm,
     version_of,
 )
+from hotloop.attributes import HOOKS_INSTALLED
 from hotloop.placement.sites import INSTALLED, OURS
 from hotloop.rng import Generator, Rng
 
@@ -59,6 +61,7 @@ _CLOSED = (  # nothing in these is a person's state
     logging.Handler,
 )
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
+_CAPTURING = "transformers.utils.output_capturing"
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
 
 Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
@@ -130,6 +133,18 @@ def look(
     return walk.seen
 
 
+def installed_once(name: str, value: object) -> bool:
+    """Whether a module holds this since transformers hooks its layers when it is first asked for their outputs.
+
+    The hooks stay, and so does the mark that they are there: without it each call that was undone would add others.
+    """
+    if name == FORWARD_HOOKS and isinstance(value, Mapping):
+        return all(
+            getattr(hook, "__module__", None) == "transformers.utils.output_capturing" for hook in value.values()
+        )
+    return name == HOOKS_INSTALLED
+
+
 def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Skip:
     """For trials: what a `Snapshot` restores of these modules and optimizers."""
     known = {id(inner) for module in modules for inner in module.modules()} | set(map(id, optimizers))
@@ -139,7 +154,7 @@ def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimiz
             return name in _OF_OPTIMIZERS and (name != "state" or id(owner) in known)
         if id(owner) not in known:
             return False
-        return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED)
+        return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED) or installed_once(name, value)
 
     return skip
 

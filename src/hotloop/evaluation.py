@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
-from hotloop.errors import BadArgument, MemoryWarning
+from hotloop.errors import BadArgument, BatchMisfit, HotloopError, MemoryWarning
 from hotloop.memory.micro_batches import part_of
-from hotloop.memory.oom import surely
-from hotloop.misfit import attempt
+from hotloop.memory.oom import is_out_of_memory, surely
+from hotloop.misfit import REFUSALS, attempt
 from hotloop.objective import (
     Losses,
     Objective,
@@ -27,6 +27,7 @@ from hotloop.objective import (
     compared,
     logits_of,
     losses_of,
+    own_loss,
     shapes_in,
     uniform,
 )
@@ -138,12 +139,14 @@ class Evaluation:
     ) -> Any:
         """What the model gives for every item, in order, joined on the host."""
         call = predict or _output_by_convention
+        written = "model(…)"
         pieces: list[Any] = []  # on the host
         waiting: list[Any] = []  # on the device
         done = 0
         with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(Stream(loader, self._device, origins=False)):
                 items = self._weighing.items_in(batch)
+                written = _written(batch) if predict is None else written
                 found: list[Any] = []
                 some = partial(_add_output, found, self._model, batch, items, call, self._split)
                 work = partial(in_rows, some, items, self.memory)
@@ -151,13 +154,13 @@ class Evaluation:
                 waiting += found
                 done += items
                 if sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_in(waiting)) > ON_DEVICE:
-                    pieces.append(_on_host(waiting))
+                    pieces.append(_on_host(waiting, written))
                     waiting = []
                 tell(plural(done, "item"))
             if waiting:
-                pieces.append(_on_host(waiting))
+                pieces.append(_on_host(waiting, written))
         # What was joined here is an ordinary tensor; an inference tensor could not be trained on.
-        return map_tensors(_joined(pieces), lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
+        return map_tensors(_joined(pieces, written), lambda tensor: tensor.clone() if tensor.is_inference() else tensor)
 
 
 def _output_by_convention(model: nn.Module, batch: Any) -> Any:
@@ -196,12 +199,19 @@ def _is_per_item(output: Any, items: int) -> bool:
     return not all(isinstance(each, Tensor) and each.dim() and len(each) == items for each in output)
 
 
-def _on_host(outputs: list[Any]) -> Any:
+def _written(batch: Any) -> str:
+    """How a person calls the model with such a batch."""
+    if isinstance(batch, Mapping):
+        return "model(**batch)"
+    return "model(batch[0])" if isinstance(batch, list | tuple) else "model(batch)"
+
+
+def _on_host(outputs: list[Any], written: str) -> Any:
     """Outputs of several batches as one, on the host."""
-    return map_tensors(_joined(outputs), torch.Tensor.cpu)
+    return map_tensors(_joined(outputs, written), torch.Tensor.cpu)
 
 
-def _joined(outputs: list[Any], path: str = "the output") -> Any:
+def _joined(outputs: list[Any], written: str, path: str = "the output") -> Any:
     """Outputs one after the other: tensors as one tensor, of tuples and dicts each part, of items their list."""
     first = outputs[0]
     if isinstance(first, _PerItem):
@@ -210,38 +220,39 @@ def _joined(outputs: list[Any], path: str = "the output") -> Any:
         try:
             return torch.cat([each.unsqueeze(0) if each.dim() == 0 else each for each in outputs])
         except RuntimeError as error:
-            raise _ragged(outputs, path) or error from error
+            raise _ragged(outputs, written, path) or error from error
     if isinstance(first, Mapping):
-        _check_alike(path, [sorted(map(str, each)) for each in outputs])
-        return {key: _joined([each[key] for each in outputs], f"{path}[{key!r}]") for key in first}
+        _check_alike(path, written, [sorted(map(str, each)) for each in outputs])
+        return {key: _joined([each[key] for each in outputs], written, f"{path}[{key!r}]") for key in first}
     if isinstance(first, list | tuple):
-        _check_alike(path, [len(each) for each in outputs])
-        return tuple(_joined([each[i] for each in outputs], f"{path}[{i}]") for i in range(len(first)))
+        _check_alike(path, written, [len(each) for each in outputs])
+        return tuple(_joined([each[i] for each in outputs], written, f"{path}[{i}]") for i in range(len(first)))
     raise BadArgument(
         f"{path} is {an(type(first).__name__)}, which cannot be joined",
-        fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+        fix=f"say which tensors are wanted: predict=lambda model, batch: {written}.…",
     )
 
 
-def _check_alike(path: str, parts: list[Any]) -> None:
+def _check_alike(path: str, written: str, parts: list[Any]) -> None:
     """Refuse outputs that have other parts in another batch."""
     if others := [each for each in parts if each != parts[0]]:
         raise BadArgument(
             f"{path} has the parts {parts[0]} in one batch and {others[0]} in another, which cannot be joined",
-            fix="say which tensors are wanted: predict=lambda model, batch: model(batch).…",
+            fix=f"say which tensors are wanted: predict=lambda model, batch: {written}.…",
         )
 
 
-def _ragged(outputs: list[Tensor], path: str) -> BadArgument | None:
+def _ragged(outputs: list[Tensor], written: str, path: str) -> BadArgument | None:
     """The error to raise for tensors whose shapes differ from batch to batch; None where that is not what is wrong."""
     shapes = dict.fromkeys(tuple(each.shape) for each in outputs if not each.is_nested)
     rest = list({shape[1:]: shape for shape in shapes}.values())
     if len(rest) < 2:
         return None
+    whole = ".logits" if "**" in written else ""  # what is taken of models that are called so
     return BadArgument(
         f"{path} has the shape {rest[0]} in one batch and {rest[1]} in another, which cannot be joined",
         fix='pad it to one length, or make a dict for each item: predict=lambda model, batch: [{"output": row} for row'
-        " in model(batch)]",
+        f" in {written}{path.removeprefix('the output') or whole}]",
     )
 
 
@@ -250,10 +261,16 @@ def check_metrics(metrics: Metrics | None) -> None:
     if metrics is None:
         return
     if not isinstance(metrics, Mapping):
-        raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix='give names: metrics={"accuracy": accuracy}')
+        whole = isinstance(metrics, nn.ModuleDict)  # a MetricCollection of torchmetrics, whose metrics have names
+        fix = 'give it a name: metrics={"all": collection}' if whole else 'give names: metrics={"accuracy": accuracy}'
+        raise BadArgument(f"metrics is {an(type(metrics).__name__)}", fix=fix)
     if "loss" in metrics:
         raise BadArgument("a metric is called 'loss', as the loss itself is", fix="give the metric another name")
     for name, metric in metrics.items():
+        if isinstance(metric, type):
+            raise BadArgument(
+                f"metric {name!r} is the class {metric.__name__}", fix=f"make one of it: {metric.__name__}(…)"
+            )
         missing = [method for method in ("to", "reset", "update") if not hasattr(metric, method)]
         if hasattr(metric, "compute") and missing:
             raise BadArgument(
@@ -284,10 +301,15 @@ def _score(
     (part, _) = part_of(batch, items, rows, split)
     if count < items and tally.is_to_compare and split != "items":
         tally.compare(model, part, count, objective, predict, split)
+    outputs: list[Any] = []
+    calls_alike = objective is own_loss and predict is predict_by_convention
+    if calls_alike and isinstance(part, Mapping) and "labels" in part and tally.wants_output:
+        objective = partial(own_loss, keep=outputs.append)  # metrics are of the same pass
     if objective is not None:
         tally.add_losses(*tally.read(shapes_in(part), count, partial(_losses, objective, model, part)))
     if tally.wants_output:
-        tally.add(*predict(model, part), items=count)
+        pair = (outputs[-1], part["labels"]) if outputs else predict(model, part)
+        tally.add(*pair, items=count)
 
 
 def _losses(objective: Objective, model: nn.Module, batch: Any, mode: TorchFunctionMode | None) -> Losses:
@@ -364,8 +386,13 @@ class _Tally:
         return bool(self._stateful or self._means or self._loss)
 
     def add(self, output: Any, target: Any, *, items: int) -> None:
-        for metric in self._stateful.values():
-            metric.update(logits_of(output), target)
+        for name, metric in self._stateful.items():
+            try:
+                metric.update(logits_of(output), target)
+            except REFUSALS as error:
+                if isinstance(error, HotloopError | AttributeError) or is_out_of_memory(error):
+                    raise
+                raise _refused(name, metric, logits_of(output), target, error) from error
         for name, function in self._means.items():
             value = function(logits_of(output), target)
             try:  # a tuple is (values, weights), as of training metrics
@@ -490,6 +517,26 @@ class _Tally:
                 metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
 
 
+def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchMisfit:
+    """The error to raise for what a metric of torchmetrics raised."""
+    given = [
+        f"{kind} of shape {tuple(each.shape)}"
+        if isinstance(each, Tensor)
+        else f"{kind} that is {an(type(each).__name__)}"
+        for kind, each in (("an output", output), ("a target", target))
+    ]
+    change = "…"
+    if isinstance(output, Tensor) and isinstance(target, Tensor):
+        if output.shape == (*target.shape, 1):
+            change = "output.squeeze(-1)"
+        elif output.shape[:-1] == target.shape:  # as Hugging Face models of tokens give them
+            change = "output.movedim(-1, 1)"
+    return BatchMisfit(
+        f"metric {name!r}, {type(metric).__name__}, refuses {' and '.join(given)}: {error}",
+        fix=f"change them in a class of your own: def update(self, output, target): super().update({change}, target)",
+    )
+
+
 def _seen(name: str, every: list[Any]) -> float:
     return sum((float(each[name][1]) for each, _ in every if name in each), 0.0)
 
@@ -503,8 +550,15 @@ def _owners(metric: Any) -> Iterable[Any]:
 def _named(name: str, computed: Any) -> dict[str, Tensor]:
     """What a metric computed, flat: most give a tensor, some a dict of them."""
     if isinstance(computed, Mapping):
-        return {f"{name}/{key}": torch.as_tensor(value) for key, value in computed.items()}
-    return {name: torch.as_tensor(computed)}
+        return {key: each for part, value in computed.items() for key, each in _named(f"{name}/{part}", value).items()}
+    try:
+        return {name: torch.as_tensor(computed)}
+    except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
+        raise BadArgument(
+            f"metric {name!r} computed {an(type(computed).__name__)} that is not made of single numbers",
+            fix="give one that computes a number or a tensor; for a curve, loop.predict gives the outputs to compute it"
+            " from",
+        ) from error
 
 
 @contextmanager

@@ -106,9 +106,15 @@ def _alike(output: Tensor, target: Tensor) -> Tensor:
 
 def _check(output: Tensor, target: Tensor) -> None:
     if output.dim() != target.dim() + 1 or output.shape[:1] + output.shape[2:] != target.shape:
+        fix = "give (items, classes, …) and (items, …), as cross entropy takes them"
+        if output.shape[:-1] == target.shape:  # as Hugging Face models of tokens give them
+            fix = (
+                "the classes are the last dimension of the output, and belong into dimension 1: lambda output, target:"
+                " accuracy(output.movedim(-1, 1), target); of a language model, output[:, :-1] and target[:, 1:]"
+            )
         raise BadArgument(
             f"an output of shape {tuple(output.shape)} is not the classes of a target of shape {tuple(target.shape)}",
-            fix="give (items, classes, …) and (items, …), as cross entropy takes them",
+            fix=fix,
         )
 
 

@@ -2,6 +2,7 @@
 
 import dis
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from hotloop.placement.sites import variables
 from hotloop.text import plural
 
 T = TypeVar("T")
-_TORCH = str(Path(torch.__file__).parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep  # torchmetrics and torchvision are others
 # What layers call the size that their input must have, and which size that is.
 _EXPECTATIONS = (
     ("in_features", "the last size"),
@@ -34,7 +35,8 @@ _EXPECTATIONS = (
 
 # Losses whose target is the number of a class, as their modules and functions are named.
 _OF_CLASSES = ("crossentropy", "nll", "multimargin")
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError)  # what torch raises where a batch does not fit
+# What torch raises where a batch does not fit; the last, what code for tensors does that is given a dict.
+REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
 
 
 def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> T:
@@ -59,6 +61,8 @@ def explanation(
         return None
     if isinstance(error, torch.AcceleratorError):
         return _assert_on_device(error, where)
+    if isinstance(error, AttributeError):
+        return _about_inputs_together(error, batch, where)
     stack = list(_frames(error.__traceback__))
     if not stack or _raised_by_hand(error.__traceback__):
         return None
@@ -82,6 +86,20 @@ def explanation(
     what, fix = owner
     shapes = "; ".join(f"{name} {_shape(t)}" for name, t in tensors_in(batch))
     return BatchMisfit(f"{where} does not fit: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
+
+
+def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> HotloopError | None:
+    """For batches `(inputs, target)` whose inputs are a dict, and a model that takes them one by one."""
+    inputs = batch[0] if isinstance(batch, list | tuple) and len(batch) == 2 else None
+    if not isinstance(inputs, Mapping) or error.obj is not inputs:
+        return None
+    kind = type(inputs).__name__
+    return BatchMisfit(
+        f"{where} does not fit: the model was given the {kind} of its inputs as one argument, and took it for a tensor"
+        f"\n  the {kind} has: {', '.join(map(str, inputs))}",
+        fix="say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: loss(model(**batch[0]),"
+        " batch[1])), with .logits of Hugging Face models",
+    )
 
 
 def _frames(trace: TracebackType | None) -> Iterator[FrameType]:

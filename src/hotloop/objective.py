@@ -159,7 +159,7 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
         _check_arguments(objective)
         return objective
     if loss is None:
-        return _own_loss
+        return own_loss
 
     compare = compared(loss)
 
@@ -231,8 +231,9 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         return model(*inputs), target
     raise BadArgument(
         f"a batch that is {_kind(batch)} is not (input, …, target), nor a dict with 'labels'",
-        fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, predict= for metrics; a loader"
-        " gives whole batches: DataLoader(TensorDataset(x, y), batch_size=32), or [(x, y)] for a single one",
+        fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, evaluate(…, predict=…) for"
+        " metrics; a loader gives whole batches: DataLoader(TensorDataset(x, y), batch_size=32), or [(x, y)] for a"
+        " single one",
     )
 
 
@@ -279,10 +280,11 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return torch.autocast(device.type, dtype=HALF_PRECISIONS[precision])
 
 
-def _own_loss(model: nn.Module, batch: Any) -> Tensor:
+def own_loss(model: nn.Module, batch: Any, keep: Callable[[Any], object] | None = None) -> Tensor:
     """For models that compute their loss: `model(**batch)`, `model(*batch)` or `model(batch)`, whichever they take.
 
     They may return the loss, something with `.loss` or `["loss"]`, or a tuple in which it is the only single number.
+    `keep` is given all that they return.
     """
     if isinstance(batch, Mapping):
         call, output = "model(**batch)", model(**batch)
@@ -290,6 +292,8 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
         call, output = "model(*batch)", model(*batch)
     else:
         call, output = "model(batch)", model(batch)
+    if keep is not None:
+        keep(output)
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is None and isinstance(output, Tensor):
         loss = output
@@ -299,6 +303,13 @@ def _own_loss(model: nn.Module, batch: Any) -> Tensor:
         single = [t for t in single if t.dim() == 0] or single  # a batch of one item may have an output of one number
         loss = single[0] if len(single) == 1 else None
     if not isinstance(loss, Tensor) or loss.numel() != 1:
+        if loss is None and isinstance(batch, Mapping) and "labels" not in batch and hasattr(output, "loss"):
+            raise BadArgument(
+                f"{type(model).__name__} returned no loss: it computes one where the batch has the targets, and this"
+                f" one has {', '.join(map(str, batch))}",
+                fix='add them under the name that its forward has, mostly "labels" (for CLIP: "return_loss": True), in'
+                " the dataset or in collate_fn; or say what the loss is: objective=lambda model, batch: …",
+            )
         raise BadArgument(
             f"{type(model).__name__} was called as {call} and returned {_kind(output)}, in which no loss was found",
             fix="give loss=nn.CrossEntropyLoss() or another criterion, or say where the loss is:"

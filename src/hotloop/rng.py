@@ -63,6 +63,12 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
+def draw(count: int) -> None:
+    """Take so many numbers from the generators of Python and NumPy, so that others come after."""
+    np.random.random(count)
+    random.randbytes(8 * count)  # noqa: S311
+
+
 class RngStates:
     """The states of all global generators, and of others that are given, at one moment."""
 

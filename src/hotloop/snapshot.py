@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import buffers_of, foreach_add_, foreach_copy_, map_leaves, parameters_of, version_of
+from hotloop.attributes import HOOKS_INSTALLED
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
 from hotloop.placement import tensors_in
@@ -143,7 +144,7 @@ class _Module(_Same):
 
     def restore(self) -> None:
         attributes, buffers = vars(self._module), buffers_of(self._module)
-        for added in attributes.keys() - self._names:
+        for added in attributes.keys() - self._names - {HOOKS_INSTALLED}:
             del attributes[added]
         attributes.update(self._values)
         buffers.clear()
@@ -572,7 +573,8 @@ class PassSnapshot:
 
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
-_OF_MODULES = frozenset((*vars(nn.Module()), "params"))  # what every module or group has: looked after elsewhere
+# What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
+_OF_MODULES = frozenset((*vars(nn.Module()), "params", HOOKS_INSTALLED))
 _VALUES = (*_PLAIN, tuple, frozenset)
 
 
@@ -581,7 +583,8 @@ def _plain_values(module: nn.Module) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(module).items()
-        if isinstance(value, _PLAIN) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter))
+        if name != HOOKS_INSTALLED
+        and (isinstance(value, _PLAIN) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
     }
 
 

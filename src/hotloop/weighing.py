@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import BUFFERS, MODULES, PARAMETERS, BatchNorm, DispatchMode, accumulated_hooks, schema_of
-from hotloop.effects import Skip, look
+from hotloop.effects import Skip, installed_once, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.micro_batches import bounds, items_along, part_of
 from hotloop.memory.oom import clear, is_capturing, is_out_of_memory
@@ -22,7 +22,7 @@ from hotloop.objective import Losses, Objective, items_in, logits_of, losses_of,
 from hotloop.placement import map_tensors
 from hotloop.plan import Split
 from hotloop.reductions import Classes, Reduction, ReductionMode, eager, total_of
-from hotloop.rng import Generator
+from hotloop.rng import Generator, draw, host_rngs, same_state
 from hotloop.snapshot import PassSnapshot
 from hotloop.text import shorten
 
@@ -32,6 +32,7 @@ SHAPES = 8  # of batches whose first cut is compared; later ones are like them
 EXACT = 5e-5  # relative difference that rounding in fp32 explains
 TF32 = 2e-3  # the same for products of rounded inputs
 HALVED = 2e-2  # the same for numbers of half the precision
+DRAWS = 3  # passes that tell how much a loss depends on chance
 _HALF = (torch.bfloat16, torch.float16)
 _NOTHING = nullcontext()
 _HOW_TO_SAY = (
@@ -87,7 +88,9 @@ class Weighing:
         self.split = split
         self.may_probe: Callable[[], bool] = lambda: True
         self.roots: Callable[[], Mapping[str, object]] | None = None
-        self._effects: list[str] | None = None  # what a call of the objectives changes for good; None: not known yet
+        self._effects: list[str] | None = None  # what each call of the objectives changes; None: not known yet
+        self._first: list[str] = []  # what the first call changed, which may be done once, as by one that fills a cache
+        self._called_once_more = False  # that call was no step's
         self._sums, self._later, self._compiles = sums, later, compiles
         self._known: dict[str, _Known] = {}
         self._told: set[str] = set()
@@ -95,6 +98,7 @@ class Weighing:
     def take_over(self, other: "Weighing") -> None:
         """Know what another has found out about the same objectives."""
         self.may_probe, self.roots, self._effects = other.may_probe, other.roots, other._effects
+        self._first, self._called_once_more = other._first, other._called_once_more
         self._known, self._told = other._known, other._told
 
     def items_in(self, batch: Any) -> int:
@@ -141,15 +145,10 @@ class Weighing:
         if items < 2 or not self._may_be_called() or is_capturing():
             return None
         looked = self._looking(probe.modules)
+        self._called_once_more |= looked is not None
         parts = max(items // 3, min(2, items - 1)) if size is None else size
         comparison = probe.compared(batch, items, parts, self.split, partial(self._settle, looked))
         if comparison is None:
-            if self._effects and looked is not None:
-                self._tell(
-                    "effects",
-                    f"your code changes {shorten(self._effects, 3)} in each call, and was called once more than the"
-                    " step does, to compare the loss of the whole batch with that of its micro-batches",
-                )
             return None
         verdict = comparison.verdict(sums=self._sums)
         known.undecided = known.undecided + 1 if comparison.is_undecided and verdict.differs is None else 0
@@ -222,7 +221,17 @@ class Weighing:
     def _settle(self, looked: Callable[[], list[str]] | None) -> bool:
         """After a call that was looked at; whether the code may be called again."""
         if looked is not None and self._effects is None:
-            self._effects = looked()
+            changed = looked()
+            if changed and not self._first:
+                self._first = changed
+                return False
+            self._effects = changed
+            if changed and self._called_once_more:
+                self._tell(
+                    "effects",
+                    f"your code changes {shorten(changed, 3)} in each call, and was called once more than the step"
+                    " does, to compare the loss of the whole batch with that of its micro-batches",
+                )
         return not self._effects
 
     def _may_be_called(self) -> bool:
@@ -311,7 +320,7 @@ def _restored(modules: Sequence[nn.Module]) -> Skip:
         if isinstance(owner, Optimizer):
             return name != "param_groups"  # no call of an objective steps it, but one may change its rates
         inner = id(owner) in known and name != MODULES
-        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, kinds))
+        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, kinds) or installed_once(name, value))
 
     return skip
 
@@ -364,6 +373,7 @@ class _Loss:
     weight: float | None = None  # that the person's own cut gave
     is_counted: bool = False
     rounding: float = EXACT  # relative difference that the precision explains
+    draws: bool = False  # whether numbers were drawn from Python or NumPy, which no constants stand for
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,6 +383,7 @@ class LossComparison:
     whole: _Loss
     parts: tuple[_Loss, ...]
     error: str | None = None  # what the micro-batches raised, and the whole did not
+    chance: float = 0.0  # difference that other draws from Python or NumPy explain
 
     @property
     def is_undecided(self) -> bool:
@@ -397,7 +408,8 @@ class LossComparison:
         if all(part.reading.kind == "mean" and not part.reading.count for part in self.parts):
             return Verdict(ways[0][1])  # every target is ignored: there is nothing to compare
         for _, way, (value, scale) in ways:
-            if abs(value - self.whole.value) <= self._tolerance * max(scale, abs(self.whole.value)) + 1e-7:
+            rounding = self._tolerance * max(scale, abs(self.whole.value))
+            if abs(value - self.whole.value) <= rounding + self.chance + 1e-7:
                 return Verdict(way)
         how, way, (value, _) = ways[0]
         return Verdict(
@@ -513,11 +525,20 @@ class Probe:
                 raise
             said = (str(error).strip().splitlines() or [""])[0]
             return LossComparison(whole, tuple(parts), f"{type(error).__name__}: {said}")
-        return LossComparison(whole, tuple(parts))
+        return LossComparison(whole, tuple(parts), chance=self._chance(batch, whole, context) if whole.draws else 0.0)
 
-    def _loss(self, batch: Any, items: int, context: Any, *, grad: bool) -> _Loss:
+    def _chance(self, batch: Any, whole: _Loss, context: Any) -> float:
+        """By how much the loss differs between draws: masks of parts are others than those of the whole batch."""
+        counts = [1000 * n for n in range(1, DRAWS + 1)]  # after a few, NumPy's permutations are often the same
+        others = [self._loss(_fresh(batch), whole.items, context, grad=False, drawn=count) for count in counts]
+        return 3 * max(abs(other.value - whole.value) for other in others)
+
+    def _loss(self, batch: Any, items: int, context: Any, *, grad: bool, drawn: int = 0) -> _Loss:
+        """The loss of a batch, after so many numbers were `drawn` from Python and NumPy."""
         before = PassSnapshot(self.modules, self.device)
         before.take()
+        draw(drawn)
+        states = _host_states()
         settled, watch = _Settled(), ReductionMode(items, guards=True)
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
@@ -531,10 +552,16 @@ class Probe:
                     reading = replace(reading, count=float(reading.count.detach().double().item()), bare=None)
             tf32 = _tf32(self.device) or (settled.convolves and self.device.type == "cuda")
             rounding = HALVED if settled.rounds else TF32 if tf32 else EXACT
-            return _Loss(value, items, reading, None, losses.is_counted, rounding)
+            draws = not same_state(states, _host_states())
+            return _Loss(value, items, reading, None, losses.is_counted, rounding, draws)
         finally:
             watch.forget()
             before.restore()
+
+
+def _host_states() -> dict[str, Any]:
+    """The states of the generators of Python and NumPy."""
+    return {name: rng.get_state() for name, rng in host_rngs().items() if name != "torch"}
 
 
 class _Useless(Exception):

@@ -427,6 +427,35 @@ def test_which_way_is_better_is_told_by_the_name_or_asked_for(best: Any, directi
         assert Goal.of(best, [name]).direction == direction
 
 
+class Halves:
+    """A metric that computes two numbers, as a collection of torchmetrics does."""
+
+    def to(self, device: torch.device) -> "Halves":
+        return self
+
+    def reset(self) -> None:
+        self.seen = 0
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        self.seen += len(target)
+
+    def compute(self) -> dict[str, float]:
+        return {"accuracy": self.seen / 2, "other": 0.0}
+
+
+@pytest.mark.parametrize("dry_run", [None, 1])
+def test_one_of_several_numbers_of_a_metric_may_be_the_best(dry_run: int | None) -> None:
+    loader = [(torch.ones(4, 1), torch.ones(4, 1))]
+    model = nn.Linear(1, 1)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
+    options: dict[str, Any] = {"validate": loader, "metrics": {"val": Halves()}, "progress": False, "dry_run": dry_run}
+    report = loop.fit(loader, best="val/accuracy", **options)
+    assert report.best == hotloop.records.BestEpoch(1, "val/accuracy", 2.0)
+    for missing in ("val", "val/f1"):
+        with pytest.raises(hotloop.errors.HotloopError, match="the evaluation gives loss, val/accuracy, val/other"):
+            loop.fit(loader, best=(missing, "max"), **options)
+
+
 def test_what_an_epoch_costs_does_not_grow_with_those_before_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,5 +1,6 @@
 """`Loop`: the same training as the loop written by hand, on any device, with help when something does not fit."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +12,21 @@ from torch.utils.data import DataLoader
 
 import hotloop
 from hotloop import DeviceMismatch, Loop
-from hotloop.errors import BadArgument, BatchMisfit, DeviceUnavailable, EmptyLoader
+from hotloop.checkpoint import CheckpointWarning
+from hotloop.errors import BadArgument, BatchMisfit, DeviceUnavailable, EmptyLoader, PlanWarning
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=0.01),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1),
+    "groups": lambda m: torch.optim.AdamW(decayed_and_others(m), lr=0.01),
 }
+
+
+def decayed_and_others(model: nn.Module) -> list[dict[str, Any]]:
+    """Weights and then biases, which is not the order of the model."""
+    weights, others = ([p for p in model.parameters() if (p.dim() > 1) == kind] for kind in (True, False))
+    return [{"params": weights, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
 
 
 def by_hand(model, optimizer, loader, *, epochs=2, clip=None, scheduler=None, device="cpu", dtype=None):
@@ -114,6 +123,24 @@ def test_evaluate_by_the_loop(task, sgd) -> None:
     result = loop.evaluate(task.loader(), {"accuracy": lambda o, t: o.argmax(1) == t})
     assert set(result) == {"loss", "accuracy"}
     assert result["loss"] == pytest.approx(F.cross_entropy(model(task.inputs), task.targets).item(), rel=1e-6)
+
+
+def test_hooks_that_transformers_installs_in_the_first_call_are_installed_once(tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=9, n_positions=8, n_embd=8, n_layer=2, n_head=1, bos_token_id=0, output_hidden_states=True
+    )
+    batches = [{"input_ids": (ids := torch.arange(24).view(4, 6) % 9), "labels": ids}] * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PlanWarning)
+        warnings.simplefilter("error", CheckpointWarning)
+        for setting in ({}, {"micro_batch": 2}):
+            model = transformers.GPT2LMHeadModel(config)
+            loop = Loop(model, OPTIMIZERS["sgd"](model), device="cpu", **setting)
+            loop.memory(batches[0])
+            loop.tune(batches, steps=20, progress=False)
+            loop.fit(batches, save=tmp_path / str(len(setting)), dry_run=1, progress=False)
+            assert len(model(**batches[0]).hidden_states) == 3
 
 
 def test_a_hugging_face_model_needs_neither_loss_nor_objective() -> None:

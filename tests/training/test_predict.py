@@ -118,3 +118,36 @@ def test_outputs_that_cannot_be_joined_are_named(predict: Any, words: str) -> No
     with pytest.raises(BadArgument, match=words) as caught:
         loop_of(nn.Linear(3, 2)).predict([X[:5], X[5:]], predict=predict)
     assert "predict=lambda" in str(caught.value.fix)
+
+
+class Answer(dict[str, Any]):
+    """An output as Hugging Face models give it: a dict whose entries are attributes too."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class Texts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, input_ids: Tensor) -> Answer:
+        return Answer({"logits": self.layer(input_ids.unsqueeze(-1))})
+
+
+class Cached(Texts):
+    def forward(self, input_ids: Tensor) -> Answer:
+        return Answer({"last_hidden_state": super().forward(input_ids).logits, "past_key_values": object()})
+
+
+def test_what_cannot_be_joined_says_how_a_model_with_dicts_is_called() -> None:
+    ragged = [{"input_ids": torch.ones(2, length)} for length in (3, 4)]
+    with pytest.raises(BadArgument, match=r"for row in model\(\*\*batch\)\.logits\]"):
+        loop_of(Texts()).predict(ragged)
+    rows = loop_of(Texts()).predict(ragged, predict=lambda model, batch: [{"y": row} for row in model(**batch).logits])
+    assert [len(row["y"]) for row in rows] == [3, 3, 4, 4]
+    with pytest.raises(BadArgument, match=r"'past_key_values'\] is an object(.|\n)*model\(\*\*batch\)\.…"):
+        loop_of(Cached()).predict(ragged[:1])

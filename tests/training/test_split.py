@@ -296,6 +296,48 @@ def test_an_objective_with_state_whose_loss_cannot_be_read_is_told() -> None:
     assert calls == [9] * 4
 
 
+@pytest.mark.parametrize("always", [False, True], ids=["once", "always"])
+def test_what_is_changed_once_is_not_said_to_change_in_each_call(always: bool) -> None:
+    """Classifiers of Hugging Face note the kind of their problem in their config when they are called first."""
+    config: dict[str, int] = {}
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        config["kind"] = config.get("kind", 0) + 1 if always else 1
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    model = network()
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", micro_batch=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PlanWarning)
+        steps(loop, [(numbers(9, 6, seed=number), torch.arange(9) % 3) for number in range(3)])
+    assert [str(each.message).partition(",")[0] for each in caught] == [
+        "your code changes config in each call"
+    ] * always
+
+
+@pytest.mark.parametrize("setting", [{"micro_batch": 3}, {"accumulate": 2}])
+def test_masks_that_numpy_draws_for_each_item_do_not_couple_them(setting: dict[str, int]) -> None:
+    def masked(model: nn.Module, batch: Any) -> Tensor:
+        mask = np.stack([np.random.permutation(6) > 0 for _ in batch[0]])
+        return F.cross_entropy(model(batch[0] * torch.from_numpy(mask)), batch[1])
+
+    def coupled(model: nn.Module, batch: Any) -> Tensor:
+        rows = F.normalize(model(batch[0] + 0.01 * float(np.random.rand())), dim=1)
+        return F.cross_entropy(rows @ rows.T, torch.arange(len(rows)))
+
+    batches = [(numbers(9, 6, seed=number), torch.arange(9) % 3) for number in range(4)]
+    for objective, words in ((masked, None), (coupled, "not that of its micro-batches")):
+        model = network()
+        loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu", **setting)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", PlanWarning)
+            if words is None:
+                steps(loop, batches)
+                continue
+            with pytest.raises((BadArgument, PlanWarning), match=words):
+                steps(loop, batches)
+
+
 def test_the_plan_can_refuse_every_cut() -> None:
     model = network()
     model.register_forward_hook(_run_out)

@@ -85,6 +85,7 @@ class EagerStep:
         if self._closes:
             _check_closure(trained, plan, across)
         self._updates = 0
+        self._order: dict[nn.Parameter, int] = {}  # places in `model.parameters()`, where there are several groups
         self._earlier: Gradients | None = None  # of the window, out of reach of a pass that may fail
         self._captured_weight: Tensor | None = None  # of a captured window, so far
         self._captured_window: Window | None = None  # after one captured batch
@@ -175,7 +176,7 @@ class EagerStep:
             for optimizer in optimizers if self._scales and clips else ():
                 surely(partial(scaler.unscale_, optimizer), self._device)
             if most is not None:
-                self.norm = _clip(self.trained.parameters, most, self._device)
+                self.norm = _clip(self._in_order(), most, self._device)
             elif self.asks_for_norm and not self.is_capturing:
                 self.asks_for_norm = False
                 if not any(p.grad is not None and p.grad.is_sparse for p in self.trained.parameters):
@@ -225,12 +226,22 @@ class EagerStep:
                     loss = uniform(self.objective(self.model, batch), batch, self.trained.name).total
                 loss.backward(inputs=inputs)
             if self._plan.clip_norm is not None:
-                _clip(parameters, self._plan.clip_norm, self._device)
+                _clip(self._in_order(), self._plan.clip_norm, self._device)
             if self._plan.clip_value is not None:
                 _clip_values(parameters, self._plan.clip_value, self._device)
             return loss.detach()
 
         return closure
+
+    def _in_order(self) -> list[nn.Parameter]:
+        """The weights as `model.parameters()` has them: in the order of several groups a norm rounds otherwise."""
+        parameters = self.trained.parameters
+        if sum(len(optimizer.param_groups) for optimizer in self.trained.optimizers) < 2:
+            return parameters
+        if not self._order.keys() >= {*parameters}:
+            every = dict.fromkeys((*self.model.parameters(), *parameters))
+            self._order = {parameter: number for number, parameter in enumerate(every)}
+        return sorted(parameters, key=self._order.__getitem__)
 
     @property
     def _inputs(self) -> list[nn.Parameter] | None:

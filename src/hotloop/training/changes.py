@@ -32,6 +32,7 @@ from hotloop._torch import (
     parameters_of,
 )
 from hotloop.attributes import (
+    HOOKS_INSTALLED,
     LOST,
     ROOM,
     FlattenedValue,
@@ -45,7 +46,7 @@ from hotloop.attributes import (
 )
 from hotloop.checkpoint.tree import pack
 from hotloop.data.rng import is_stateful
-from hotloop.effects import ReachableState, is_ours, look
+from hotloop.effects import ReachableState, installed_once, is_ours, look
 from hotloop.errors import BadArgument
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
@@ -216,7 +217,7 @@ class Changes:
             if room is None:
                 return False
             if isinstance(owner, nn.Module) and name in _of_modules():
-                return name in (PARAMETERS, BUFFERS)
+                return name in (PARAMETERS, BUFFERS) or installed_once(name, value)
             return parts_of(value, room) is not None or (isinstance(value, Tensor) and value.grad_fn is not None)
 
         return look(roots, holds, chain(known, self.known, self._weights()))
@@ -420,7 +421,7 @@ def _internals_of(owner: object) -> frozenset[str]:
 @cache
 def _of_modules() -> frozenset[str]:
     """Attributes that every module has, and that are somebody else's affair; its mode is not."""
-    return frozenset(vars(nn.Module())) - {"training"}
+    return (frozenset(vars(nn.Module())) | {HOOKS_INSTALLED}) - {"training"}
 
 
 @cache

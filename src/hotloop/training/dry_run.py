@@ -147,6 +147,7 @@ class DryRun:
             with self._first(self.validate, self.steps) as batches:
                 some = list(batches)
             scores = self.loop.evaluate(some, self.metrics)
+            self.hooks.goal.check(scores)
         length = length_of(self.validate)
         return scores, (time.perf_counter() - start) / self.steps * max(length or 0, self.steps)
 

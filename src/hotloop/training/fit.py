@@ -511,6 +511,8 @@ class Fit:
         """Evaluate after an epoch and keep what it gave."""
         if whole and validate is not None:
             epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
+            if epoch.metrics:
+                self.hooks.goal.check(epoch.metrics)
         if whole and not self._cut_short:
             self.core.schedule.after_evaluation(epoch, metrics)
         self.epochs.append(epoch)

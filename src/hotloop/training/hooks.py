@@ -1,7 +1,7 @@
 """Hooks of a run, told of its steps and epochs; which epoch is the best, early stopping, EMA."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -119,13 +119,12 @@ class Goal:
         """
         name, direction = best if isinstance(best, tuple) and len(best) == 2 else (best, None)
         known = ["loss", *metrics]
+        several = [n for n, m in metrics.items() if hasattr(m, "compute")] if isinstance(metrics, Mapping) else []
+        is_part = isinstance(name, str) and name.startswith(tuple(f"{each}{mark}" for each in several for mark in "/["))
         if not isinstance(name, str) or (direction not in ("min", "max") and direction is not None):
             raise BadArgument(f"best={best!r}", fix='give the name of a metric, or ("name", "max")')
-        if name not in known:
-            raise BadArgument(
-                f"best={name!r}, and the evaluation gives {', '.join(known)}",
-                fix="name one of them, or add it to metrics=",
-            )
+        if name not in known and not is_part:  # of several values, which are not known yet
+            raise _unknown(name, known)
         words = set(name.lower().replace("-", "_").replace("/", "_").replace("@", "_").split("_"))
         if direction is None and any(word.startswith(_HIGHER) for word in words):
             direction = "max"
@@ -141,6 +140,11 @@ class Goal:
     def __str__(self) -> str:
         return f"{self.direction} {self.metric}"
 
+    def check(self, scores: Mapping[str, float]) -> None:
+        """Refuse a metric that an evaluation did not give, since it gave several values under that name."""
+        if self.metric not in scores and self.metric != "loss":  # which turns do not have
+            raise _unknown(self.metric, scores)
+
     def score(self, epoch: Epoch) -> float:
         """Lower is better; of an epoch that has no such number, or none that is one, infinity."""
         value = epoch.metrics.get(self.metric, math.nan)
@@ -152,6 +156,12 @@ class Goal:
         if best is None or last.number - best.epoch < patience:
             return None
         return f"no better {self.metric} in {plural(patience, 'epoch')}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> BadArgument:
+    return BadArgument(
+        f"best={name!r}, and the evaluation gives {', '.join(known)}", fix="name one of them, or add it to metrics="
+    )
 
 
 class BestSoFar:
