@@ -60,8 +60,8 @@ _CLOSED = (  # nothing in these is a person's state
     logging.Logger,
     logging.Handler,
 )
-# What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _CAPTURING = "transformers.utils.output_capturing"
+# What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
 
 Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
@@ -139,9 +139,7 @@ def installed_once(name: str, value: object) -> bool:
     The hooks stay, and so does the mark that they are there: without it each call that was undone would add others.
     """
     if name == FORWARD_HOOKS and isinstance(value, Mapping):
-        return all(
-            getattr(hook, "__module__", None) == "transformers.utils.output_capturing" for hook in value.values()
-        )
+        return all(getattr(hook, "__module__", None) == _CAPTURING for hook in value.values())
     return name == HOOKS_INSTALLED
 
 

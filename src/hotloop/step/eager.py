@@ -85,7 +85,7 @@ class EagerStep:
         if self._closes:
             _check_closure(trained, plan, across)
         self._updates = 0
-        self._order: dict[nn.Parameter, int] = {}  # places in `model.parameters()`, where there are several groups
+        self._ordered: tuple[tuple[int, ...], list[nn.Parameter]] = ((), [])  # as in `model.parameters()`, by their ids
         self._earlier: Gradients | None = None  # of the window, out of reach of a pass that may fail
         self._captured_weight: Tensor | None = None  # of a captured window, so far
         self._captured_window: Window | None = None  # after one captured batch
@@ -238,10 +238,12 @@ class EagerStep:
         parameters = self.trained.parameters
         if sum(len(optimizer.param_groups) for optimizer in self.trained.optimizers) < 2:
             return parameters
-        if not self._order.keys() >= {*parameters}:
+        ids = tuple(map(id, parameters))
+        if ids != self._ordered[0]:
+            trained = set(ids)
             every = dict.fromkeys((*self.model.parameters(), *parameters))
-            self._order = {parameter: number for number, parameter in enumerate(every)}
-        return sorted(parameters, key=self._order.__getitem__)
+            self._ordered = (ids, [each for each in every if id(each) in trained])
+        return self._ordered[1]
 
     @property
     def _inputs(self) -> list[nn.Parameter] | None:
