@@ -101,8 +101,6 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
         known = [p for p in group["params"] if not is_lazy(p)]
         if not all(map(_is_dense, known)):
             return f"{name} holds weights with gaps in memory, such as slices"
-        if any(p.grad is not None and strides_of(p.grad) != strides_of(p) for p in known):
-            return f"{name} is given gradients with other strides than their weights"
     return None
 
 
