@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import io
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -133,3 +135,20 @@ def test_a_model_is_freed_with_its_plan() -> None:
     del model, optimizer, loop
     gc.collect()
     assert [each() for each in there] == [None] * 3
+
+
+def test_a_copy_of_a_model_with_a_plan_can_be_scripted() -> None:
+    model = network()
+    loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    x = next(iter(data()))[0]
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is deprecated
+            scripted = torch.jit.script(other)
+        torch.testing.assert_close(scripted(x), model(x))
+        with torch.no_grad():
+            other[0].weight.zero_()
+        assert not torch.equal(other(x), model(x)), "it computes with the weights of another"
