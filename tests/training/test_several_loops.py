@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector, prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
@@ -135,6 +136,25 @@ def test_a_model_is_freed_with_its_plan() -> None:
     del model, optimizer, loop
     gc.collect()
     assert [each() for each in there] == [None] * 3
+
+
+def test_between_fits_a_model_whose_plan_nobody_asked_for_is_as_it_was() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    loop = loop_of(model, optimizer, "auto")
+    loop._core.carry_out(PLAN, "as the tuner would")
+    planned: list[bool] = []
+    for _ in range(2):
+        loop.fit(data(), epochs=1, progress=False, on_step=lambda record: planned.append(is_planned(model, optimizer)))
+        assert not is_planned(model, optimizer)
+        prune.l1_unstructured(model[0], "weight", 0.5)  # flattens the weight by `view`
+        prune.remove(model[0], "weight")
+        parameters_to_vector(model.parameters())
+        assert copy.deepcopy(optimizer).param_groups[0]["fused"] is None
+    assert planned == [True] * 6
+    assert loop.plan == PLAN
+    loop.step(next(iter(data())))
+    assert is_planned(model, optimizer)
 
 
 def test_a_copy_of_a_model_with_a_plan_can_be_scripted() -> None:
