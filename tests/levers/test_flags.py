@@ -145,3 +145,23 @@ def test_what_hooks_put_into_another_memory_format_is_trained_with_as_by_hand(
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     hooks = [step_hooks(optimizer) for optimizer in optimizers]
     assert len(hooks[0]) == len(hooks[1]), "one is left behind"
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_layers_that_are_unfrozen_later_are_trained_as_by_hand(nesterov: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    models = [model, copy.deepcopy(model)]
+    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "nesterov": nesterov}
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, **options) for model in models]
+    for model in models:
+        model[0].requires_grad_(False)
+    loop = hotloop.Loop(models[0], optimizers[0], nn.MSELoss(), plan=Plan("cpu", fused=True))
+    loop.fit(data(), epochs=3, progress=False, on_epoch=lambda record: record.model.requires_grad_(True) and None)
+    for _ in range(3):
+        for x, y in data():
+            optimizers[1].zero_grad()
+            nn.functional.mse_loss(models[1](x), y).backward()
+            optimizers[1].step()
+        models[1].requires_grad_(True)
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

@@ -1,6 +1,6 @@
 """How an optimizer computes (`fused`, `foreach`, `capturable`), and where it has its state: the affair of a plan."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -119,35 +119,51 @@ def settle_state(optimizer: Optimizer) -> None:
                     state[name] = _as_its_weight(value, parameter)
 
 
-def settle_strides(optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
-    """Before steps: give gradients and state the strides of their weights, side by side with which fused kernels go
-    through them, whatever strides they have. A person's hooks may put others there: a gradient, a weight by `.data`.
+def prepare_fused_steps(optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
+    """Before steps: let fused kernels find what they take for granted, and a person's hooks may have changed.
 
     Optimizers that call hooks first do it after these; the hooks for that, to be removed after the steps.
     """
     added = []
     for optimizer in optimizers:
         if any(group.get("fused") for group in optimizer.param_groups):
-            _settle_strides(optimizer)
+            _prepare(optimizer)
             if step_hooks(optimizer) or global_step_hooks():
-                added.append(optimizer.register_step_pre_hook(_settle_strides))
+                added.append(optimizer.register_step_pre_hook(_prepare))
     return added
 
 
-def _settle_strides(optimizer: Optimizer, *_: Any) -> None:
-    states = optimizer.state
+def _prepare(optimizer: Optimizer, *_: Any) -> None:
     for group in optimizer.param_groups:
-        for parameter in group["params"] if group.get("fused") else ():
-            gradient = parameter.grad
-            if gradient is None or parameter.dim() < 2 or gradient.is_sparse:
-                continue
-            strides = parameter.stride()
-            if gradient.stride() != strides:
-                parameter.grad = _as_its_weight(gradient, parameter)
-            state = states.get(parameter, {})
-            for name, value in state.items() if isinstance(state, dict) else ():
-                if isinstance(value, Tensor) and value.dim() > 1 and value.stride() != strides:
-                    state[name] = _as_its_weight(value, parameter)
+        if group.get("fused"):
+            _settle_strides(optimizer, group["params"])
+            if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+                _begin_momentum(optimizer, group["params"])
+
+
+def _settle_strides(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Kernels go through a weight, its gradient and its state side by side, whatever strides they have."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None or parameter.dim() < 2 or gradient.is_sparse:
+            continue
+        strides = parameter.stride()
+        if gradient.stride() != strides:
+            parameter.grad = _as_its_weight(gradient, parameter)
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, Tensor) and value.dim() > 1 and value.stride() != strides:
+                state[name] = _as_its_weight(value, parameter)
+
+
+def _begin_momentum(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """SGD's kernel begins with all weights of a group or with none: those that come later, as from frozen layers, get
+    the momentum that makes their first step what it is by hand.
+    """
+    trained = [each for each in parameters if each.grad is not None]
+    late = [each for each in trained if optimizer.state.get(each, {}).get("momentum_buffer") is None]
+    for parameter in late if len(late) < len(trained) else ():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotloop._torch import BatchNorm, unprofiled_step, version_of
 from hotloop.errors import BadArgument, DoesNotFit
-from hotloop.levers.flags import settle_strides
+from hotloop.levers.flags import prepare_fused_steps
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective import Losses, autocast, uniform
 from hotloop.plan import Plan
@@ -183,7 +183,7 @@ class EagerStep:
                     self.norm = norm_of(self.trained.parameters, self._device) / ((not clips and before) or 1.0)
             if most_value is not None:
                 _clip_values(self.trained.parameters, most_value, self._device)
-            hooks = settle_strides(optimizers)
+            hooks = prepare_fused_steps(optimizers)
             try:
                 if closure is not None:
                     optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
