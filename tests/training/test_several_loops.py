@@ -157,6 +157,14 @@ def test_between_fits_a_model_whose_plan_nobody_asked_for_is_as_it_was() -> None
     assert is_planned(model, optimizer)
 
 
+def test_a_hook_that_cannot_flatten_weights_is_told_why() -> None:
+    model = network()
+    loop = loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)
+    with pytest.raises(RuntimeError, match="view size") as raised:
+        loop.fit(data(), progress=False, on_epoch=lambda record: parameters_to_vector(model.parameters()) and None)
+    assert "use reshape in on_epoch" in raised.value.__notes__[0]
+
+
 def test_a_copy_of_a_model_with_a_plan_can_be_scripted() -> None:
     model = network()
     loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)
