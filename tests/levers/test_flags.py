@@ -1,14 +1,16 @@
 """How an optimizer computes is the plan's affair while it is applied, and the person's everywhere else."""
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from hotloop._torch import step_hooks
 from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.flags import FLAGS
 from hotloop.plan import Plan
@@ -86,3 +88,80 @@ def test_groups_that_come_later_are_reverted_too() -> None:
     assert [flags_of(group) for group in optimizer.param_groups] == [OWN, OWN]
     optimizer.param_groups[0]["fused"] = True
     assert optimizer.state_dict()["param_groups"][0]["fused"] is True, "nobody is in between any more"
+
+
+def centred(gradient: Tensor) -> Tensor:
+    """The gradient of a weight without its mean, in the usual memory format."""
+    rows = gradient.flatten(1)
+    return (rows - rows.mean(1, keepdim=True)).reshape(gradient.shape).contiguous()
+
+
+def centre_when_accumulated(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def hook(weight: Tensor) -> None:
+        assert weight.grad is not None
+        weight.grad = centred(weight.grad)
+
+    for layer in (model[0], model[-1]):
+        layer.weight.register_post_accumulate_grad_hook(hook)
+
+
+def centre_before_steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def hook(*_: Any) -> None:
+        for layer in (model[0], model[-1]):
+            layer.weight.grad = centred(layer.weight.grad)
+
+    optimizer.register_step_pre_hook(hook)
+
+
+def replace_weights_and_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def hook(*_: Any) -> None:
+        weight = model[0].weight
+        weight.data = (0.99 * weight.data).contiguous()
+        optimizer.state[weight]["exp_avg"] = optimizer.state[weight]["exp_avg"].contiguous()
+
+    optimizer.register_step_post_hook(hook)
+
+
+@pytest.mark.parametrize("change", [centre_when_accumulated, centre_before_steps, replace_weights_and_state])
+def test_what_hooks_put_into_another_memory_format_is_trained_with_as_by_hand(
+    change: Callable[[nn.Module, torch.optim.Optimizer], None],
+) -> None:
+    dice = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
+    batches = DataLoader(TensorDataset(x, y), 8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    models = [model, copy.deepcopy(model)]
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01, eps=1e-3) for model in models]
+    plan = Plan("cpu", fused=True, channels_last=True)
+    loop = hotloop.Loop(models[0], optimizers[0], nn.CrossEntropyLoss(), plan=plan)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        change(model, optimizer)
+    loop.fit(batches, epochs=3, progress=False)
+    for x, y in [batch for _ in range(3) for batch in batches]:
+        optimizers[1].zero_grad()
+        nn.functional.cross_entropy(models[1](x), y).backward()
+        optimizers[1].step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    hooks = [step_hooks(optimizer) for optimizer in optimizers]
+    assert len(hooks[0]) == len(hooks[1]), "one is left behind"
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_layers_that_are_unfrozen_later_are_trained_as_by_hand(nesterov: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    models = [model, copy.deepcopy(model)]
+    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "nesterov": nesterov}
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1, **options) for model in models]
+    for model in models:
+        model[0].requires_grad_(False)
+    loop = hotloop.Loop(models[0], optimizers[0], nn.MSELoss(), plan=Plan("cpu", fused=True))
+    loop.fit(data(), epochs=3, progress=False, on_epoch=lambda record: record.model.requires_grad_(True) and None)
+    for _ in range(3):
+        for x, y in data():
+            optimizers[1].zero_grad()
+            nn.functional.mse_loss(models[1](x), y).backward()
+            optimizers[1].step()
+        models[1].requires_grad_(True)
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)

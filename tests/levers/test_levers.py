@@ -295,15 +295,13 @@ def test_sparse_gradients_cannot_be_fused() -> None:
     assert why_not("fused", target) == "Adam is given sparse gradients"
 
 
-def test_weights_and_gradients_that_kernels_would_read_in_the_wrong_places_cannot_be_fused() -> None:
+def test_weights_that_kernels_would_read_in_the_wrong_places_cannot_be_fused() -> None:
     table = nn.ParameterList([torch.ones(4, 6).t(), torch.ones(4, 1, 2)[:, :, :1]])
     assert why_not("fused", target := scene(model=table)) == "Adam holds weights with gaps in memory, such as slices"
     table[1].data = torch.ones(4, 1, 1)
     assert why_not("fused", target) is None, "a weight may be transposed"
-    table[0].grad = torch.ones(4, 6).t()
-    assert why_not("fused", target) is None
     table[0].grad = torch.ones(6, 4)
-    assert "gradients with other strides" in str(why_not("fused", target))
+    assert why_not("fused", target) is None, "gradients get the strides of their weights before a step"
 
 
 def test_a_group_that_is_added_later_is_fused_too() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import gc
+import io
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parameters_to_vector, prune
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
@@ -133,3 +136,47 @@ def test_a_model_is_freed_with_its_plan() -> None:
     del model, optimizer, loop
     gc.collect()
     assert [each() for each in there] == [None] * 3
+
+
+def test_between_fits_a_model_whose_plan_nobody_asked_for_is_as_it_was() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    loop = loop_of(model, optimizer, "auto")
+    loop._core.carry_out(PLAN, "as the tuner would")
+    planned: list[bool] = []
+    for _ in range(2):
+        loop.fit(data(), epochs=1, progress=False, on_step=lambda record: planned.append(is_planned(model, optimizer)))
+        assert not is_planned(model, optimizer)
+        prune.l1_unstructured(model[0], "weight", 0.5)  # flattens the weight by `view`
+        prune.remove(model[0], "weight")
+        parameters_to_vector(model.parameters())
+        assert copy.deepcopy(optimizer).param_groups[0]["fused"] is None
+    assert planned == [True] * 6
+    assert loop.plan == PLAN
+    loop.step(next(iter(data())))
+    assert is_planned(model, optimizer)
+
+
+def test_a_hook_that_cannot_flatten_weights_is_told_why() -> None:
+    model = network()
+    loop = loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)
+    with pytest.raises(RuntimeError, match="view size") as raised:
+        loop.fit(data(), progress=False, on_epoch=lambda record: parameters_to_vector(model.parameters()) and None)
+    assert "use reshape in on_epoch" in raised.value.__notes__[0]
+
+
+def test_a_copy_of_a_model_with_a_plan_can_be_scripted() -> None:
+    model = network()
+    loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    x = next(iter(data()))[0]
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is deprecated
+            scripted = torch.jit.script(other)
+        torch.testing.assert_close(scripted(x), model(x))
+        with torch.no_grad():
+            other[0].weight.zero_()
+        assert not torch.equal(other(x), model(x)), "it computes with the weights of another"

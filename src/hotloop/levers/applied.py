@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ def displace_plans(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         plans[0].displace()  # under it another one may show
     for layer in model.modules():
         left = vars(layer).get("forward")  # in a copy of a model: its own, by a way round, which levers would respect
-        if type(left) is partial and left.func is type(layer).forward and left.args == (layer,):
+        if isinstance(left, MethodType) and left.__func__ is type(layer).forward and left.__self__ is layer:
             del vars(layer)["forward"]
 
 

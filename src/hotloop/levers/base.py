@@ -225,7 +225,9 @@ class LayerForward(partial[Any]):
     plan: Any = None  # the `AppliedPlan` that it belongs to, which lives as long as the layer has it
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial, self.before
+        if len(self.before) == 1:
+            return partial, self.before
+        return getattr, (self.before[1], "forward")  # of a copy that has no attributes yet: that of its class
 
     def take_out(self, layer: nn.Module) -> None:
         """Give a layer the one from before."""

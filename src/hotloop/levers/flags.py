@@ -1,6 +1,6 @@
 """How an optimizer computes (`fused`, `foreach`, `capturable`), and where it has its state: the affair of a plan."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from hotloop._torch import global_step_hooks, step_hooks
 from hotloop.levers.base import Undo
 
 FLAGS = ("fused", "foreach", "capturable")
@@ -114,9 +115,63 @@ def settle_state(optimizer: Optimizer) -> None:
                 # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
                 state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()
             for name, value in state.items() if group.get("fused") else ():
-                is_like = isinstance(value, Tensor) and value.shape == parameter.shape
-                if is_like and strides_of(value) != strides_of(parameter):
-                    state[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                if isinstance(value, Tensor):
+                    state[name] = _as_its_weight(value, parameter)
+
+
+def prepare_fused_steps(optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
+    """Before steps: let fused kernels find what they take for granted, and a person's hooks may have changed.
+
+    Optimizers that call hooks first do it after these; the hooks for that, to be removed after the steps.
+    """
+    added = []
+    for optimizer in optimizers:
+        if any(group.get("fused") for group in optimizer.param_groups):
+            _prepare(optimizer)
+            if step_hooks(optimizer) or global_step_hooks():
+                added.append(optimizer.register_step_pre_hook(_prepare))
+    return added
+
+
+def _prepare(optimizer: Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            _settle_strides(optimizer, group["params"])
+            if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
+                _begin_momentum(optimizer, group["params"])
+
+
+def _settle_strides(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """Kernels go through a weight, its gradient and its state side by side, whatever strides they have."""
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is None or parameter.dim() < 2 or gradient.is_sparse:
+            continue
+        strides = parameter.stride()
+        if gradient.stride() != strides:
+            parameter.grad = _as_its_weight(gradient, parameter)
+        state = optimizer.state.get(parameter, {})
+        for name, value in state.items() if isinstance(state, dict) else ():
+            if isinstance(value, Tensor) and value.dim() > 1 and value.stride() != strides:
+                state[name] = _as_its_weight(value, parameter)
+
+
+def _begin_momentum(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+    """SGD's kernel begins with all weights of a group or with none: those that come later, as from frozen layers, get
+    the momentum that makes their first step what it is by hand.
+    """
+    trained = [each for each in parameters if each.grad is not None]
+    late = [each for each in trained if optimizer.state.get(each, {}).get("momentum_buffer") is None]
+    for parameter in late if len(late) < len(trained) else ():
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+
+@torch.no_grad()
+def _as_its_weight(value: Tensor, weight: Tensor) -> Tensor:
+    """A gradient or a state with the strides of its weight."""
+    if value.shape != weight.shape or strides_of(value) == strides_of(weight):
+        return value
+    return torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def strides_of(tensor: Tensor) -> list[tuple[int, int]]:

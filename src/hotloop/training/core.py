@@ -212,6 +212,16 @@ class Core:
             self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
         if self.stream is not None:
             self.stream.close()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Between fits the model is the person's, who may flatten weights by `.view`, script it or copy the optimizer.
+
+        Captures and compiled code would be lost with the form of the plan, so that on a GPU it stays.
+        """
+        levers = self.step.levers
+        if self.plans_itself and self.device.type == "cpu" and levers.plan.compile == "off" and not levers.is_displaced:
+            levers.displace()
 
     def _transformed(self, transform: Transform, batch: Any) -> Any:
         """A batch as the person's transform makes it; where memory runs out, again after room was made."""

@@ -348,7 +348,16 @@ class Fit:
         return self.scored.unchanged()
 
     def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
-        if asks_to_stop(hooks, record, name) and not self.stop.asked:
+        try:
+            stops = asks_to_stop(hooks, record, name)
+        except RuntimeError as error:
+            if self.core.plan.channels_last and "view size is not compatible" in str(error):
+                error.add_note(
+                    "hotloop: the plan has the weights of convolutions in channels_last, which view cannot flatten\n"
+                    f'  fix: use reshape in {name}, or Loop(…, plan="plain") where that is the code of others'
+                )
+            raise
+        if stops and not self.stop.asked:
             self.stop.why = name
 
     def _must_end(self) -> bool:
