@@ -147,12 +147,12 @@ def test_what_hooks_put_into_another_memory_format_is_trained_with_as_by_hand(
     assert len(hooks[0]) == len(hooks[1]), "one is left behind"
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_layers_that_are_unfrozen_later_are_trained_as_by_hand(nesterov: bool) -> None:
+@pytest.mark.parametrize("more", [{}, {"nesterov": True}, {"dampening": 0.3}, {"dampening": 0.3, "maximize": True}])
+def test_layers_that_are_unfrozen_later_are_trained_as_by_hand(more: dict[str, Any]) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     models = [model, copy.deepcopy(model)]
-    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, "nesterov": nesterov}
-    optimizers = [torch.optim.SGD(model.parameters(), 0.1, **options) for model in models]
+    options: dict[str, Any] = {"momentum": 0.9, "weight_decay": 0.01, **more}
+    optimizers = [torch.optim.SGD(model.parameters(), 0.01, **options) for model in models]
     for model in models:
         model[0].requires_grad_(False)
     loop = hotloop.Loop(models[0], optimizers[0], nn.MSELoss(), plan=Plan("cpu", fused=True))

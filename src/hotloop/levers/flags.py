@@ -119,51 +119,61 @@ def settle_state(optimizer: Optimizer) -> None:
                     state[name] = _as_its_weight(value, parameter)
 
 
-def prepare_fused_steps(optimizers: Iterable[Optimizer]) -> list[RemovableHandle]:
+def prepare_fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool) -> list[RemovableHandle]:
     """Before steps: let fused kernels find what they take for granted, and a person's hooks may have changed.
 
-    Optimizers that call hooks first do it after these; the hooks for that, to be removed after the steps.
+    Optimizers that call hooks first do it after these; the hooks for that, to be removed after the steps. `is_scaled`:
+    gradients are still multiplied by the scale of fp16.
     """
     added = []
     for optimizer in optimizers:
         if any(group.get("fused") for group in optimizer.param_groups):
-            _prepare(optimizer)
+            prepare = partial(_prepare, is_scaled=is_scaled)
+            prepare(optimizer)
             if step_hooks(optimizer) or global_step_hooks():
-                added.append(optimizer.register_step_pre_hook(_prepare))
+                added.append(optimizer.register_step_pre_hook(prepare))
     return added
 
 
-def _prepare(optimizer: Optimizer, *_: Any) -> None:
+def _prepare(optimizer: Optimizer, *_: Any, is_scaled: bool) -> None:
     for group in optimizer.param_groups:
         if group.get("fused"):
             _settle_strides(optimizer, group["params"])
             if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
-                _begin_momentum(optimizer, group["params"])
+                _begin_momentum(optimizer, group, is_scaled=is_scaled)
 
 
 def _settle_strides(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
     """Kernels go through a weight, its gradient and its state side by side, whatever strides they have."""
+    states = optimizer.state
     for parameter in parameters:
         gradient = parameter.grad
-        if gradient is None or parameter.dim() < 2 or gradient.is_sparse:
+        if gradient is None or gradient.is_sparse:
             continue
         strides = parameter.stride()
         if gradient.stride() != strides:
             parameter.grad = _as_its_weight(gradient, parameter)
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items() if isinstance(state, dict) else ():
-            if isinstance(value, Tensor) and value.dim() > 1 and value.stride() != strides:
+        if parameter not in states or len(strides) < 2:
+            continue
+        state = states[parameter]
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.stride() != strides:
                 state[name] = _as_its_weight(value, parameter)
 
 
-def _begin_momentum(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+@torch.no_grad()
+def _begin_momentum(optimizer: Optimizer, group: Mapping[str, Any], *, is_scaled: bool) -> None:
     """SGD's kernel begins with all weights of a group or with none: those that come later, as from frozen layers, get
     the momentum that makes their first step what it is by hand.
     """
-    trained = [each for each in parameters if each.grad is not None]
+    trained = [each for each in group["params"] if each.grad is not None]
     late = [each for each in trained if optimizer.state.get(each, {}).get("momentum_buffer") is None]
     for parameter in late if len(late) < len(trained) else ():
-        optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+        buffer = torch.zeros_like(parameter)
+        if group["dampening"] and not is_scaled:  # of the first gradient by hand nothing is lost to it
+            buffer += -parameter.grad if group["maximize"] else parameter.grad
+            buffer.add_(parameter, alpha=group["weight_decay"]).mul_(group["dampening"] / group["momentum"])
+        optimizer.state[parameter]["momentum_buffer"] = buffer
 
 
 @torch.no_grad()

@@ -94,8 +94,6 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
             return f"{name} has no fused kernel"
         if group.get("differentiable"):
             return f"{name} is differentiable"
-        if group.get("dampening"):
-            return f"{name} has dampening, with which the first step of a layer that is unfrozen later would differ"
         if any(not p.is_floating_point() or p.layout != torch.strided for p in group["params"]):
             return f"{name} holds weights that are not plain floating-point numbers"
         if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
