@@ -498,7 +498,7 @@ class Probe:
         self, batch: Any, items: int, size: int, split: Split, context: Any, may_go_on: Callable[[], bool]
     ) -> LossComparison:
         try:
-            whole = self._loss(_fresh(batch), items, context, grad=False)
+            whole = self._loss(_fresh(batch), items, context, grad=False, watches=True)
             if not may_go_on():
                 raise _Useless
         except (HotloopError, torch.AcceleratorError, _Useless):
@@ -533,12 +533,14 @@ class Probe:
         others = [self._loss(_fresh(batch), whole.items, context, grad=False, drawn=count) for count in counts]
         return 3 * max(abs(other.value - whole.value) for other in others)
 
-    def _loss(self, batch: Any, items: int, context: Any, *, grad: bool, drawn: int = 0) -> _Loss:
-        """The loss of a batch, after so many numbers were `drawn` from Python and NumPy."""
+    def _loss(
+        self, batch: Any, items: int, context: Any, *, grad: bool, drawn: int = 0, watches: bool = False
+    ) -> _Loss:
+        """The loss of a batch, after so many numbers were `drawn` from Python and NumPy; `watches` if it draws any."""
         before = PassSnapshot(self.modules, self.device)
         before.take()
         draw(drawn)
-        states = _host_states()
+        states = _host_states() if watches else {}
         settled, watch = _Settled(), ReductionMode(items, guards=True)
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
@@ -552,7 +554,7 @@ class Probe:
                     reading = replace(reading, count=float(reading.count.detach().double().item()), bare=None)
             tf32 = _tf32(self.device) or (settled.convolves and self.device.type == "cuda")
             rounding = HALVED if settled.rounds else TF32 if tf32 else EXACT
-            draws = not same_state(states, _host_states())
+            draws = watches and not same_state(states, _host_states())
             return _Loss(value, items, reading, None, losses.is_counted, rounding, draws)
         finally:
             watch.forget()

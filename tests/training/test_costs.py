@@ -47,7 +47,7 @@ def test_a_step_takes_no_full_look_at_rng_states(options: dict[str, Any], looks:
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu", **options)
     for given in loop.batches([batch] * STEPS):
         loop.step(given)
-    assert looks() <= 64  # a few looks at the start and one in 257 later, each at two generators
+    assert looks() <= 72  # a few looks at the start and one in 257 later, each at two generators
 
 
 def test_an_evaluation_takes_no_full_look_at_rng_states(looks: Callable[[], int]) -> None:
