@@ -231,9 +231,9 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
         return model(*inputs), target
     raise BadArgument(
         f"a batch that is {_kind(batch)} is not (input, …, target), nor a dict with 'labels'",
-        fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, evaluate(…, predict=…) for"
-        " metrics; a loader gives whole batches: DataLoader(TensorDataset(x, y), batch_size=32), or [(x, y)] for a"
-        " single one",
+        fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, predict=lambda model, batch:"
+        " (output, target) in fit and evaluate for metrics; a loader gives whole batches: DataLoader(TensorDataset(x,"
+        " y), batch_size=32), or [(x, y)] for a single one",
     )
 
 

@@ -31,6 +31,25 @@ def loop(task) -> Loop:
     return Loop(model, torch.optim.Adam(model.parameters(), 0.01), nn.CrossEntropyLoss(), device="cpu")
 
 
+def test_batches_of_any_form_have_metrics_where_it_is_said_what_they_are() -> None:
+    model = nn.Linear(3, 2)
+    batches = [{"x": torch.randn(4, 3), "answer": torch.randint(2, (4,))} for _ in range(3)]
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(model(batch["x"]), batch["answer"])
+
+    def predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        return model(batch["x"]), batch["answer"]
+
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu")
+    given: dict[str, Any] = {"validate": batches, "metrics": {"accuracy": accuracy}, "progress": False}
+    report = loop.fit(batches, predict=predict, dry_run=1, **given)
+    right = torch.cat([accuracy(*predict(model, batch)) for batch in batches])
+    assert report.epochs[0].metrics["accuracy"] == pytest.approx(float(right.float().mean()))
+    with pytest.raises(BadArgument, match=r"predict=lambda model, batch: \(output, target\) in fit and evaluate"):
+        loop.fit(batches, **given)
+
+
 def test_the_report_is_what_happened(task, loop) -> None:
     report = loop.fit(
         task.loader(16), epochs=3, validate=task.loader(50), metrics={"accuracy": accuracy}, progress=False

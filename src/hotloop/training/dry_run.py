@@ -22,6 +22,7 @@ from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.evaluation import Metrics
 from hotloop.misfit import attempt
 from hotloop.monitor.logs import Logged, targets_of, try_log
+from hotloop.objective import Predict
 from hotloop.records import Epoch
 from hotloop.step.eager import total
 from hotloop.step.retry import OutOfMemory
@@ -55,6 +56,7 @@ class DryRun:
     validate: Iterable[Any] | None
     transform: Transform | None
     metrics: Metrics | None
+    predict: Predict
     hooks: RunHooks
     folder: Path | None
     log: Logged
@@ -146,7 +148,7 @@ class DryRun:
         with self._part("validation"):
             with self._first(self.validate, self.steps) as batches:
                 some = list(batches)
-            scores = self.loop.evaluate(some, self.metrics)
+            scores = self.loop.evaluate(some, self.metrics, predict=self.predict)
             self.hooks.goal.check(scores)
         length = length_of(self.validate)
         return scores, (time.perf_counter() - start) / self.steps * max(length or 0, self.steps)

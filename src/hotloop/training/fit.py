@@ -27,6 +27,8 @@ from hotloop.evaluation import Metrics
 from hotloop.heartbeat import BETWEEN, READING, SAVING
 from hotloop.levers import levers_of
 from hotloop.memory.release import EmptyCacheWatch
+from hotloop.objective import Predict
+from hotloop.objective import predict as predict_by_convention
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
@@ -88,6 +90,7 @@ class Fit:
     loader: Iterable[Any] = ()
     validate: Iterable[Any] | None = None
     transform: object = None  # of batches on the device
+    predict: Predict = predict_by_convention  # gives output and target of a batch of `validate`
     hooks: RunHooks = field(default_factory=RunHooks)
     scored: Scored | None = None  # the criterion, where it adds up metrics
     stop: Stop = field(default_factory=Stop)
@@ -591,7 +594,7 @@ class Fit:
         if not self._is_asked():
             try:
                 with self.stop.at_once() if self.core.together.size == 1 else nullcontext():
-                    return self.loop.evaluate(validate, metrics)
+                    return self.loop.evaluate(validate, metrics, predict=self.predict)
             except KeyboardInterrupt:
                 self.stop.why = self.stop.why or "Ctrl-C"
             except FAILURES as error:

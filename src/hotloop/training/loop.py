@@ -359,6 +359,7 @@ class Loop:
         epochs: int = 1,
         validate: Iterable[Any] | None = None,
         metrics: Metrics | None = None,
+        predict: Predict | None = None,
         device_transform: Transform | None = None,
         progress: bool | None = None,
         save: str | Path | None = None,
@@ -376,6 +377,9 @@ class Loop:
         dry_run: int | None = None,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
+
+        `metrics` compare outputs and targets of the batches of `validate`; where those are not `(input, …, target)` or
+        a dict with "labels", `predict=lambda model, batch: (output, target)` says what they are, as in `evaluate`.
 
         In a terminal and in a notebook a bar shows the loss, items per second and the time left; elsewhere each epoch
         prints a line, and a long one another every 30 seconds (`progress=False`: nothing). Ctrl-C ends after the step
@@ -402,6 +406,7 @@ class Loop:
         """
         asked = {name: value for name, value in locals().items() if name != "self"}
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
+        scored = predict or predict_by_convention
         check_loader(loader)
         self._check(epochs, validate, metrics, device_transform)
         if resume and save is None:
@@ -425,10 +430,10 @@ class Loop:
             given = (loader, validate, device_transform)
             if dry_run is not None:
                 folder = None if saver is None else saver.folder
-                try_run(DryRun(self, self._core, dry_run, *given, metrics, hooks, folder, log), progress)
+                try_run(DryRun(self, self._core, dry_run, *given, metrics, scored, hooks, folder, log), progress)
             norms = GradientNorms(self._core)
             journal = Journal(self.device, lambda: self.steps, monitor=monitor, log=log, lr=self._lr, norms=norms)
-            fit = Fit(self, self._core, journal, saver, limit, *given, hooks, self._scored)
+            fit = Fit(self, self._core, journal, saver, limit, *given, scored, hooks, self._scored)
             self._core.is_one_by_one = bool(hooks.on_step)
             check = partial(self._check_length, fit, length, epochs)
             self._core.tuner.begin()
