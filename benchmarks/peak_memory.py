@@ -8,8 +8,11 @@ plan's peak where that is more. What looking, trials and captures need on top of
 """
 
 import argparse
+import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -54,34 +57,42 @@ class Peaks:
         return self.default / max(self.tutorial + self.data, self.given)
 
 
-def peak_of(work: Workload, epochs: int, plan: Plan | str, device: torch.device) -> tuple[int, Plan]:
-    """The peak of a run and its last plan."""
+@dataclass
+class Peak:
+    bytes: int = 0
+
+
+@contextmanager
+def peak_on(device: torch.device) -> Iterator[Peak]:
+    """The peak of what is done in here, from an emptied allocator."""
     torch.manual_seed(0)
-    parts = work.parts()
     fresh_start(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
+    peak = Peak()
     with OwnSwitches(device).turn():
+        yield peak
+        torch.cuda.synchronize(device)
+    peak.bytes = torch.cuda.max_memory_allocated(device) - before
+
+
+def peak_of(work: Workload, epochs: int, plan: Plan | str, device: torch.device) -> tuple[int, Plan]:
+    """The peak of a run and its last plan."""
+    with peak_on(device) as peak:
+        parts = work.parts()
         loop = loop_of(parts, device, plan)
         loop.fit(parts.loader, epochs=epochs, device_transform=parts.device_transform, progress=False, monitor=False)
-        torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before, loop.plan
+    return peak.bytes, loop.plan
 
 
 def tutorial_peak(work: Workload, device: torch.device) -> int:
     """The peak of the tutorial's loop."""
-    torch.manual_seed(0)
-    parts = work.parts()
-    fresh_start(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    with OwnSwitches(device).turn():
-        steps = contestants(["tutorial"])["tutorial"](parts, device).steps
+    with peak_on(device) as peak:
+        steps = contestants(["tutorial"])["tutorial"](work.parts(), device).steps
         assert steps is not None
         for _ in islice(steps(), TUTORIAL):
             pass
-        torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return peak.bytes
 
 
 def measured(name: str, batches: int, device: torch.device) -> Peaks:
@@ -119,7 +130,7 @@ def main() -> None:
             continue
         console.print(f"{name}: {size(rows[-1].default)}, {rows[-1].ratio:.3f} of what it may have", markup=False)
         if options.json:
-            about = {"hardware": hardware([device]), "command": "python benchmarks/peak_memory.py --json …"}
+            about = {"hardware": hardware([device]), "command": shlex.join(["python", *sys.argv])}
             when = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "versions": versions()}
             write_json(options.json, {**about, **when, "peaks": [asdict(row) | {"ratio": row.ratio} for row in rows]})
     table = Table("workload", "tutorial", "data", "nothing said", "its plan given", "of what it may have", "plan")

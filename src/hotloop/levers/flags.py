@@ -119,20 +119,24 @@ def settle_state(optimizer: Optimizer) -> None:
                     state[name] = _as_its_weight(value, parameter)
 
 
-def prepare_fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool) -> list[RemovableHandle]:
-    """Before steps: let fused kernels find what they take for granted, and a person's hooks may have changed.
+@contextmanager
+def fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool) -> Iterator[None]:
+    """Around steps: let fused kernels find what they take for granted, and a person's hooks may have changed.
 
-    Optimizers that call hooks first do it after these; the hooks for that, to be removed after the steps. `is_scaled`:
-    gradients are still multiplied by the scale of fp16.
+    Where an optimizer calls hooks first, it is done after these once more. `is_scaled`: gradients are still multiplied
+    by the scale of fp16.
     """
-    added = []
+    prepare, added = partial(_prepare, is_scaled=is_scaled), []
     for optimizer in optimizers:
         if any(group.get("fused") for group in optimizer.param_groups):
-            prepare = partial(_prepare, is_scaled=is_scaled)
             prepare(optimizer)
             if step_hooks(optimizer) or global_step_hooks():
                 added.append(optimizer.register_step_pre_hook(prepare))
-    return added
+    try:
+        yield
+    finally:
+        for hook in added:
+            hook.remove()
 
 
 def _prepare(optimizer: Optimizer, *_: Any, is_scaled: bool) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotloop._torch import BatchNorm, unprofiled_step, version_of
 from hotloop.errors import BadArgument, DoesNotFit
-from hotloop.levers.flags import prepare_fused_steps
+from hotloop.levers.flags import fused_steps
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective import Losses, autocast, uniform
 from hotloop.plan import Plan
@@ -184,8 +184,7 @@ class EagerStep:
                     self.norm = norm_of(self.trained.parameters, self._device) / ((not clips and before) or 1.0)
             if most_value is not None:
                 _clip_values(self.trained.parameters, most_value, self._device)
-            hooks = prepare_fused_steps(optimizers, is_scaled=self._scales and not clips)
-            try:
+            with fused_steps(optimizers, is_scaled=self._scales and not clips):
                 if closure is not None:
                     optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
                 elif self._memory and may_run_out and (self._updates < FIRST_UPDATES or self._memory.portion.is_tight):
@@ -195,9 +194,6 @@ class EagerStep:
                 else:
                     for optimizer in optimizers:
                         scaler.step(optimizer) if self._scales else unprofiled_step(optimizer)()
-            finally:
-                for hook in hooks:
-                    hook.remove()
             if self._scales:
                 surely(scaler.update, self._device)
         except Exception as error:
