@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from hotloop._torch import has_amx
+from hotloop.kernels import bf16_matmuls, load_beside
 from hotloop.levers.base import DENSE, HEAVY, Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
@@ -65,8 +66,16 @@ class Bf16Lever(Lever):
         if target.pinned_precision:
             return f"precision={plan.precision!r} was asked for"
         if target.on_cuda:
-            able = torch.cuda.get_device_capability(target.device) >= (8, 0)
+            able = _computes_in_bf16(target.device)
             return None if able else "the GPU has no bf16 arithmetic (it came with compute capability 8.0)"
         if target.device.type == "cpu":
             return None if has_amx() else "this CPU would emulate bf16 and be slower"
         return f"it is not tried on {target.device.type}"
+
+    def prepare(self, target: LeverTarget) -> None:
+        if target.on_cuda and not target.pinned_precision and _computes_in_bf16(target.device):
+            load_beside(target.device, bf16_matmuls)
+
+
+def _computes_in_bf16(gpu: torch.device) -> bool:
+    return torch.cuda.get_device_capability(gpu) >= (8, 0)

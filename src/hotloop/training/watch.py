@@ -98,6 +98,7 @@ class Watch:
         self.items, self._sums, self._totals = 0, None, []
         self._fresh, self._recent = [], deque()
         self._flight = None
+        self._last_look = self._last_look or time.monotonic()  # the first steps wait for no kernel that looking needs
 
     def _note_single(self) -> None:
         """Take in the losses of single batches; the next as many together as come in half the time of a look."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective import HALF_PRECISIONS
+from hotloop.snapshot import Snapshot
 from hotloop.step.inspection import Inspection
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
@@ -169,6 +170,14 @@ class GradientGate:
             return shaken[dtype]
 
         return excess_of(Departure.between(plain, other), self._loop.step.plan.precision, shake, later=later)
+
+
+def comparison(device: torch.device) -> None:
+    """All that a comparison uses, and so does the watch over losses, on one number."""
+    one = torch.zeros(1, device=device)
+    found = ({"loss": one}, [one])
+    Departure.between(found, found)
+    Snapshot().values([one]).take()
 
 
 def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -14,6 +14,7 @@ from torch import nn
 from hotloop.data import Stream
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
+from hotloop.kernels import load_beside
 from hotloop.levers import (
     COMPILE,
     COMPILE_BLOCKS,
@@ -40,7 +41,7 @@ from hotloop.step.work import Work
 from hotloop.text import duration, plural, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
-from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, without_dropout
+from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
 from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
 from hotloop.tune.sizes import BatchSizes
@@ -371,11 +372,11 @@ class Tuner:
         yield 0
         is_long = self._next.left is None or self._next.left >= WORTH_PREPARING
         if is_long:
-            self._prepare_levers()
+            self._prepare()
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
         yield from self._worth_it(first)
         if not is_long:
-            self._prepare_levers()
+            self._prepare()
         self.watches, plain = WATCHED, math.inf
         while self.watches:
             self._sizes.note(self._next.batch)
@@ -405,8 +406,9 @@ class Tuner:
                 self._tell(plain, now)
         yield from self._watched_over()
 
-    def _prepare_levers(self) -> None:
-        """Let the levers begin with what takes time."""
+    def _prepare(self) -> None:
+        """Begin with what takes time, beside the first steps."""
+        load_beside(self.subject.device, comparison)
         target = self.subject.scene(self._next.loader)
         for lever in LEVERS:
             lever.prepare(target)
