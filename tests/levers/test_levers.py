@@ -215,6 +215,28 @@ def test_tf32_is_left_alone_where_it_means_nothing_or_was_decided(monkeypatch: p
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.parametrize(
+    ("model", "options", "loads"),
+    [
+        (nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)), {}, False),
+        (nn.Linear(1024, 1024), {}, True),
+        (nn.Linear(1024, 1024), {"pinned_precision": True}, False),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.LazyLinear(2)), {}, True),
+    ],
+    ids=["small", "large", "pinned", "convolution"],
+)
+def test_bf16_is_prepared_for_where_it_may_be_used(
+    model: nn.Module, options: dict[str, Any], loads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[torch.device] = []
+    monkeypatch.setattr("hotloop.levers.bf16.load_beside", lambda device, use: loaded.append(device))
+    for capability in ((7, 5), (9, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, given=capability: given)
+        for device in ("cpu", "cuda"):
+            NAMED["bf16"].prepare(LeverTarget(torch.device(device), model, [], **options))
+    assert loaded == [torch.device("cuda")] * loads
+
+
 def test_products_whose_parts_were_set_one_by_one() -> None:
     before = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = "tf32", "ieee"
