@@ -7,8 +7,8 @@
 // The rows are cut into slices, the last dimension of a grid, each with scales of its own: all of a batch is one slice
 // where it is normalised over the batch, and each image is one where it is normalised by itself.
 //
-// It is compiled in parts, as they are needed: what knows no activation; with KIND the activation's kernels; with SIDE
-// as well the pooling of such windows.
+// It is compiled in parts, as they are needed: what knows no activation; with GROUPS, what groups of channels need on
+// top of it; with KIND the activation's kernels; with SIDE as well the pooling of such windows.
 
 #include "half.cuh"
 
@@ -89,6 +89,29 @@ __device__ __forceinline__ void sum_block(float* sums, Out<float> partial, int g
 
 #ifndef KIND
 
+// One thread of a row of 32 for each channel: the sums of all blocks of a slice.
+__device__ __forceinline__ bool sum_partials(In<float> partial, int blocks, int channels, float& first, float& second) {
+  __shared__ float shared[2][16][33];
+  partial += (i64)blockIdx.z * blocks * 2 * channels;
+  int channel = blockIdx.x * 32 + threadIdx.x;
+  float a = 0.f, b = 0.f;
+  if (channel < channels)
+    for (int i = threadIdx.y; i < blocks; i += 16) {
+      a += partial[(i64)i * 2 * channels + channel];
+      b += partial[((i64)i * 2 + 1) * channels + channel];
+    }
+  shared[0][threadIdx.y][threadIdx.x] = a;
+  shared[1][threadIdx.y][threadIdx.x] = b;
+  __syncthreads();
+  if (threadIdx.y || channel >= channels) return false;
+  first = second = 0.f;
+#pragma unroll
+  for (int i = 0; i < 16; i++) { first += shared[0][i][threadIdx.x]; second += shared[1][i][threadIdx.x]; }
+  return true;
+}
+
+#ifndef GROUPS
+
 // Sums of x - pivot and of its square, where the pivot is in the first pixel: what is subtracted lies near the mean, so
 // that the variance does not drown in it. Of `together` channels that are normalised as one, it is the first one's.
 extern "C" __global__ void __launch_bounds__(512, 2) statistics(
@@ -126,27 +149,6 @@ extern "C" __global__ void __launch_bounds__(512, 2) statistics(
   sum_block(sums, partial, groups);
 }
 
-// One thread of a row of 32 for each channel: the sums of all blocks of a slice.
-__device__ __forceinline__ bool sum_partials(In<float> partial, int blocks, int channels, float& first, float& second) {
-  __shared__ float shared[2][16][33];
-  partial += (i64)blockIdx.z * blocks * 2 * channels;
-  int channel = blockIdx.x * 32 + threadIdx.x;
-  float a = 0.f, b = 0.f;
-  if (channel < channels)
-    for (int i = threadIdx.y; i < blocks; i += 16) {
-      a += partial[(i64)i * 2 * channels + channel];
-      b += partial[((i64)i * 2 + 1) * channels + channel];
-    }
-  shared[0][threadIdx.y][threadIdx.x] = a;
-  shared[1][threadIdx.y][threadIdx.x] = b;
-  __syncthreads();
-  if (threadIdx.y || channel >= channels) return false;
-  first = second = 0.f;
-#pragma unroll
-  for (int i = 0; i < 16; i++) { first += shared[0][i][threadIdx.x]; second += shared[1][i][threadIdx.x]; }
-  return true;
-}
-
 // Rows of `scales`: the factor and the summand of the normalisation, the mean, and one over the standard deviation.
 // `shift` is a bias that was left out before: it moves the mean, and is taken away with it.
 extern "C" __global__ void __launch_bounds__(512) normalization(
@@ -168,6 +170,36 @@ extern "C" __global__ void __launch_bounds__(512) normalization(
   running_var[channel] += momentum * (variance * ((float)rows / (rows - 1)) - running_var[channel]);
   if (channel == 0) *tracked += 1;
 }
+
+// The rows of `scales` for a bias alone, which may be another one for each image.
+extern "C" __global__ void shift_scales(In<float> bias, int channels, Out<float> scales) {
+  int channel = blockIdx.x * blockDim.x + threadIdx.x;
+  if (channel >= channels) return;
+  scales += (i64)blockIdx.z * 4 * channels;
+  scales[channel] = scales[3 * channels + channel] = 1.f;
+  scales[channels + channel] = bias[(i64)blockIdx.z * channels + channel];
+  scales[2 * channels + channel] = 0.f;
+}
+
+// Gradients of weight and bias. Through the statistics the gradient of x gets slant * x + level: rows of `through`.
+// The gradient of a `shift` that the mean takes away again is zero. Without a weight there is a bias alone.
+extern "C" __global__ void __launch_bounds__(512) normalization_gradient(
+    In<float> partial, int blocks, int channels, int rows, In<float> scales, Out<float> weight, Out<float> bias,
+    Out<float> shift, Out<float> through) {
+  float sum, product;
+  if (!sum_partials(partial, blocks, channels, sum, product)) return;
+  int channel = blockIdx.x * 32 + threadIdx.x;
+  bias[(i64)blockIdx.z * channels + channel] = sum;
+  if (!weight) return;
+  float factor = scales[channel], deviation = scales[3 * channels + channel];
+  weight[channel] = product * deviation;
+  float slant = -factor * deviation * deviation * product / rows;
+  through[channel] = slant;
+  through[channels + channel] = -factor * sum / rows - slant * scales[2 * channels + channel];
+  if (shift) shift[channel] = 0.f;
+}
+
+#else
 
 // The sums of a warp, in all of its threads.
 __device__ __forceinline__ void sum_warp(float& first, float& second) {
@@ -216,34 +248,6 @@ extern "C" __global__ void group_normalization(
   }
 }
 
-// The rows of `scales` for a bias alone, which may be another one for each image.
-extern "C" __global__ void shift_scales(In<float> bias, int channels, Out<float> scales) {
-  int channel = blockIdx.x * blockDim.x + threadIdx.x;
-  if (channel >= channels) return;
-  scales += (i64)blockIdx.z * 4 * channels;
-  scales[channel] = scales[3 * channels + channel] = 1.f;
-  scales[channels + channel] = bias[(i64)blockIdx.z * channels + channel];
-  scales[2 * channels + channel] = 0.f;
-}
-
-// Gradients of weight and bias. Through the statistics the gradient of x gets slant * x + level: rows of `through`.
-// The gradient of a `shift` that the mean takes away again is zero. Without a weight there is a bias alone.
-extern "C" __global__ void __launch_bounds__(512) normalization_gradient(
-    In<float> partial, int blocks, int channels, int rows, In<float> scales, Out<float> weight, Out<float> bias,
-    Out<float> shift, Out<float> through) {
-  float sum, product;
-  if (!sum_partials(partial, blocks, channels, sum, product)) return;
-  int channel = blockIdx.x * 32 + threadIdx.x;
-  bias[(i64)blockIdx.z * channels + channel] = sum;
-  if (!weight) return;
-  float factor = scales[channel], deviation = scales[3 * channels + channel];
-  weight[channel] = product * deviation;
-  float slant = -factor * deviation * deviation * product / rows;
-  through[channel] = slant;
-  through[channels + channel] = -factor * sum / rows - slant * scales[2 * channels + channel];
-  if (shift) shift[channel] = 0.f;
-}
-
 // The same for each image: `shares` are its shares in the gradients of bias and weight, `shift` is its gradient there.
 extern "C" __global__ void group_gradient(
     In<float> partial, int blocks, int channels, int rows, int together, In<float> scales, In<float> away,
@@ -287,6 +291,8 @@ extern "C" __global__ void __launch_bounds__(512) share_sums(
   bias[channel] = sum;
   weight[channel] = product;
 }
+
+#endif
 
 #elif !defined(SIDE)
 

@@ -99,7 +99,7 @@ def group_scales(layer: nn.GroupNorm, x: Tensor, shift: Tensor | None) -> Scales
     away = None if shift is None else partial.new_empty((images, channels))
     given = (layer.weight, layer.bias, shift, 0 if shift is None else shift.stride(0), float(layer.eps), scales, away)
     with torch.cuda.device(x.device):
-        kernels_for(x.device, x.dtype).launch(
+        kernels_for(x.device, x.dtype, "GROUPS").launch(
             "group_normalization",
             *_by_group(layer.num_groups, images),
             *(partial, partial.shape[1], channels, rows, together, x, *given),
@@ -224,7 +224,7 @@ def _group_gradients(ctx: Any, dtype: torch.dtype, partial: Tensor, scales: Tens
     through, shares = partial.new_empty((2, images, 2, channels))
     weight, bias = partial.new_empty((2, channels))
     shift = None if away is None else torch.empty_like(away)
-    kernels = kernels_for(partial.device, dtype)
+    kernels = kernels_for(partial.device, dtype, "GROUPS")
     sizes = (blocks, channels, ctx.shape.numel() // channels // images, ctx.together)
     geometry = _by_group(channels // ctx.together, images)
     kernels.launch("group_gradient", *geometry, partial, *sizes, scales, away, shares, shift, through)

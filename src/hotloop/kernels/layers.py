@@ -28,12 +28,24 @@ def fuse(model: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Tensor], Tenso
 
 def prepare(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Compile the kernels that a model will probably need, in processes beside whatever is done meanwhile."""
-    sides = {_side_of(layer) for layer in layers_to_fuse(model) if isinstance(layer, nn.MaxPool2d)}
-    kinds = {kind for layer in model.modules() if (kind := _KINDS.get(type(layer)))} or {1}
-    parts: list[tuple[str, ...]] = [(), ("KIND=0",), *((f"KIND={kind}",) for kind in kinds)]
-    parts += [(f"KIND={kind}", f"SIDE={side}") for kind in kinds for side in sides]
-    for macros in parts:
+    for macros in _parts(model):
         kernels_for(device, dtype, *macros).compile_beside()
+
+
+def _parts(model: nn.Module) -> set[tuple[str, ...]]:
+    """The macros of these kernels. What follows what is not known: activations come before pooling, unless layers that
+    stand beside one another say otherwise."""
+    taken, before = set(layers_to_fuse(model)), None
+    kinds = {kind for layer in model.modules() if (kind := _KINDS.get(type(layer)))} or {1}
+    parts: set[tuple[str, ...]] = {(), ("KIND=0",), *((f"KIND={kind}",) for kind in kinds)}
+    for layer in model.modules():
+        if layer in taken and isinstance(layer, nn.GroupNorm):
+            parts.add(("GROUPS",))
+        if layer in taken and isinstance(layer, nn.MaxPool2d):
+            none = {0} if type(before) in _FORWARDS else set()
+            parts |= {(f"KIND={kind}", f"SIDE={_side_of(layer)}") for kind in kinds | none}
+        before = layer
+    return parts
 
 
 def _suits(layer: nn.Module) -> bool:
