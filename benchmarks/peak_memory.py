@@ -133,11 +133,12 @@ def main() -> None:
             about = {"hardware": hardware([device]), "command": shlex.join(["python", *sys.argv])}
             when = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), "versions": versions()}
             write_json(options.json, {**about, **when, "peaks": [asdict(row) | {"ratio": row.ratio} for row in rows]})
-    table = Table("workload", "tutorial", "data", "nothing said", "its plan given", "of what it may have", "plan")
+    table = Table("workload", "tutorial", "data", "nothing said", "its plan given", "of what it may have")
     for row in rows:
-        peaks = map(size, (row.tutorial, row.data, row.default, row.given))
-        table.add_row(row.workload, *peaks, f"{row.ratio:.3f}", row.plan)
+        table.add_row(row.workload, *map(size, (row.tutorial, row.data, row.default, row.given)), f"{row.ratio:.3f}")
     Console().print(table)
+    for row in rows:
+        Console().print(f"{row.workload}: {row.plan}", markup=False)
 
 
 if __name__ == "__main__":

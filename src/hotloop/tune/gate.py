@@ -38,6 +38,8 @@ JUMP, IN_A_ROW = 10.0, 3  # times their median that losses are, and how many of 
 LEAST, KEPT, NEW = 20, 100, 10  # losses that make a median, that it is of at most, after which it is made anew
 _DROPS = re.compile(r"drop", re.IGNORECASE)
 
+Found = tuple[dict[str, Tensor], Sequence[Tensor | None]]  # named losses, and the gradient of each weight
+
 
 @dataclass(frozen=True)
 class Departure:
@@ -49,25 +51,18 @@ class Departure:
     norm: float  # of the plain gradient
 
     @classmethod
-    def between(
-        cls,
-        plain: tuple[dict[str, Tensor], Sequence[Tensor | None]],
-        other: tuple[dict[str, Tensor], Sequence[Tensor | None]],
-    ) -> "Departure":
-        """Of the losses and gradients of a plan from the plain ones. Waits for the device."""
-        losses = [torch.stack([v.double().sum() for v in parts.values()]) for parts, _ in (plain, other)]
-        pairs = [(a, b) for a, b in zip(plain[1], other[1], strict=True) if a is not None or b is not None]
-        if any(a is None or b is None or a.is_sparse != b.is_sparse for a, b in pairs):
-            return cls(math.inf, math.inf, math.inf, math.inf)  # another set of weights gets gradients
-        dot, first, second = _products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
-        numbers = torch.stack([(losses[1] - losses[0]).abs().sum(), losses[0].abs().sum(), dot, first, second]).tolist()
-        distance, scale, dot_, first_, second_ = numbers
-        if first_ == second_ == 0.0:
+    def between(cls, plain: Found, other: Found) -> "Departure":
+        """Of the losses and gradients of a plan from those of the loop as written. Synchronizes."""
+        figures = _figures(plain, other)
+        if figures is None:
+            return cls(math.inf, math.inf, math.inf, math.inf)
+        distance, scale, dot, first, second = figures.tolist()
+        if first == second == 0.0:
             return cls(distance / max(scale, 1e-12), 0.0, 1.0, 0.0)
-        norm = math.sqrt(first_)
-        norms = norm * math.sqrt(second_) if math.isfinite(first_ + second_) else math.nan
-        direction = 1 - dot_ / norms if norms else math.inf
-        length = math.sqrt(second_ / first_) if first_ else math.inf
+        norm = math.sqrt(first)
+        norms = norm * math.sqrt(second) if math.isfinite(first + second) else math.nan
+        direction = 1 - dot / norms if norms else math.inf
+        length = math.sqrt(second / first) if first else math.inf
         return cls(distance / max(scale, 1e-12), direction, length, norm)
 
     def excess(self, *, later: bool = False, random: bool = False, shaken: "Departure | None" = None) -> str | None:
@@ -175,9 +170,20 @@ class GradientGate:
 def comparison(device: torch.device) -> None:
     """All that a comparison uses, and so does the watch over losses, on one number."""
     one = torch.zeros(1, device=device)
-    found = ({"loss": one}, [one])
-    Departure.between(found, found)
+    found: Found = ({"loss": one}, [one])
+    _figures(found, found)
     Snapshot().values([one]).take()
+
+
+def _figures(plain: Found, other: Found) -> Tensor | None:
+    """Distance and size of the losses, and what the gradients' lengths and angle follow from, on the device; None where
+    other weights have gradients."""
+    losses = [torch.stack([v.double().sum() for v in parts.values()]) for parts, _ in (plain, other)]
+    pairs = [(a, b) for a, b in zip(plain[1], other[1], strict=True) if a is not None or b is not None]
+    if any(a is None or b is None or a.is_sparse != b.is_sparse for a, b in pairs):
+        return None
+    products = _products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
+    return torch.stack([(losses[1] - losses[0]).abs().sum(), losses[0].abs().sum(), *products])
 
 
 def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
