@@ -610,6 +610,11 @@ def profiler_runs() -> bool:
     return read is not None and bool(read())
 
 
+def is_simulated_gpu() -> bool:
+    """Whether `torch.cuda` is the one of `hotloop simulate`."""
+    return torch.cuda.CUDAGraph.__module__.startswith("hotloop.")
+
+
 def has_amx() -> bool:
     """Whether the CPU multiplies bf16 matrices in hardware (AMX); where PyTorch does not tell, bf16 counts as slow."""
     read = getattr(torch.cpu, "_is_amx_tile_supported", None)

@@ -13,6 +13,13 @@ def test_a_cpu_has_nothing_to_load() -> None:
     assert asked == []
 
 
+def test_a_simulated_gpu_has_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__module__": "hotloop.simulate.cuda"}))
+    assert load_beside(torch.device("cuda", 0), asked.append) is None
+    assert asked == []
+
+
 @pytest.mark.gpu
 def test_they_are_used_once_on_each_device() -> None:
     gpu, asked = torch.device("cuda", 0), list[torch.device]()

@@ -10,6 +10,8 @@ from threading import Thread
 
 import torch
 
+from hotloop._torch import is_simulated_gpu
+
 SIDE = 64  # of small matrices
 _begun: set[tuple[torch.device, Callable[[torch.device], object]]] = set()
 
@@ -19,7 +21,7 @@ def load_beside(device: torch.device, use: Callable[[torch.device], object]) -> 
 
     What fails there is met again by whoever needs it.
     """
-    if device.type != "cuda" or (device, use) in _begun:
+    if device.type != "cuda" or is_simulated_gpu() or (device, use) in _begun:
         return None
     _begun.add((device, use))
     thread = Thread(target=_used, args=(device, use), name="hotloop-loading")

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from hotloop._torch import WARNED_UNCAPTURED, step_hooks
+from hotloop._torch import WARNED_UNCAPTURED, is_simulated_gpu, step_hooks
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
 from hotloop.levers.flags import set_flags
 from hotloop.levers.fused import fuse, without_fused_kernel
@@ -76,7 +75,7 @@ class GraphLever(Lever):
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.without_cuda:
             return target.without_cuda
-        if torch.cuda.CUDAGraph.__module__.startswith("hotloop."):
+        if is_simulated_gpu():
             return "a simulated GPU captures nothing"
         if plan.precision == "fp16":
             return "the scaler of fp16 decides on the host whether to update"

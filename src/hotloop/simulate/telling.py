@@ -1,6 +1,7 @@
 """Who is told what happens on the simulated device, and the circumstances: phase, module, line."""
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,10 @@ from hotloop.simulate.events import Listener, Operation, Place
 
 
 class Teller:
-    """Hands every event to all listeners, in order; being told is a thing that only ever happens one at a time.
+    """Hands every event to all listeners, one event at a time.
+
+    Memory may be freed while they hear of another event: the garbage collector runs at any moment. They hear of it
+    after that one.
 
     `others` keep the memory of further GPUs, each that of one: there is a listener like it for the first.
     """
@@ -25,47 +29,72 @@ class Teller:
         self._hearing = [first, *((*beside, other) for other in others)]  # by device
         self._all = (*first, *others)
         self._elsewhere: dict[int, int] = {}  # memory that is not on the first device, and on which it is
+        self._depth = 0  # events that listeners are being told
+        self._freed: deque[int] = deque()  # memory of which they have not heard yet
         self.freeing = 0.0  # seconds that listeners took, in the middle of the script's own work
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            while self._depth == 1 and self._freed:
+                key = self._freed.popleft()
+                for listener in self._hearing[self._elsewhere.pop(key, 0)]:
+                    listener.freed(key)
+        finally:
+            self._depth -= 1
 
     def allocated(self, key: int, size: int, kind: str, device: int = 0) -> None:
         if device:
             self._elsewhere[key] = device
-        for listener in self._hearing[device]:
-            listener.allocated(key, size, kind)
+        with self:
+            for listener in self._hearing[device]:
+                listener.allocated(key, size, kind)
 
     def freed(self, key: int) -> None:
+        self._freed.append(key)
+        if self._depth:
+            return
         begun = time.perf_counter()
-        for listener in self._hearing[self._elsewhere.pop(key, 0)]:
-            listener.freed(key)
+        with self:
+            pass
         self.freeing += time.perf_counter() - begun
 
     def named(self, key: int, kind: str) -> None:
-        for listener in self._hearing[self._elsewhere.get(key, 0)]:
-            listener.named(key, kind)
+        with self:
+            for listener in self._hearing[self._elsewhere.get(key, 0)]:
+                listener.named(key, kind)
 
     def before(self, operation: Operation, device: int = 0) -> None:
-        for listener in self._hearing[device]:
-            listener.before(operation)
+        with self:
+            for listener in self._hearing[device]:
+                listener.before(operation)
 
     def after(self, operation: Operation, device: int = 0) -> None:
-        for listener in self._hearing[device]:
-            listener.after(operation)
+        with self:
+            for listener in self._hearing[device]:
+                listener.after(operation)
 
     def copied(self, size: int, direction: str, *, pinned: bool, blocking: bool, place: Place | None) -> None:
-        for listener in self._all:
-            listener.copied(size, direction, pinned=pinned, blocking=blocking, place=place)
+        with self:
+            for listener in self._all:
+                listener.copied(size, direction, pinned=pinned, blocking=blocking, place=place)
 
     def waited(self, kind: str, place: Place | None) -> None:
-        for listener in self._all:
-            listener.waited(kind, place)
+        with self:
+            for listener in self._all:
+                listener.waited(kind, place)
 
     def host(self, seconds: float, kind: str, workers: int = 0) -> None:
-        for listener in self._all:
-            listener.host(seconds, kind, workers)
+        with self:
+            for listener in self._all:
+                listener.host(seconds, kind, workers)
 
     def step(self) -> None:
-        for listener in self._all:
-            listener.step()
+        with self:
+            for listener in self._all:
+                listener.step()
 
 
 class Circumstances:
