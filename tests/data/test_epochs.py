@@ -46,7 +46,7 @@ def resumed(build: Callable[[], Any], position: Position) -> tuple[Stream[Any], 
     """A stream over a new loader that goes on from a position, with the random states of now."""
     now = LoaderRngState.now()
     batches: Stream[Any] = Stream(build(), "cpu", "direct")
-    resumption = batches.resume(Position.from_state(position.to_state()))
+    resumption = batches.resume(Position.from_state_dict(position.state_dict()))
     now.restore()
     return batches, resumption
 
@@ -325,7 +325,7 @@ def test_a_count_that_cannot_be() -> None:
 @pytest.mark.parametrize("state", [{}, {"format": 7}, {"format": 1, "began": 3}, [], None])
 def test_what_is_no_position(state: Any) -> None:
     with pytest.raises(BadArgument, match="no position of a loader"):
-        Position.from_state(state)
+        Position.from_state_dict(state)
 
 
 class AtOnce(Sampler[int]):

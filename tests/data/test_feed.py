@@ -26,7 +26,7 @@ def kept(tells: Any) -> Any:
     loader.state_dict = lambda: tells
     batches: Stream[Any] = Stream(loader, "cpu")
     next(iter(batches))
-    state = batches.position(1).to_state()
+    state = batches.position(1).state_dict()
     pack(state)
     return state["loader"]
 

@@ -103,8 +103,8 @@ class Changes:
         if self._left is not None:
             self._left = {key: mark for key, mark in self._left[0].items() if key[0] not in new}, self._left[1]
 
-    def to_state(self) -> dict[str, Any]:
-        """What has changed, as plain data and tensors."""
+    def state_dict(self) -> dict[str, Any]:
+        """The values that changed, as plain data and tensors."""
         for number, scheduler in enumerate(self._schedulers):
             before = self._forms[number]
             now = scheduler.state_dict().items()
@@ -136,7 +136,7 @@ class Changes:
         self._left = self._marked(), _learns(self._modules)
 
     def check(self, state: dict[str, Any]) -> None:
-        """Refuse the state of something else before anything has changed."""
+        """Raise for a state that is not of this run, before anything has changed."""
         saved = state.get("given", {})
         missing = sorted(saved.keys() - self._given.keys())
         if missing:
@@ -155,26 +155,26 @@ class Changes:
                 raise unusable(f"changes.devices{list(key)} are not those of its tensors")
         check_sharing(list(state["attributes"].values()), "changes.attributes")
 
-    def put(self, state: dict[str, Any], device: torch.device) -> list[str]:
-        """Make the same changes to attributes and to what learns, and name those that could not be made."""
+    def load_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+        """Set the changed attributes and `requires_grad`; returns the names that could not be set."""
         self._undo()
         self._known = {*state["attributes"], *state["learns"]}
-        missing = self._put_attributes(state, device)
+        missing = self._load_attributes(state, device)
         for key, parameter in _parameters(self._modules):
             if key in state["learns"]:
                 parameter.requires_grad_(state["learns"][key])
         return missing
 
-    def put_settings(self, state: dict[str, Any], undo: ExitStack) -> None:
-        """Schedulers have loaded a whole state: give them back what are settings of theirs."""
+    def restore_settings(self, state: dict[str, Any], undo: ExitStack) -> None:
+        """Give schedulers, which have loaded a whole state, their settings from the script again."""
         undo.callback(setattr, self, "_known_steps", self._known_steps)
         self._known_steps = [set(names) for names in state["schedulers"]]
         for scheduler, settings, changed in zip(self._schedulers, self._settings, self._known_steps, strict=True):
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
 
-    def load(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
-        """Give what tells its own state the one that it had; names what was not there."""
+    def load_stateful(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+        """Call `load_state_dict` of every object that has one; returns the names found on one side only."""
         now = {**self._found(), **self._given}
         saved = {**state.get("found", {}), **state.get("given", {})}
         try:
@@ -265,7 +265,7 @@ class Changes:
     def _marked(self) -> dict[Key, ValueSnapshot]:
         return {key: ValueSnapshot(parts) for key, _, parts in self._attributes()}
 
-    def _put_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+    def _load_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
         owners = {(root, path): owner for root, path, owner, _ in self._owners()}
         names, restoring, missing = dict(enumerate(["model"])), Restoring(), []
         stored = self._stored()
@@ -292,8 +292,8 @@ class Changes:
         kinds = {kind for _, _, owner, _ in self._owners() for kind in type(owner).__mro__}
         return stored_by(kinds - {nn.Module, object}, self._reached(self._roots(data=True)).codes)
 
-    def put_generators(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
-        """Give generators that can be reached the states that they had, and name those that could not be found."""
+    def load_generators(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+        """Set the states of reachable generators; returns the paths of those not found."""
         self.search()
         found, missing = self._generators, []
         for path, (kind, taken) in state.get("generators", {}).items():

@@ -188,10 +188,7 @@ class Collective:
         return {name: total / max(count, 1.0) for name, total in zip(means, sums, strict=True)}, int(count)
 
     def state(self, loop: dict[str, Any], loader: Any) -> dict[str, Any]:
-        """What a checkpoint holds of other ranks than this one: their rng states, and what they add to the sums.
-
-        `loop` is the state of the loop of this rank, whose sums become those of all.
-        """
+        """The rng states of all ranks for a checkpoint; the sums in `loop`, this rank's state, become those of all."""
         batch = self.global_batch(loader)
         if self.ranks is None:
             return {"size": 1, "batch": batch, "random": []}
@@ -248,10 +245,10 @@ class Collective:
         added = None if sums is None else torch.tensor(rest[len(totals) :], dtype=watch["sums"].dtype)
         return {**watch, "items": int(items), "totals": totals, "sums": added}
 
-    def take(self, tree: dict[str, Any], loader: Any) -> str | None:
-        """Make a checkpoint that of this rank: with as many ranks as there were, its own rng states.
+    def adapt_checkpoint(self, tree: dict[str, Any], loader: Any) -> str | None:
+        """Edit a checkpoint for this rank: its own rng states where the number of ranks is the same.
 
-        Where that cannot give the batches of a run that was never stopped, the reason.
+        Returns the reason where batches will differ from those of an uninterrupted run.
         """
         loop, ranks, reason = tree["loop"], tree.get("ranks", {"size": 1, "batch": None, "random": []}), None
         if ranks["size"] != self.size:

@@ -180,7 +180,7 @@ class Core:
         self.epoch += 1
         self.watch.begin_epoch(self.epoch, self.stream)
         if self.seen_before is not None:
-            self.watch.go_on(self.seen_before)
+            self.watch.load_state_dict(self.seen_before)
             self.seen_before = None
         if self.expected is None:  # else `fit` knows the whole
             self.tuner.begin()
@@ -364,8 +364,8 @@ class Core:
             with self.unplanned():
                 yield plain
 
-    def go_on_with(self, plan: Plan) -> None:
-        """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""
+    def resume_plan(self, plan: Plan) -> None:
+        """Carry out the plan of a checkpoint where the loop chooses its plan."""
         if self.plans_itself and torch.device(plan.device).type == self.device.type and plan != self.step.plan:
             self.exchange(self.step_for(replace(plan, device=str(self.device))), "that of the checkpoint")
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hotloop.batch_errors import attempt
 from hotloop.checkpoint import Store
 from hotloop.clock import synchronize
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.evaluation import Metrics
-from hotloop.misfit import attempt
 from hotloop.monitor.logs import Logged, targets_of, try_log
 from hotloop.objective import Predict
 from hotloop.records import Epoch

@@ -44,16 +44,16 @@ from hotloop.training.scores import EpochScores, Scored
 from hotloop.training.state import (
     all_or_nothing,
     check_run,
-    draws_of,
-    go_on_in,
     handed_to,
     is_shaped,
     kept_settings,
-    load_told,
+    load_module,
+    load_position,
+    load_rng_states,
+    load_tensors,
+    loader_rng_restorer,
     modules_of,
     position_of,
-    put_random,
-    put_weights,
     state_of,
     structure_of,
 )
@@ -143,27 +143,27 @@ class Fit:
             core.changes.hand(others, core.stateful, known)
         return core.changes
 
-    def go_on(self, tree: dict[str, Any], tell: Callable[[str], None], check: Callable[[], None]) -> None:
-        """Be where a checkpoint was; where it is of another run, or damaged, nothing has changed.
+    def load_state_dict(self, tree: dict[str, Any], tell: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Load a checkpoint; where it is of another run, or damaged, nothing has changed.
 
-        `check` is called when the position is known: whether what is left of the run can be done.
+        `check` is called when the position is known, and raises where the rest of the run is impossible.
         """
         assert self._changes is not None
         core = self.core
         with all_or_nothing() as undo:
             check_run(tree)
-            other_ranks = core.together.take(tree, self.loader)
+            other_ranks = core.together.adapt_checkpoint(tree, self.loader)
             changes, run = tree["changes"], tree["run"]
             check_state(core, tree["loop"])
             self._changes.check(changes)
             self._kept_settings = kept_settings(core, tree["loop"])
             undo.callback(RngStates(core.device).restore)
             undo.callback(partial(vars(self).update, dict(vars(self))))
-            missing = self._changes.load(changes, undo)
-            self._resumption = go_on_in(core, self.loader, tree["loop"], tree["position"], tell, undo)
-            undo.callback(draws_of(self.validate))
-            reasons = [self._resumption.reason, other_ranks, self._validation.resume(run["draws"])]
-            missing += self._changes.put_generators(changes, undo)
+            missing = self._changes.load_stateful(changes, undo)
+            self._resumption = load_position(core, self.loader, tree["loop"], tree["position"], tell, undo)
+            undo.callback(loader_rng_restorer(self.validate))
+            reasons = [self._resumption.reason, other_ranks, self._validation.load_state_dict(run["draws"])]
+            missing += self._changes.load_generators(changes, undo)
             self._lost = list(run.get("lost", []))
             self.first, self.consumed = run["first"], run["consumed"] or 0
             self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
@@ -173,12 +173,12 @@ class Fit:
             self._resumed = run["resumed"] + 1
             self._before = tuple(run["before"])
             self._plans = [PlanChange.from_json(change) for change in run.get("plans", [])]
-            self._changes.put_settings(changes, undo)
+            self._changes.restore_settings(changes, undo)
             check()
-            put_random(core, tree["loop"])  # what is no state of a generator shows here
-            missing += put_weights(core, tree["loop"], undo)
-            missing += self._changes.put(changes, core.device)
-            put_random(core, tree["loop"])
+            load_rng_states(core, tree["loop"])  # what is no state of a generator shows here
+            missing += load_tensors(core, tree["loop"], undo)
+            missing += self._changes.load_attributes(changes, core.device)
+            load_rng_states(core, tree["loop"])
         if self.scored is not None and not core.together.is_first:
             self.scored.begin_epoch()  # the first rank has the sums of all
         if missing:
@@ -217,7 +217,7 @@ class Fit:
                     if self.saver is not None and self._changes is not None:
                         if is_shaped(self.core):
                             state = state_of(self.core)
-                            self.saver.check({"loop": state, "changes": self._changes.to_state()})
+                            self.saver.check({"loop": state, "changes": self._changes.state_dict()})
                             self._structure = structure_of(self.core, state)
                         self._unsaved = Unsaved(self._changes, self._searched())
                     if self._unevaluated is not None:
@@ -373,7 +373,7 @@ class Fit:
             return False
         if self.saver is not None and (stop or save):
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
-            self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=stop)
+            self.saver.save(self.loop.steps, lambda: self._state_dict(self.consumed), wait=stop)
             self.core.together.done()
         return self._ends(stop)
 
@@ -395,7 +395,9 @@ class Fit:
         if last or is_best or self.core.together.any(self.saver.is_due(self.loop.steps)):
             self._finish(validate, metrics, wait=True)
             self._tell_what_is_lost(surely=last)
-            self.saver.save(self.loop.steps, lambda: self._tree(None), None if score == math.inf else score, wait=last)
+            self.saver.save(
+                self.loop.steps, lambda: self._state_dict(None), None if score == math.inf else score, wait=last
+            )
 
     def _save_end(self) -> None:
         """Save what is not yet: the evaluation was cut short, or the end was asked for between two epochs."""
@@ -409,7 +411,7 @@ class Fit:
         if (last := self._last) is not None:
             self.saver.save(self.loop.steps, lambda: last, wait=True)
         elif is_missing:
-            self.saver.save(self.loop.steps, lambda: self._tree(None), wait=True)
+            self.saver.save(self.loop.steps, lambda: self._state_dict(None), wait=True)
 
     def _searched(self) -> dict[str, object]:
         """Where else to look for what training changes: samplers, or a loader that is the person's own."""
@@ -447,8 +449,8 @@ class Fit:
                 stacklevel=8,
             )
 
-    def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
-        """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
+    def _state_dict(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
+        """The tree of a checkpoint after `consumed` batches of the epoch; None between two epochs."""
         assert self._changes is not None
         self._tell_what_is_lost(surely=self.stop.asked)
         inside = consumed is not None
@@ -462,13 +464,13 @@ class Fit:
             "unevaluated": None if unevaluated is None else unevaluated.to_json(),
             "resumed": self._resumed,
             "before": list(self._before),
-            "draws": self._validation.to_state(),
+            "draws": self._validation.state_dict(),
             "lost": self._lost,
             "plans": [change.to_json() for change in self._all_plans()],
         }
         if self.scored is not None and self.core.together.ranks is not None:
             self.scored.give_to_first(self.core.together.ranks)
-        changes = self._changes.to_state()
+        changes = self._changes.state_dict()
         loop = state_of(self.core)
         self._tell_what_is_restructured(loop)
         return {
@@ -567,7 +569,7 @@ class Fit:
                 weights = self._best_weights or self._saved_weights(best, modules)
                 for module, values in zip(modules, weights, strict=True):
                     now = module.state_dict()
-                    load_told(module, {name: _put(now.get(name), each) for name, each in values.items()})
+                    load_module(module, {name: _put(now.get(name), each) for name, each in values.items()})
             except (RuntimeError, HotloopError) as error:
                 before.restore()
                 warnings.warn(
@@ -590,7 +592,7 @@ class Fit:
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
         """The evaluation after an epoch; empty where the run has to end before it is done."""
-        before = None if self.saver is None else self._tree(None, epoch)
+        before = None if self.saver is None else self._state_dict(None, epoch)
         if not self._is_asked():
             try:
                 with self.stop.at_once() if self.core.together.size == 1 else nullcontext():
@@ -693,7 +695,7 @@ def samplers_in(loader: object) -> list[object]:
 PHASES = {  # what a rank does, by the function that it is in
     Fit.run.__code__: BETWEEN,
     Fit._train.__code__: READING,
-    Fit._tree.__code__: SAVING,
+    Fit._state_dict.__code__: SAVING,
     Saver.save.__code__: SAVING,
     OtherRankSaver.save.__code__: SAVING,
 }

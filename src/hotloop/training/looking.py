@@ -28,7 +28,7 @@ from hotloop.step.training import TrainingStep
 from hotloop.text import shorten
 from hotloop.training.changes import owner_of
 from hotloop.training.fit import makers_of
-from hotloop.training.state import draws_of
+from hotloop.training.state import loader_rng_restorer
 from hotloop.tune.rehearsal import Rehearsal, rehearsing, written_tensors
 from hotloop.tune.subject import Subject
 
@@ -76,7 +76,7 @@ def undone(
     kept.items(container for owner in (*inner, *owners) for container in _containers_of(owner))
     told = [thing for thing in others if is_stateful(thing) and not isinstance(thing, type)]
     states = [(thing, copy.deepcopy(thing.state_dict())) for thing in told]
-    draws = [draws_of(loader) for loader in loaders.values()]
+    rng_restorers = [loader_rng_restorer(loader) for loader in loaders.values()]
     try:
         with rehearsing(subject, generators) as rehearsal:
             yield rehearsal
@@ -84,8 +84,8 @@ def undone(
         kept.restore()
         for thing, state in states:
             thing.load_state_dict(state)
-        for put_back in draws:
-            put_back()
+        for restore in rng_restorers:
+            restore()
         if changed := before.changes(look(roots, skip, known)):
             words = f"real steps have changed {shorten(changed, 4)}, which cannot be put back"
             warnings.warn(words, PlanWarning, stacklevel=5)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.batch_errors import TORCH_ERRORS, explanation
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
@@ -20,7 +21,6 @@ from hotloop.evaluation import Metrics, check_metrics
 from hotloop.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
-from hotloop.misfit import REFUSALS, explanation
 from hotloop.monitor.logs import Logged
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective import predict as predict_by_convention
@@ -264,7 +264,7 @@ class Loop:
         step = core.step
         try:
             parts = step.run(batch)
-        except REFUSALS as error:
+        except TORCH_ERRORS as error:
             better: HotloopError | None = core.together.lost(error)
             if better is None:
                 better = explanation(error, self.model, batch, core.where(), partial(core.forward, batch))
@@ -440,7 +440,7 @@ class Loop:
             try:
                 if saver is not None and saver.found is not None:
                     with telling("going back to where it was", progress) as tell:
-                        fit.go_on(saver.found.tree, tell, check)
+                        fit.load_state_dict(saver.found.tree, tell, check)
                 check()
                 done = 0 if length is None else fit.first * length + fit.consumed
                 self._core.expected = None if length is None else self._core.watch.batches + epochs * length - done

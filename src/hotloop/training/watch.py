@@ -177,8 +177,8 @@ class Watch:
         """Mean losses per item over the epoch so far. Waits for the device."""
         return self.end_epoch().means()
 
-    def to_state(self) -> dict[str, Any]:
-        """What it knows, as plain data and tensors; nothing waits for the device."""
+    def state_dict(self) -> dict[str, Any]:
+        """Losses and counts as plain data and tensors; no synchronization."""
         if self._single:
             self._note_single()
         sums = self._add_fresh() if self._fresh or self._sums is not None else None
@@ -193,8 +193,8 @@ class Watch:
             "sums": sums,
         }
 
-    def go_on(self, state: dict[str, Any]) -> None:
-        """Continue from what `to_state` gave; where that was inside an epoch, once more when it has begun."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a `state_dict`; one from inside an epoch is loaded again when the epoch has begun."""
         self.names, self._batches, self.latest = state["names"], state["batches"], state["latest"]
         self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
         self.items, self._totals = state["items"], list(state["totals"])

@@ -46,7 +46,7 @@ def load_weights(model: M, path: str | Path, which: Literal["last", "best"] = "l
             fix='model.to_empty(device="cpu") before',
         )
     held = _renamed(here, _of_run(path, which) if path.is_dir() else read_weights(path))
-    wrong = _misfit(here, held)
+    wrong = _mismatch(here, held)
     if wrong and not _is_taken(model, held):
         raise BadArgument(
             f"the weights in {printable(str(path))} do not fit the model; {wrong}",
@@ -124,8 +124,8 @@ def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
     return weights
 
 
-def _misfit(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    """How weights differ from those of the model, in words; nothing where they have its names and shapes."""
+def _mismatch(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    """How names and shapes of weights differ from the model's, in words; empty where they agree."""
     mine, theirs = ({name: _shape(value) for name, value in each.items()} for each in (here, there))
     wrong = {
         "missing": [name for name in mine if name not in theirs],

@@ -199,8 +199,8 @@ class Tuner:
         """Forward passes beyond one a step."""
         return self._gate.passes
 
-    def go_on(self, tuning: Tuning | None, considered_for: int | None) -> None:
-        """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
+    def resume(self, tuning: Tuning | None, considered_for: int | None) -> None:
+        """Load what an earlier part of this run found: its plan, or that none pays in `considered_for` batches."""
         self.considered_for = considered_for
         if tuning is not None:
             self.tuning = tuning
