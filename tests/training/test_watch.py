@@ -95,7 +95,7 @@ def test_on_a_gpu_the_same_is_found_a_little_later() -> None:
     text = str(caught.value)
     assert "at step 3 (epoch 1, batch 2)" in text
     assert "hold NaN or infinity themselves: 17" in text
-    assert "the weights are spoilt" in text
+    assert "the weights have diverged" in text
 
 
 @pytest.mark.gpu

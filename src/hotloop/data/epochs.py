@@ -191,7 +191,7 @@ class Epochs(ABC, Generic[T]):
         return None
 
     def resume(self, position: Position, tell: Tell | None = None) -> Resumption:
-        """Make the next epoch go on from a position; the caller then puts back the global random states.
+        """Make the next epoch resume from a position; the caller then restores the global rng states.
 
         `tell` is called for each batch that has to be loaded again, with how many those are so far and in all.
         """

@@ -54,9 +54,9 @@ def undone(
     others: Sequence[Any] = (),
     known: Iterable[object] = (),
 ) -> Iterator[Rehearsal]:
-    """A rehearsal after which objects hold what they held; what was changed and cannot be put back is named.
+    """A rehearsal that restores every object it changes, and warns with the names of those it cannot restore.
 
-    The keys of `loaders` come before the names of their parts. Of `others`, such as hooks, the attributes are put back
+    The keys of `loaders` come before the names of their parts. Of `others`, such as hooks, the attributes are restored
     and the state that they tell, and nobody looks further. What is `known` is not looked at.
     """
     handed = {"device_transform": transform}
@@ -87,7 +87,7 @@ def undone(
         for restore in rng_restorers:
             restore()
         if changed := before.changes(look(roots, skip, known)):
-            words = f"real steps have changed {shorten(changed, 4)}, which cannot be put back"
+            words = f"real steps have changed {shorten(changed, 4)}, which cannot be restored"
             warnings.warn(words, PlanWarning, stacklevel=5)
 
 

@@ -522,7 +522,7 @@ class Loop:
         """The largest batch that fits, at most `limit` items, and the one with the best throughput.
 
         Real steps with batches made from the first one of `loader` (or from one batch) grow and bisect for up to
-        so many `seconds`. Everything that they change is put back, to the bit.
+        so many `seconds`. Everything that they change is restored, to the bit.
         """
         self._core.step.forget_captures()  # they hold memory
         with self._core.modes.within(training=True), self._core.unplanned():
@@ -532,7 +532,7 @@ class Loop:
     def memory(self, batch: Any = None) -> Memory:
         """What is allocated, reserved and held, by what; with a `batch`, also where the memory of a step goes.
 
-        That step is a real one: its peak by phase and by module, and over time. Everything is put back afterwards. It
+        That step is a real one: its peak by phase and by module, and over time. Everything is restored afterwards. It
         runs operation by operation, so a compiled step may need less.
         """
         with self._core.modes.within(training=True), self._core.unplanned():
@@ -549,7 +549,7 @@ class Loop:
     ) -> Profile:
         """Where the time of a step goes: waiting for data, copies, gaps, compute; by your own lines.
 
-        Real steps of the plan on batches of `loader`, after a warm-up; everything is put back afterwards. `hotloop
+        Real steps of the plan on batches of `loader`, after a warm-up; everything is restored afterwards. `hotloop
         profile script.py` does the same for a script that knows nothing of hotloop.
         """
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")

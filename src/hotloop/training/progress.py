@@ -340,7 +340,7 @@ class Stop:
         self.twice = False  # Ctrl-C, so that whoever trains was interrupted
         self._pressed = False  # the same, once
         self._at_once = False
-        self._before: dict[signal.Signals, Any] = {}  # handlers to put back
+        self._before: dict[signal.Signals, Any] = {}  # handlers to restore
 
     @property
     def asked(self) -> bool:

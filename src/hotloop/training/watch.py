@@ -285,7 +285,7 @@ class Watch:
             lines.append("the weights are still those of the step before")
         else:
             lines.append(
-                f"the weights are spoilt ({plural(later, 'step')} ran before it was noticed); do not keep them"
+                f"the weights have diverged ({plural(later, 'step')} ran before it was noticed); do not keep them"
             )
         raise LossNotFinite("\n  ".join(lines), fix="; ".join(advice) or None)
 
