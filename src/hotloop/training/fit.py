@@ -1,4 +1,4 @@
-"""The whole of a training run around `Loop.step`: epochs, evaluation, progress, Ctrl-C, and the report of it all."""
+"""`Fit`: a training run around `Loop.step`: epochs, evaluation, progress, Ctrl-C, report."""
 
 import math
 import platform
@@ -67,7 +67,7 @@ _NOTHING = nullcontext()
 
 
 class Trained(NamedTuple):
-    """An epoch that was trained on; its losses may still be on their way from the device."""
+    """A trained epoch, whose losses may still be on the device."""
 
     number: int
     ending: Ending
@@ -131,7 +131,7 @@ class Fit:
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
     def _changes_of_the_run(self, saver: Saver) -> Changes:
-        """Those since the loop began, where the same one goes on: as in a notebook, where nothing is built anew."""
+        """The `Changes` of the run; those of the loop so far where the same loop resumes, as in a notebook."""
         core = self.core
         makers = {**makers_of(self.loader), **makers_of(self.validate, "validation ")}
         others = {**handed_to(core, self.transform, makers), **self.hooks.handed()}
@@ -199,7 +199,7 @@ class Fit:
         metrics: Metrics | None,
         progress: bool | None,
     ) -> Report:
-        """Train, evaluate after each epoch, and report what was measured; `epoch` gives the batches."""
+        """Train, evaluate after each epoch, and return the report; `epoch()` gives the batches."""
         validate = self._validation.loader
         wait = validate is not None or self.loop.device.type != "cuda" or self.core.schedule.watches_a_metric
         wait = wait or self.core.together.size > 1  # ranks add up their losses at one moment
@@ -252,7 +252,7 @@ class Fit:
 
     @contextmanager
     def _second_interrupt(self) -> Iterator[None]:
-        """Ctrl-C again, between two epochs or in a save, leaves all as it is: the line of an early end tells of it."""
+        """Take a second Ctrl-C, between two epochs or in a save, as the end of a run cut short."""
         try:
             yield
         except KeyboardInterrupt:
@@ -261,7 +261,7 @@ class Fit:
             self._cut_short = True
 
     def close(self) -> None:
-        """Whatever ended it: nothing is written any more."""
+        """End validation workers and note the state, however the run ended."""
         self._validation.close()
         if self._changes is not None:
             self._changes.leave()
@@ -286,7 +286,7 @@ class Fit:
             warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 
     def _say_how_it_ended(self, epochs: int) -> None:
-        """Of a run that has ended early: why, what was saved, and how to go on."""
+        """Say why a run ended early, what was saved, and how to resume."""
         if not self.stop.asked or (self.first >= epochs and not self._cut_short):
             return
         place = f"step {self.loop.steps:,}, epoch {min(self.first + 1, epochs)} of {epochs}"
@@ -296,7 +296,7 @@ class Fit:
         self.display.say(f"{words}: nothing is left to train" if self._is_patience_over and not self._items else words)
 
     def _train(self, number: int, work: Iterable[Work]) -> bool:
-        """One epoch, or the rest of it; whether it came to its end."""
+        """Train one epoch or the rest of it; returns whether it came to its end."""
         self._between = False
         clock = Clock(self.loop.device)
         start = self._epoch_clock = time.perf_counter()
@@ -345,7 +345,7 @@ class Fit:
         return whole
 
     def _scoring(self) -> AbstractContextManager[None]:
-        """Around a step: training metrics leave out a batch that counts for nothing on this rank."""
+        """Context of a step, in which training metrics leave out a filler batch of this rank."""
         if self.scored is None or not self.core.together.is_filler(self.core.stream):
             return _NOTHING
         return self.scored.unchanged()
@@ -364,7 +364,7 @@ class Fit:
             self.stop.why = name
 
     def _must_end(self) -> bool:
-        """After a stretch: save where it is time to. Whether the run has to end here."""
+        """After a stretch: save where due; returns whether the run has to end here."""
         if self.time_limit is not None and not self.stop.asked and self._seconds() > self.time_limit:
             self.stop.why = "the time limit"
         due = self.saver is not None and self.saver.is_due(self.loop.steps)
@@ -387,7 +387,7 @@ class Fit:
         return asked
 
     def _save_epoch(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, last: bool) -> None:
-        """After an epoch: save where it is time to, at the end of the run, and where the validation loss is best."""
+        """After an epoch: save where due, at the end of the run, and where the score is the best."""
         if self.saver is None or self._last is not None:
             return
         score = self.hooks.goal.score(self.epochs[-1]) if self.epochs and not self._pending else math.inf
@@ -400,7 +400,7 @@ class Fit:
             )
 
     def _save_end(self) -> None:
-        """Save what is not yet: the evaluation was cut short, or the end was asked for between two epochs."""
+        """Save the end where it is not yet: the evaluation was cut short, or the run was stopped between two epochs."""
         if self.saver is None:
             return
         if self.stop.twice and self.saver.writer.busy:
@@ -414,12 +414,12 @@ class Fit:
             self.saver.save(self.loop.steps, lambda: self._state_dict(None), wait=True)
 
     def _searched(self) -> dict[str, object]:
-        """Where else to look for what training changes: samplers, or a loader that is the person's own."""
+        """More objects that training may change: samplers, or a loader of the person's own."""
         found = {"sampler": samplers_in(self.loader), "validation sampler": samplers_in(self.validate)}
         return {name + ".sampler" * n: each for name, several in found.items() for n, each in enumerate(several)}
 
     def _tell_what_is_lost(self, *, surely: bool = False) -> None:
-        """Say once for each name that training changes something which no checkpoint holds."""
+        """Warn once for each name of state that training changes and no checkpoint holds."""
         if self._unsaved is None:
             return
         in_workers = self.core.stream.changed_in_workers if self.core.stream else []
@@ -435,7 +435,7 @@ class Fit:
             )
 
     def _tell_what_is_restructured(self, state: dict[str, Any]) -> None:
-        """Say once for each name that training changes what a script must have built to go on from a checkpoint."""
+        """Warn once for each name whose shape or group training changes, so that the script cannot resume."""
         now = structure_of(self.core, state)
         before = self._structure = self._structure or now
         changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
@@ -482,7 +482,7 @@ class Fit:
         }
 
     def _all_plans(self) -> list[PlanChange]:
-        """Every plan of this run with the batch from which on it was carried out, those of earlier parts included."""
+        """Every plan of this run with its first batch, earlier parts included."""
         self.core.journal("the step was changed while it ran")  # where many steps at once have not noted it yet
         plans = list(self._plans)
         steps, _, batches, _ = self._before
@@ -496,7 +496,7 @@ class Fit:
         return time.perf_counter() - self._clock
 
     def _so_far(self) -> dict[str, Any]:
-        """What the run has taken, its earlier parts included."""
+        """Seconds and peak memory of the run, earlier parts included."""
         device, earlier = self.loop.device, self._earlier
         return {
             "seconds": earlier["seconds"] + self._seconds(),
@@ -506,7 +506,7 @@ class Fit:
         }
 
     def _finish(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, wait: bool) -> None:
-        """Note the epochs whose losses have come from the device; short epochs go on meanwhile."""
+        """Note the epochs whose losses have reached the host; short epochs do not wait for them."""
         while self._pending and (wait or self._pending[0].ending.landed()):
             done = self._pending.popleft()
             means, items = self.core.together.means(done.ending.means(), float(done.ending.items))
@@ -522,7 +522,7 @@ class Fit:
             self._note(epoch, validate, metrics, whole=done.whole)
 
     def _note(self, epoch: Epoch, validate: Iterable[Any] | None, metrics: Metrics | None, *, whole: bool) -> None:
-        """Evaluate after an epoch and keep what it gave."""
+        """Evaluate after an epoch and keep its record."""
         if whole and validate is not None:
             epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
             if epoch.metrics:
@@ -545,7 +545,7 @@ class Fit:
             self._end_without_progress()
 
     def _end_without_progress(self) -> None:
-        """Where the last epochs were no better, as many as the person is patient for, the run is done."""
+        """End the run where the last `patience` epochs were no better."""
         if (patience := self.hooks.patience) is not None:
             best = self._best_so_far.of(self.epochs)
             self.stop.why = self.hooks.goal.words_for_patience(best, self.epochs[-1], patience)
@@ -557,7 +557,7 @@ class Fit:
         return None if best is None else best.epoch
 
     def _restore_best(self) -> None:
-        """Give the model and the criterion the weights of the best epoch; where they do not fit, nothing changes."""
+        """Load the weights of the best epoch into model and criterion; where they do not fit, nothing changes."""
         best = self._best()
         if not self.hooks.restores_best or best is None or best == self.epochs[-1].number:
             return
@@ -569,7 +569,7 @@ class Fit:
                 weights = self._best_weights or self._saved_weights(best, modules)
                 for module, values in zip(modules, weights, strict=True):
                     now = module.state_dict()
-                    load_module(module, {name: _put(now.get(name), each) for name, each in values.items()})
+                    load_module(module, {name: _loadable(now.get(name), each) for name, each in values.items()})
             except (RuntimeError, HotloopError) as error:
                 before.restore()
                 warnings.warn(
@@ -580,7 +580,7 @@ class Fit:
                 )
 
     def _saved_weights(self, number: int, modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
-        """Those after an epoch of an earlier part of the run, which was the best."""
+        """The weights of the best epoch from the checkpoint of an earlier part of the run."""
         path = None if self.saver is None else self.saver.writer.store.best()
         if self.saver is None or path is None:
             raise HotloopError("no checkpoint holds them")
@@ -591,7 +591,7 @@ class Fit:
         return [dict(sharded(*pair)) for pair in zip(modules, states, strict=True)]
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
-        """The evaluation after an epoch; empty where the run has to end before it is done."""
+        """Scores of the evaluation after an epoch; empty where the run ends before it is done."""
         before = None if self.saver is None else self._state_dict(None, epoch)
         if not self._is_asked():
             try:
@@ -650,13 +650,13 @@ def _peak_memory(device: torch.device) -> int:
 
 
 def _rows_of(tensor: Any) -> Tensor:
-    """What this rank holds of a tensor: its rows of one that is sharded, without a gather."""
+    """The local shard of a tensor, or the tensor itself; no gather."""
     rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return rows
 
 
 def _weights_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
-    """What modules hold now, copied to the host."""
+    """The state_dicts of modules, copied to the host."""
     return [
         {
             name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
@@ -667,8 +667,8 @@ def _weights_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def _put(now: Any, value: Any) -> Any:
-    """A value for `load_state_dict`; the rows of a sharded tensor are put into it."""
+def _loadable(now: Any, value: Any) -> Any:
+    """A value for `load_state_dict`; a local shard is copied into its sharded tensor."""
     if not hasattr(now, "to_local") or not isinstance(value, Tensor) or hasattr(value, "to_local"):
         return value
     now.to_local().copy_(value)
@@ -676,7 +676,7 @@ def _put(now: Any, value: Any) -> Any:
 
 
 def makers_of(loader: object, prefix: str = "") -> dict[str, object]:
-    """What makes the items and batches of a loader, where that is done in this process."""
+    """The dataset and collate_fn of a loader, where they run in this process."""
     if not isinstance(loader, DataLoader) or loader.num_workers:
         return {}
     makers: dict[str, object] = {f"{prefix}dataset": loader.dataset}

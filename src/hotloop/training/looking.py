@@ -1,4 +1,4 @@
-"""A look at a loop: where the memory and the time of real steps go, which are all undone."""
+"""Memory and time of a loop's real steps, all undone afterwards."""
 
 import copy
 import warnings
@@ -35,7 +35,7 @@ from hotloop.tune.subject import Subject
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """What a loop holds and uses."""
+    """Memory that a loop holds and uses."""
 
     usage: Usage  # of the device: allocated, reserved, this process, free
     holdings: Holdings  # of the model and its optimizers: parameters, gradients, optimizer state
@@ -97,14 +97,14 @@ def _attributes(owner: object) -> dict[str, Any]:
 
 
 def _containers_of(owner: object) -> Iterator[Any]:
-    """Where an object keeps what it holds; not what lies deeper, which may be a million items of data."""
+    """The containers of an object's attributes; not deeper ones, which may hold a million items of data."""
     held = _attributes(owner)
     # A mapping of another kind may be a file, such as one of h5py.
     return (each for each in (owner, held, *held.values()) if isinstance(each, list | dict | set | deque))
 
 
 def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
-    """What is held now; with a batch also what a step of it takes."""
+    """Memory held now, and with a batch also that of a step."""
     now, held = usage(subject.device), holdings(subject.model, subject.optimizers)
     if batch is None:
         return Memory(now, held)
@@ -125,7 +125,7 @@ def profile_of(
     tell: Callable[[str], None],
     transform: object = None,
 ) -> Profile:
-    """Where the time of steps goes on these batches of a loader, which are read again and again."""
+    """The profile of steps on these batches, which are read repeatedly."""
     with undone(subject, {"": loader}, transform) as rehearsal:
         rehearsal.exchange(step)
         with Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler:

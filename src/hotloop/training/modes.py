@@ -16,16 +16,16 @@ class OptimizerModes:
         self.train()
 
     def train(self) -> None:
-        """The weights become those that are trained."""
+        """Switch to the weights for training."""
         self._put(training=True)
 
     def eval(self) -> None:
-        """The weights become those to evaluate, to save and to use."""
+        """Switch to the weights for evaluation, saving and use."""
         self._put(training=False)
 
     @contextmanager
     def within(self, *, training: bool) -> Iterator[None]:
-        """One mode inside, and then the mode of before."""
+        """One mode inside the block, then the mode of before."""
         before = self._is_training
         self._put(training=training)
         try:
