@@ -43,7 +43,7 @@ def read(batches: Stream[Any], count: int) -> list[list[float]]:
 
 
 def resumed(build: Callable[[], Any], position: Position) -> tuple[Stream[Any], Resumption]:
-    """A stream over a new loader that goes on from a position, with the random states of now."""
+    """A stream over a new loader that goes on from a position, with the rng states of now."""
     now = LoaderRngState.now()
     batches: Stream[Any] = Stream(build(), "cpu", "direct")
     resumption = batches.resume(Position.from_state_dict(position.state_dict()))
@@ -91,7 +91,7 @@ def test_workers_that_stay_and_an_epoch_that_was_left_early() -> None:
     batches: Stream[Any] = Stream(build(), "cpu")
     read(batches, 2)
     read(batches, 3)
-    assert "persist carry their random states" in (batches.position(3).reason or "")
+    assert "persist carry their rng states" in (batches.position(3).reason or "")
     list(batches)
     read(batches, 1)
     assert batches.position(1).reason is None, "an epoch that was read to its end tells all states"

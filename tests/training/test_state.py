@@ -389,7 +389,7 @@ def broken(
 
 
 def same(one: Ended, other: Ended) -> None:
-    """Weights, buffers, optimizers, schedules, scalers, losses, the curve and all random states."""
+    """Weights, buffers, optimizers, schedules, scalers, losses, the curve and all rng states."""
     assert one.state == other.state
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():

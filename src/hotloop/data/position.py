@@ -2,14 +2,14 @@
 
 A run that goes on from a position gets exactly the batches that it would have got. These are the steps, in this order:
 
-1. workers that persist between epochs are started where they had been, with nothing to load, and with the random states
+1. workers that persist between epochs are started where they had been, with nothing to load, and with the rng states
    that they had when the epoch began;
 2. the rng states of the epoch's beginning are restored: global ones, generators of the loader, its samplers and its
    dataset, and what samplers tell of themselves;
 3. the iterator is made, which draws from them what it drew then: a seed for workers, and from most samplers the order;
 4. what the training has had is skipped. Indices are drawn and dropped where no more is needed; batches are loaded and
    dropped where workers make random items, because only that brings the workers to where they were;
-5. batches that had been read ahead are read again, each with the random states that it was read with;
+5. batches that had been read ahead are read again, each with the rng states that it was read with;
 6. the generators of the loader get the states of the moment of the checkpoint, in case others draw from them too;
 7. the caller restores the global states of that moment, and begins the epoch.
 
@@ -40,7 +40,7 @@ class Position:
     begun: bool = False  # whether workers that persist were there when the epoch began
     workers: int = 0
     prefetched: int = 0  # batches that the workers are asked for in advance
-    carried: tuple[LoaderRngState, ...] = ()  # the random states of workers that persist, when the epoch began
+    carried: tuple[LoaderRngState, ...] = ()  # the rng states of workers that persist, when the epoch began
     loader: Any = None  # the loader's own account of where it is, where it gives one
     reason: str | None = None  # why not all can be the same again
 

@@ -196,7 +196,7 @@ class _Noting(_Seeing):
 def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether an operation prepares the dropout of a recurrent layer.
 
-    cuDNN has a random state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
+    cuDNN has a rng state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
     state of the device's generator was set; that a pass does so says nothing about the step.
     """
     name = name_of(func)

@@ -79,6 +79,11 @@ def is_sharded(model: nn.Module) -> bool:
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
+def local_shard(tensor: Any) -> Tensor:
+    """This rank's shard of a tensor under FSDP, or the tensor itself; no gather."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
 def whole(tree: Any) -> Any:
     """A state_dict with its shards gathered on the host; a collective call."""
     if isinstance(tree, Tensor):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hotloop._torch import foreach_div_
 from hotloop.memory.oom import surely
 from hotloop.objective import Losses
+from hotloop.step.sharding import local_shard
 
 
 @dataclass(slots=True)
@@ -55,18 +56,13 @@ class Window:
 
     def average(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
         """Divide the gradients by the sum of weights."""
-        gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+        gradients = [local_shard(p.grad) for p in parameters if p.grad is not None]
         weight = self.weight
         if not self.is_weighed or not gradients or (isinstance(weight, float) and weight in (0.0, 1.0)):
             return
         if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
             weight = surely(partial(_not_zero, weight), device)
         surely(partial(foreach_div_, gradients, weight), device)
-
-
-def _local(gradient: Tensor) -> Tensor:
-    """The local shard of a gradient under FSDP."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _not_zero(weight: Tensor) -> Tensor:

@@ -83,7 +83,7 @@ class Changes:
         self._device = device or torch.device("cpu")
         self._generators: dict[str, Generator] = {}  # by the path on which each was reached
         self._marks = self._marked()
-        self._learns = _learns(modules)
+        self._requires_grad = _requires_grad(modules)
         self._left: tuple[dict[Key, ValueSnapshot], dict[Key, bool]] | None = None
         self._settings = [dict(vars(scheduler)) for scheduler in schedulers]
         self._forms = [{k: _form(v) for k, v in scheduler.state_dict().items()} for scheduler in schedulers]
@@ -121,7 +121,7 @@ class Changes:
             "learns": {
                 key: parameter.requires_grad
                 for key, parameter in _parameters(self._modules)
-                if key in self._known or self._learns.get(key) != parameter.requires_grad
+                if key in self._known or self._requires_grad.get(key) != parameter.requires_grad
             },
             "schedulers": [sorted(names) for names in self._known_steps],
             "given": {name: thing.state_dict() for name, thing in self._given.items()},
@@ -133,7 +133,7 @@ class Changes:
 
     def leave(self) -> None:
         """Note the state at the end of a part of the run: later differences were made by the person."""
-        self._left = self._marked(), _learns(self._modules)
+        self._left = self._marked(), _requires_grad(self._modules)
 
     def check(self, state: dict[str, Any]) -> None:
         """Raise for a state that is not of this run, before anything has changed."""
@@ -311,7 +311,7 @@ class Changes:
         """Restore the state of the beginning, except what the person has set since, where the same loop resumes."""
         if self._left is None:
             return
-        marks, learns = self._left
+        marks, requires_grad = self._left
         restoring = Restoring()
         for key, owner, parts in list(self._attributes()):
             begin, end = self._marks.get(key), marks.get(key)
@@ -320,10 +320,10 @@ class Changes:
             elif not begin.fits(parts) and (value := begin.value) is not LOST:
                 restoring.put(vars(owner), key[2], value)
         for key, parameter in _parameters(self._modules):
-            if learns.get(key) == parameter.requires_grad:
-                parameter.requires_grad_(self._learns.get(key, parameter.requires_grad))
+            if requires_grad.get(key) == parameter.requires_grad:
+                parameter.requires_grad_(self._requires_grad.get(key, parameter.requires_grad))
             else:
-                self._learns[key] = parameter.requires_grad
+                self._requires_grad[key] = parameter.requires_grad
 
     def _roots(self, *, data: bool) -> dict[str, object]:
         """The roots of a look, by name; each module is one, so that a deep model is no deeper than a flat one."""
@@ -431,7 +431,7 @@ def _of_optimizers() -> frozenset[str]:
     return names | FUSED_NOTES | SCHEDULER_NOTES | {"step", "grad_scale", "found_inf"}
 
 
-def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:
+def _requires_grad(modules: Sequence[nn.Module]) -> dict[Key, bool]:
     return {key: parameter.requires_grad for key, parameter in _parameters(modules)}
 
 

@@ -32,7 +32,7 @@ from hotloop.objective import predict as predict_by_convention
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
-from hotloop.step.sharding import sharded
+from hotloop.step.sharding import local_shard, sharded
 from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
@@ -498,11 +498,12 @@ class Fit:
     def _so_far(self) -> dict[str, Any]:
         """Seconds and peak memory of the run, earlier parts included."""
         device, earlier = self.loop.device, self._earlier
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         return {
             "seconds": earlier["seconds"] + self._seconds(),
             "tuning": earlier["tuning"] + self.core.tuner.seconds - self._tuned_before,
             "saving": earlier["saving"] + (0.0 if self.saver is None else self.saver.stall),
-            "peak_memory": max(earlier["peak_memory"], _peak_memory(device)),
+            "peak_memory": max(earlier["peak_memory"], peak),
         }
 
     def _finish(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, wait: bool) -> None:
@@ -645,21 +646,11 @@ class Fit:
         )
 
 
-def _peak_memory(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _rows_of(tensor: Any) -> Tensor:
-    """The local shard of a tensor, or the tensor itself; no gather."""
-    rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return rows
-
-
 def _weights_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     """The state_dicts of modules, copied to the host."""
     return [
         {
-            name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+            name: local_shard(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
             for name, value in module.state_dict().items()
         }
         for module in modules
