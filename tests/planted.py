@@ -169,7 +169,7 @@ BUGS = [
     Bug(
         "checkpoint: buffers that no state_dict has are lost",
         "training/state.py",
-        "missing += _put_buffers(module, values, core.device)",
+        "missing += _load_buffers(module, values, core.device)",
         "pass",
         ("tests/training/test_state.py", KILLED),
     ),

@@ -11,7 +11,7 @@ from torch import nn
 
 import hotloop
 from hotloop import evaluate
-from hotloop.errors import BadArgument, BatchMisfit, DoesNotFit, EmptyLoader
+from hotloop.errors import BadArgument, BatchError, DoesNotFit, EmptyLoader
 from hotloop.evaluation import Evaluation
 from hotloop.objective import predict
 
@@ -61,7 +61,7 @@ def test_metrics_that_are_not_single_numbers(task, counting) -> None:
 
 def test_a_metric_that_refuses_its_batch_is_named(counting) -> None:
     batches = [(torch.zeros(2, 5, 3), torch.zeros(2, 5, dtype=torch.long))]
-    with pytest.raises(BatchMisfit, match=r"metric 'a', MulticlassAccuracy, refuses .*(.|\n)*output.movedim\(-1, 1\)"):
+    with pytest.raises(BatchError, match=r"metric 'a', MulticlassAccuracy, refuses .*(.|\n)*output.movedim\(-1, 1\)"):
         evaluate(nn.Identity(), batches, {"a": counting.MulticlassAccuracy(3)})
     with pytest.raises(BadArgument, match=r"\(2, 5, 3\) is not the classes(.|\n)*accuracy\(output.movedim\(-1, 1\)"):
         evaluate(nn.Identity(), batches, {"a": hotloop.metrics.accuracy})

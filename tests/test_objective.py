@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.errors import BadArgument, BatchMisfit
+from hotloop.errors import BadArgument, BatchError
 from hotloop.objective import as_objective, averages, items_in, losses_of, predict, uniform
 
 MODEL = nn.Identity()
@@ -103,9 +103,9 @@ POINTWISE = [nn.MSELoss(), nn.L1Loss(), nn.HuberLoss(), nn.SmoothL1Loss()]
 def test_each_output_with_every_target_is_refused(loss: Any, output: Any, target: Any, fix: str) -> None:
     batch = (torch.zeros(output), torch.zeros(target))
     words = rf"output of shape .*{output[-1]}.* and a target of shape .*{target[-1]}(?s:.*){fix}"
-    with pytest.raises(BatchMisfit, match=words):
+    with pytest.raises(BatchError, match=words):
         losses_of(as_objective(loss, None), MODEL, batch)
-    with pytest.raises(BatchMisfit, match=fix):
+    with pytest.raises(BatchError, match=fix):
         hotloop.evaluate(MODEL, [batch], loss=loss)
 
 

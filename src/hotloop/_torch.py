@@ -274,7 +274,7 @@ LoaderIterator: type[Any] = _BaseDataLoaderIter  # of every DataLoader: its `__n
 def keeps_workers(loader: DataLoader[Any]) -> bool:
     """Whether persistent workers of a loader are there, from an epoch before.
 
-    Where PyTorch does not tell, they count as not there: their random states are taken to be fresh.
+    Where PyTorch does not tell, they count as not there: their rng states are taken to be fresh.
     """
     return getattr(loader, "_iterator", None) is not None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hotloop.device import as_device, refusal
+from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument
 from hotloop.records import Timing
 from hotloop.text import an
@@ -36,7 +36,7 @@ def measure(
     try:
         synchronize(target)
     except (AssertionError, RuntimeError) as error:
-        raise refusal(target, error) or error from error
+        raise device_error(target, error) or error from error
     for _ in range(warmup):
         call()
     calls = max(1, round(1e-3 / max(_seconds(call, 1, target), 1e-7)))

@@ -100,7 +100,7 @@ class ReachableState:
         return found
 
     def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
-        """Let go of tensors that are not wanted; those that are will be noticed when they are replaced."""
+        """Keep only the wanted tensors, which are noticed when they are replaced."""
         self.tensors.clear()
         self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
 

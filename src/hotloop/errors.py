@@ -43,8 +43,8 @@ class LeftBehindWarning(UserWarning):
     """The same as `LeftBehind`, where the model may still work."""
 
 
-class BatchMisfit(HotloopError, RuntimeError):
-    """A batch whose shape or type does not fit the model or the loss."""
+class BatchError(HotloopError, RuntimeError):
+    """A shape error or dtype error: a batch that the model or the loss does not accept."""
 
 
 class EmptyLoader(HotloopError, ValueError):

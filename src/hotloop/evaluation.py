@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from hotloop.batch_errors import TORCH_ERRORS, attempt
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
-from hotloop.errors import BadArgument, BatchMisfit, HotloopError, MemoryWarning
+from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
 from hotloop.memory.micro_batches import part_of
 from hotloop.memory.oom import is_out_of_memory, surely
-from hotloop.misfit import REFUSALS, attempt
 from hotloop.objective import (
     Losses,
     Objective,
@@ -389,7 +389,7 @@ class _Tally:
         for name, metric in self._stateful.items():
             try:
                 metric.update(logits_of(output), target)
-            except REFUSALS as error:
+            except TORCH_ERRORS as error:
                 if isinstance(error, HotloopError | AttributeError) or is_out_of_memory(error):
                     raise
                 raise _refused(name, metric, logits_of(output), target, error) from error
@@ -517,7 +517,7 @@ class _Tally:
                 metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
 
 
-def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchMisfit:
+def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchError:
     """The error to raise for what a metric of torchmetrics raised."""
     given = [
         f"{kind} of shape {tuple(each.shape)}"
@@ -531,7 +531,7 @@ def _refused(name: str, metric: Metric, output: Any, target: Any, error: Excepti
             change = "output.squeeze(-1)"
         elif output.shape[:-1] == target.shape:  # as Hugging Face models of tokens give them
             change = "output.movedim(-1, 1)"
-    return BatchMisfit(
+    return BatchError(
         f"metric {name!r}, {type(metric).__name__}, refuses {' and '.join(given)}: {error}",
         fix=f"change them in a class of your own: def update(self, output, target): super().update({change}, target)",
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotloop.errors import BadArgument, BatchMisfit
+from hotloop.errors import BadArgument, BatchError
 from hotloop.memory.micro_batches import count_items
 from hotloop.placement import tensors_in
 from hotloop.text import an
@@ -212,7 +212,7 @@ def _check_broadcast(output: Tensor, target: Tensor, name: str) -> None:
         return  # one of them is a row or a number for all of the other
     larger, kind = (output, "output") if output.ndim > target.ndim else (target, "target")
     dim = max(n for n, length in enumerate(larger.shape) if length == 1) - larger.ndim
-    raise BatchMisfit(
+    raise BatchError(
         f"{name} was given an output of shape {tuple(output.shape)} and a target of shape {tuple(target.shape)};"
         f" PyTorch broadcasts them to {tuple(both)}, so that each output is compared with every target",
         fix=f"give both one shape: {kind}.squeeze({dim}), before the loss",

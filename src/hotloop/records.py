@@ -365,7 +365,7 @@ class Curves(Record):
     steps: tuple[int, ...]
     tutorial: tuple[float, ...]
     hotloop: tuple[float, ...]
-    again: tuple[float, ...]  # the tutorial's loop a second time with another random state: what is noise
+    again: tuple[float, ...]  # the tutorial's loop a second time with another rng state: what is noise
 
 
 @dataclass(frozen=True)

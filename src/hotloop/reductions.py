@@ -129,7 +129,7 @@ class ReductionMode(TorchFunctionMode):
         self._by_values = False  # whether values have decided the shape of something
 
     def forget(self) -> None:
-        """Let go of the tensors, which hold what they were computed from."""
+        """Free the tensors, which keep their autograd graph alive."""
         self._known.clear()
         self._constants.clear()
         self._shares.clear()

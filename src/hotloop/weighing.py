@@ -30,7 +30,7 @@ LATER = (8, 64)  # cuts that are compared again, whatever their shape
 UNDECIDED = 3  # comparisons in a row in which any weights would do
 SHAPES = 8  # of batches whose first cut is compared; later ones are like them
 EXACT = 5e-5  # relative difference that rounding in fp32 explains
-TF32 = 2e-3  # the same for products of rounded inputs
+TF32 = 2e-3  # the same for matmuls of rounded inputs
 HALVED = 2e-2  # the same for numbers of half the precision
 DRAWS = 3  # passes that tell how much a loss depends on chance
 _HALF = (torch.bfloat16, torch.float16)
@@ -636,7 +636,7 @@ def _in_eval(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 def _tf32(device: torch.device) -> bool:
-    """Whether matrix products may round their inputs to 10 bits of mantissa."""
+    """Whether matmuls may round their inputs to 10 bits of mantissa."""
     if device.type != "cuda":
         return False
     with suppress(RuntimeError):  # the person has set precisions by the newer names: then the older cannot be read

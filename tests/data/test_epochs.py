@@ -43,10 +43,10 @@ def read(batches: Stream[Any], count: int) -> list[list[float]]:
 
 
 def resumed(build: Callable[[], Any], position: Position) -> tuple[Stream[Any], Resumption]:
-    """A stream over a new loader that goes on from a position, with the random states of now."""
+    """A stream over a new loader that goes on from a position, with the rng states of now."""
     now = LoaderRngState.now()
     batches: Stream[Any] = Stream(build(), "cpu", "direct")
-    resumption = batches.resume(Position.from_state(position.to_state()))
+    resumption = batches.resume(Position.from_state_dict(position.state_dict()))
     now.restore()
     return batches, resumption
 
@@ -91,7 +91,7 @@ def test_workers_that_stay_and_an_epoch_that_was_left_early() -> None:
     batches: Stream[Any] = Stream(build(), "cpu")
     read(batches, 2)
     read(batches, 3)
-    assert "persist carry their random states" in (batches.position(3).reason or "")
+    assert "persist carry their rng states" in (batches.position(3).reason or "")
     list(batches)
     read(batches, 1)
     assert batches.position(1).reason is None, "an epoch that was read to its end tells all states"
@@ -325,7 +325,7 @@ def test_a_count_that_cannot_be() -> None:
 @pytest.mark.parametrize("state", [{}, {"format": 7}, {"format": 1, "began": 3}, [], None])
 def test_what_is_no_position(state: Any) -> None:
     with pytest.raises(BadArgument, match="no position of a loader"):
-        Position.from_state(state)
+        Position.from_state_dict(state)
 
 
 class AtOnce(Sampler[int]):

@@ -26,7 +26,7 @@ def kept(tells: Any) -> Any:
     loader.state_dict = lambda: tells
     batches: Stream[Any] = Stream(loader, "cpu")
     next(iter(batches))
-    state = batches.position(1).to_state()
+    state = batches.position(1).state_dict()
     pack(state)
     return state["loader"]
 
@@ -46,7 +46,7 @@ LEAVES = st.sampled_from([*PLAIN, *MORE, "\ud800", bytearray(2), {1}, torch.floa
 KEYS = st.sampled_from(["a", "$tensor", "\ud800", 1, 2.5, None, b"a", (1, 2), np.int64(3), torch.float32])
 
 
-@pytest.mark.parametrize("tells", PLAIN, ids=["words", "tensors and arrays", "a random state"])
+@pytest.mark.parametrize("tells", PLAIN, ids=["words", "tensors and arrays", "a rng state"])
 def test_plain_data_is_kept(tells: Any) -> None:
     assert kept(tells) is tells
 

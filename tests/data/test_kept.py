@@ -323,7 +323,7 @@ def test_an_epoch_that_is_left_early_leaves_no_workers() -> None:
 
 
 def test_persistent_workers_of_the_person_are_theirs() -> None:
-    """They go on with their random states, as they would with the loader itself."""
+    """They go on with their rng states, as they would with the loader itself."""
     build = partial(DataLoader, Augmented(), 2, shuffle=True, num_workers=1, persistent_workers=True)
     (plain, _), (ours, processes) = (run(build, streamed=streamed) for streamed in (False, True))
     assert ours == plain

@@ -31,7 +31,7 @@ def rows(items: int) -> TensorDataset:
 
 
 def seen_in(batches: Iterable[Any], generators: list[torch.Generator], stop: int | None, dice: bool) -> list[Any]:
-    """The batches up to a break, and the random states after each of them and at the end."""
+    """The batches up to a break, and the rng states after each of them and at the end."""
     seen: list[Any] = []
 
     def look(batch: Any) -> None:
@@ -61,7 +61,7 @@ def seen_in(batches: Iterable[Any], generators: list[torch.Generator], stop: int
 def test_exactly_the_batches_of_the_loader(
     items: int, size: int, drop_last: bool, seed: int, generators: str, stops: list[int | None], dice: bool
 ) -> None:
-    """Several epochs, each to its end or to a break; the random states are the same after every single batch."""
+    """Several epochs, each to its end or to a break; the rng states are the same after every single batch."""
     seen = []
     for ours in (False, True):
         torch.manual_seed(seed)

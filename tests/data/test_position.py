@@ -193,8 +193,8 @@ def values(batch: Any) -> list[float]:
 
 def carried_over(position: Position) -> Position:
     """The position as another process gets it, from a checkpoint."""
-    tensors, data = pack(position.to_state())
-    return Position.from_state(unpack({n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(data))))
+    tensors, data = pack(position.state_dict())
+    return Position.from_state_dict(unpack({n: t.clone() for n, t in tensors.items()}, json.loads(json.dumps(data))))
 
 
 class Run:
@@ -380,7 +380,7 @@ def test_a_sampler_that_tells_what_cannot_be_saved_is_named_when_it_is_saved() -
     """And not before: training goes on without a checkpoint."""
     run = Run(lambda: DataLoader(DATA, 3, sampler=Telling()), "direct")
     run.epoch(2)
-    state = run.stream.position(2).to_state()
+    state = run.stream.position(2).state_dict()
     with pytest.raises(BadArgument, match=r"cannot hold began\.samplers\[0\]\.rows: it is a builtins\."):
         pack(state)
 
@@ -389,10 +389,10 @@ def test_a_sampler_that_tells_what_cannot_be_saved_is_named_when_it_is_saved() -
 def test_a_state_of_something_else_is_refused(damage: dict[str, Any]) -> None:
     run = Run(LOADERS["in order"], "direct")
     run.epoch(2)
-    state = run.stream.position(2).to_state()
-    assert Position.from_state(state).consumed == 2
+    state = run.stream.position(2).state_dict()
+    assert Position.from_state_dict(state).consumed == 2
     with pytest.raises(BadArgument, match="no position of a loader"):
-        Position.from_state(state | damage)
+        Position.from_state_dict(state | damage)
 
 
 class Ahead:

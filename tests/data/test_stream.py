@@ -96,7 +96,7 @@ def values(batch: Any) -> list[float]:
 
 
 def epochs_of(batches: Any) -> tuple[list[list[Any]], torch.Tensor]:
-    """Some epochs and the random state after them; a draw between batches, as dropout would make it."""
+    """Some epochs and the rng state after them; a draw between batches, as dropout would make it."""
     seen = []
     for _ in range(tries(2, 3)):
         seen.append([])
@@ -113,7 +113,7 @@ def test_exactly_the_batches_that_the_loader_would_have_given(build: Any, kind: 
     torch.manual_seed(11)
     streamed, state_after = epochs_of(stream(build(), "cpu", kind))
     assert streamed == plain
-    assert torch.equal(state, state_after), "the random state is used as the loader uses it"
+    assert torch.equal(state, state_after), "the rng state is used as the loader uses it"
 
 
 @pytest.mark.parametrize("name", [name for name in LOADERS if name != "iterable"])

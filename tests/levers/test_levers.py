@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from hotloop import Loop
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, Cost, Lever, LeverTarget, levers_of, products_in_fp32, repeated_blocks
+from hotloop.levers import LEVERS, Cost, Lever, LeverTarget, fp32_matmul_precision, levers_of, repeated_blocks
 from hotloop.levers.__main__ import write
 from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.compile import CompiledForward
@@ -241,10 +241,10 @@ def test_products_whose_parts_were_set_one_by_one() -> None:
     before = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = "tf32", "ieee"
     try:
-        assert products_in_fp32() != "highest"
+        assert fp32_matmul_precision() != "highest"
     finally:
         torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = before
-    assert products_in_fp32() == "highest"
+    assert fp32_matmul_precision() == "highest"
 
 
 def test_data_that_cannot_live_on_the_device() -> None:
@@ -342,7 +342,7 @@ def test_a_learning_rate_that_is_a_tensor_would_be_frozen() -> None:
 
 
 def test_tf32_cannot_be_set_where_parts_of_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.levers.tf32.products_in_fp32", lambda: "mixed")
+    monkeypatch.setattr("hotloop.levers.tf32.fp32_matmul_precision", lambda: "mixed")
     assert "part by part" in str(NAMED["tf32"].impossible(scene("cuda"), CUDA))
 
 

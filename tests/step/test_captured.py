@@ -339,7 +339,7 @@ def test_a_step_may_ask_for_a_gradient_of_its_input() -> None:
 
 
 class Recurrent(nn.Module):
-    """cuDNN keeps the random state of its dropout by itself, and PyTorch makes it anew when a generator is set."""
+    """cuDNN keeps the rng state of its dropout by itself, and PyTorch makes it anew when a generator is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hotloop
-from hotloop.errors import BadArgument, BatchMisfit
+from hotloop.errors import BadArgument, BatchError
 
 from ..thorough import dealt
 from . import batches, losses, models, runs  # noqa: F401  # each registers its styles
@@ -140,5 +140,5 @@ class TwoInputs(nn.Module):
 )
 def test_batches_that_need_an_objective_are_refused_with_the_call_to_write(batch: Any, fix: str) -> None:
     model = TwoInputs()
-    with pytest.raises(BatchMisfit, match=fix):
+    with pytest.raises(BatchError, match=fix):
         hotloop.Loop(model, sgd(model), nn.CrossEntropyLoss()).fit([batch(x, y) for x, y in pairs()])

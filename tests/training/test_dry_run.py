@@ -265,7 +265,7 @@ class Deep(nn.Linear):
 def test_what_cannot_be_put_back_is_named(task) -> None:
     model = Deep()
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()), nn.CrossEntropyLoss(), device="cpu", plan="plain")
-    with pytest.warns(PlanWarning, match=r"real steps have changed model\.notes, which cannot be put back"):
+    with pytest.warns(PlanWarning, match=r"real steps have changed model\.notes, which cannot be restored"):
         loop.fit(task.loader(16), dry_run=3, **QUIET)
 
 

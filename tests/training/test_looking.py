@@ -140,7 +140,7 @@ def test_what_cannot_be_put_back_is_named() -> None:
 
     model = nn.Linear(8, 2)
     loop = Loop(model, torch.optim.SGD(model.parameters()), objective=objective, device="cpu", plan="plain")
-    with pytest.warns(PlanWarning, match="real steps have changed sizes, which cannot be put back"):
+    with pytest.warns(PlanWarning, match="real steps have changed sizes, which cannot be restored"):
         loop.memory(batch())
 
 

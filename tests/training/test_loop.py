@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import hotloop
 from hotloop import DeviceMismatch, Loop
 from hotloop.checkpoint import CheckpointWarning
-from hotloop.errors import BadArgument, BatchMisfit, DeviceUnavailable, EmptyLoader, PlanWarning
+from hotloop.errors import BadArgument, BatchError, DeviceUnavailable, EmptyLoader, PlanWarning
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9),
@@ -209,7 +209,7 @@ def test_a_batch_that_does_not_fit_is_named(task, sgd) -> None:
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
     good, bad = (torch.zeros(2, 6), torch.zeros(2).long()), (torch.zeros(2, 5), torch.zeros(2).long())
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(BatchMisfit, match=r"batch 2 of epoch 1 does not fit: layer 0, Linear.*must be 6"):
+    with pytest.raises(BatchError, match=r"batch 2 of epoch 1 does not fit: layer 0, Linear.*must be 6"):
         with_loop(loop, [good, good, bad])
     assert loop.steps == 2
     assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

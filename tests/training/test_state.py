@@ -389,7 +389,7 @@ def broken(
 
 
 def same(one: Ended, other: Ended) -> None:
-    """Weights, buffers, optimizers, schedules, scalers, losses, the curve and all random states."""
+    """Weights, buffers, optimizers, schedules, scalers, losses, the curve and all rng states."""
     assert one.state == other.state
     assert one.tensors.keys() == other.tensors.keys()
     for name, tensor in one.tensors.items():
@@ -641,7 +641,7 @@ def test_a_plan_that_was_found_is_carried_on(tmp_path: Path) -> None:
     made = auto()
     found = made.loop.tune(made.loader, steps=50, progress=False)
     plan = replace(made.loop.plan, channels_last=True)
-    made.loop._core.go_on_with(plan)
+    made.loop._core.resume_plan(plan)
     made.loop.fit(made.loader, save=tmp_path, progress=False)
     made = auto()
     made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)

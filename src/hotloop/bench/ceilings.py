@@ -1,4 +1,4 @@
-"""What a device can do at most, measured: products of large matrices in each precision, and a copy of its memory."""
+"""What a device can do at most, measured: large matmuls in each precision, and a copy of its memory."""
 
 from functools import partial
 

@@ -23,7 +23,7 @@ def curves(
     plan: Plan | Literal["plain"] | None = None,
     plan_for: float = 3600,
 ) -> Curves:
-    """The loss of each step: the tutorial's, hotloop's, and the tutorial's again with another random state.
+    """The loss of each step: the tutorial's, hotloop's, and the tutorial's again with another rng state.
 
     Without a `plan`, the loop is tuned first.
     """

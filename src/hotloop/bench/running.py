@@ -239,7 +239,7 @@ class _Racer:
         )
 
     def end(self) -> None:
-        """Let go of everything, so that the next has the memory."""
+        """Free everything, so that the next has the memory."""
         self._started = None
         collect(self.device)
 

@@ -12,7 +12,7 @@ import torch
 class Switches:
     """The settings of the whole process that change how fast or how exactly torch computes."""
 
-    matmul: str  # precision of products in fp32
+    matmul: str  # precision of matmuls in fp32
     cudnn_tf32: bool
     cudnn_benchmark: bool
 

@@ -119,7 +119,7 @@ def remove(folder: Path) -> None:
 
 
 def _lock(folder: Path) -> int | None:
-    """A handle that holds the lock of a folder, which the system lets go of when the process dies; None if it is taken.
+    """A handle that holds the lock of a folder, which the system releases when the process dies; None if it is taken.
 
     Where a file system has no locks nobody gets one, so nothing there is ever taken for dead.
     """

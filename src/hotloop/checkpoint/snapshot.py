@@ -28,7 +28,7 @@ class Snapshots:
         return sources
 
     def clear(self) -> None:
-        """Let go of the pinned memory."""
+        """Free the pinned memory."""
         self._buffers.clear()
 
     def _copy(self, device: torch.device, tensors: dict[str, Tensor], *, roomy: bool) -> Source:

@@ -122,7 +122,7 @@ class _Packing:
             stored = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
             return {"$array": self._store(stored), "dtype": value.dtype.str, "shape": list(value.shape)}
         kind = type(value)
-        raise self._refusal(f"a {kind.__module__}.{kind.__qualname__}")
+        raise self._error(f"a {kind.__module__}.{kind.__qualname__}")
 
     def _items(self, items: Any) -> list[Any]:
         return [self._inside(number, item) for number, item in enumerate(items)]
@@ -130,7 +130,7 @@ class _Packing:
     def _inside(self, key: Any, value: Any) -> Any:
         self._place.append(key)
         if len(self._place) > DEEPEST:
-            raise self._refusal(f"more than {DEEPEST} levels (does it contain itself?)")
+            raise self._error(f"more than {DEEPEST} levels (does it contain itself?)")
         packed = self.value(value)
         self._place.pop()
         return packed
@@ -152,7 +152,7 @@ class _Packing:
         if type(key) is tuple:
             return {"$tuple": [self._key(item) for item in key]}
         if type(key) not in _KEYS:
-            raise self._refusal(f"a key of type {type(key).__module__}.{type(key).__qualname__}")
+            raise self._error(f"a key of type {type(key).__module__}.{type(key).__qualname__}")
         return self.value(key)
 
     def _tensor(self, tensor: Tensor) -> Any:
@@ -161,7 +161,7 @@ class _Packing:
             return self._shard(data)
         if type(data) is not Tensor or data.layout != torch.strided or data.is_quantized or data.is_meta:
             kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
-            raise self._refusal(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
+            raise self._error(f"a {kind} of {data.dtype} and {data.layout} on {data.device}")
         storage = storage_id(data.untyped_storage())
         memory = (storage, data.storage_offset(), data.shape, data.stride(), data.dtype, data.is_conj())
         about: dict[str, Any] = {}
@@ -178,7 +178,7 @@ class _Packing:
         """The rows of this rank. All ranks give a tensor the same name: its place, whether they have rows or not."""
         entry = ShardEntry.of(tensor)
         if entry is None:
-            raise self._refusal(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
+            raise self._error(f"a tensor of {tensor.dtype} with the placements {tensor.placements}")
         rows = tensor.to_local()
         memory = (storage_id(rows.untyped_storage()), rows.storage_offset(), tensor.shape, tensor.dtype)
         if len(rows) == 0 or memory not in self._known:
@@ -207,7 +207,7 @@ class _Packing:
         path = _path(self._place)
         return path if path.isprintable() else printable(path)  # which takes longer than all the rest
 
-    def _refusal(self, what: str) -> BadArgument:
+    def _error(self, what: str) -> BadArgument:
         place = self._where()[:200] or "the whole"
         return BadArgument(
             f"a checkpoint cannot hold {place}: it is {printable(what)}",

@@ -64,7 +64,7 @@ def read_weights(path: str | Path) -> Weights:
     if kind == "safetensors":
         held: Any = _read_safetensors(path)
     elif path.suffix == ".safetensors":
-        raise _refusal(
+        raise _error(
             path, "has the name of a safetensors file, but is a pickle, and could run code", "rename it if you trust it"
         )
     else:
@@ -87,14 +87,14 @@ def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = Fal
         found = store.best() if best else store.latest()
         if found is None:
             if best and store.latest() is not None:
-                raise _refusal(folder, "holds no checkpoint with a score", "take the latest, or save with validate=")
+                raise _error(folder, "holds no checkpoint with a score", "take the latest, or save with validate=")
             what = "holds no checkpoint" if folder.exists() else "is not there"
-            raise _refusal(folder, what, "name the folder of a run that was saved, or of a checkpoint")
+            raise _error(folder, what, "name the folder of a run that was saved, or of a checkpoint")
         folder = found
     sums = read_sums(folder)
     model = read_part(folder, sums, "loop", "model") or read_part(folder, sums, "model")
     if not isinstance(model, Mapping):
-        raise _refusal(folder, "is no checkpoint of a model", "name one that `fit(save=…)` has written")
+        raise _error(folder, "is no checkpoint of a model", "name one that `fit(save=…)` has written")
     tensors = {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype in NAMES}
     if others := [name for name in model if name not in tensors]:
         words = f"not written, since safetensors files hold no such values: {printable(shorten(others, 6))}"
@@ -125,16 +125,16 @@ def _kind(path: Path) -> str:
     """The kind of a file by how it begins: safetensors, zip or pickle; anything else is refused."""
     try:
         if path.is_dir():
-            raise _folder_refusal(path)
+            raise _folder_error(path)
         if not path.is_file():
-            raise _refusal(path, "is not there" if not path.exists() else "is not a file", "name a file of weights")
+            raise _error(path, "is not there" if not path.exists() else "is not a file", "name a file of weights")
         length = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(32)
     except OSError as error:
-        raise _refusal(path, f"cannot be read: {error.strerror or error}", "name a file that you may read") from error
+        raise _error(path, f"cannot be read: {error.strerror or error}", "name a file that you may read") from error
     if not head:
-        raise _refusal(path, "is empty", "it was perhaps not downloaded or saved to the end; get it again")
+        raise _error(path, "is empty", "it was perhaps not downloaded or saved to the end; get it again")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= length - 8:
         return "safetensors"
     if head.startswith(b"PK\x03\x04"):
@@ -143,23 +143,23 @@ def _kind(path: Path) -> str:
         return "pickle"
     for beginning, name in _BEGINNINGS.items():
         if head.startswith(beginning):
-            raise _refusal(path, f"holds no weights: it is {name}", "name a .safetensors file or one of torch.save")
-    raise _refusal(
+            raise _error(path, f"holds no weights: it is {name}", "name a .safetensors file or one of torch.save")
+    raise _error(
         path, "holds no weights that can be read: it is cut short, or of another kind", "name a .safetensors file"
     )
 
 
-def _folder_refusal(path: Path) -> BadArgument:
+def _folder_error(path: Path) -> BadArgument:
     if (path / SUMS).is_file():
-        return _refusal(
+        return _error(
             path, "is a checkpoint of hotloop", "hotloop.checkpoint.load reads it; `hotloop export` writes its weights"
         )
     files = sorted(each.name for each in path.iterdir() if each.suffix in SUFFIXES)
     if not files:
         kinds = ", ".join(SUFFIXES)
-        return _refusal(path, "is a folder without a file of weights", f"name a file that ends in {kinds}")
+        return _error(path, "is a folder without a file of weights", f"name a file that ends in {kinds}")
     listed = printable(shorten(files))
-    return _refusal(path, f"is a folder, with {listed}", f"name one file: {printable(str(path / files[0]))}")
+    return _error(path, f"is a folder, with {listed}", f"name one file: {printable(str(path / files[0]))}")
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -167,7 +167,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         # Copies: what `load_file` gives is the file in memory, and whoever writes to that file again ends the process.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except (SafetensorError, OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _refusal(path, f"is damaged: {error}", "it may be cut short; get it again") from error
+        raise _error(path, f"is damaged: {error}", "it may be cut short; get it again") from error
 
 
 def _read_pickle(path: Path, kind: str) -> Any:
@@ -175,7 +175,7 @@ def _read_pickle(path: Path, kind: str) -> Any:
         _check_zip(path)
     costly = [name for name in _wanted(path, kind) if _COSTLY.fullmatch(name)]
     if costly:
-        raise _refusal(path, f"is a pickle that makes {shorten(costly, 4)} as large as it likes", _AGAIN)
+        raise _error(path, f"is a pickle that makes {shorten(costly, 4)} as large as it likes", _AGAIN)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols; the error says it better
@@ -183,14 +183,14 @@ def _read_pickle(path: Path, kind: str) -> Any:
     except pickle.UnpicklingError as error:
         wanted = list(dict.fromkeys(printable(name[:80]) for name in _wanted(path, kind)))
         load = f"it wants to load {shorten(wanted, 4)}" if wanted else "torch.load(weights_only=True) refuses it"
-        raise _refusal(
+        raise _error(
             path,
             f"is a pickle of more than weights: {load}, and loading that would run code from the file",
             _AGAIN,
         ) from error
     except Exception as error:  # a damaged pickle can fail in any way
         first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise _refusal(path, f"cannot be read as weights: {first[:300]}", f"get it again, or {_SAVE}") from error
+        raise _error(path, f"cannot be read as weights: {first[:300]}", f"get it again, or {_SAVE}") from error
 
 
 def _check_zip(path: Path) -> None:
@@ -204,13 +204,13 @@ def _check_zip(path: Path) -> None:
     except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile):
         return  # torch.load says what is wrong with it
     if any(member.filename.endswith("/constants.pkl") for member in members):
-        raise _refusal(
+        raise _error(
             path,
             "is a program of torch.jit.save, which would run",
             "if you trust it, save its weights alone: torch.save(torch.jit.load(path).state_dict(), …)",
         )
     if packed or claimed > there or begins:  # with something before it, torch reads another directory than we did
-        raise _refusal(
+        raise _error(
             path,
             f"is a zip archive that torch.save did not write: of {size(there)}, it would take {size(claimed)}",
             "unpack it first if it holds files of weights; else get the file again",
@@ -252,16 +252,16 @@ def _weights_in(path: Path, held: Any) -> Weights:
     if _is_weights(held):
         return Weights({name: tensor.detach() for name, tensor in held.items()})
     if not isinstance(held, Mapping):
-        raise _refusal(path, f"holds {an(type(held).__name__)}, not tensors by name", _SAVE)
+        raise _error(path, f"holds {an(type(held).__name__)}, not tensors by name", _SAVE)
     for key in INNER:
         if _is_weights(held.get(key)):
             weights = Weights({name: tensor.detach() for name, tensor in held[key].items()})
             weights.key = key
             return weights
     if not held:
-        raise _refusal(path, "holds no tensors at all", _SAVE)
+        raise _error(path, "holds no tensors at all", _SAVE)
     others = [f"{key} ({type(each).__name__})" for key, each in held.items() if not isinstance(each, Tensor)]
-    raise _refusal(path, f"holds more than tensors: {shorten(others, 6)}", f"{_SAVE}, or keep them under 'model'")
+    raise _error(path, f"holds more than tensors: {shorten(others, 6)}", f"{_SAVE}, or keep them under 'model'")
 
 
 def _is_weights(held: Any) -> bool:
@@ -272,5 +272,5 @@ def _is_weights(held: Any) -> bool:
     )
 
 
-def _refusal(path: Path, what: str, fix: str) -> BadArgument:
+def _error(path: Path, what: str, fix: str) -> BadArgument:
     return BadArgument(f"{printable(str(path))} {printable(what)}", fix=fix)

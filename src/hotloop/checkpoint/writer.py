@@ -82,7 +82,7 @@ class Writer:
         return not thread.is_alive()
 
     def close(self, *, failed: bool = False) -> None:
-        """Wait for the last checkpoint, and let go of the memory that was kept for the next.
+        """Wait for the last checkpoint, and free the memory that was kept for the next.
 
         After a run that has `failed`, ranks that write nothing more are not waited for.
         """

@@ -56,7 +56,7 @@ class Skip:
         self.count = count
         self.last: Any = None  # what was dropped last
         self.missing = 0  # how many there were too few
-        self.after_first: LoaderRngState | None = None  # the random states once the first was dropped
+        self.after_first: LoaderRngState | None = None  # the rng states once the first was dropped
         self._watched = watched
 
     def __call__(self, batches: Iterator[Any], tell: Tell | None = None) -> None:
@@ -107,7 +107,7 @@ class Epochs(ABC, Generic[T]):
         """Let workers that persist be there, or not, as they were when the epoch of a position began."""
 
     def _carried(self) -> tuple[LoaderRngState, ...]:
-        """The random states of workers that persist, where they are known."""
+        """The rng states of workers that persist, where they are known."""
         return ()
 
     @property
@@ -185,13 +185,13 @@ class Epochs(ABC, Generic[T]):
             )
         if begun and not carried:
             return (
-                "workers that persist carry their random states from epoch to epoch, and those are not known here: the "
+                "workers that persist carry their rng states from epoch to epoch, and those are not known here: the "
                 "order of the items is the same, what is random in them is not (persistent_workers=False keeps both)"
             )
         return None
 
     def resume(self, position: Position, tell: Tell | None = None) -> Resumption:
-        """Make the next epoch go on from a position; the caller then puts back the global random states.
+        """Make the next epoch resume from a position; the caller then restores the global rng states.
 
         `tell` is called for each batch that has to be loaded again, with how many those are so far and in all.
         """
@@ -217,7 +217,7 @@ class Epochs(ABC, Generic[T]):
         return Resumption(position.consumed, loaded, _joined(reasons))
 
     def _read_again(self, rest: Iterator[T], position: Position) -> list[T]:
-        """The batches that were read ahead of the training, read with the random states of then."""
+        """The batches that were read ahead of the training, read with the rng states of then."""
         assert position.consumed is not None
         if not position.ahead:
             return list(islice(rest, position.read - position.consumed))

@@ -172,7 +172,7 @@ class LoaderBatches(Epochs[Batch]):
         if isinstance(self._source, Iterator) and self._times > 1:
             return "the loader is an iterator, and what was read of it in earlier epochs is not skipped"
         if self._is_stateful and self.workers and self.random_items:
-            return "the loader goes on by its own state_dict, which does not hold the random states of its workers"
+            return "the loader goes on by its own state_dict, which does not hold the rng states of its workers"
         return None
 
     def _own_account(self) -> Any:

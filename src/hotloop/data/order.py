@@ -25,7 +25,7 @@ def can_draw_at_once(loader: DataLoader[Any]) -> bool:
 
 
 def draws_at_once(loader: DataLoader[Any], *, seeds_workers: bool) -> Iterator[Tensor]:
-    """The indices of each batch; random states are used as the loader would use them."""
+    """The indices of each batch; rng states are used as the loader would use them."""
     batches = loader.batch_sampler
     assert isinstance(batches, BatchSampler)
     if seeds_workers:

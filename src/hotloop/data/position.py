@@ -2,16 +2,16 @@
 
 A run that goes on from a position gets exactly the batches that it would have got. These are the steps, in this order:
 
-1. workers that persist between epochs are started where they had been, with nothing to load, and with the random states
+1. workers that persist between epochs are started where they had been, with nothing to load, and with the rng states
    that they had when the epoch began;
-2. the random states of the epoch's beginning are put back: global ones, generators of the loader, its samplers and its
+2. the rng states of the epoch's beginning are restored: global ones, generators of the loader, its samplers and its
    dataset, and what samplers tell of themselves;
 3. the iterator is made, which draws from them what it drew then: a seed for workers, and from most samplers the order;
 4. what the training has had is skipped. Indices are drawn and dropped where no more is needed; batches are loaded and
    dropped where workers make random items, because only that brings the workers to where they were;
-5. batches that had been read ahead are read again, each with the random states that it was read with;
+5. batches that had been read ahead are read again, each with the rng states that it was read with;
 6. the generators of the loader get the states of the moment of the checkpoint, in case others draw from them too;
-7. the caller puts back the global states of that moment, and begins the epoch.
+7. the caller restores the global states of that moment, and begins the epoch.
 
 Steps 1 to 6 are `Epochs.resume`, and the epoch that is begun next goes on with what they left ready. Between two epochs
 there is nothing to skip: only 1 and 6 are done, so that the next epoch begins as it would have.
@@ -28,7 +28,7 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Position:
-    """Where a loader is: what it takes to go on from there with the same batches."""
+    """The position of a loader in its epoch: what it takes to resume with the same batches."""
 
     consumed: int | None  # batches of the epoch that the training has had; None between two epochs
     began: LoaderRngState  # when the epoch's iterator was made
@@ -40,19 +40,19 @@ class Position:
     begun: bool = False  # whether workers that persist were there when the epoch began
     workers: int = 0
     prefetched: int = 0  # batches that the workers are asked for in advance
-    carried: tuple[LoaderRngState, ...] = ()  # the random states of workers that persist, when the epoch began
+    carried: tuple[LoaderRngState, ...] = ()  # the rng states of workers that persist, when the epoch began
     loader: Any = None  # the loader's own account of where it is, where it gives one
     reason: str | None = None  # why not all can be the same again
 
-    def to_state(self) -> dict[str, Any]:
-        """The position as nested data, which a checkpoint can hold if it can hold what samplers tell."""
+    def state_dict(self) -> dict[str, Any]:
+        """The position as nested data; a checkpoint can hold it if it can hold the states of samplers."""
         fields = vars(self) | {"began": vars(self.began), "now": vars(self.now)}
         fields |= {"ahead": [vars(m) for m in self.ahead], "carried": [vars(m) for m in self.carried]}
         return {"format": FORMAT, **fields}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "Position":
-        """The position that `to_state` was asked for."""
+    def from_state_dict(cls, state: dict[str, Any]) -> "Position":
+        """The position of a `state_dict`."""
         try:
             fields = dict(state)
             if fields.pop("format") != FORMAT:

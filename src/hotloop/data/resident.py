@@ -130,7 +130,7 @@ class Resident(Epochs[Any]):
         return BatchOrigin(number, drawn, self._loader.dataset)
 
     def draws(self) -> Iterator[Any]:
-        """What the sampler draws in the next epoch, with the random state used as the DataLoader would use it."""
+        """What the sampler draws in the next epoch, with the rng state used as the DataLoader would use it."""
         return self.begin()
 
     def _open(self) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from hotloop.rng import Rng, generators_in, host_rngs, same_state
 
 @dataclass(frozen=True)
 class LoaderRngState:
-    """The random states that matter to a loader, at one moment."""
+    """The rng states that matter to a loader, at one moment."""
 
     torch: Tensor  # of PyTorch's global generator on the host
     python: tuple[Any, ...] | None = None  # of `random`; None where the loader cannot have drawn from it

@@ -176,7 +176,7 @@ class Stream(Generic[T]):
     def resume(self, position: Position, tell: Tell | None = None) -> Resumption:
         """Make the next epoch go on from a position, that of a stream over the same loader in another process.
 
-        The global random states are left anyhow: put back those of the moment of the position before you go on.
+        The global rng states are left anyhow: restore those of the moment of the position before you go on.
         `tell(done, all)` is called for each batch that has to be loaded again.
         """
         return self._epochs.resume(position, tell)

@@ -1,4 +1,4 @@
-"""`Validation`: the loader of the evaluations of a run, and what it must remember from one to the next."""
+"""`Validation`: the validation loader of a run, and its state between evaluations."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,10 +15,10 @@ from hotloop.data.streams import Stream
 
 
 class Validation:
-    """The loader to evaluate with. Where its workers stay between evaluations, so does the stream that knows them."""
+    """The validation loader. With persistent workers its `Stream` persists too, for it knows their rng states."""
 
     def __init__(self, loader: Iterable[Any] | None, device: torch.device, *, saved: bool) -> None:
-        """`saved`: whether the run is, so that what the workers draw from must be known."""
+        """`saved`: whether the run has checkpoints, so that the rng states of workers must be known."""
         self.loader: Any = loader
         self._rng: LoaderRng | None = None
         self._stream: Stream[Any] | None = None
@@ -35,33 +35,33 @@ class Validation:
             self._rng = LoaderRng(loader, loader.dataset if here and isinstance(loader, DataLoader) else None)
 
     def close(self) -> None:
-        """The run is over: the next one has a stream of its own, with workers of its own."""
+        """Stop the workers at the end of a run; the next run starts its own."""
         if isinstance(self.loader, Stream):
             self.loader.close(persistent=True)
 
     @property
     def changed_in_workers(self) -> list[str]:
-        """Names of what items have changed in workers that persist."""
+        """Names of state that items changed in persistent workers."""
         names = [] if self._stream is None else self._stream.changed_in_workers
         return [f"validation {name}" for name in names]
 
-    def to_state(self) -> dict[str, Any] | None:
-        """Where it is between two evaluations, as plain data and tensors."""
+    def state_dict(self) -> dict[str, Any] | None:
+        """The state between two evaluations, as plain data and tensors."""
         if self._stream is not None:
-            return {"position": self._stream.position(None).to_state()}
+            return {"position": self._stream.position(None).state_dict()}
         if self._rng is None:
             return None
         state = self._rng.get_state()
         return {"own": list(state.own), "samplers": list(state.samplers), "unknown": self._unknown}
 
-    def resume(self, state: dict[str, Any] | None) -> str | None:
-        """Be where another part of the run was; why not all can be the same. The global rng states may change."""
+    def load_state_dict(self, state: dict[str, Any] | None) -> str | None:
+        """Load a state; returns why batches may differ, or None. The global rng states may change."""
         if state is None or self.loader is None:
             return None
         if "position" in state:
             if self._stream is None:
                 return "the validation loader has other workers than it had"
-            why = self._stream.resume(Position.from_state(state["position"])).reason
+            why = self._stream.resume(Position.from_state_dict(state["position"])).reason
             return why and f"in the evaluations, {why}"
         if self._rng is None:
             return "the validation loader has other workers than it had"

@@ -1,6 +1,6 @@
-"""The random states of a DataLoader's workers, told with each batch, and given to workers that take their place.
+"""The rng states of a DataLoader's workers, told with each batch, and given to workers that take their place.
 
-Workers that persist go on from epoch to epoch with random states that only they know: global ones, and those of
+Workers that persist go on from epoch to epoch with rng states that only they know: global ones, and those of
 generators that their copy of the dataset holds. So where their items may be random, each batch brings along the states
 that its worker was left in, and a run that is resumed starts its workers with them. What else the items change in the
 dataset cannot be given to other workers; its names come along with a batch now and then.
@@ -24,7 +24,7 @@ from hotloop.rng import Rng, generators_in
 
 
 class _Telling:
-    """A collate_fn that adds the random states of the worker that it runs in."""
+    """A collate_fn that adds the rng states of the worker that it runs in."""
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self._collate = collate
@@ -64,7 +64,7 @@ class _Telling:
 
 @dataclass(frozen=True)
 class _Starting:
-    """A worker_init_fn that ends with the random states that a worker had."""
+    """A worker_init_fn that ends with the rng states that a worker had."""
 
     init: Callable[[int], None] | None
     states: tuple[LoaderRngState, ...]
@@ -85,7 +85,7 @@ def _sent(state: Any) -> Any:
 
 
 class Workers:
-    """Workers of a loader that persist, and what they told of their random states."""
+    """Workers of a loader that persist, and what they told of their rng states."""
 
     def __init__(self, loader: DataLoader[Any], *, tell: bool) -> None:
         self._loader = loader
@@ -132,7 +132,7 @@ class Workers:
         self._told = {}
 
     def start(self, carried: tuple[LoaderRngState, ...]) -> None:
-        """Start them with random states that workers before them had; the loader must have nothing to load."""
+        """Start them with rng states that workers before them had; the loader must have nothing to load."""
         init = self._loader.worker_init_fn
         self._loader.__dict__["worker_init_fn"] = _Starting(init, carried, self._loader.collate_fn)
         try:

@@ -103,8 +103,8 @@ def pick_from(facts: MachineFacts | None, want: str | torch.device | Choice | No
     return asked[request.type](request, facts)
 
 
-def refusal(device: str | torch.device, error: Exception) -> HotloopError | None:
-    """Why a device cannot be used, after torch raised `error` for it; None where that was about something else."""
+def device_error(device: str | torch.device, error: Exception) -> HotloopError | None:
+    """The error that says why a device cannot be used, for what PyTorch raised; None where that has another cause."""
     if isinstance(error, torch.OutOfMemoryError) or torch.device(device).type not in TYPES:
         return None
     try:
@@ -115,7 +115,7 @@ def refusal(device: str | torch.device, error: Exception) -> HotloopError | None
 
 
 def as_device(device: str | torch.device) -> torch.device:
-    """`torch.device(device)`; what is none is refused with the choices.
+    """`torch.device(device)`; raises with the choices where there is no such device.
 
     >>> as_device("cuda:1")
     device(type='cuda', index=1)
@@ -123,7 +123,7 @@ def as_device(device: str | torch.device) -> torch.device:
     try:
         return torch.device(device)
     except (RuntimeError, TypeError) as error:
-        pick(device)  # which refuses what is no device, with the choices
+        pick(device)  # raises with the choices
         raise BadArgument(
             f"{device!r} is not the name of a device", fix="hotloop.pick().device is the best one here"
         ) from error

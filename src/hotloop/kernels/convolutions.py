@@ -158,7 +158,7 @@ def _by_patches(layer: Convolution, batch: Tensor, windows: Windows, dtype: torc
 
 
 class _OfPatches(Function):
-    """The product of all windows and a matrix, of which the images are kept for the backward pass."""
+    """The matmul of all windows and a matrix, of which the images are kept for the backward pass."""
 
     @staticmethod
     def forward(images: Tensor, matrix: Tensor, windows: Windows, shape: torch.Size) -> Tensor:

@@ -119,7 +119,7 @@ def folded(rows: Tensor, windows: Windows, dtype: torch.dtype) -> Tensor:
 
 
 def product(rows: Tensor, matrix: Tensor, shape: torch.Size) -> Tensor:
-    """A product as images whose channels lie together."""
+    """A matmul whose result is a batch of images in channels_last."""
     images: Tensor = _Product.apply(rows, matrix, shape)  # type: ignore[no-untyped-call]
     return images
 
@@ -161,7 +161,7 @@ class _Folded(Function):
 
 
 class _Product(Function):
-    """Not a view of the product: an activation in place would copy it, to write the derivative for a view."""
+    """Not a view of the matmul: an activation in place would copy it, to write the derivative for a view."""
 
     @staticmethod
     def forward(rows: Tensor, matrix: Tensor, shape: torch.Size) -> Tensor:

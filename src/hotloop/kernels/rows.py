@@ -78,7 +78,7 @@ def layer_norm(
 
 
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor | None:
-    """The product with the weights, and a bias whose gradient the kernels sum; None where they do not."""
+    """The matmul with the weights, and a bias whose gradient the kernels sum; None where they do not."""
     if _half_precision(input) is None:
         return None
     half, version = getattr(input, _HALF, (input, None))

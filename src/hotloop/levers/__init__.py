@@ -14,7 +14,7 @@ from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.flipped import can_be_flipped
 from hotloop.levers.fused import without_fused_kernel
-from hotloop.levers.tf32 import products_in_fp32
+from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.plan import Plan
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
     "LeverTarget",
     "acting_levers",
     "can_be_flipped",
+    "fp32_matmul_precision",
     "levers_of",
-    "products_in_fp32",
     "pulled_levers",
     "repeated_blocks",
     "uncaptured",

@@ -19,7 +19,7 @@ _NOTHING = nullcontext()
 
 
 class AppliedPlan:
-    """What the levers of a plan change: `apply` does it, `revert` undoes it, `around` holds PyTorch's own switches."""
+    """The levers of a plan on a model: `apply` changes it, `revert` undoes it, `around` sets PyTorch's flags."""
 
     def __init__(self, plan: Plan, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         self.plan = plan
@@ -58,7 +58,7 @@ class AppliedPlan:
             settle_state(optimizer)
 
     def displace(self) -> None:
-        """Undo it for another loop, until the one that it belongs to goes on."""
+        """Revert the plan for another loop, until its own loop continues."""
         self.revert()
         for layer, forward in _replaced(self._model):
             if forward.plan is self:  # another plan was applied on top, and has put it back
@@ -68,21 +68,21 @@ class AppliedPlan:
         self.is_displaced = True
 
     def around(self) -> AbstractContextManager[Any]:
-        """The context in which a step runs; nothing is left switched when it ends."""
+        """A context manager for one step, which restores PyTorch's flags at its end."""
         if not self._switching:
             return _NOTHING
         contexts = [context for lever in self._switching if (context := lever.around(self.plan)) is not None]
         return contexts[0] if len(contexts) == 1 else _nested(contexts)
 
     def inputs(self, batch: Any) -> Any:
-        """A batch as the plan wants it, such as in another memory format."""
+        """The batch in the form that the plan takes, such as another memory format."""
         for lever in self._feeding:
             batch = lever.inputs(batch, self.plan)
         return batch
 
 
 def displace_plans(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-    """Undo the plans of other loops on a model or optimizers, whether those loops are still there or not."""
+    """Revert the plans of other loops, alive or not, on a model or its optimizers."""
     done: set[AppliedPlan] = set()
     while plans := [each.plan for each in _held(model, optimizers) if each.plan not in (None, *done)]:
         done.add(plans[0])
@@ -99,7 +99,7 @@ def _held(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[LayerForwar
 
 
 def _replaced(model: nn.Module) -> list[tuple[nn.Module, LayerForward]]:
-    """The layers of a model whose `forward` is a lever's."""
+    """The layers whose `forward` a lever has replaced, with that."""
     every = ((layer, vars(layer).get("forward")) for layer in model.modules())
     return [(layer, forward) for layer, forward in every if isinstance(forward, LayerForward)]
 

@@ -26,7 +26,7 @@ DENSE = 2e12  # flops in a second, the same for a step whose kernels the host la
 
 @dataclass(frozen=True)
 class LeverTarget:
-    """What levers are pulled on."""
+    """The device, model, optimizers and data that a lever is pulled on."""
 
     device: torch.device
     model: nn.Module
@@ -42,17 +42,17 @@ class LeverTarget:
 
     @property
     def without_cuda(self) -> str | None:
-        """Why what needs CUDA cannot work here; None where it can."""
+        """Why a lever that needs CUDA cannot work here; None where it can."""
         return None if self.on_cuda else f"it needs a CUDA device, and this is {self.device.type}"
 
     @property
     def why_no_other_forward(self) -> str | None:
-        """Why layers cannot get another `forward`; None where they can."""
+        """Why `forward` of layers cannot be replaced; None where it can."""
         compiled = "a part of the model is compiled already, and the compiler would begin again"
         return compiled if has_compiled_parts(self.model) else None
 
     def why_no_own_kernels(self, plan: Plan) -> str | None:
-        """Why kernels of hotloop's own are not for a plan; None where nothing in it speaks against them."""
+        """Why a plan cannot use hotloop's own kernels; None where it can."""
         if why := self.without_cuda:
             return why
         if plan.precision == "fp32":
@@ -64,7 +64,7 @@ class LeverTarget:
         return self.why_no_other_forward
 
     def why_hooks_are_lost(self, what: str) -> str | None:
-        """Which modules and parameters have hooks that would not run; None where none has."""
+        """The modules and parameters whose hooks would not run, in words; None where there are none."""
         hooked = [name or type(each).__name__ for name, each in self.model.named_modules() if module_hooks(each)]
         hooked += [name for name, parameter in self.model.named_parameters() if gradient_hooks(parameter)]
         return f"{shorten(hooked, 3)} has hooks, which {what} would leave out" if hooked else None
@@ -86,18 +86,18 @@ class RunFacts:
 
     @property
     def steps_left(self) -> float:
-        """Of the run; infinity where nobody knows."""
+        """Steps that remain of the run; infinity where unknown."""
         return math.inf if self.left is None else self.left / max(self.step, 1e-9)
 
     @property
     def is_heavy(self) -> bool:
-        """Whether a step computes enough for faster arithmetic to matter, and is not held up by launches."""
+        """Whether a step computes enough for faster arithmetic to matter, and is not bound by launches."""
         return self.flops >= HEAVY and not (self.is_launched and self.flops < DENSE * self.step)
 
 
 @dataclass(frozen=True)
 class LeverRule:
-    """What an expert knows about a lever without measuring: where it belongs into the plan, and how that is known."""
+    """When a lever belongs in the first plan of a run, without measuring, and the evidence for that."""
 
     when: str
     holds: Callable[[RunFacts], bool]
@@ -127,11 +127,11 @@ class Lever:
     harmless_above = math.inf  # a gain above which it is kept although it is not faster
 
     def pull(self, plan: Plan) -> Plan:
-        """The plan with it; pulled twice is pulled once."""
+        """The plan with this lever; pulling twice changes nothing."""
         return replace(plan, levers=(*plan.levers, self.name))
 
     def off(self, plan: Plan) -> Plan:
-        """The plan without it."""
+        """The plan without this lever."""
         return replace(plan, levers=tuple(name for name in plan.levers if name != self.name))
 
     @lru_cache(maxsize=1024)  # noqa: B019  # levers are there for good, and a run asks hundreds of times
@@ -139,7 +139,7 @@ class Lever:
         return self.pull(plan) == plan
 
     def acts(self, plan: Plan) -> bool:
-        """Whether it is to be applied for a plan; also where that asks for a part of what it does."""
+        """Whether a plan needs this lever applied, be it for a part of its effect."""
         return self.is_pulled(plan)
 
     def why_not(self, target: LeverTarget, plan: Plan) -> str | None:
@@ -153,31 +153,31 @@ class Lever:
         return self.obstacle(target, plan)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
-        """Why it cannot or should not be pulled here; None where nothing speaks against trying."""
+        """Why it cannot or should not be pulled here; None where it may be tried."""
         return self.impossible(target, plan)
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        """Why a plan that asks for it cannot have it here; that it brings nothing is the person's affair."""
+        """Why it cannot work here even where a person's plan asks for it; None where it can."""
         return target.without_cuda if self.needs_cuda else None
 
     def prepare(self, target: LeverTarget) -> None:
-        """Begin, in the first steps of a run that may pull it, with what takes time and needs no waiting for."""
+        """Start slow preparations in the background, in the first steps of a run that may pull it."""
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterable[Undo]:
-        """Change a model and its optimizers; the calls that undo it, to be made from the last to the first."""
+        """Change a model and its optimizers; returns the calls that undo it, to be made in reverse order."""
         return ()
 
     def around(self, plan: Plan) -> AbstractContextManager[Any] | None:
-        """The context in which a step runs, new for each step; None where it needs none."""
+        """A new context manager for one step; None where the lever needs none."""
         return None
 
     def inputs(self, batch: Any, plan: Plan) -> Any:
-        """A batch as the step takes it."""
+        """The batch in the form that the step takes."""
         return batch
 
     @property
     def page(self) -> str:
-        """Where its page is in the documentation."""
+        """The path of its page in the documentation."""
         return f"levers/{self.name.replace(' ', '-')}.md"
 
     @property
@@ -190,7 +190,7 @@ class Lever:
 
 
 class UnknownLever(Lever):
-    """A name in `Plan.levers` that no lever goes by."""
+    """A name in `Plan.levers` that no lever has."""
 
     tier = "C"
     what = "nothing that is known here"
@@ -209,7 +209,7 @@ class UnknownLever(Lever):
 
 
 def set_attribute(target: object, name: str, value: object) -> Undo:
-    """Set an attribute; the call that undoes it."""
+    """Set an attribute; returns the call that undoes it."""
     if name not in vars(target):
         setattr(target, name, value)
         return partial(vars(target).pop, name, None)
@@ -219,7 +219,7 @@ def set_attribute(target: object, name: str, value: object) -> Undo:
 
 
 class LayerForward(partial[Any]):
-    """The `forward` of a layer while a lever acts; a copy or a pickle of the layer has the one from before."""
+    """The `forward` that a lever gives a layer; copies and pickles of the layer get the original."""
 
     before: tuple[Any, ...]
     plan: Any = None  # the `AppliedPlan` that it belongs to, which lives as long as the layer has it
@@ -230,7 +230,7 @@ class LayerForward(partial[Any]):
         return getattr, (self.before[1], "forward")  # of a copy that has no attributes yet: that of its class
 
     def take_out(self, layer: nn.Module) -> None:
-        """Give a layer the one from before."""
+        """Give a layer its original `forward` again."""
         if len(self.before) == 1:
             vars(layer)["forward"] = self.before[0]
         else:
@@ -238,7 +238,7 @@ class LayerForward(partial[Any]):
 
 
 def replace_forward(layer: nn.Module, function: Callable[..., Any], *arguments: Any, **named: Any) -> Undo:
-    """Let a layer compute by a function; the call that undoes it."""
+    """Replace `forward` of a layer by a function; returns the call that undoes it."""
     own = LayerForward(function, *arguments, **named)
     own.before = (vars(layer)["forward"],) if "forward" in vars(layer) else (type(layer).forward, layer)
     vars(layer)["forward"] = own

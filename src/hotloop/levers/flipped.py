@@ -14,7 +14,7 @@ from hotloop._torch import is_transformed
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
-AT_ONCE = 32 * 2**20  # bytes of what the weight has seen that are laid out together
+AT_ONCE = 32 * 2**20  # bytes of unfolded input in one matmul
 
 
 class FlippedLever(Lever):

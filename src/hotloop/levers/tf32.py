@@ -59,7 +59,7 @@ class Tf32Lever(Lever):
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         mixed = "the precision of matmuls was set part by part, which cannot be set back as a whole"
-        return super().impossible(target, plan) or (mixed if products_in_fp32() == "mixed" else None)
+        return super().impossible(target, plan) or (mixed if fp32_matmul_precision() == "mixed" else None)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.without_cuda:
@@ -68,7 +68,7 @@ class Tf32Lever(Lever):
             return f"precision={plan.precision!r} was asked for"
         if torch.cuda.get_device_capability(target.device) < (8, 0):
             return "the GPU has no TF32 arithmetic (it came with compute capability 8.0)"
-        if products_in_fp32() != "highest":
+        if fp32_matmul_precision() != "highest":
             return "the precision of matmuls was set by hand"
         return None if plan.precision == "fp32" else f"the matmuls are in {plan.precision}"
 
@@ -76,7 +76,7 @@ class Tf32Lever(Lever):
         return _tf32()
 
 
-def products_in_fp32() -> str:
+def fp32_matmul_precision() -> str:
     """What PyTorch calls the precision of matmuls in fp32; "mixed" where its parts were set one by one."""
     try:
         return torch.get_float32_matmul_precision()

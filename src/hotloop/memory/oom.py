@@ -64,7 +64,7 @@ class Failure:
 
 
 def clear(device: torch.device) -> None:
-    """Let go of what a failed attempt has left. Call it outside the `except` block, whose traceback holds tensors."""
+    """Free what a failed attempt has left. Call it outside the `except` block, whose traceback holds tensors."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()  # pieces of another size need blocks of another size

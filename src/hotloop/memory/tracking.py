@@ -121,7 +121,7 @@ class _Keep:
 
 
 class _SavedTensor:
-    """A tensor that autograd keeps; it ends when autograd lets go of it."""
+    """A tensor that autograd keeps; it ends when autograd frees it."""
 
     def __init__(self, tensor: Tensor, let_go: Callable[[], None]) -> None:
         self.tensor: Tensor | None = tensor
@@ -216,7 +216,7 @@ class Tracking(DispatchMode):
         return kept
 
     def drop(self) -> None:
-        """After an error: let go of what is kept for a backward pass that never comes, which nobody else can."""
+        """After an error: free the saved tensors of a backward pass that never comes."""
         for kept in self._packed:
             kept.tensor = None
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from hotloop.device import as_device, refusal
+from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument
 from hotloop.text import an
 
@@ -43,7 +43,7 @@ def move(batch: T, device: str | torch.device) -> T:
     except RecursionError as error:
         raise _endless(batch) from error
     except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
-        if why := refusal(target, error):
+        if why := device_error(target, error):
             raise why from error
         raise
     return moved

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import REGISTERED
-from hotloop.device import as_device, refusal
+from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
 from hotloop.placement.moving import move, tensors_in
 from hotloop.text import an, shorten
@@ -62,7 +62,7 @@ def resolve(device: str | torch.device) -> torch.device:
     try:
         return torch.empty(0, device=target).device
     except (AssertionError, RuntimeError) as error:
-        raise refusal(target, error) or error from error
+        raise device_error(target, error) or error from error
 
 
 def _registered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -149,13 +149,13 @@ def _way_out(wait: HostWait) -> str:
 
 
 def _on_precision(profile: Profile) -> Iterator[Recommendation]:
-    """Products in full precision on a device that is much faster in half."""
+    """Matmuls in full precision on a device that is much faster in half."""
     full = sum(profile.flops.get(name, 0.0) for name in ("fp32", "tf32"))
     plain = max((profile.ceilings.get(name, 0.0) for name in ("fp32", "tf32") if profile.flops.get(name)), default=0.0)
     half = max((profile.ceilings.get(name, 0.0) for name in HALF), default=0.0)
     busy = profile.parts.shares["compute"]
     if plain and half > 1.5 * plain and full > 0.5 * sum(profile.flops.values()) and busy > 0.5:
         yield Recommendation(
-            f"Products run in full precision; in half precision this device computes {half / plain:.1f} times as fast.",
+            f"Matmuls run in full precision; in half precision this device computes {half / plain:.1f} times as fast.",
             'put the forward under torch.autocast("cuda", torch.bfloat16); hotloop.Loop tries it and compares losses',
         )

@@ -28,7 +28,7 @@ ATTENTION: dict[Any, Any] = {
 
 
 def flops_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> float:
-    """Floating-point operations of a call, of products and convolutions; others are few and count as none.
+    """Floating-point operations of a call, of matmuls and convolutions; others are few and count as none.
 
     >>> a = torch.ones(2, 3)
     >>> flops_of(torch.ops.aten.mm.default, (a, a.T), {}, a @ a.T)

@@ -201,7 +201,7 @@ class Profile(Record):
 
     @property
     def ceiling(self) -> float | None:
-        """Operations per second that the device reached in large products, in this step's mixture of precisions."""
+        """Operations per second that the device reached in large matmuls, in this step's mixture of precisions."""
         if not self.flops or any(not self.ceilings.get(precision) for precision in self.flops):
             return None
         return sum(self.flops.values()) / sum(count / self.ceilings[name] for name, count in self.flops.items())

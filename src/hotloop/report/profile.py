@@ -154,17 +154,17 @@ def ceilings(profile: Profile) -> list[Fact]:
     """How far the computing is from what the device can do."""
     if not profile.flops:
         return [
-            Fact("operations of a step", UNKNOWN, "no product or convolution was seen in the step that was looked at")
+            Fact("operations of a step", UNKNOWN, "no matmul or convolution was seen in the step that was looked at")
         ]
     kinds = ", ".join(f"{_count_of(n)} in {name}" for name, n in profile.flops.items())
-    facts = [Fact("operations of a step", kinds, "of products and convolutions, counted")]
+    facts = [Fact("operations of a step", kinds, "of matmuls and convolutions, counted")]
     for words, rate in (
         ("reached over the whole step", profile.rate),
         ("reached while it computes", profile.busy_rate),
     ):
         share = f"{rate / profile.ceiling:.1%} of the ceiling" if rate and profile.ceiling else ""
         facts.append(Fact(words, UNKNOWN if rate is None else _flops(rate), share))
-    measured = "large products on this device, measured in this run"
+    measured = "large matmuls on this device, measured in this run"
     facts.append(
         Fact(
             "ceiling",

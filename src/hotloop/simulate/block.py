@@ -36,7 +36,7 @@ class SimulationContext:
     ...     train(model, batches)
     >>> sim.peak.process, sim.findings  # doctest: +SKIP
 
-    Models and optimizers that were there before are put back as they were, with their values.
+    Models and optimizers that were there before are restored, with their values.
     """
 
     def __init__(

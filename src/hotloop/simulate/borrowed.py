@@ -1,4 +1,4 @@
-"""What was the person's before a block, and went to the simulated device in it: put back once the block is over."""
+"""Restores, after a block, the person's objects that moved to the simulated device in it."""
 
 from contextlib import suppress
 from typing import Any

@@ -255,7 +255,7 @@ class Lazies:
                 if isinstance(tensor, nn.Parameter):
                     there = nn.Parameter(there, tensor.requires_grad)
                 self._gpu.fake.forget()
-                swap(tensor, there)  # type: ignore[no-untyped-call]  # not put back later: only there it has values
+                swap(tensor, there)  # type: ignore[no-untyped-call]  # not restored later: only there it has values
 
         patches.set(UninitializedTensorMixin, "materialize", made)
 

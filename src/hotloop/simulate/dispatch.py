@@ -114,7 +114,7 @@ class SimulatedGpu(OperationMode):
                 try:
                     result = self._on_device(known, func, types, args, kwargs)
                 except (NotImplementedError, AssertionError, RuntimeError) as error:  # what PyTorch raises for them
-                    raise _sparse_refusal(known.name, args, kwargs) or error from error
+                    raise _sparse_error(known.name, args, kwargs) or error from error
                 if self.by_hand.pending and not self.circumstances.optimizing:
                     self._updates(known, func, args, kwargs)
                 return result
@@ -320,7 +320,7 @@ def _refuse_real(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         )
 
 
-def _sparse_refusal(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CannotSimulate | None:
+def _sparse_error(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CannotSimulate | None:
     """The error to raise where an operation on sparse tensors fails: without data, PyTorch has few of them."""
     layouts = {kwargs.get("layout"), *(tensor.layout for tensor in tensors_in(args, *kwargs.values()))}
     if "sparse" not in name and not layouts - {None, torch.strided}:

@@ -121,7 +121,7 @@ struct SimulatedHooks final : CUDAHooksInterface {
 };
 
 // PyTorch makes its hooks once and keeps the object; whose functions answer is told by the object's first word. Ours has
-// no members, so exchanging that word is all there is to it, at any time, and it can be put back.
+// no members, so exchanging that word is all there is to it, at any time, and it can be restored.
 static_assert(sizeof(SimulatedHooks) == sizeof(void*), "the hooks of this version of torch have members");
 
 void* exchange_hooks(void* functions) {

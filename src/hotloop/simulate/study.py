@@ -24,9 +24,9 @@ MOST = 2**16  # the largest batch that is tried, where the script's own is not l
 HOST = 0.8  # share of the host's free memory that a run of a search may take
 NUMBER = 4  # bytes
 RUNS = 5  # of a search with a change: what it finds fits, if it is not the very largest
-PIECES = (2, 4, 8)
+MICRO_BATCHES = (2, 4, 8)
 ROOMY = 64  # times the memory of a card, to see what a script would take
-PIECES_LOST = 0.04  # share of the memory by which the simulated allocator may run out too early
+FRAGMENTED = 0.04  # share of the memory by which the simulated allocator may run out too early
 
 
 class Study:
@@ -154,21 +154,21 @@ class Study:
         return seen
 
     def _accumulated(self, plain: Simulation, card: Card) -> list[Variant]:
-        """The batch in pieces: in two, and in more where it does not fit.
+        """The batch in two micro-batches, or in more where it does not fit.
 
-        Two pieces are run of however many: from the second on each finds the memory as the one before it did.
+        Only two of them are run: from the second on each finds the memory as the one before it did.
         """
         own = _batch(plain).size
-        for pieces in PIECES:
-            if own is None or own < pieces or not _batch(plain).source:
+        for count in MICRO_BATCHES:
+            if own is None or own < count or not _batch(plain).source:
                 return []
-            each = -(-own // pieces)
+            each = -(-own // count)
             try:
                 seen = self._changed(card, "accumulation:2", steps=STEPS, listeners=MEMORY, batch=each)
             except SearchStopped:
                 return []
             if seen is not None and not _short(seen):
-                return [_variant("accumulation", f"accumulate over {pieces} batches of {each:,}", seen, None)]
+                return [_variant("accumulation", f"accumulate over {count} batches of {each:,}", seen, None)]
         return []
 
     def _lost(self, batch: Batch) -> str:
@@ -200,7 +200,7 @@ def _if_close(short: Simulation, card: Card, run: Callable[[Card], Simulation]) 
         return short
     unsure = short.peak.allocated / max(1, short.interval.low.allocated) - 1
     try:
-        found = run(replace(card, memory=int(card.memory * (1 + max(PIECES_LOST, unsure)))))
+        found = run(replace(card, memory=int(card.memory * (1 + max(FRAGMENTED, unsure)))))
     except CannotSimulate:
         return short
     if _short(found) or not found.trained:

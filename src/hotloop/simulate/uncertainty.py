@@ -93,9 +93,9 @@ def _place(operation: Operation | None) -> str:
     return f" at {Path(place.file).name}:{place.line}" if place else ""
 
 
-def verdict(interval: PeakInterval, limit: int, pieces: float) -> bool | None:
-    """Whether it fits into so many bytes, a share of which may be lost in pieces; None: it is too close to say."""
-    if interval.high.allocated <= (1 - pieces) * limit:
+def verdict(interval: PeakInterval, limit: int, fragmented: float) -> bool | None:
+    """Whether it fits into so many bytes, a share of which may be fragmented; None: it is too close to say."""
+    if interval.high.allocated <= (1 - fragmented) * limit:
         return True
     return False if interval.low.allocated > limit else None
 

@@ -88,14 +88,14 @@ class Checkpointing(Change):
 
 
 class Accumulation(Change):
-    """Of so many steps of each optimizer only the last is made, and the gradients stay until then.
+    """Gradient accumulation: each optimizer steps after `micro_batches` calls only, and gradients stay until then.
 
-    With a batch that is as many times smaller, that is the same batch in so many pieces.
+    With a batch that is as many times smaller, that is the same batch in micro-batches.
     """
 
-    def __init__(self, pieces: int) -> None:
+    def __init__(self, micro_batches: int) -> None:
         super().__init__()
-        self._pieces = pieces
+        self._micro_batches = micro_batches
         self._pending: dict[int, int] = {}  # by optimizer: steps that were left out since the last that was made
 
     def install(self, patches: Patches) -> None:
@@ -121,9 +121,9 @@ class Accumulation(Change):
     def _step(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def stepped(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             left = self._pending.get(id(optimizer), 0) + 1
-            self._pending[id(optimizer)] = left % self._pieces
-            self.made = self.made or left < self._pieces
-            return step(optimizer, *args, **kwargs) if left == self._pieces else None
+            self._pending[id(optimizer)] = left % self._micro_batches
+            self.made = self.made or left < self._micro_batches
+            return step(optimizer, *args, **kwargs) if left == self._micro_batches else None
 
         return stepped
 

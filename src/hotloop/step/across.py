@@ -1,4 +1,4 @@
-"""An objective across several ranks, through DDP or FSDP, and what the batches of ranks weigh beside one another."""
+"""An objective on several ranks, through DDP or FSDP, and the weights of their batches."""
 
 import math
 import warnings
@@ -32,7 +32,7 @@ DDP_LOGS = 100  # one pass in so many is timed for that log, with events on whic
 
 
 class UpdateTimes:
-    """What updates take a rank of its own, and how long it then waits for others: marks on the device, read at last."""
+    """Seconds of a rank's own work in an update and of its waiting for others, by events that are read at the end."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,12 +42,12 @@ class UpdateTimes:
         self._laps: deque[tuple[Clock, Any, Any]] = deque(maxlen=KEPT)
 
     def sent(self) -> None:
-        """All gradients of this rank are on their way."""
+        """Mark that all gradients of this rank are sent."""
         if self._clock is not None:
             self._sent = self._clock.lap()
 
     def synchronized(self) -> None:
-        """Those of all ranks are there."""
+        """Mark that the gradients of all ranks are reduced."""
         if self._clock is not None and self._sent is not None:
             self._laps.append((self._clock, self._sent, self._clock.lap()))
         self._updates += 1
@@ -55,7 +55,7 @@ class UpdateTimes:
         self._sent = None
 
     def medians(self) -> tuple[float, float] | None:
-        """Seconds of its own and of waiting; None where nothing was timed."""
+        """Median seconds of own work and of waiting; None where nothing was timed."""
         if not self._laps:
             return None
         times = [(clock.seconds(sent), clock.seconds(end)) for clock, sent, end in self._laps]
@@ -63,7 +63,7 @@ class UpdateTimes:
 
 
 class AcrossRanks(ABC):
-    """An objective whose gradients are averaged over all ranks, in the place of the objective itself.
+    """Stands in for an objective, and averages its gradients over all ranks.
 
     The gradient of a step is that of all ranks' batches in one: each batch weighs as much as its loss is the mean over,
     as in an accumulation window. `Window.average` divides by the mean of the ranks' weights. That takes a collective
@@ -111,21 +111,21 @@ class AcrossRanks(ABC):
 
     @abstractmethod
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
-        """Around a forward pass; the gradients of the last one before an update are synchronized, with all before."""
+        """Context of a forward and backward pass; the last one before an update reduces the gradients of the window."""
 
     @abstractmethod
     def sets_aside(self, *, is_last: bool) -> bool:
-        """Whether gradients of earlier batches are kept out of reach of a pass that may fail."""
+        """Whether gradients of earlier batches are moved aside before a pass that may fail."""
 
     @abstractmethod
     def undo(self, *, holds_others: bool) -> None:
-        """After a pass that failed, which may be repeated or not.
+        """Clean up after a pass that failed.
 
-        `holds_others`: its gradients were added to those of earlier batches, which cannot be told apart any more.
+        `holds_others`: its gradients were added to those of earlier batches, and cannot be separated.
         """
 
     def weighed(self, window: Window, losses: Losses, *, is_last: bool) -> Tensor:
-        """A loss as much as it counts among those of all ranks, of which the mean is made."""
+        """The loss times its weight among those of all ranks."""
         total = losses.total
         is_filler = self.is_filler()
         if self._agreements <= min(self._finished, SEEN - 1):
@@ -141,7 +141,7 @@ class AcrossRanks(ABC):
         return total * 0.0 if weighed is None else weighed
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers of rank 0: a pass leaves those of its own batch, as in batch normalisation."""
+        """Broadcast the buffers of rank 0, since each rank has those of its own batches, as in batch normalisation."""
         self._take_from_first(buffer for buffer in self.model.buffers() if not is_lazy(buffer))
 
     def _take_from_first(self, tensors: Iterable[Tensor]) -> None:
@@ -149,12 +149,12 @@ class AcrossRanks(ABC):
             dist.broadcast(tensor.detach(), 0, group=self.ranks.group)
 
     def after_backward(self, losses: Losses) -> None:
-        """After the passes over a batch: one that counts for nothing has no items."""
+        """Set the count of a filler batch to 0, after its passes."""
         if self.is_filler():
             losses.count = 0
 
     def finish(self, window: Window) -> None:
-        """Before an update: the weight of the window is the mean over the ranks, as its gradient is."""
+        """Before an update: average the weight of the window over the ranks, as its gradient is."""
         self._finished += 1
         if self._sum is None:
             return
@@ -164,9 +164,9 @@ class AcrossRanks(ABC):
         window.weight = mean if self._on_device else float(mean)
 
     def _agree(self, losses: Losses) -> None:
-        """In the first windows: how all ranks weigh, so that all of them add up weights in the same steps, or none.
+        """In the first windows: agree how losses are weighed, so that all ranks reduce weights in the same steps.
 
-        Which that is shows in the first batches of each rank, where losses are read and compared.
+        The first batches of each rank show that: there losses are read and compared.
         """
         mass = losses.mass
         is_by_items = not (losses.by_values or losses.is_counted or isinstance(mass, Tensor))
@@ -178,7 +178,7 @@ class AcrossRanks(ABC):
         self._agreements += 1
 
     def _hold_to_agreement(self, losses: Losses) -> None:
-        """Weigh a loss as ranks agreed. To tell others that this one is unlike the first, ranks would have to wait."""
+        """Weigh a loss as ranks agreed, and warn where it is unlike the first; a new agreement would synchronize."""
         mass, ratio = losses.mass, self._ratio
         is_other = losses.is_sum != self._is_sum
         losses.is_sum = self._is_sum
@@ -196,7 +196,7 @@ class AcrossRanks(ABC):
             )
 
     def _begin_sum(self, window: Window) -> None:
-        """Begin to add up the weights of all ranks' windows, while the backward pass runs."""
+        """Start the all-reduce of the window's weight, which overlaps the backward pass."""
         if self._is_sum or self._sum is not None or (self._ratio is not None and self.is_even()):
             return  # sums have no weight, a pass over the same batch that failed has begun it, or it is known
         weight = window.weight.detach() if isinstance(window.weight, Tensor) else torch.tensor(float(window.weight))
@@ -206,7 +206,7 @@ class AcrossRanks(ABC):
 
 
 class Shards(AcrossRanks):
-    """Through FSDP, which has put itself into the model: every pass gathers weights and reduces gradients."""
+    """Through FSDP, which is inside the model: every pass gathers weights and reduces gradients."""
 
     def _forward(self, batch: Any) -> Any:
         return (self.watched or self.objective)(self.model, batch)
@@ -227,7 +227,7 @@ class Shards(AcrossRanks):
 
 
 class _ObjectiveModule(nn.Module):
-    """The whole objective as one forward pass, so that any call of the model inside it is one that DDP knows of.
+    """The objective as the `forward` of a module, so that DDP sees every call of the model inside it.
 
     `others` are parameters that are trained with the model's, such as those of a criterion.
     """
@@ -241,7 +241,7 @@ class _ObjectiveModule(nn.Module):
 
 
 class Replicas(AcrossRanks):
-    """Through DDP. In the first steps gradients are averaged after the backward pass: it shows which are used.
+    """Through DDP. The first steps average gradients after the backward pass, to see which parameters are used.
 
     Between `begin_captures` and `end_captures` its passes can be captured as CUDA graphs. DDP is then built without a
     hook of hotloop's own, so that all of a captured backward pass is PyTorch's C++, and updates are not timed.
@@ -308,11 +308,11 @@ class Replicas(AcrossRanks):
     # CUDA graphs
 
     def begin_captures(self) -> None:
-        """Before the first step: DDP will be built so that its passes can be captured."""
+        """Before the first step: build DDP so that its passes can be captured."""
         self._is_captured, self.pace = True, None
 
     def end_captures(self) -> None:
-        """No pass is captured any more, on any rank: DDP is built anew, on the stream of eager steps, and timed.
+        """Capture no more, on any rank: DDP is built anew on the stream of eager steps, and timed.
 
         A capture that failed has left the old one in the middle of a backward pass.
         """
@@ -322,13 +322,13 @@ class Replicas(AcrossRanks):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the next pass can be captured, as far as DDP is concerned."""
+        """Whether DDP is warmed up, so that the next pass can be captured."""
         is_logged = self._passes % DDP_LOGS in (0, DDP_LOGS - 1)
         return self._ddp is not None and self._passes >= DDP_WARM_UP and not is_logged
 
     @property
     def why_not_captured(self) -> str | None:
-        """Why its passes are never captured, once that is known; the same on all ranks."""
+        """Why its passes cannot be captured, the same on all ranks; None where they can, or before that is known."""
         if self._ddp is None or self._names is None:
             return None
         names = shorten([name.removeprefix("model.") for name in self._names] or ["a parameter"], 3)
@@ -382,7 +382,7 @@ class Replicas(AcrossRanks):
             self.pace.synchronized()
 
     def _synchronize(self) -> None:
-        """Average gradients that no backward pass has sent."""
+        """All-reduce the gradients that no backward pass has reduced."""
         trained = [p for p in self.trained.parameters if p.requires_grad]
         missing = [p for p in trained if p.grad is None]
         self._unused.update(map(id, missing))

@@ -1,4 +1,4 @@
-"""`CapturedStep`: steps as CUDA graphs, and what makes sure that a replay is the step."""
+"""`CapturedStep`: steps as CUDA graphs, and the checks that a replay still is the step."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -54,16 +54,16 @@ Gradients = Sequence[tuple[nn.Parameter, Tensor | None]]
 
 
 class Dependent(Protocol):
-    """What holds other graphs of the same step."""
+    """A holder of other graphs of the same step."""
 
     def drop(self) -> None: ...
 
 
 class CapturedStep:
-    """Replays a step that was captured; batches of other shapes run eagerly until `OtherShapes` has a graph for them.
+    """Captures and replays a step; batches of other shapes run eagerly until `OtherShapes` has a graph for them.
 
     A step is captured after a few real ones, which are its warm-up, so that nothing has to be restored. It is not
-    captured where a capture would change what the step does: then `abandon` is told why, and the step stays eager.
+    captured where a capture would change its results: then `abandon` gets the reason, and the step stays eager.
 
     `calls` are the eager steps with the levers of the plan, `run` is all of them with OOM retry.
     """
@@ -102,7 +102,7 @@ class CapturedStep:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the graphs: the tensors that they were made for are no longer those of the model."""
+        """Drop the graphs: the model's tensors are no longer those that they were captured with."""
         self.generation += 1
         self.replays = 0  # since the last forward pass that was compared with the captured one
         self.has_captures = False
@@ -123,7 +123,7 @@ class CapturedStep:
             dependent.drop()
 
     def __call__(self, batch: Any) -> Parts:
-        """Train on one batch by a graph, which is captured where it is missing; eagerly where that cannot be."""
+        """Train on one batch by a graph, captured first where there is none; eagerly where that is impossible."""
         form = signature(batch)
         if (parts := self._without_graph(batch, form)) is not None:
             return parts
@@ -161,7 +161,7 @@ class CapturedStep:
         return self.taken(graph, updated=phase[1])
 
     def _without_graph(self, batch: Any, form: Any) -> Parts | None:
-        """Train on a batch for which no graph of the usual shape is; None where there is one, or is to be captured."""
+        """Train on a batch that no graph of the usual shape fits; None where one does, or is to be captured."""
         if form is None:
             return self.run_eagerly(batch)
         if self._form is None or not (self.is_ready or self.plan.accumulate > 1):
@@ -178,7 +178,7 @@ class CapturedStep:
             return self.run_eagerly(batch)
         return None
 
-    # What is another on several ranks
+    # Overridden for several ranks
 
     is_alone = True  # whether no other rank takes part
 
@@ -187,15 +187,15 @@ class CapturedStep:
         self._abandon(why)
 
     def _after_capture(self, failure: Failure | None, why: str | None, batch: Any) -> Parts | None:
-        """After a capture, or what it failed of: losses where the batch was trained on otherwise."""
+        """After a capture, failed or not: the losses where the batch was trained on in another way, else None."""
         return None
 
     def _is_warm(self) -> bool:
-        """Whether what takes part in a step is ready for a capture."""
+        """Whether the parts of a step, such as DDP, are ready for a capture."""
         return True
 
     def _around_eager(self) -> AbstractContextManager[Any]:
-        """The stream of eager steps between captured ones."""
+        """Context that sets the stream of eager steps between captured ones."""
         return nullcontext()
 
     def taken(self, graph: CapturedGraph, *, updated: bool) -> Parts:
@@ -215,7 +215,7 @@ class CapturedStep:
     # Eager steps
 
     def run_eagerly(self, batch: Any) -> Parts:
-        """A batch that is not captured; it may go on with a window that graphs have begun."""
+        """Train on a batch eagerly, perhaps within a window that graphs have begun."""
         if not self.eagers[0].phase[0] and self._window_is_captured:
             self._show(self._gradients)
         self._window_is_captured, self._shown = False, None
@@ -228,7 +228,7 @@ class CapturedStep:
         return self._is_ready
 
     def _warm_up(self, batch: Any) -> Parts:
-        """A real step on the stream of captures; two of them are looked at."""
+        """A real step on the capture stream; two of them are inspected."""
         if not self._warmed and self.is_alone:
             renew_accumulation(p for eager in self.eagers for p in eager.trained.parameters)
             if not self._is_compiled and self.memory is not None and self.memory.snapshot.has_seen_passes:
@@ -245,7 +245,7 @@ class CapturedStep:
         return parts
 
     def _rehearsed(self, batch: Any) -> Parts:
-        """The whole step as it will be captured, with rates on the device; to block in it would end the capture."""
+        """Run the step as it will be captured, with learning rates on the device, and check that it does not block."""
         rates, updates = Rates(self.optimizers, 1, self.device), self.eagers[0].phase[1]
 
         def as_captured(objective: Objective, model: nn.Module, batch: Any) -> Any:
@@ -285,7 +285,7 @@ class CapturedStep:
 
     @contextmanager
     def _watching(self, watch: Callable[[Objective, nn.Module, Any], Any], *, on_ranks: bool = True) -> Iterator[None]:
-        """The objectives are called by `watch(objective, model, batch)`, inside of DDP or, not `on_ranks`, without."""
+        """Call objectives through `watch(objective, model, batch)`, inside DDP where `on_ranks`."""
         before = [eager.objective for eager in self.eagers]
         for eager in self.eagers:
             watched = partial(watch, eager.trained.objective)
@@ -305,10 +305,10 @@ class CapturedStep:
 
     @contextmanager
     def capturing(self, *, afresh: bool, pool: Any = None) -> Iterator[CapturedGraph]:
-        """Calls of the eager steps in here are captured; nothing is counted, since nothing runs.
+        """Capture the calls of eager steps inside the block; nothing is counted, since nothing runs.
 
-        `afresh`: it begins with new gradients; else it goes on with those that are there. `pool`: memory that is shared
-        with other graphs.
+        `afresh`: start with new gradients, else accumulate into the present ones. `pool`: memory shared with other
+        graphs.
         """
         graph, seen = CapturedGraph(), Inspection()
         self._seen_parts: Parts = {}  # losses of the batch that is captured
@@ -354,7 +354,7 @@ class CapturedStep:
         self._froze()
 
     def _froze(self) -> None:
-        """Note what a capture that was made has frozen."""
+        """Note the Python values that a capture has frozen."""
         if not self.has_captures:
             self._frozen = look(self._roots(), kept_by_capture, hold=True)
             relied_on = {id(tensor) for seen in self._inspections for tensor in seen.relied_on}
@@ -363,7 +363,7 @@ class CapturedStep:
         self.has_captures, self._stood = True, self._stance()
 
     def _departure(self, seen: Inspection) -> str | None:
-        """Where the captured operations begin to differ from those of an eager step; of several steps, of each."""
+        """The first captured operation that differs from those of the eager step; None where none does."""
         first = self._first_capture or self._inspections[-1]
         for start in range(0, max(len(seen.work), 1), max(len(first.work), 1)):
             step = Inspection(work=seen.work[start : start + len(first.work)], form=self._called)
@@ -372,7 +372,7 @@ class CapturedStep:
         return None
 
     def _departs(self, where: str) -> None:
-        """The person's code does something else while it is captured, as some libraries do on purpose."""
+        """Warn or raise: the person's code runs other operations while captured, as some libraries do on purpose."""
         if self.has_captures:  # it was no other when it was captured before
             self._tell_of_stale(
                 self._compared_at, f"the operations of an earlier step; it does other work now: {where}"
@@ -392,14 +392,14 @@ class CapturedStep:
         self._departed = True
 
     def call(self, batch: Any) -> tuple[Parts, int | Tensor]:
-        """While steps are captured: one of them; its losses, and what they are means over."""
+        """One step inside a capture; returns its losses and their count."""
         self._seen_parts, self._called = {}, signature(batch)
         for call in self._calls:
             call(batch, self._size_of(batch))
         return self._seen_parts, self._seen_count
 
     def _hold(self, batch: Any) -> None:
-        """Make the batch that the graphs read."""
+        """Allocate the static batch that the graphs read."""
         if self._static is None:
             self._static, self._buffers = static_batch(batch)
             self._rates = Rates(self.optimizers, 1, self.device)
@@ -410,7 +410,7 @@ class CapturedStep:
         self._graphs[phase] = graph
 
     def replay(self, graph: CapturedGraph, steps: int = 1) -> None:
-        """Let the device do what was captured."""
+        """Replay a graph of `steps` steps."""
         self.replays += steps
         graph.replay()
         repeat(self._draws, steps)
@@ -420,7 +420,7 @@ class CapturedStep:
 
     @property
     def _draws(self) -> Sequence[Draw]:
-        """Random numbers that a step draws on the host and that decide nothing."""
+        """Random numbers drawn on the host that decide nothing, repeated for the rng state."""
         return self._inspections[-1].draws.made if self._inspections else ()
 
     def _schedule(self) -> None:
@@ -429,27 +429,27 @@ class CapturedStep:
                 self._after_update(eager.trained)
 
     def _show(self, gradients: Gradients) -> None:
-        """Let the parameters have the gradients that a graph writes."""
+        """Set `.grad` of the parameters to the gradients that a graph writes."""
         if self._shown is not gradients:
             self._shown = gradients
             for parameter, gradient in gradients:
                 parameter.grad = gradient
 
     def _size_of(self, batch: Any) -> int | None:
-        """How many of the items of a batch are computed at once; None for all."""
+        """The size of micro-batches for a batch; None for the whole batch."""
         portion = None if self.memory is None else self.memory.portion
         return None if portion is None else portion.size_for(self.eagers[0].weighing.items_in(batch))
 
     # Out of memory
 
     def want_of_memory(self, error: Exception) -> Failure | None:
-        """How memory ran out in a capture; None where that is not what went wrong."""
+        """The out-of-memory failure of a capture; None for another error."""
         first = began_with(error)
         ran_out = self.memory is not None and is_out_of_memory(first)
         return Failure.of(first, self.device) if ran_out else None
 
     def shrink(self, failure: Failure | None, items: int) -> bool:
-        """Smaller micro-batches in the next capture, where there was no memory for this one; whether there can be."""
+        """Choose smaller micro-batches after a capture ran out of memory; returns whether that is possible."""
         if self.memory is None or failure is None or (size := self.memory.portion.of(items)) <= 1:
             return False
         self.forget()
@@ -458,18 +458,18 @@ class CapturedStep:
 
     @property
     def _is_sized(self) -> bool:
-        """Whether micro-batches have the size that they had before: else what was seen is not what is captured."""
+        """Whether the size of micro-batches is still that of the inspected steps."""
         return self.memory is None or self.memory.portion.limit == self._limit
 
     def check_size(self) -> None:
-        """Drop graphs of micro-batches of another size than what fits now."""
+        """Drop the graphs where the size of micro-batches has changed."""
         if not self._is_sized:
             self.forget()
 
     # What a capture froze
 
     def check(self) -> None:
-        """Drop the graphs where the person has changed what they froze: modes, numbers, whole tensors."""
+        """Drop the graphs where modes, numbers or tensors that they froze have changed."""
         if self._hooked is None:
             return
         stance = self._stance()
@@ -486,8 +486,7 @@ class CapturedStep:
             self.levers.apply()  # a state that was loaded brings settings of its own
 
     def audit(self) -> None:
-        """While captures are in use: find numbers of the person's code that have changed since, and say which steps
-        were replayed with the old ones."""
+        """Find frozen numbers of the person's code that have changed, and warn of steps replayed with the old."""
         if not self.has_captures or self.memory is None:
             return
         if moved := self._frozen.moved():
@@ -498,16 +497,16 @@ class CapturedStep:
 
     @property
     def comparison_is_due(self) -> bool:
-        """Whether a forward pass has to be compared with the captured one before the next replay."""
+        """Whether an eager forward pass must be compared with the captured one before the next replay."""
         due = self.replays >= COMPARE_EVERY and self.has_captures and self.memory is not None
         return due and self.eagers[0].phase[0]
 
     def compare(
         self, batch: Any, transform: Callable[[Any], Any] | None = None, seen: Sequence[Inspection] = ()
     ) -> None:
-        """Run a forward pass as Python asks for it now; where it is not the captured one, drop the captures.
+        """Compare an eager forward pass with the captured one, and drop the captures where they differ.
 
-        Nothing that the pass changes stays. `transform` is captured with the step, and `seen` are inspections of it.
+        The state is restored afterwards. `transform` is captured with the step, `seen` are inspections of it.
         """
         since = self._compared_at
         self.replays = 0
@@ -557,7 +556,7 @@ class CapturedStep:
             self.abandon("")
 
     def _stance(self) -> "Stance":
-        """In one walk over the layers: a short epoch takes less than a millisecond."""
+        """The present `Stance`, in one walk over the layers: a short epoch takes less than a millisecond."""
         modules, tensors = self._modules_and_tensors()
         modes = [module.training for module in modules]
         weights = [(t.data_ptr(), t.requires_grad) for t in tensors]
@@ -585,7 +584,7 @@ class CapturedStep:
 
 
 class Stance(NamedTuple):
-    """What a capture depends on and a person may change between epochs."""
+    """State that a capture depends on and a person may change between epochs."""
 
     modes: list[bool]  # of the layers
     weights: list[tuple[int, bool]]  # where parameters and buffers lie, and whether they get gradients
@@ -595,12 +594,11 @@ class Stance(NamedTuple):
 
 
 class Departed(CannotCapture):
-    """The step does other work than when it was captured before: it is looked at again, and captured then."""
+    """The step runs other operations than in its last capture: it is inspected and captured again."""
 
 
 def _prepare_dropout(device: torch.device) -> None:
-    """Let PyTorch make the random state of recurrent layers' dropout now, if it would in their next pass: it cannot
-    while a graph is captured."""
+    """Let PyTorch make cuDNN's dropout state of recurrent layers now, which it cannot during a capture."""
     layer = nn.LSTM(1, 1, num_layers=2, dropout=0.5, device="meta").to_empty(device=device)  # without a draw
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         layer(torch.zeros(1, 1, 1, device=device))

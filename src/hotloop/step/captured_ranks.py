@@ -1,4 +1,4 @@
-"""`CapturedOnRanks`: a step that is captured with its all-reduces, and how ranks agree on what they do with a batch."""
+"""`CapturedOnRanks`: a step captured with its all-reduces, and how ranks agree on capture, replay or eager."""
 
 import atexit
 import warnings
@@ -43,12 +43,12 @@ class CapturedOnRanks(CapturedStep):
         self._forms: Counter[Hashable] = Counter()  # of batches on this rank, of which the usual one is captured
 
     def abandon(self, why: str) -> None:
-        """Go on without captures from the next step on, when all ranks know of it."""
+        """Stop capturing from the next step on, when all ranks know of it."""
         if self._why is None:
             self._why = why
 
     def _without_graph(self, batch: Any, form: Any) -> Parts | None:
-        """What ranks do with a batch that not all of them can replay or capture: of their votes the largest counts."""
+        """Train on a batch that not all ranks can replay or capture; the largest vote decides how."""
         vote, newest = self._ranks.largest([self._vote(batch, form), float(self.generation)])
         if newest > self.generation:  # another rank has dropped its graphs
             self.forget()
@@ -62,7 +62,7 @@ class CapturedOnRanks(CapturedStep):
         return self._warm_up(batch) if vote == VOTE_WARM_UP else None
 
     def _vote(self, batch: Any, form: Any) -> float:
-        """What this rank could do with a batch."""
+        """This rank's vote on a batch, one of `VOTE_…`."""
         self.check_size()
         if not self._is_ready and form is not None:
             self._forms[form] += 1
@@ -87,7 +87,7 @@ class CapturedOnRanks(CapturedStep):
         return VOTE_CAPTURE if self._is_warm() else VOTE_EAGERLY
 
     def _after_capture(self, failure: Failure | None, why: str | None, batch: Any) -> Parts | None:
-        """Before anyone replays a capture: an eager step where a rank has failed."""
+        """Before the first replay: an eager step on all ranks where the capture of one failed."""
         reasons = self._ranks.gather(why if failure is None else "memory ran out while it was captured")
         if any(reason is not None for reason in reasons):
             return self._give_up(reasons, batch)
@@ -102,7 +102,7 @@ class CapturedOnRanks(CapturedStep):
         return None
 
     def _give_up(self, reasons: Sequence[str | None], batch: Any) -> Parts:
-        """All ranks go on without captures, for the first of their reasons."""
+        """Stop capturing on all ranks, for the first of their reasons."""
         rank, why = next((rank, why) for rank, why in enumerate(reasons) if why is not None)
         for replica in self._replicas:
             replica.end_captures()
@@ -117,13 +117,13 @@ class CapturedOnRanks(CapturedStep):
 
 
 def replicas_of(eagers: Sequence[EagerStep]) -> list[Replicas]:
-    """What holds the replicas of DDP; none without ranks."""
+    """The `Replicas` of DDP; none without ranks."""
     return [eager.across for eager in eagers if isinstance(eager.across, Replicas)]
 
 
 @cache
 def _drop_at_exit() -> "WeakSet[CapturedOnRanks]":
-    """Steps whose graphs are dropped when Python ends: NCCL waits for them, without end, to leave a process group."""
+    """Steps whose graphs are dropped at exit: NCCL would wait for them forever to destroy a process group."""
     alive: WeakSet[CapturedOnRanks] = WeakSet()
 
     def drop() -> None:

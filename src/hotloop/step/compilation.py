@@ -1,4 +1,4 @@
-"""What the compiler makes of objectives and blocks: in the first call, or ahead in a thread beside the training."""
+"""Compiled objectives and blocks: compiled in the first call, or ahead of it in a thread beside the training."""
 
 import atexit
 import contextvars
@@ -60,10 +60,10 @@ AT_EXIT = 10.0  # seconds in which a compilation must have ended when the proces
 
 
 class CompiledObjective:
-    """An objective that is compiled for batches of one form, that of the first one; others run eagerly.
+    """An objective compiled for batches of the form of the first one; others run eagerly.
 
-    `varying`: dimensions of the batch's tensors that the one compilation holds for in any size. Where others turn out
-    to vary, it is compiled once more, for any size of these too; not for the smaller last batch of an epoch. `form`:
+    `varying`: dynamic dimensions of the batch's tensors. Where others turn out to vary, it is compiled once more with
+    these dynamic too; not for the smaller last batch of an epoch. `form`:
     the objective was compiled ahead for batches of this form, and nothing is compiled in calls. `obstacle` says why it
     is eager.
     """
@@ -82,7 +82,7 @@ class CompiledObjective:
             self._compiled = _compiled(objective, mode, varying)
 
     def begin_anew(self) -> None:
-        """Batches of another form follow, such as micro-batches of another size."""
+        """Accept batches of another form from now on, such as micro-batches of another size."""
         if not self._is_ahead:
             self._form = None
 
@@ -115,7 +115,7 @@ class CompiledObjective:
         return returned
 
     def _takes_any_size_of(self, batch: Any) -> bool:
-        """Begin anew with a compilation that holds for this batch too, where that is worth one."""
+        """Compile again with the dimensions dynamic in which this batch differs, where that is worth it."""
         if self._is_ahead or self._sizes is None:
             return False
         varying = varying_between(self._sizes, batch)
@@ -134,25 +134,25 @@ class CompiledObjective:
 
 
 def _compiled(objective: Objective, mode: str, varying: Varying, *, fullgraph: bool = False) -> Objective:
-    """What `torch.compile` gives; Dynamo finds what one such has compiled from all others of the same arguments."""
+    """`torch.compile`; Dynamo shares compiled code between calls with the same arguments."""
     dynamic = None if varying else False  # None: where it is marked; False would ignore marks
     return torch.compile(objective, backend=inductor(MODES[mode]), dynamic=dynamic, fullgraph=fullgraph)
 
 
 def worth_compiling_for(varying: Varying) -> bool:
-    """Whether batches vary in more than the number of their items, as the last one of an epoch does."""
+    """Whether dimensions beyond the first vary; the first does in the last batch of an epoch."""
     return any(dim for _, dim in varying)
 
 
 def form_for(batch: Any, varying: Varying) -> Hashable | None:
-    """What a batch must have in common with the one that was compiled for; None where that cannot be told."""
+    """The form of a batch that a compilation depends on; None where it cannot be compared."""
     form = signature(batch)
     return form if form is None or not varying else form_of(batch, varying)
 
 
 @dataclass(frozen=True)
 class CompilationOutcome:
-    """What came of a compilation."""
+    """The outcome of a compilation."""
 
     ready: dict[str, CompiledObjective] = field(default_factory=dict)  # by the names of the objectives
     why: str | None = None  # why nothing was made that could be used
@@ -166,7 +166,7 @@ class CompilationOutcome:
 
 
 class Compilation:
-    """Compiles the forward and backward pass of a plan in a thread, and runs nothing of them.
+    """Compiles the forward and backward pass of a plan in a thread, without running them.
 
     No kernel is launched, no random number is drawn, and nothing of the person's code has an effect: the compiler
     traces with the shapes of `batch`, and what it makes is held back from its first call. `poll` gives the outcome once
@@ -214,15 +214,15 @@ class Compilation:
 
     @property
     def seconds(self) -> float:
-        """How long it has run, or took."""
+        """Seconds that it has run or took."""
         return time.monotonic() - self._began if self._outcome is None else self._outcome.seconds
 
     def poll(self) -> CompilationOutcome | None:
-        """What came of it; None while it runs."""
+        """The outcome; None while it runs."""
         return self._outcome
 
     def abandon(self) -> None:
-        """Nobody waits for it any more: it ends at the next point where it can."""
+        """Cancel it; the thread ends at the next point where it can."""
         self._is_abandoned = True
         if self._watch is not None:
             self._watch.end()
@@ -310,7 +310,7 @@ class Compilation:
 
 
 class _Failed(Exception):
-    """Why nothing can be compiled ahead."""
+    """Raised where nothing can be compiled ahead; the message is the reason."""
 
 
 def _varying(batches: Sequence[Any]) -> Varying:
@@ -347,7 +347,7 @@ _threads = 0
 
 @contextmanager
 def _beside_training() -> Iterator[None]:
-    """Compile in this thread: other threads see nothing of it, and get the interpreter's lock soon when they ask."""
+    """Compile in this thread, hidden from other threads, which get the interpreter's lock soon when they ask."""
     global _threads  # noqa: PLW0603  # all of them share the process
     with _LOCK:
         if _threads == 0:
@@ -370,12 +370,12 @@ def _beside_training() -> Iterator[None]:
 
 
 class _Ended(BaseException):
-    """The process ends."""
+    """Raised in compiling threads at the end of the process."""
 
 
 @atexit.register
 def _end() -> None:
-    """End the threads before the interpreter does: where they are inside of C++, it would abort the process."""
+    """End the threads before the interpreter exits: threads inside C++ would abort the process."""
     until, hook = time.monotonic() + AT_EXIT, sys.unraisablehook
     if any(thread.is_alive() for thread in _RUNNING):  # in a callback of a weak reference it is reported and lost
         sys.unraisablehook = lambda raised: None if raised.exc_type is _Ended else hook(raised)
@@ -390,7 +390,7 @@ def _end() -> None:
 
 @dataclass
 class _BlockCall:
-    """A call of a block that stands for others of its form."""
+    """One call of a block, for all calls of that form."""
 
     block: nn.Module
     args: tuple[Any, ...]
@@ -400,9 +400,9 @@ class _BlockCall:
 
 
 class _BlockWatch:
-    """Sees the calls of blocks in a step, and then tells `done` one call for each block.
+    """Watches the calls of blocks in a step, and gives `done` one call for each block.
 
-    Of the inputs it keeps aliases, of those that have the same form one.
+    It keeps aliases of the inputs, one for each form.
     """
 
     def __init__(self, blocks: Sequence[nn.Module], varies: bool, done: Callable[[list[_BlockCall]], None]) -> None:
@@ -452,7 +452,7 @@ class _BlockWatch:
         self._done(calls)
 
     def end(self) -> None:
-        """The blocks are as they were."""
+        """Restore `forward` of the blocks."""
         while self._undo:
             self._undo.pop()()
 
@@ -465,7 +465,7 @@ def _call(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _B
 
 
 def _alias(leaf: Any) -> Any:
-    """A tensor like another one, on the same memory, that belongs to no graph of autograd."""
+    """A tensor on the same memory, detached, with the same `requires_grad`."""
     if not isinstance(leaf, Tensor) or isinstance(leaf, nn.Parameter):
         return leaf
     alias = leaf.detach()
@@ -477,14 +477,14 @@ def _alias(leaf: Any) -> Any:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds that a compilation will take, and how that is known."""
+    """Expected seconds of a compilation, and the evidence."""
 
     seconds: float
     evidence: str
 
 
 def expected_seconds(model: nn.Module, mode: str, key: str | None = None) -> Estimate:
-    """How long a compilation will take; `key_of` a run tells whether it was compiled before on this machine."""
+    """The expected time of a compilation; `key`, of `key_of`, finds an earlier one on this machine."""
     if key is not None and (before := _remembered(key)) is not None:
         return Estimate(before, "by the time that it took before on this machine, where PyTorch has cached it")
     blocks = repeated_blocks(model)[:1] if mode == "blocks" else []
@@ -497,7 +497,7 @@ def expected_seconds(model: nn.Module, mode: str, key: str | None = None) -> Est
 
 
 def key_of(model: nn.Module, batch: Any, plan: Plan) -> str:
-    """What a compilation depends on, as far as it is known: the model's class and weights, the batch, the plan."""
+    """A key of what a compilation depends on: the model's class and weights, the batch, the plan."""
     weights = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
     where = torch.cuda.get_device_name(plan.device) if torch.device(plan.device).type == "cuda" else plan.device
     told = (torch.__version__, where, type(model).__qualname__, weights, str(form_of(batch)))
@@ -506,7 +506,7 @@ def key_of(model: nn.Module, batch: Any, plan: Plan) -> str:
 
 
 def _remembered(key: str) -> float | None:
-    """Seconds that a compilation will take which was made before; None of one that was not, or is no longer cached."""
+    """Expected seconds of a compilation that PyTorch has cached; None where it has not."""
     with suppress(OSError, ValueError, KeyError, TypeError, RuntimeError):  # nobody may know where home is
         told = json.loads((cache_folder("compiled") / f"{key}.json").read_text())
         if any(Path(told["folder"]).iterdir()):

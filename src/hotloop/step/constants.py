@@ -19,13 +19,13 @@ from hotloop.step.operations import is_few, name_of
 
 @contextmanager
 def made_on_device() -> Iterator[None]:
-    """Inside, small tensors of the host reach a CUDA device without a copy and without a wait."""
+    """Inside the block, small host tensors reach a CUDA device without a copy or synchronization."""
     with _visible, _FromHost():
         yield
 
 
 class _VisibleTensor:
-    """Exchanges `torch.tensor` while anybody is inside, in any thread: what it copies to a device is seen then.
+    """Patches `torch.tensor`, for all threads, while any is inside, to see its copies to a device.
 
     Not a mode of functions, for which compiled parts of a model would be compiled again.
     """
@@ -64,7 +64,7 @@ _visible = _VisibleTensor()
 
 
 class _FromHost(DispatchMode):
-    """Makes a tensor of few numbers on the device where it would be copied there."""
+    """Replaces the copy of a small tensor to the device by filling one there."""
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

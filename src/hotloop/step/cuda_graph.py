@@ -1,4 +1,4 @@
-"""CUDA graphs: work that is captured once and replayed with one call, and learning rates that a replay can read."""
+"""CUDA graphs: capture and replay of work, and learning rates on the device for replays."""
 
 import gc
 import traceback
@@ -20,14 +20,14 @@ WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in
 
 
 class CannotCapture(Exception):
-    """Why a step cannot be captured."""
+    """Raised where a step cannot be captured; the message is the reason."""
 
 
 def renew_accumulation(parameters: Iterable[Tensor]) -> None:
-    """Let gradients accumulate on the stream of the next pass.
+    """Make gradients accumulate on the stream of the next pass.
 
-    They do on the stream of an earlier one for as long as somebody holds its graph, as the last loss of a loop by hand
-    does, and CUDA cannot capture its default stream. PyTorch begins anew where a parameter's data gets another type.
+    They accumulate on the stream of an earlier pass while its autograd graph is alive, as through the last loss of a
+    loop by hand, and CUDA cannot capture its default stream. Setting a parameter's data to another dtype resets that.
     """
     for parameter in parameters:
         data = parameter.data
@@ -43,12 +43,12 @@ def static_batch(batch: Any) -> tuple[Any, list[Tensor]]:
 
 
 def seen_batch(static: Any) -> Any:
-    """What a step that is captured gets of it: where the step asks for a gradient of its input, the copy has none."""
+    """The static batch for a captured step; fresh views, so that a gradient of the input does not stay on the copy."""
     return map_tensors(static, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad))
 
 
 class CapturedGraph:
-    """Work on a CUDA device, captured once; `result` is what the work gave, renewed by every replay."""
+    """Captured work on a CUDA device; every replay writes `result` again."""
 
     def __init__(self) -> None:
         self.result: Any = None
@@ -59,7 +59,7 @@ class CapturedGraph:
 
     @contextmanager
     def capturing(self, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
-        """What is called in here is captured and does not run; with memory from a `pool` that other graphs use too."""
+        """Capture the calls inside the block, which do not run; `pool` is memory shared with other graphs."""
         rng_state = torch.cuda.get_rng_state(stream.device)
         current = torch.cuda.current_stream(stream.device)
         pool = torch.cuda.graph_pool_handle() if pool is None else pool
@@ -89,9 +89,9 @@ class CapturedGraph:
 
 
 def _unlock_rng(stream: torch.cuda.Stream) -> None:
-    """Let the generator draw again: a capture that failed holds it until another one has ended.
+    """Unlock the generator, which a failed capture holds until another capture has ended.
 
-    With a state of its own for the generator, graphs that were captured before would go on with the old one.
+    A new state for the generator would not do: earlier graphs would keep the old one.
     """
     number = torch.zeros((), device=stream.device)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream, capture_error_mode="thread_local"):
@@ -99,7 +99,7 @@ def _unlock_rng(stream: torch.cuda.Stream) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in a capture, by the innermost line of the person's own code."""
+    """Why a capture failed, with the innermost line of the person's own code."""
     chain = _chain(error)
     for each in reversed(chain):
         frames = [frame for frame, _ in traceback.walk_tb(each.__traceback__) if is_users(frame)]
@@ -110,7 +110,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and those before it, of which the last is the cause."""
+    """An error and its causes, the first cause last."""
     chain = [error]
     while (before := chain[-1].__context__) is not None:
         chain.append(before)
@@ -118,10 +118,10 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 class Rates:
-    """Learning rates where a CUDA graph can read them, one for each of its steps.
+    """Learning rates on the device for a CUDA graph, one for each of its steps.
 
-    The optimizers keep the numbers that schedulers know. Only while a step is captured do they hold tensors, and
-    before each replay the numbers of the moment are copied there.
+    The optimizers keep their numbers for schedulers. They hold tensors only during a capture; before each replay the
+    present numbers are copied there.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], steps: int, device: torch.device) -> None:
@@ -133,7 +133,7 @@ class Rates:
 
     @contextmanager
     def of_step(self, step: int) -> Iterator[None]:
-        """While a step is captured, the optimizers read their rates from the device."""
+        """Inside the block, which is captured, the optimizers read their rates from the device."""
         before = [group["lr"] for group in self._groups]
         for i, group in enumerate(self._groups):
             group["lr"] = self._tensor[step, i]
@@ -147,14 +147,14 @@ class Rates:
         return [float(group["lr"]) for group in self._groups]
 
     def send(self, rates: list[list[float]]) -> None:
-        """Copy the rates of the steps to come, where they changed, without blocking."""
+        """Copy the rates of the next steps, where they changed, without blocking."""
         if rates != self._there:
             self._there = rates
             if self._groups:
                 self._tensor.copy_(torch.tensor(rates, dtype=torch.float32, pin_memory=True), non_blocking=True)
 
     def changed(self) -> str | None:
-        """The name of another setting that changed since the capture, which froze it."""
+        """The name of another setting, frozen by the capture, that has changed since."""
         for now, then in zip(self._settings(), self._others, strict=True):
             for name, value in now.items():
                 if not isinstance(value, Tensor) and value != then.get(name, value):  # a scheduler adds its own
@@ -167,16 +167,16 @@ class Rates:
 
 @lru_cache
 def capture_stream(device: torch.device) -> "CaptureStream":
-    """The stream beside the current one on which everything is captured.
+    """The side stream for all captures.
 
-    One for all captures: cuBLAS keeps a workspace, on some GPUs of 32 MiB, for each stream that it was ever used on.
+    One for all: cuBLAS keeps a workspace, on some GPUs of 32 MiB, for each stream that it was ever used on.
     """
     return CaptureStream(torch.cuda.Stream(device))
 
 
 @dataclass
 class CaptureStream:
-    """A stream beside the current one, with the order between the two kept."""
+    """A side stream that stays ordered with the current one."""
 
     stream: torch.cuda.Stream
 

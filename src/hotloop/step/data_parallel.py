@@ -1,4 +1,4 @@
-"""`nn.DataParallel`, asked for or found around a model: the GPUs of one process, and what DDP would give instead."""
+"""`nn.DataParallel`, asked for or found around a model, and an estimate of DDP in its place."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ _OTHERS = ("graph", "compile", "flipped", "checkpointing", "recompute", "memory_
 
 @dataclass(frozen=True)
 class SpreadModel:
-    """A model whose passes are spread over the GPUs of one process."""
+    """A model on several GPUs of one process."""
 
     wrapper: nn.DataParallel[Any] | None  # which is called in the model's place; None: the model itself
     gpus: int  # 0 or 1: it passes through
@@ -38,7 +38,7 @@ class SpreadModel:
         return self.gpus > 1
 
     def words(self, batch: int | None = None) -> str:
-        """How it trains, in a line."""
+        """A line that says how it trains."""
         if not self.is_active:
             there = "only one is there" if torch.cuda.is_available() else "none is there"
             return f"DataParallel passes through: it spreads batches over several GPUs, and {there}; {_advice()}"
@@ -51,17 +51,17 @@ def _advice(gpus: int | str = "N") -> str:
 
 
 def unwrapped(model: Any) -> tuple[Any, "nn.DataParallel[Any] | None"]:
-    """The model inside a `DataParallel`, whose `state_dict` has no `module.` before its names, and the wrapper."""
+    """The model inside a `DataParallel`, whose `state_dict` has no `module.` prefix, and the wrapper."""
     return (model.module, model) if isinstance(model, nn.DataParallel) else (model, None)
 
 
 def device_of(found: "nn.DataParallel[Any] | None") -> str | None:
-    """Where a `DataParallel` keeps its model; None where that is left to others, such as several ranks."""
+    """The device of a `DataParallel`'s model; None where others decide, such as several ranks."""
     return None if found is None or not found.device_ids or world_size() > 1 else f"cuda:{found.device_ids[0]}"
 
 
 def through(found: "nn.DataParallel[Any] | None", device: torch.device, objective: Any) -> Any:
-    """An objective, or several by name, that are called with the `DataParallel` they were written for."""
+    """One or several objectives, called with the `DataParallel` they were written for."""
     if found is None or (found.device_ids and device.type != "cuda") or world_size() > 1:
         return objective
     if isinstance(objective, Mapping):
@@ -71,7 +71,7 @@ def through(found: "nn.DataParallel[Any] | None", device: torch.device, objectiv
 
 @dataclass(frozen=True)
 class Through:
-    """An objective that was written for a `DataParallel`, and may ask for its `module`."""
+    """An objective written for a `DataParallel`, which may use its `module`."""
 
     wrapper: nn.DataParallel[Any]
     objective: Callable[[Any, Any], Any]
@@ -83,7 +83,7 @@ class Through:
 def spread_over_gpus(
     model: nn.Module, found: "nn.DataParallel[Any] | None", device: torch.device, ranks: Ranks | None, plan: Plan
 ) -> SpreadModel | None:
-    """How a model is spread over the GPUs of this process: as it was found, or as the plan asks; None: not at all."""
+    """The `DataParallel` that was found around a model, or that the plan asks for; None where neither."""
     asked = plan.parallel == "data_parallel"
     if ranks is not None:
         if asked:
@@ -111,7 +111,7 @@ def spread_over_gpus(
 
 @dataclass(frozen=True)
 class DdpInstead:
-    """A step of DDP on as many GPUs: its pass as it was measured on one of them, its exchange as it is modelled."""
+    """A step of DDP on as many GPUs: the pass measured on one of them, the all-reduce modelled."""
 
     seconds: float  # of the pass over a GPU's share of the batch
     exchange: float  # seconds of the all-reduce of all gradients, none of it hidden
@@ -130,7 +130,7 @@ class DdpInstead:
 
 
 def ddp_instead(step: TrainingStep, memory: OutOfMemory, batch: Any, gpus: int, now: float) -> DdpInstead:
-    """Measure the pass of one of so many GPUs over its share of a batch; nothing that it changes stays."""
+    """Measure the pass of one GPU over its share of a batch; the state is restored."""
     items = step.weighing.items_in(batch)
     part = rows_of(batch, items, slice(0, -(-items // gpus)))
     taken = []
@@ -147,7 +147,7 @@ def ddp_instead(step: TrainingStep, memory: OutOfMemory, batch: Any, gpus: int, 
 
 
 def refuse_own_loss(spread: SpreadModel | None, *, has_loss: bool) -> None:
-    """A model that computes its own loss gives one for each GPU."""
+    """Raise for a model that computes its own loss: it returns one for each GPU."""
     if spread is not None and spread.is_active and not has_loss:
         raise BadArgument(
             f"DataParallel gives a loss for each of {plural(spread.gpus, 'GPU')} where the model computes its own",

@@ -34,14 +34,14 @@ class HostDraws:
     _drawn: dict[int, Tensor] = field(default_factory=dict)  # held, so that no other takes the place
 
     def concern(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Whether an operation draws such numbers, or uses those that were drawn."""
+        """Whether an operation draws such numbers, or uses them."""
         if name_of(func) == "aten.rand.default":
             shape, device = args[0], kwargs.get("device")
             return (device is None or device.type == "cpu") and torch.Size(shape).numel() <= FEW
         return bool(self._drawn) and any(id(each) in self._drawn for each in values_of(args, kwargs))
 
     def note(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:
-        """Such an operation was carried out."""
+        """Note such an operation and its result."""
         name = name_of(func)
         if name == "aten.rand.default":
             self.made.append((tuple(result.shape), result.dtype))
@@ -53,7 +53,7 @@ class HostDraws:
             self.matter = True
 
     def explain(self, first: int, before: RngStates, after: RngStates) -> bool:
-        """Whether the draws from the `first` on are all that was drawn on the host between two moments."""
+        """Whether the draws from the `first` on explain every change of the host's rng states."""
         if self.matter:
             return False
         then, now = before.state_dict(), after.state_dict()
@@ -65,7 +65,7 @@ class HostDraws:
 
 
 def repeat(draws: Sequence[Draw], times: int = 1) -> None:
-    """Make the same draws again, so that the generator is where they leave it."""
+    """Repeat the draws, so that the generator has the same state after them."""
     for _ in range(times):
         for shape, dtype in draws:
             torch.rand(shape, dtype=dtype, device="cpu")  # whatever the default device is

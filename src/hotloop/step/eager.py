@@ -44,11 +44,11 @@ class Counts:
 
 
 class EagerStep:
-    """Trains one objective on a batch; its losses, detached.
+    """Trains one objective on a batch, and returns its losses, detached.
 
-    `see` is told the losses before they reach the weights, `after_update` that an update was made. `memory` is that of
-    the OOM retry around it; None: running out of memory is the caller's affair. Where it never `updates`, a call adds
-    the gradient of its batch to those that are there. `across` is the same objective on several ranks.
+    `see` gets the losses before they reach the weights, `after_update` is called after an update. `memory` is that of
+    the OOM retry around it; None: the caller handles running out of memory. Without `updates`, a call accumulates the
+    gradient of its batch. `across` is the same objective on several ranks.
     """
 
     def __init__(
@@ -159,9 +159,9 @@ class EagerStep:
         return losses.parts
 
     def update(self, closure: Callable[[], Tensor] | None = None) -> bool:  # noqa: PLR0912  # as above
-        """Average, unscale, clip and step. Whether the scaler let the optimizers step.
+        """Average, unscale, clip and step; returns whether the scaler let the optimizers step.
 
-        `closure` is for an optimizer that computes the loss again.
+        `closure`: for an optimizer that computes the loss again, such as LBFGS.
         """
         window, self.window = self.window, Window()
         optimizers, scaler = self.trained.optimizers, self.scaler
@@ -210,7 +210,7 @@ class EagerStep:
         return stepped
 
     def _closure(self, batch: Any, losses: Losses, size: int | None) -> Callable[[], Tensor]:
-        """Computes loss and gradient of a batch again; not where no weight has changed since that was done."""
+        """A closure that computes loss and gradient of a batch again once weights have changed."""
         if size is not None:
             raise DoesNotFit(
                 "a batch does not fit into the memory, and an optimizer that computes the loss itself needs all of it",
@@ -236,7 +236,7 @@ class EagerStep:
         return closure
 
     def _in_order(self) -> list[nn.Parameter]:
-        """The weights as `model.parameters()` has them: in the order of several groups a norm rounds otherwise."""
+        """The weights in the order of `model.parameters()`: in another, a norm rounds otherwise."""
         parameters = self.trained.parameters
         if sum(len(optimizer.param_groups) for optimizer in self.trained.optimizers) < 2:
             return parameters
@@ -249,7 +249,7 @@ class EagerStep:
 
     @property
     def _inputs(self) -> list[nn.Parameter] | None:
-        """The weights that a backward pass gives gradients: none of other objectives."""
+        """The `inputs` of the backward pass: weights of this objective only."""
         return None if self._is_alone else [p for p in self.trained.parameters if p.requires_grad]
 
     @property
@@ -259,13 +259,13 @@ class EagerStep:
         return batches == 0, batches + 1 >= self._accumulate
 
     def begin(self) -> None:
-        """Begin a new window, and where losses are scaled, with a new scale."""
+        """Begin a new window, and with loss scaling a new scale."""
         self.window = Window(self._begin)
         if self._scales:
             self.scaler = _scaler(self._device, enabled=True)
 
     def undo(self) -> None:
-        """After a call that failed before its update: the window and its gradients are as before the call."""
+        """Restore the window and its gradients after a call that failed before its update."""
         if self.across is not None:
             self.across.undo(holds_others=self.window.batches > 0 and self.phase[1])
         if self._earlier is not None:
@@ -275,7 +275,7 @@ class EagerStep:
             self.trained.zero_grad()
 
     def forward(self, batch: Any, size: int | None = None) -> None:
-        """The forward passes alone that a call would make, without gradients."""
+        """The forward passes of a call alone, without gradients."""
         items, name = self.weighing.items_in(batch), self.trained.name
         verdict = self.weighing.known(name, batch)
         with self._autocast:
@@ -291,7 +291,7 @@ class EagerStep:
 
     @contextmanager
     def capturing(self, see: See) -> Iterator[None]:
-        """For calls that are captured and not run: the host counts nothing, and the losses go to `see`."""
+        """Inside a capture: the host counts nothing, and the losses go to `see`."""
         before = self.see, self.after_update, self.window, replace(self.counts), self._updates, self.norm
         self.see, self.after_update, self.norm = see, None, None
         self.window, self.is_capturing = self.window.copy(), True
@@ -318,7 +318,7 @@ class EagerStep:
                 self.counts.steps += 1
 
     def _sum_of_weights(self, losses: Losses) -> Tensor | None:
-        """Where the weights of a captured window are added up on the device.
+        """The device tensor that sums the weights of a captured window.
 
         The graphs of a window's first, middle and last batch share it, so it is made before any of them.
         """
@@ -329,7 +329,7 @@ class EagerStep:
         return self._captured_weight if self.is_capturing else None
 
     def _verdict(self, batch: Any, items: int, size: int | None) -> Verdict:
-        """How micro-batches, or batches of a window, are weighed; another loss than the whole is refused or told."""
+        """How micro-batches, or batches of a window, are weighed; raises or warns where they differ from the whole."""
         name, weighing, split = self.trained.name, self.weighing, self._plan.split
         if self._memory is None or self.is_capturing:  # a trial, or a capture: what was found before holds
             return weighing.known(name, batch)
@@ -349,11 +349,11 @@ class EagerStep:
 
     @property
     def _asked(self) -> int | None:
-        """The size of micro-batches that the person asked for; None where memory has run out and decides."""
+        """The size of micro-batches in the plan; None after memory ran out, when the retry decides."""
         return None if self._memory is None or self._memory.portion.failures else self._plan.micro_batch
 
     def _probe(self) -> Probe:
-        """What compares the loss of a batch with those of its micro-batches."""
+        """The `Probe` that compares the loss of a batch with those of its micro-batches."""
         criterion = getattr(self.trained.objective, "criterion", None)
         modules = [self.model, *([criterion] if isinstance(criterion, nn.Module) else [])]
         given = None if self._plan.precision == "fp32" else self._autocast
@@ -361,7 +361,7 @@ class EagerStep:
 
 
 def _check_closure(trained: TrainedObjective, plan: Plan, across: object) -> None:
-    """Refuse what an optimizer that computes the loss itself does not go with."""
+    """Raise for settings that do not work with an optimizer that computes the loss itself."""
     name = type(trained.optimizers[0]).__name__
     obstacles = {
         f"accumulate={plan.accumulate}": plan.accumulate > 1,
@@ -377,13 +377,13 @@ def _check_closure(trained: TrainedObjective, plan: Plan, across: object) -> Non
 
 
 def total(parts: Parts) -> Tensor:
-    """The loss of a batch from its parts."""
+    """The sum of the losses of a batch."""
     return next(iter(parts.values())) if len(parts) == 1 else Losses(parts, 1).total
 
 
 @contextmanager
 def _alone(model: nn.Module, items: int, asked: int | None) -> Iterator[None]:
-    """Say it where a single item, to which micro-batches came down, is not enough for batch normalisation."""
+    """Explain the error of batch normalisation on a micro-batch of one item."""
     try:
         yield
     except ValueError as error:
@@ -402,7 +402,7 @@ def _alone(model: nn.Module, items: int, asked: int | None) -> Iterator[None]:
 
 
 def _scaler(device: torch.device, *, enabled: bool) -> torch.amp.GradScaler:
-    """A scaler that has its tensors already: it could not be used again if memory ran out while it makes them."""
+    """A `GradScaler` with its tensors allocated: running out of memory in its lazy start would leave it unusable."""
     scaler = torch.amp.GradScaler(device.type, enabled=enabled)
     if enabled:
         scaler.scale(torch.zeros((), device=device))
@@ -415,7 +415,7 @@ def norm_of(parameters: Sequence[nn.Parameter], device: torch.device) -> Tensor:
 
 
 def _clip(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> Tensor:
-    """`clip_grad_norm_` in parts, each of which is done at once or not at all; the norm of before."""
+    """`clip_grad_norm_` in parts, each all or nothing for OOM retry; returns the norm before clipping."""
     norm = norm_of(parameters, device)
     for dtype in {p.grad.dtype for p in parameters if p.grad is not None}:
         alike = [p for p in parameters if p.grad is not None and p.grad.dtype == dtype]
@@ -424,5 +424,5 @@ def _clip(parameters: Sequence[nn.Parameter], most: float, device: torch.device)
 
 
 def _clip_values(parameters: Sequence[nn.Parameter], most: float, device: torch.device) -> None:
-    """`clip_grad_value_`, which may be done twice."""
+    """`clip_grad_value_`, which can be repeated safely."""
     surely(partial(nn.utils.clip_grad_value_, parameters, most), device)

@@ -1,4 +1,4 @@
-"""An optimizer's step that can be restored: in parts, each with a snapshot before it is changed."""
+"""An optimizer step that survives running out of memory: in parts, each with a snapshot before."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ _TOGETHER = ("LBFGS",)  # optimizers of PyTorch whose weights depend on one anot
 
 @contextmanager
 def guarded(optimizers: Sequence[Optimizer]) -> Iterator[None]:
-    """Steps of these optimizers are done at once or not at all."""
+    """Make steps of these optimizers all or nothing inside the block."""
     before = [(optimizer, vars(optimizer).get("step")) for optimizer in optimizers]  # a scheduler may have wrapped it
     for optimizer in optimizers:
         vars(optimizer)["step"] = partial(guarded_step, optimizer, optimizer.step)
@@ -74,7 +74,7 @@ def _update(optimizer: Optimizer, group: dict[str, Any], part: list[nn.Parameter
 
 
 def _insist(transact: Callable[..., bool], device: torch.device) -> None:
-    """Several attempts, the last of which may fail."""
+    """Try several times; the last attempt may raise."""
     for _ in range(ATTEMPTS - 1):
         if transact():
             return
@@ -90,7 +90,7 @@ def _insist(transact: Callable[..., bool], device: torch.device) -> None:
 def _transact(
     optimizer: Optimizer, weights: Sequence[nn.Parameter], step: Callable[[], Any], *, last: bool = False
 ) -> bool:
-    """All of a step or nothing of it: whether memory sufficed."""
+    """A step, all or nothing; returns whether memory sufficed."""
     before: Snapshot | None = None
     try:
         before = _snapshot(optimizer, weights)
@@ -105,7 +105,7 @@ def _transact(
 
 
 def _snapshot(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Snapshot:
-    """Weights, their gradients, which some optimizers change too, and what the optimizer keeps for them."""
+    """A snapshot of weights, their gradients, which some optimizers change too, and the optimizer's state of them."""
     states = [optimizer.state[weight] for weight in weights if weight in optimizer.state]
     gradients = [weight.grad.detach() for weight in weights if weight.grad is not None]
     kept = [tensor for _, tensor in tensors_in(states)]
@@ -115,7 +115,7 @@ def _snapshot(optimizer: Optimizer, weights: Sequence[nn.Parameter]) -> Snapshot
 
 
 def _containers(value: Any) -> Iterator[Any]:
-    """A container and those inside it: a step may add to each."""
+    """A container and the containers inside it: a step may add to each."""
     if not is_container(value):
         return
     yield value
@@ -124,7 +124,7 @@ def _containers(value: Any) -> Iterator[Any]:
 
 
 def _parts(weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Weights in parts of some size; those that have no gradient go along, since the optimizer leaves them alone."""
+    """Weights in parts of some size; those without a gradient are included, since the optimizer skips them."""
     part: list[nn.Parameter] = []
     size = 0
     for weight in weights:
@@ -138,6 +138,6 @@ def _parts(weights: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 def _is_separable(optimizer: Optimizer) -> bool:
-    """Whether an optimizer updates each weight by itself and nobody listens to its steps."""
+    """Whether an optimizer updates each weight separately and has no step hooks."""
     kind, hooks = type(optimizer), [*step_hooks(optimizer), *global_step_hooks()]
     return kind.__module__.startswith("torch.optim.") and kind.__name__ not in _TOGETHER and not hooks

@@ -1,4 +1,4 @@
-"""Whether a step does the same work each time: what a capture of it would freeze, and by which line."""
+"""Whether a step runs the same operations each time, or what a capture would freeze and in which line."""
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ _OF_SEEDS = ("aten.random_.default", "aten._local_scalar_dense.default")
 
 @dataclass
 class Inspection:
-    """What was seen of one forward pass."""
+    """Record of one forward pass: operations, synchronizations, random numbers."""
 
     work: list[tuple[Hashable, Site | None]] = field(default_factory=list)
     form: Hashable = None  # of the batch that it was over
@@ -38,10 +38,10 @@ class Inspection:
     carried: list[str] = field(default_factory=list)  # names of tensors that it read and replaced
     relied_on: list[Tensor] = field(default_factory=list)  # that it read and left where they are
     read: set[int] = field(default_factory=set)  # storages that its operations read
-    held: list[Tensor] = field(default_factory=list)  # that PyTorch may let go of, though a capture writes to them
+    held: list[Tensor] = field(default_factory=list)  # that PyTorch may free, though a capture writes to them
 
     def compare(self, before: ReachableState, after: ReachableState) -> None:
-        """See what the pass has changed in Python between two looks that hold tensors."""
+        """Note what the pass changed in Python, from two looks that hold tensors."""
         self.effects = before.changes(after, tensors=False)
         replaced = (name for name, tensor in before.tensors.items() if after.tensors.get(name) is not tensor)
         read = {name for name, tensor in before.tensors.items() if _storage(tensor) in self.read}
@@ -52,14 +52,14 @@ class Inspection:
 
 @contextmanager
 def inspected(device: torch.device, seen: Inspection) -> Iterator[None]:
-    """Watch a forward pass: operations with their shapes and numbers, waits, and random numbers of the host."""
+    """Record the operations of a forward pass with shapes and numbers, synchronizations and host random numbers."""
     with _on_host(device, seen), _Noting(seen):
         yield
 
 
 @contextmanager
 def host_noted(device: torch.device, seen: Inspection) -> Iterator[None]:
-    """Watch what a forward pass does on the host: its waits, and random numbers."""
+    """Record what a forward pass does on the host: synchronizations and random numbers."""
     with _on_host(device, seen), _Seeing(seen.draws):
         yield
 
@@ -76,9 +76,9 @@ def _on_host(device: torch.device, seen: Inspection) -> Iterator[None]:
 
 
 def host_objection(seen: Inspection, *, looks_at_masks: bool = True) -> str | None:
-    """Why a step cannot be captured, from what a forward pass does on the host; None where that is no obstacle.
+    """Why a step cannot be captured, from what a forward pass does on the host; None where it can.
 
-    `looks_at_masks`: transformer layers will do so in the captured step, too.
+    `looks_at_masks`: transformer layers will read masks in the captured step, too.
     """
     allowed = seen.waits.in_packages  # a package may do without in a capture; if not, that fails
     if len(seen.waits) > allowed + (0 if looks_at_masks else seen.waits.at_masks):
@@ -110,9 +110,9 @@ def objection(first: Inspection, second: Inspection, *, repeats_draws: bool = Tr
 
 
 def departure(first: Inspection, second: Inspection) -> str | None:
-    """Where the operations of two passes begin to differ; None where they are the same.
+    """The first operation in which two passes differ; None where they are the same.
 
-    Over batches of two forms they may: a kernel may need padding for one length and not for another.
+    Over batches of two forms they may differ: a kernel may need padding for one length and not for another.
     """
     if first.form != second.form:
         return None
@@ -127,14 +127,14 @@ def departure(first: Inspection, second: Inspection) -> str | None:
 
 @contextmanager
 def operations_of(seen: Inspection) -> Iterator[None]:
-    """Note the operations of a pass and nothing else, as while it is captured."""
+    """Record the operations of a pass alone, as during a capture."""
     with made_on_device(), _Noting(seen):
         yield
     seen.read = set()
 
 
 class _Seeing(DispatchMode):
-    """Sees the operations of a pass before they run, and apart from them those on random numbers of the host."""
+    """Dispatch mode that sees operations before they run, and separately those on host random numbers."""
 
     def __init__(self, draws: HostDraws) -> None:
         super().__init__()
@@ -152,11 +152,11 @@ class _Seeing(DispatchMode):
         return func(*args, **kwargs)
 
     def see(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        """An operation is about to run."""
+        """Called before an operation runs."""
 
 
 class Comparison(_Seeing):
-    """Compares the operations inside it with those of inspected passes, as they come, at a fraction of the cost."""
+    """Compares operations with those of inspected passes as they run, at a fraction of the cost."""
 
     def __init__(self, *captured: Inspection) -> None:
         super().__init__(HostDraws())
@@ -164,7 +164,7 @@ class Comparison(_Seeing):
         self._where: str | None = None
 
     def departure(self) -> str | None:
-        """After the last operation: where they began to differ; None where they are the same."""
+        """The first operation that differed; None where all are the same."""
         if self._where is None and self.draws.matter:
             self._where = "random numbers of the host decide something"
         if self._where is None and (missing := next(self._expected, None)) is not None:
@@ -196,7 +196,7 @@ class _Noting(_Seeing):
 def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether an operation prepares the dropout of a recurrent layer.
 
-    cuDNN has a random state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
+    cuDNN has a rng state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
     state of the device's generator was set; that a pass does so says nothing about the step.
     """
     name = name_of(func)
@@ -206,17 +206,17 @@ def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
 
 
 def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
-    """What a capture would keep of an operation."""
+    """The part of an operation that a capture would freeze."""
     return func, tuple(map(_trait, args)), tuple((k, _trait(v)) for k, v in kwargs.items())
 
 
 def _storage(tensor: Tensor) -> int:
-    """Which memory a tensor lies in."""
+    """An id of a tensor's storage."""
     return storage_id(tensor.untyped_storage()) if tensor.layout == torch.strided else id(tensor)
 
 
 def _trait(value: Any) -> Hashable:
-    """What a capture would keep of an argument: the shape of a tensor, the value of a number."""
+    """The part of an argument that a capture would freeze: the shape of a tensor, the value of a number."""
     if isinstance(value, Tensor):
         known = str(value.flatten().tolist()) if is_few(value) else None  # as words, in which NaN equals itself
         return tuple(value.shape), value.dtype, value.device, known
@@ -228,7 +228,7 @@ def _trait(value: Any) -> Hashable:
 
 
 def signature(batch: Any) -> Hashable | None:
-    """What a capture needs to be the same in every batch: the shapes of tensors, the values of everything else.
+    """The part of a batch that a capture freezes: the shapes of tensors, the values of everything else.
 
     None where the batch holds something that cannot be compared.
 

@@ -1,4 +1,4 @@
-"""`NormReader`: the norm of the gradient that the last update had, brought to the host without a synchronization."""
+"""`NormReader`: the gradient norm of the last update, brought to the host without synchronization."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -14,18 +14,18 @@ _CHANGE_GRADS = ("nesterov", "maximize")  # settings with which optimizers of Py
 
 
 class HasStep(Protocol):
-    """A loop, whose step may be another one later."""
+    """A loop, whose step may be replaced."""
 
     @property
     def step(self) -> TrainingStep:
-        """What is carried out now."""
+        """The step in use."""
 
 
 class NormReader:
-    """Norms of the gradient before it is clipped, by the names of the objectives.
+    """Gradient norms before clipping, by the names of the objectives.
 
-    Where the gradient is clipped, its norm is there in every step. Elsewhere it is computed in the step, where `ask`
-    was called before it, or from the gradients that it has left. `read` gives what has come from the device by then.
+    With clipping every step computes the norm. Else the step computes it after `ask`, or it is computed from the
+    gradients that the step leaves. `read` returns what has reached the host by then.
     """
 
     def __init__(self, loop: HasStep) -> None:
@@ -37,20 +37,20 @@ class NormReader:
 
     @property
     def knows_without_asking(self) -> bool:
-        """Whether a step leaves what the norms are computed from, or the norms themselves."""
+        """Whether a step leaves its gradients, or their norms, without `ask`."""
         step = self._loop.step
         clips = step.plan.clip_norm is not None
         return self._is_possible and (clips or all(_is_left(step, eager) for eager in step.eagers))
 
     def ask(self) -> None:
-        """Before a step whose norm is wanted."""
+        """Call before a step whose norm is wanted."""
         step = self._loop.step
         if self._is_possible and step.plan.clip_norm is None:
             for eager in step.eagers:
                 eager.asks_for_norm = True
 
     def note(self) -> bool:
-        """After it: send the norms to the host; whether there are any. In the middle of a window there are none."""
+        """Start the copy of the norms to the host, after a step; returns whether there are any, not inside a window."""
         step = self._loop.step
         if not self._is_possible or self._flight is not None:
             return False
@@ -69,7 +69,7 @@ class NormReader:
         return True
 
     def read(self) -> dict[str, float]:
-        """What has come, once."""
+        """The norms that have reached the host, once."""
         if self._flight is None or not (self._flight[2] is None or self._flight[2].query()):
             return {}
         (names, norms, _), self._flight = self._flight, None
@@ -78,7 +78,7 @@ class NormReader:
 
 
 def _norm(step: TrainingStep, eager: EagerStep) -> Tensor | None:
-    """The norm in the last update; None where the window is not full, or nobody knows it any more."""
+    """The norm of the last update; None inside a window, or where it is lost."""
     if eager.norm is not None or not step.is_between_windows or not _is_left(step, eager):
         return eager.norm
     parameters = [parameter for parameter in eager.trained.parameters if parameter.grad is not None]
@@ -86,7 +86,7 @@ def _norm(step: TrainingStep, eager: EagerStep) -> Tensor | None:
 
 
 def _is_left(step: TrainingStep, eager: EagerStep) -> bool:
-    """Whether the update leaves gradients as they were; their norm is not defined where they are sparse."""
+    """Whether the update leaves dense gradients unchanged, so that their norm can be computed."""
     settings = (group.get(name) for o in eager.trained.optimizers for group in o.param_groups for name in _CHANGE_GRADS)
     if step.plan.clip_value is not None or step.plan.precision == "fp16" or any(settings):
         return False

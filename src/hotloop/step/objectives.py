@@ -48,9 +48,9 @@ class TrainedObjective:
 def objectives_of(
     optimizer: Optimizers, objective: Objective | Mapping[str, Objective], every: Mapping[str, int] | None = None
 ) -> tuple[TrainedObjective, ...]:
-    """Pair objectives with optimizers: by name where there are several objectives, else all follow the one.
+    """Pair objectives with optimizers: by name for several objectives, else all optimizers with the one.
 
-    `every` names those that are not trained on every batch.
+    `every`: the interval, in batches, of objectives that are not trained on each.
     """
     given = optimizer.values() if isinstance(optimizer, Mapping) else optimizer
     optimizers = tuple(given) if isinstance(given, Iterable) else (given,)
@@ -71,7 +71,7 @@ def objectives_of(
 
 
 def _check_every(every: Mapping[str, int] | None, objectives: Mapping[str, object]) -> None:
-    """Refuse what names no objective, is no count, or leaves batches on which nothing is trained."""
+    """Raise where a name is unknown, a value is no count, or nothing is trained on some batches."""
     if every is None:
         return
     fix = 'name objectives that wait for others: train_every={"generator": 5}, once in five batches'
@@ -88,12 +88,12 @@ def _check_every(every: Mapping[str, int] | None, objectives: Mapping[str, objec
 
 
 def _kind(given: object) -> str:
-    """What was given, in words: a Linear, the class SGD."""
+    """The kind of a value in words: a Linear, the class SGD."""
     return f"the class {given.__name__}" if isinstance(given, type) else an(type(given).__name__)
 
 
 def _check(optimizers: tuple[Optimizer, ...]) -> None:
-    """Refuse what is no optimizer, and one that computes the loss itself beside others."""
+    """Raise for what is no optimizer, and for one that computes the loss itself beside others."""
     wrong = [o for o in optimizers if not isinstance(o, Optimizer)]
     if wrong or not optimizers:
         raise BadArgument(

@@ -1,4 +1,4 @@
-"""What a dispatch mode sees of an operation: its name, the values that it is called with, small tensors of the host."""
+"""Helpers of dispatch modes: the name of an operation, its arguments, small host tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -12,17 +12,17 @@ FEW = 16  # numbers in a tensor that are taken to be a part of the code; more of
 
 @lru_cache(maxsize=4096)
 def name_of(func: Callable[..., Any]) -> str:
-    """That of an operation, such as "aten.add.Tensor"; asked for each time that it comes."""
+    """The name of an operation, such as "aten.add.Tensor"; cached, since it is needed at every call."""
     return str(func)
 
 
 def values_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """What an operation is called with; of a list, such as the tensors of `torch.cat`, what is in it."""
+    """The arguments of an operation, with lists flattened, such as the tensors of `torch.cat`."""
     return [
         each for value in (*args, *kwargs.values()) for each in (value if isinstance(value, list | tuple) else (value,))
     ]
 
 
 def is_few(tensor: Tensor) -> bool:
-    """Whether a tensor lies on the host and has so few numbers that they can be looked at."""
+    """Whether a tensor is on the host and has at most `FEW` elements."""
     return tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() <= FEW

@@ -1,4 +1,4 @@
-"""`Portion`: how large micro-batches are, after memory ran out and until there is more of it."""
+"""`Portion`: the size of micro-batches after memory ran out."""
 
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +37,7 @@ class Portion:
         self._patience = PATIENCE
 
     def of(self, items: int) -> int:
-        """How many of the items of a batch to compute at once."""
+        """The number of items of a batch to compute at once."""
         self._largest = max(self._largest, items)
         return items if self.limit is None else min(items, self.limit)
 
@@ -48,11 +48,11 @@ class Portion:
 
     @property
     def is_tight(self) -> bool:
-        """Whether memory has run out and larger micro-batches were not good for long since."""
+        """Whether memory ran out, and no larger size has lasted since."""
         return self.failures > 0 and (self.limit != self.most or self._passes < MOST_PATIENCE)
 
     def failed(self, size: int) -> None:
-        """Memory ran out with so many items at once."""
+        """Note that memory ran out with so many items at once."""
         self.failures += 1
         self.cuts += 1
         room = self._room()
@@ -67,12 +67,12 @@ class Portion:
         self._passes = 0
 
     def same_again(self) -> None:
-        """Memory ran out, but not for want of it: as many items are tried again."""
+        """Note that memory ran out by fragmentation: the same size is tried again."""
         self.failures += 1
         self._passes = 0
 
     def went_well(self, passes: int = 1) -> bool:
-        """After a pass, or several, that went well; whether the size changes now."""
+        """Note successful passes; returns whether the size changes now."""
         if not self.failures:
             return False
         self._passes += passes
@@ -91,11 +91,11 @@ class Portion:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What it has learnt, as plain data."""
+        """The sizes and counts, as plain data."""
         return {name: getattr(self, name) for name in _LEARNT}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` gave; `most` stays what it is."""
+        """Load a `state_dict`; `most` stays as it is."""
         for name in _LEARNT:
             setattr(self, name, state.get(name, getattr(self, name)))  # an earlier version may lack some
 

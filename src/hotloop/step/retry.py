@@ -1,4 +1,4 @@
-"""`OomRetry`: a call over a batch that is restored and repeated in smaller micro-batches when memory runs out."""
+"""`OomRetry`: restores and repeats a call in smaller micro-batches when memory runs out."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 def nothing() -> None:
-    """For a call that leaves nothing to undo."""
+    """The `undo` of a call that leaves nothing to undo."""
 
 
 class OutOfMemory:
-    """What a loop knows of its memory: how large micro-batches may be, and what a pass changes.
+    """The state of OOM retry: the size of micro-batches, and a snapshot of what a pass changes.
 
-    `relieve` is asked where a single item does not fit: it changes something that saves memory and says whether it
+    `relieve` is called where a single item does not fit: it changes something that saves memory and says whether it
     did. `told` hears of each failure: the size that failed, and the one that follows. `witness` is called before a
     repetition and what it returns after it: names of what the person's code changed and a snapshot cannot restore.
     """
@@ -57,7 +57,7 @@ class OutOfMemory:
         self._relieve, self._told, self._witness = relieve, told, witness
 
     def failed(self, size: int, undo: Callable[[], None], failure: Failure) -> None:
-        """Memory ran out in a pass with so many items at once: restore everything and choose what follows."""
+        """Restore everything after a pass with so many items ran out of memory, and choose the next size."""
         held = self._held() if size <= 1 else None  # while the gradients are there
         fragmented = None if self.has_captures() else failure.fragmented
         self.snapshot.restore()
@@ -67,7 +67,7 @@ class OutOfMemory:
             self.shrink(size, failure, held)
 
     def shrink(self, size: int, failure: Failure, held: DeviceHoldings | None = None) -> None:
-        """Choose what follows on a failure that has left nothing to restore."""
+        """Choose the next size after a failure that left nothing to restore."""
         clear(self.device)
         if size <= 1 and not self._relieve():
             raise does_not_fit(failure, held or self._held(), self.device)
@@ -76,7 +76,7 @@ class OutOfMemory:
 
     @contextmanager
     def repeating(self) -> Iterator[None]:
-        """Around the repetition of a pass that failed: what it changes for a second time is named."""
+        """Context of a repeated pass; warns with the names of what the person's code changes a second time."""
         if self._is_repeating:
             yield
             return
@@ -96,7 +96,7 @@ class OutOfMemory:
             )
 
     def _mend(self, fragmented: Fragmented) -> bool:
-        """Make memory that is free in small blocks usable; whether the same pass is worth another attempt."""
+        """Mend fragmentation; returns whether the same pass is worth another attempt."""
         clear(self.device)
         if not mend(fragmented, self.device):
             return False
@@ -110,7 +110,7 @@ class OutOfMemory:
 
 
 class OomRetry(Generic[T]):
-    """Calls something with a batch and a size; where memory runs out, again with smaller micro-batches.
+    """Calls a function of batch and size; where memory runs out, again with smaller micro-batches.
 
     `call(batch, size)` computes at most `size` items at once, None for all. `undo` restores what a failed call leaves
     besides buffers, rng states and the batch, such as gradients.
@@ -152,7 +152,7 @@ class OomRetry(Generic[T]):
             return self(batch)
 
     def _note(self, batch: Any) -> None:
-        """Note what the call may change; where there is no room for a copy of the batch, all but that."""
+        """Snapshot what the call may change; without the batch where memory has no room for its copy."""
         memory = self._memory
         try:
             return memory.snapshot.take(batch if self._notes_batch else None)
@@ -165,7 +165,7 @@ class OomRetry(Generic[T]):
 
 
 def in_rows(work: Callable[[slice], None], items: int, memory: OutOfMemory, undo: Callable[[], None] = nothing) -> None:
-    """`work(rows)` for all items, as many at once as fit; what is done is not done again."""
+    """Call `work(rows)` for all items, as many at once as fit; finished rows are not repeated."""
     done = 0
 
     def some(left: int, size: int | None) -> int:

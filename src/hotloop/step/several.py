@@ -24,16 +24,16 @@ AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together
 
 
 class Schedules(Protocol):
-    """What advances learning rates after each update, on the host."""
+    """Advances learning rates on the host after each update."""
 
     def advance(self) -> None: ...
 
     def snapshot(self) -> Snapshot:
-        """What `advance` changes."""
+        """A snapshot of what `advance` changes."""
 
 
 class Stretch:
-    """A number of steps in one graph, each on a batch that is gathered on the device by the indices of a sampler."""
+    """Several steps in one graph, each on a batch gathered on the device by the indices of a sampler."""
 
     def __init__(self, step: CapturedStep, items: Any, batch: int, steps: int, transform: Transform | None) -> None:
         self.step = step
@@ -49,13 +49,13 @@ class Stretch:
         step.dependents.add(self)
 
     def drop(self) -> None:
-        """Let go of the graph and its memory: the step has changed."""
+        """Free the graph and its memory: the step has changed."""
         self._graph = None
 
     def run(self, drawn: Sequence[Any], schedules: Schedules | None = None) -> Tensor | None:
-        """Train on these batches; the losses of each, one row per batch.
+        """Train on these batches; returns the losses, one row per batch.
 
-        None where a schedule would change what the graph froze, such as momentum: nothing is captured any more then.
+        None where a schedule changes a setting that the graph froze, such as momentum: then captures end.
         """
         before = None if schedules is None else schedules.snapshot()
         rates = []
@@ -79,12 +79,12 @@ class Stretch:
         return losses.clone()  # the next replay writes over them
 
     def fits(self, step: CapturedStep, items: Any, transform: Transform | None, steps: int, batches: set[int]) -> bool:
-        """Whether it was captured for these."""
+        """Whether the graph was captured for these batches."""
         mine = (self.step, self._generation, self.steps, self._transform, {self.batch})
         return self.items is items and mine == (step, step.generation, steps, transform, batches)
 
     def changed(self) -> str | None:
-        """The name of a setting of the optimizer that the graph froze and that has changed."""
+        """The name of a frozen setting of the optimizer that has changed; None where none has."""
         return self._rates.changed()
 
     def _captured(self) -> CapturedGraph:
@@ -105,7 +105,7 @@ class Stretch:
         return graph
 
     def _batches(self) -> Iterator[Any]:
-        """The batches, gathered by their indices: all at once where that takes little memory, so in fewer kernels."""
+        """The batches, gathered by their indices; all at once, in fewer kernels, where that takes little memory."""
         needed = sum(t[:1].nbytes for _, t in tensors_in(self.items)) * self._index.numel()
         if needed > AT_ONCE:
             yield from (map_tensors(self.items, partial(torch.index_select, dim=0, index=row)) for row in self._index)
@@ -116,7 +116,7 @@ class Stretch:
 
 
 class Stretches:
-    """The graph of several steps that is in use, and whether there can be one."""
+    """The graph of several steps in use, and whether there can be one."""
 
     def __init__(self) -> None:
         self.latest: Stretch | None = None
@@ -125,7 +125,7 @@ class Stretches:
         self._looks: list[Inspection] = []
 
     def transformed(self, transform: Transform, batch: Any, step: CapturedStep | None) -> Any:
-        """A batch as a transform makes it; where steps may be captured together with it, two calls are looked at."""
+        """Transform a batch; two calls are inspected where the transform may be captured with steps."""
         if self._looked_at is not transform:
             self._looked_at, self._looks = transform, []
         if step is None or step.plan.graph < 2 or len(self._looks) > 1:
@@ -140,7 +140,7 @@ class Stretches:
         return changed
 
     def size(self, step: CapturedStep | None, resident: Resident) -> int:
-        """Batches to train on in one CUDA graph."""
+        """The number of batches for one CUDA graph."""
         if step is None or not step.is_alone:  # ranks vote before each step
             return 1
         step.check_size()
@@ -152,7 +152,7 @@ class Stretches:
     def of(
         self, step: CapturedStep | None, resident: Resident, drawn: Sequence[Any], transform: Transform | None
     ) -> Stretch | None:
-        """The graph for these batches; None where they are to be run one by one."""
+        """The graph for these batches; None where they run one by one."""
         lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
         if step is None or len(drawn) < max(2, self.size(step, resident)) or len(lengths) > 1 or self._refused is step:
             return None
@@ -188,14 +188,14 @@ class Stretches:
 
 
 def _indices(drawn: Sequence[Any]) -> Tensor:
-    """What the sampler drew for several batches, in pinned memory, from where it is copied without blocking."""
+    """The sampler's indices of several batches in pinned memory, for a copy without blocking."""
     if all(isinstance(each, list) for each in drawn):
         return torch.tensor(drawn, dtype=torch.int64, pin_memory=True)
     return torch.stack([torch.as_tensor(each) for each in drawn]).to(torch.int64).pin_memory()
 
 
 def why_not_captured(transform: Transform, batch: Any, device: torch.device) -> str | None:
-    """Why a transform of batches would not be itself in a CUDA graph; None where it would. The look leaves no trace."""
+    """Why a transform of batches cannot be captured in a CUDA graph; None where it can. Rng states are restored."""
     before = RngStates(device)
     looks = [Inspection(), Inspection()]
     for seen in looks:
@@ -206,7 +206,7 @@ def why_not_captured(transform: Transform, batch: Any, device: torch.device) -> 
 
 
 def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:
-    """What a sampler draws, in stretches of a size that is asked for each time, and the number of the first of each.
+    """The indices of a sampler in stretches, each with the number of its first; `size()` is called for each.
 
     >>> list(stretches(iter("abcde"), lambda: 2))
     [(0, ['a', 'b']), (2, ['c', 'd']), (4, ['e'])]

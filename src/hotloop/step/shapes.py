@@ -1,4 +1,4 @@
-"""CUDA graphs for batches of other shapes than the usual one: texts padded to the longest, the tail of an epoch."""
+"""CUDA graphs for batches of other shapes than the usual: texts padded to the longest, the last of an epoch."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -22,7 +22,7 @@ MOST = 48  # shapes
 
 
 class Capturing(Protocol):
-    """The captured step whose batches come in other shapes, too."""
+    """The captured step, as `OtherShapes` uses it."""
 
     plan: Plan
     device: torch.device
@@ -47,10 +47,10 @@ class _Shape:
 
 
 class OtherShapes:
-    """A graph for each shape that comes again and again, up to a number; all share one pool of memory.
+    """A graph for each shape that recurs, up to a number; all share one pool of memory.
 
-    Nothing that a graph computes is needed after its replay but the losses, so that the next may write over it. For
-    that reason gradients are not left on the parameters, and a window of several batches is not captured here.
+    Only the losses of a graph are needed after its replay, so that the next may overwrite the rest. For that reason
+    gradients are not left on the parameters, and a window of several batches is not captured here.
     """
 
     def __init__(self, step: Capturing) -> None:
@@ -58,7 +58,7 @@ class OtherShapes:
         self.drop()
 
     def drop(self) -> None:
-        """Forget all graphs: the step has changed."""
+        """Drop all graphs: the step has changed."""
         self._seen: Counter[Hashable] = Counter()
         self._graphs: dict[Hashable, _Shape] = {}
         self._pool: Any = None
@@ -66,7 +66,7 @@ class OtherShapes:
         self._is_closed = False  # there is no memory for more of them, or a capture has failed
 
     def __call__(self, batch: Any, form: Hashable) -> Parts | None:
-        """Train on a batch by the graph of its shape; None where it is to run eagerly."""
+        """Train on a batch by the graph of its shape; None where it should run eagerly."""
         shape = self._graphs.get(form)
         if shape is None:
             self._seen[form] += 1

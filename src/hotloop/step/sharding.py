@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimizer states sharded over the ranks, and whole again for a checkpoint."""
+"""FSDP2: parameters, gradients and optimizer states sharded over the ranks, and gathered for a checkpoint."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ _OTHERS = ("channels_last", "flipped", "micro_batch", "memory_budget", "cudnn_be
 
 
 def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> None:
-    """Shard a model in place, by the blocks that it repeats, and hand its new parameters to its optimizers.
+    """Shard a model in place, by its repeated blocks, and give its optimizers the new parameters.
 
     The weights are those of rank 0. In bf16, blocks are gathered in bf16 and gradients are reduced in fp32.
     """
@@ -48,7 +48,7 @@ def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan:
 
 
 def _check(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> None:
-    """Refuse what shards do not go with."""
+    """Raise for settings that do not work with shards."""
     default = Plan(plan.device)
     others = [name for name in _OTHERS if getattr(plan, name) != getattr(default, name)]
     if plan.precision == "fp16":
@@ -75,12 +75,17 @@ def _check(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Non
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a model has parameters that are shards."""
+    """Whether a model has sharded parameters."""
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
+def local_shard(tensor: Any) -> Tensor:
+    """This rank's shard of a tensor under FSDP, or the tensor itself; no gather."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
+
+
 def whole(tree: Any) -> Any:
-    """A state_dict whose shards are gathered, on the host; all ranks call it in the same order."""
+    """A state_dict with its shards gathered on the host; a collective call."""
     if isinstance(tree, Tensor):
         return _gathered(tree) if hasattr(tree, "full_tensor") else tree
     if isinstance(tree, Mapping):
@@ -100,7 +105,7 @@ def _gathered(shard: Any) -> Tensor:
 
 
 def team_of(model: nn.Module, ranks: Ranks | None) -> Team | None:
-    """The ranks that hold a model's shards, as those who write and read its checkpoints; None for a whole model."""
+    """The ranks that hold a model's shards and write and read its checkpoints; None for an unsharded model."""
     shard: Any = next((parameter for parameter in model.parameters() if hasattr(parameter, "full_tensor")), None)
     if ranks is None or shard is None:
         return None
@@ -108,7 +113,7 @@ def team_of(model: nn.Module, ranks: Ranks | None) -> Team | None:
 
 
 def _joined(mesh: Any, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The tensor of which this rank has these rows."""
+    """The sharded tensor of which this rank has these rows."""
     from torch.distributed.tensor import DTensor, Shard  # noqa: PLC0415  # loaded where there are shards
 
     strides = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
@@ -118,9 +123,9 @@ def _joined(mesh: Any, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def sharded_as(value: Any, like: Any) -> Any:
-    """A whole tensor as this rank's shard of it, where `like` is one of the same shape; else what was given.
+    """This rank's shard of a whole tensor, where `like` is a shard of the same shape; else the tensor.
 
-    One that came in shards is gathered where `like` is whole.
+    A sharded tensor is gathered where `like` is whole.
     """
     if hasattr(value, "full_tensor"):
         return value if hasattr(like, "full_tensor") else _gathered(value).to(value.device)
@@ -132,7 +137,7 @@ def sharded_as(value: Any, like: Any) -> Any:
 
 
 def sharded(module: nn.Module, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A whole state_dict with its tensors sharded as those of the module are."""
+    """A whole state_dict, sharded like the module."""
     if not is_sharded(module):
         return values
     now = module.state_dict()
@@ -140,7 +145,7 @@ def sharded(module: nn.Module, values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
-    """The whole state_dict of an optimizer with its tensors sharded as their parameters are."""
+    """The whole state_dict of an optimizer, sharded like its parameters."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not any(hasattr(parameter, "full_tensor") for parameter in parameters):
         return values
@@ -154,7 +159,7 @@ def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str,
 
 
 def why_not_captured(ranks: Ranks, plan: Plan) -> str | None:
-    """Why a step on ranks is not captured as a CUDA graph, as far as the plan tells; None where it can be."""
+    """Why the plan's step on ranks cannot be captured as a CUDA graph; None where it may be."""
     if not plan.graph:
         return None
     if plan.parallel == "fsdp":
@@ -169,7 +174,7 @@ def why_not_captured(ranks: Ranks, plan: Plan) -> str | None:
 
 
 def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks | None, plan: Plan) -> nn.Module:
-    """The model as a plan wants it on several ranks; what cannot be is refused."""
+    """The model with SyncBatchNorm or FSDP as the plan asks on several ranks; raises where that is impossible."""
     if ranks is None:
         if plan.parallel == "fsdp":
             raise BadArgument(

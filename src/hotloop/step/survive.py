@@ -27,12 +27,12 @@ class Backward:
 
     @property
     def micro_batch(self) -> int | None:
-        """Items that are computed at once now; None for whole batches."""
+        """The present size of micro-batches; None for whole batches."""
         return None if self._memory is None else self._memory.portion.limit
 
     @property
     def failures(self) -> int:
-        """Times that memory ran out so far."""
+        """How often memory ran out so far."""
         return 0 if self._memory is None else self._memory.portion.failures
 
     @property
@@ -41,7 +41,7 @@ class Backward:
         return None if self._memory is None else self._memory.mended
 
     def __call__(self, batch: Any) -> Tensor:
-        """Add the gradient of the whole batch to those that are there; its loss, detached."""
+        """Accumulate the gradient of the whole batch; returns its loss, detached."""
         device = next((p.device for p in self._trained.parameters), torch.device("cpu"))
         if self._memory is None or self._memory.device != device:  # the model has moved
             self._memory = OutOfMemory(self._modules, device)

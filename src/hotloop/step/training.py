@@ -1,4 +1,4 @@
-"""`TrainingStep`: the step of a plan, composed here and nowhere else: the eager step and its wrappers."""
+"""`TrainingStep`: composes the step of a plan from the eager step and its wrappers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,9 +27,9 @@ from hotloop.weighing import LATER, Weighing
 
 
 class TrainingStep:
-    """Trains on batches as a plan says: `run(batch)` is one step, and gives the losses of the batch by name.
+    """Trains on batches as a plan says: `run(batch)` is one step and returns the losses by name.
 
-    `memory`: where it runs out, a batch is repeated in micro-batches; None: that is an error, as in a trial.
+    `memory`: repeats a batch in micro-batches where memory runs out; None: that is an error, as in a trial.
     `across` puts an objective onto several ranks. `averages`: losses are means over items, not sums. `obstacle`
     says why a CUDA graph that the plan has is not there.
     """
@@ -74,7 +74,7 @@ class TrainingStep:
         self._compose()
 
     def answer_for_memory(self) -> None:
-        """Be the step whose optimizers and captures out-of-memory retry asks about: the one that was made last."""
+        """Give OOM retry the optimizers and captures of this step; call it on the step in use."""
         if (memory := self.memory) is not None:
             memory.optimizers = self.optimizers
             memory.snapshot.groups = lambda: [group for o in self.optimizers for group in o.param_groups]
@@ -82,7 +82,7 @@ class TrainingStep:
             memory.give_way = self._give_way
 
     def __call__(self, batch: Any) -> Parts:
-        """`run`, whichever that is now."""
+        """Call `run`, which a change of plan may replace."""
         return self.run(batch)
 
     @property
@@ -119,7 +119,7 @@ class TrainingStep:
             self.run = partial(self._rescue, self.run)
 
     def rescued_by(self, rescue: Callable[[Callable[[Any], Parts], Any], Parts]) -> None:
-        """Let `rescue(run, batch)` carry out the steps, also after a change of the plan."""
+        """Run steps through `rescue(run, batch)`, also after a change of the plan."""
         self._rescue, self.run = rescue, partial(rescue, self.run)
 
     def _eager(self, each: TrainedObjective) -> EagerStep:
@@ -141,14 +141,14 @@ class TrainingStep:
         return eager
 
     def _give_way(self) -> None:
-        """Before a batch is repeated: drop captures, which hold memory for batches of their own."""
+        """Drop captures, which hold memory, before a batch is repeated."""
         if self.captured is not None and self.captured.has_captures:
             self.captured.forget()
         for compiled in self.compiled.values():
             compiled.begin_anew()  # with micro-batches of another size
 
     def change(self, plan: Plan) -> None:
-        """Go on with a plan that differs in what levers change or in CUDA graphs."""
+        """Switch to a plan that differs in levers or CUDA graphs."""
         self.levers.revert()
         self.plan = plan
         self.levers = AppliedPlan(self.plan, self.model, self.optimizers)
@@ -161,7 +161,7 @@ class TrainingStep:
         self.change(uncaptured(self.plan))
 
     def relieve(self) -> bool:
-        """Save memory where a single item does not fit, by activation checkpointing. Whether that changes anything."""
+        """Turn activation checkpointing on where a single item does not fit; returns whether that changes anything."""
         if self.plan.checkpointing or not repeated_blocks(self.model):
             return False
         self.change(replace(self.plan, checkpointing=True))
@@ -170,10 +170,10 @@ class TrainingStep:
     def gradients_of(
         self, batch: Any, memory: OutOfMemory, seen: Inspection | None = None
     ) -> tuple[Parts, list[Tensor | None]]:
-        """The losses of a batch and their gradients, as this step computes them; nothing that the passes change stays.
+        """The losses of a batch and their gradients, as this step computes them; the state is restored.
 
-        Each objective starts from the weights of now. `memory` is what the loop knows of its passes; `seen` gets what
-        they do on the host.
+        Each objective starts from the present weights. `memory` is the loop's OOM retry; `seen` gets what the passes
+        do on the host.
         """
         plan = replace(self.plan, accumulate=1, clip_norm=None, clip_value=None, micro_batch=None, graph=0)
         every = list(dict.fromkeys(p for each in self.objectives for p in each.parameters))
@@ -205,13 +205,13 @@ class TrainingStep:
         return self.plan == (replace(same, graph=self.plan.graph) if several else same)
 
     def go_on_as(self, plan: Plan) -> None:
-        """Carry out such a plan: captures stay, and what was seen of one step holds for each of several."""
+        """Switch to such a plan and keep captures; the inspection of one step holds for several in a graph."""
         self.plan = self.levers.plan = plan
         if self.captured is not None:
             self.captured.plan = plan
 
     def forget_captures(self) -> None:
-        """Drop CUDA graphs and their memory; they are captured again."""
+        """Drop CUDA graphs and their memory; the next steps capture them again."""
         if self.captured is not None:
             self.captured.forget()
 
@@ -224,7 +224,7 @@ class TrainingStep:
         return first.phase[0] and (not others or all(eager.phase[0] for eager in others))
 
     def end_epoch(self) -> None:
-        """Update with windows that the end of the epoch cut short."""
+        """Update with the windows that the end of the epoch cuts short."""
         for eager in self.eagers:
             if eager.window.batches:
                 eager.update()
@@ -236,12 +236,12 @@ class TrainingStep:
             across.share_buffers()
 
     def drop_window(self) -> None:
-        """Begin a new window, without the gradients of one that is not full."""
+        """Drop the gradients of a window that is not full, and begin a new one."""
         for eager in self.eagers:
             eager.window = Window()
 
     def take_over(self, other: "TrainingStep") -> None:
-        """Go on where another has stopped, between two windows: its counts, and where both scale losses its scales."""
+        """Take the counts of another step, between two windows, and its loss scales where both have them."""
         self.counts.steps, self.counts.skipped = other.counts.steps, other.counts.skipped
         if self.plan.split == other.plan.split:
             self.weighing.take_over(other.weighing)
@@ -258,7 +258,7 @@ class TrainingStep:
         return {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers, **alternating}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what `state_dict` gave; half a window that a step has left behind is dropped."""
+        """Load a `state_dict`; gradients of an unfinished window are dropped."""
         self.counts.steps, self.counts.skipped = state["steps"], state["skipped"]
         self._alternating.load_state_dict(state)
         for eager in self.eagers:
@@ -273,7 +273,7 @@ def _noted(seen: Inspection, device: torch.device, objective: Objective, model: 
 
 
 class Switched:
-    """An eager step with the levers that act on steps: switches of PyTorch around it, the memory format of batches."""
+    """An eager step inside PyTorch's flags and with the memory format of the plan."""
 
     def __init__(self, step: Call, levers: AppliedPlan) -> None:
         self._step, self._levers = step, levers
@@ -284,7 +284,7 @@ class Switched:
 
 
 class Whole:
-    """An eager step on whole batches, for which running out of memory is an error."""
+    """An eager step on whole batches, without OOM retry."""
 
     def __init__(self, step: Call) -> None:
         self._step = step
@@ -294,7 +294,7 @@ class Whole:
 
 
 class Alternating:
-    """Several objectives on one batch, one after the other, as in a GAN; `see` is told all losses with the last.
+    """Several objectives in turn on one batch, as in a GAN; `see` gets all losses with the last.
 
     An objective that is not trained on every batch takes part in the first of `every` accumulation windows; in the
     others its last loss stands.
@@ -333,7 +333,7 @@ class Alternating:
             self._see(self._parts, count)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is, where that decides what the next batch trains."""
+        """The count of windows and the last losses, where not every batch trains all objectives."""
         return {"windows": self._windows, "losses": dict(self._losses)} if self._varies else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

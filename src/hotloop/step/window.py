@@ -1,4 +1,4 @@
-"""`Window`: the batches since the last update, and what each of them weighs."""
+"""`Window`: the batches since the last update and their weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from hotloop._torch import foreach_div_
 from hotloop.memory.oom import surely
 from hotloop.objective import Losses
+from hotloop.step.sharding import local_shard
 
 
 @dataclass(slots=True)
@@ -26,15 +27,15 @@ class Window:
     is_weighed: bool = False  # whether it holds the gradients of several batches or micro-batches, by their weights
 
     def copy(self) -> "Window":
-        """The same, to go on from; `dataclasses.replace` takes as long as an operation."""
+        """A copy; `dataclasses.replace` takes as long as an operation."""
         return Window(self.batches, self.unit, self.weight, self.is_weighed)
 
     def weighed(
         self, losses: Losses, captured: Tensor | None = None, unit: Callable[[Losses], float] | None = None
     ) -> Tensor | None:
-        """A loss as much as it counts among the others; None where it is known to be the mean of nothing, as NaN is.
+        """The loss times its weight in the window; None where it is the mean of nothing, which is NaN.
 
-        `captured`: while a CUDA graph is captured, the tensor that holds the sum of weights from one graph to the next.
+        `captured`: in a capture, the tensor that carries the sum of weights from one graph to the next.
         `unit` gives the unit where that is not the first batch's own.
         """
         if losses.is_sum:
@@ -54,19 +55,14 @@ class Window:
         return losses.total * weight
 
     def average(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-        """Make the sum of the weighed gradients their mean."""
-        gradients = [_local(p.grad) for p in parameters if p.grad is not None]
+        """Divide the gradients by the sum of weights."""
+        gradients = [local_shard(p.grad) for p in parameters if p.grad is not None]
         weight = self.weight
         if not self.is_weighed or not gradients or (isinstance(weight, float) and weight in (0.0, 1.0)):
             return
         if isinstance(weight, Tensor):  # where nothing counted, all gradients are 0
             weight = surely(partial(_not_zero, weight), device)
         surely(partial(foreach_div_, gradients, weight), device)
-
-
-def _local(gradient: Tensor) -> Tensor:
-    """What is on this rank of a gradient that FSDP has sharded."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _not_zero(weight: Tensor) -> Tensor:

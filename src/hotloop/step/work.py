@@ -1,4 +1,4 @@
-"""`Work`: what one forward and backward pass asks of the hardware, seen operation by operation."""
+"""`Work`: counts the arithmetic of one forward and backward pass, operation by operation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ class Work(DispatchMode):
 
 
 def _of_recurrence(args: Sequence[Any]) -> float:
-    """Arithmetic of a recurrent layer: each of its matrices times every position of its input, packed or not."""
+    """Arithmetic of a recurrent layer: a matmul of each weight matrix with every position of its input."""
     inputs, *others = args
     if not isinstance(inputs, Tensor) or inputs.dim() not in (2, 3):
         return 0.0

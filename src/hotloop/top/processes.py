@@ -1,4 +1,4 @@
-"""The processes on all GPUs: chosen, sorted and laid out in columns."""
+"""The processes on all GPUs: chosen, sorted and arranged in columns."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`budgeted`: which blocks to compute again so that a step keeps its budget, measured in steps that leave no trace."""
+"""`budgeted`: which blocks to checkpoint so that a step keeps its memory budget, measured in steps that are undone."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +36,7 @@ SLIGHT = 0.005  # share of all that is kept: blocks that keep less are not worth
 
 @dataclass(frozen=True)
 class Budgeting(Record):
-    """How a budget of memory was kept: the peaks and the seconds of a step, before and after, as they were measured."""
+    """How a memory budget was kept: measured peaks and seconds of a step, before and after."""
 
     budget: int  # bytes
     peak_before: int | None  # None where the step ran out of memory
@@ -102,7 +102,7 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Profile:
-    """What is known of the plain step."""
+    """Measurements of the plain step."""
 
     blocks: tuple[CheckpointCandidate, ...]
     peak: int
@@ -147,7 +147,7 @@ class _Weighing:
         return self._record(best, profile.blocks)
 
     def _unknown(self, profile: _Profile, *needed: int) -> tuple[str, ...] | None:
-        """A choice that saves so much by the model and is not measured yet: for the first figure that has one."""
+        """A choice not measured yet that should save one of these amounts, the first that has one."""
         for figure in needed:
             names = choose(profile.blocks, figure, profile.headroom)
             names = most(profile.blocks, profile.headroom) if names is None else names
@@ -156,7 +156,7 @@ class _Weighing:
         return None
 
     def _trimmed(self, names: tuple[str, ...], profile: _Profile) -> tuple[str, ...]:
-        """A choice that saves no more than it need, by the peak that was measured."""
+        """A choice that saves no more than needed, by the measured peak."""
         for _ in range(ROUNDS):
             peak, chosen = self._found[names].peak or 0, [block for block in profile.blocks if block.name in names]
             spare = [block for block in chosen if peak + block.saved <= self._budget]
@@ -177,7 +177,7 @@ class _Weighing:
         return Budgeting(self._budget, before.peak, after.peak, *seconds, names, blocks, len(self._found))
 
     def _measure(self, batch: Any, names: tuple[str, ...]) -> _Measured:
-        """The peak and the seconds of whole steps with these blocks computed again."""
+        """Peak and seconds of whole steps with these blocks checkpointed."""
         found = _Measured()
         clear(self._device)
         try:
@@ -215,13 +215,13 @@ class _Weighing:
 
 @dataclass(eq=False)
 class _Kept:
-    """What autograd keeps, in a hull that can be emptied."""
+    """A tensor saved by autograd, in a holder that can be emptied."""
 
     tensor: Tensor | None
 
 
 class Look:
-    """A look at the blocks of a model in training: what each keeps for the backward pass, and its seconds."""
+    """Measures the blocks of a model in training: bytes each saves for the backward pass, and its seconds."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.before = 0  # bytes in use when the forward pass begins
@@ -236,7 +236,7 @@ class Look:
         self._clocks: dict[str, list[tuple[Clock, Any]]] = {name: [] for name in self._modules}
 
     def blocks(self, step: Callable[[], object]) -> list[CheckpointCandidate]:
-        """The blocks that keep something which would not be kept if they were computed again."""
+        """The blocks for which activation checkpointing would save memory."""
         step()  # so that what happens only once has happened
         entered = self._model.register_forward_pre_hook(self._begin)
         try:
@@ -293,13 +293,13 @@ class Look:
         self._clocks[name].append((clock, clock.lap()))
 
     def _seconds(self, name: str) -> float:
-        """Of a step; a block may run several times in one."""
+        """Seconds of a block in a step, in which it may run several times."""
         times = [clock.seconds(lap) for clock, lap in self._clocks[name] if lap is not None]
         return statistics.median(times) * len(times) / LOOKS if times else 0.0
 
 
 def candidates(model: nn.Module) -> dict[str, nn.Module]:
-    """What could be computed again: the blocks that a model repeats, and the parts of each."""
+    """Candidates for checkpointing: the repeated blocks of a model, and the parts of each."""
     blocks = {id(block) for block in repeated_blocks(model)}
     names = {name: module for name, module in model.named_modules() if id(module) in blocks}
     parts = {f"{name}.{inner}": part for name, block in names.items() for inner, part in block.named_children()}
@@ -307,7 +307,7 @@ def candidates(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _evened(found: list[tuple[type, CheckpointCandidate]]) -> list[CheckpointCandidate]:
-    """Blocks of one kind that keep the same bytes do the same work: their times differ by noise alone."""
+    """Give blocks of one kind and equal bytes the same time: theirs differ by noise alone."""
     alike: dict[tuple[type, int], list[float]] = {}
     for kind, block in found:
         alike.setdefault((kind, block.saved), []).append(block.seconds)

@@ -1,4 +1,4 @@
-"""`Changes`: what a run has changed besides weights: values that objects keep, what learns, how far schedulers are.
+"""`Changes`: what a run has changed besides weights: attributes of objects, `requires_grad`, progress of schedulers.
 
 A value that was never changed is a setting, and belongs to the script: a dropout rate, the length of a schedule. One
 that was is progress, and belongs to the checkpoint: a counter, a queue, a temperature that falls, the epoch of a
@@ -59,7 +59,7 @@ _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that:
 
 
 class Changes:
-    """Compares what a run was given with what it was when this was made."""
+    """Compares the objects of a run with their state at its beginning."""
 
     def __init__(
         self,
@@ -70,9 +70,9 @@ class Changes:
         device: torch.device | None = None,
         known: Sequence[object] = (),
     ) -> None:
-        """`others` is what else was handed over, by name; `stateful` is what the person asks to be saved.
+        """`others` are further objects of the run, by name; `stateful` those that the person asks to be saved.
 
-        Of what is `known` others look after the state: the loop itself, its loaders.
+        The state of `known` objects is saved elsewhere: the loop itself, its loaders.
         """
         self.known = list(known)
         self._modules = modules
@@ -83,7 +83,7 @@ class Changes:
         self._device = device or torch.device("cpu")
         self._generators: dict[str, Generator] = {}  # by the path on which each was reached
         self._marks = self._marked()
-        self._learns = _learns(modules)
+        self._requires_grad = _requires_grad(modules)
         self._left: tuple[dict[Key, ValueSnapshot], dict[Key, bool]] | None = None
         self._settings = [dict(vars(scheduler)) for scheduler in schedulers]
         self._forms = [{k: _form(v) for k, v in scheduler.state_dict().items()} for scheduler in schedulers]
@@ -91,7 +91,7 @@ class Changes:
         self._known_steps: list[set[str]] = [set() for _ in schedulers]
 
     def hand(self, others: Mapping[str, object], stateful: Mapping[str, Any], known: Sequence[object]) -> None:
-        """The same loop goes on: what it was handed may be something else now."""
+        """Take the objects of the next part of the run in the same loop, which may be others."""
         self.known = list(known)
         before = self._others
         self._handed = dict(others)
@@ -103,8 +103,8 @@ class Changes:
         if self._left is not None:
             self._left = {key: mark for key, mark in self._left[0].items() if key[0] not in new}, self._left[1]
 
-    def to_state(self) -> dict[str, Any]:
-        """What has changed, as plain data and tensors."""
+    def state_dict(self) -> dict[str, Any]:
+        """The values that changed, as plain data and tensors."""
         for number, scheduler in enumerate(self._schedulers):
             before = self._forms[number]
             now = scheduler.state_dict().items()
@@ -121,7 +121,7 @@ class Changes:
             "learns": {
                 key: parameter.requires_grad
                 for key, parameter in _parameters(self._modules)
-                if key in self._known or self._learns.get(key) != parameter.requires_grad
+                if key in self._known or self._requires_grad.get(key) != parameter.requires_grad
             },
             "schedulers": [sorted(names) for names in self._known_steps],
             "given": {name: thing.state_dict() for name, thing in self._given.items()},
@@ -132,11 +132,11 @@ class Changes:
         }
 
     def leave(self) -> None:
-        """Remember how a part of the run ends: what differs when the same loop goes on was set by the person."""
-        self._left = self._marked(), _learns(self._modules)
+        """Note the state at the end of a part of the run: later differences were made by the person."""
+        self._left = self._marked(), _requires_grad(self._modules)
 
     def check(self, state: dict[str, Any]) -> None:
-        """Refuse the state of something else before anything has changed."""
+        """Raise for a state that is not of this run, before anything has changed."""
         saved = state.get("given", {})
         missing = sorted(saved.keys() - self._given.keys())
         if missing:
@@ -155,26 +155,26 @@ class Changes:
                 raise unusable(f"changes.devices{list(key)} are not those of its tensors")
         check_sharing(list(state["attributes"].values()), "changes.attributes")
 
-    def put(self, state: dict[str, Any], device: torch.device) -> list[str]:
-        """Make the same changes to attributes and to what learns, and name those that could not be made."""
+    def load_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+        """Set the changed attributes and `requires_grad`; returns the names that could not be set."""
         self._undo()
         self._known = {*state["attributes"], *state["learns"]}
-        missing = self._put_attributes(state, device)
+        missing = self._load_attributes(state, device)
         for key, parameter in _parameters(self._modules):
             if key in state["learns"]:
                 parameter.requires_grad_(state["learns"][key])
         return missing
 
-    def put_settings(self, state: dict[str, Any], undo: ExitStack) -> None:
-        """Schedulers have loaded a whole state: give them back what are settings of theirs."""
+    def restore_settings(self, state: dict[str, Any], undo: ExitStack) -> None:
+        """Give schedulers, which have loaded a whole state, their settings from the script again."""
         undo.callback(setattr, self, "_known_steps", self._known_steps)
         self._known_steps = [set(names) for names in state["schedulers"]]
         for scheduler, settings, changed in zip(self._schedulers, self._settings, self._known_steps, strict=True):
             kept = scheduler.state_dict().keys() & settings.keys() - changed - set(_MADE)
             vars(scheduler).update({name: settings[name] for name in kept})
 
-    def load(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
-        """Give what tells its own state the one that it had; names what was not there."""
+    def load_stateful(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+        """Call `load_state_dict` of every object that has one; returns the names found on one side only."""
         now = {**self._found(), **self._given}
         saved = {**state.get("found", {}), **state.get("given", {})}
         try:
@@ -189,11 +189,11 @@ class Changes:
         return sorted(now.keys() ^ saved.keys())
 
     def search(self) -> None:
-        """Find the generators that can be reached from what the run was given, but for the loader's own."""
+        """Find the generators reachable from the objects of the run, except the loader's own."""
         self._generators = self._reached(self._roots(data=False)).generators
 
     def look(self, extra: Mapping[str, object]) -> ReachableState:
-        """Everything that can be reached and is not in the checkpoint; `extra` is looked at too."""
+        """Everything reachable that is not in the checkpoint; from `extra` too."""
         seen = self._reached({**self._roots(data=True), **extra}, self._told(), extra.values())
         for path in seen.generators:
             seen.values.pop(path, None)
@@ -201,13 +201,13 @@ class Changes:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether there are layers that the first batch will change into others."""
+        """Whether there are lazy layers, which the first batch replaces."""
         return any(isinstance(inner, LazyModuleMixin) for module in self._modules for inner in module.modules())
 
     def _reached(
         self, roots: Mapping[str, object], known: Iterable[object] = (), more: Iterable[object] = ()
     ) -> ReachableState:
-        """What can be reached, but for attributes that a checkpoint holds; those of `more` are among them."""
+        """Everything reachable, except attributes in the checkpoint, those of `more` among them."""
         holders = {id(owner): room for _, _, owner, room in self._owners()} | {id(owner): ROOM for owner in more}
 
         def holds(owner: object, name: str, value: object) -> bool:
@@ -223,18 +223,18 @@ class Changes:
         return look(roots, holds, chain(known, self.known, self._weights()))
 
     def _owned(self, things: Mapping[str, object]) -> dict[str, Any]:
-        """What keeps the state of each thing; what is a part of a module is saved with it."""
+        """The owner of each object's state, except parts of modules, which are saved with these."""
         inside = {id(inner) for module in self._modules for inner in module.modules()}
         owners = {name: owner_of(thing) for name, thing in things.items()}
         return {name: owner for name, owner in owners.items() if id(owner) not in inside and not is_ours(owner)}
 
     def _found(self) -> dict[str, Any]:
-        """What was handed over and tells its own state, of a kind that a checkpoint can hold."""
+        """Objects of the run with a `state_dict` that a checkpoint can hold."""
         told = {n: t for n, t in self._others.items() if is_stateful(t) and not isinstance(t, Optimizer)}
         return {name: thing for name, thing in told.items() if _can_be_packed(thing)}
 
     def _owners(self) -> Iterator[tuple[int | str, str, Any, int]]:
-        """Everything whose attributes are saved, and how many bytes one of them may have."""
+        """All objects whose attributes are saved, and the most bytes of one attribute."""
         known = {id(each) for each in self.known}
         for root, path, owner, room in self._holders():
             yield root, path, owner, room
@@ -255,7 +255,7 @@ class Changes:
                 yield name, "", thing, _LITTLE if isinstance(thing, Dataset) else ROOM
 
     def _attributes(self) -> Iterator[tuple[Key, Any, FlattenedValue]]:
-        """Plain values that objects hold as attributes, and may change while they run."""
+        """Attributes with plain values, which may change in training."""
         for root, path, owner, room in self._owners():
             own = _internals_of(owner)
             for name, value in vars(owner).items():
@@ -265,7 +265,7 @@ class Changes:
     def _marked(self) -> dict[Key, ValueSnapshot]:
         return {key: ValueSnapshot(parts) for key, _, parts in self._attributes()}
 
-    def _put_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
+    def _load_attributes(self, state: dict[str, Any], device: torch.device) -> list[str]:
         owners = {(root, path): owner for root, path, owner, _ in self._owners()}
         names, restoring, missing = dict(enumerate(["model"])), Restoring(), []
         stored = self._stored()
@@ -288,12 +288,12 @@ class Changes:
         return missing
 
     def _stored(self) -> set[str]:
-        """Names of attributes that code sets in a step: of modules, objectives, hooks and what else was handed over."""
+        """Names of attributes that code of the run assigns: of modules, objectives, hooks and its other objects."""
         kinds = {kind for _, _, owner, _ in self._owners() for kind in type(owner).__mro__}
         return stored_by(kinds - {nn.Module, object}, self._reached(self._roots(data=True)).codes)
 
-    def put_generators(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
-        """Give generators that can be reached the states that they had, and name those that could not be found."""
+    def load_generators(self, state: dict[str, Any], undo: ExitStack) -> list[str]:
+        """Set the states of reachable generators; returns the paths of those not found."""
         self.search()
         found, missing = self._generators, []
         for path, (kind, taken) in state.get("generators", {}).items():
@@ -308,10 +308,10 @@ class Changes:
         return missing
 
     def _undo(self) -> None:
-        """Where the same loop goes on: be as at the beginning, but for what the person has set since."""
+        """Restore the state of the beginning, except what the person has set since, where the same loop resumes."""
         if self._left is None:
             return
-        marks, learns = self._left
+        marks, requires_grad = self._left
         restoring = Restoring()
         for key, owner, parts in list(self._attributes()):
             begin, end = self._marks.get(key), marks.get(key)
@@ -320,13 +320,13 @@ class Changes:
             elif not begin.fits(parts) and (value := begin.value) is not LOST:
                 restoring.put(vars(owner), key[2], value)
         for key, parameter in _parameters(self._modules):
-            if learns.get(key) == parameter.requires_grad:
-                parameter.requires_grad_(self._learns.get(key, parameter.requires_grad))
+            if requires_grad.get(key) == parameter.requires_grad:
+                parameter.requires_grad_(self._requires_grad.get(key, parameter.requires_grad))
             else:
-                self._learns[key] = parameter.requires_grad
+                self._requires_grad[key] = parameter.requires_grad
 
     def _roots(self, *, data: bool) -> dict[str, object]:
-        """Where to look, by name; each module is a root, so that a deep model is no deeper than a flat one."""
+        """The roots of a look, by name; each module is one, so that a deep model is no deeper than a flat one."""
         roots: dict[str, object] = {}
         for number, module in enumerate(self._modules):
             root = "model" if not number else type(module).__name__
@@ -339,7 +339,7 @@ class Changes:
         return roots
 
     def _weights(self) -> Iterator[object]:
-        """Tensors that a checkpoint holds, and schedulers."""
+        """The tensors in the checkpoint, and schedulers."""
         for module in self._modules:
             yield from module.parameters()
             yield from module.buffers()
@@ -349,7 +349,7 @@ class Changes:
         yield from self._schedulers
 
     def _told(self) -> Iterator[object]:
-        """What tells its own state, and what that consists of."""
+        """Objects with a `state_dict`, and what that consists of."""
         for thing in (*self._found().values(), *self._given.values()):
             yield thing
             if isinstance(thing, nn.Module):
@@ -362,9 +362,9 @@ class Changes:
 
 
 class Unsaved:
-    """Names of what training changes and no checkpoint holds, found by looking now and then.
+    """Names of state that training changes and no checkpoint holds, found by occasional looks.
 
-    Each look also searches for generators that came into being since.
+    Each look also finds new generators.
     """
 
     def __init__(self, changes: Changes, extra: Mapping[str, object]) -> None:
@@ -377,7 +377,7 @@ class Unsaved:
         self._spent = time.perf_counter() - self._began
 
     def names(self, *, surely: bool = False) -> list[str]:
-        """All that were found so far; unless `surely`, nobody looks again where that has taken long enough."""
+        """All names so far; looks again within its share of the time, or in any case with `surely`."""
         now = time.perf_counter()
         if surely or self._spent < _FREE + _SHARE * (now - self._began):
             self._changes.search()
@@ -390,13 +390,13 @@ class Unsaved:
 
 
 def _outermost(names: Iterable[str]) -> set[str]:
-    """Without the entries of a dict that has no names for them, and without what is part of another."""
+    """The outermost names: without unnamed entries of dicts, and without parts of others."""
     cut = {name.partition(".#")[0] for name in names}
     return {name for name in cut if not any(name.startswith(f"{other}.") for other in cut)}
 
 
 def _is_record(value: Any) -> bool:
-    """An object that keeps plain values and nothing else, such as the settings of a model."""
+    """Whether an object holds plain values only, such as the settings of a model."""
     if isinstance(value, nn.Module | Tensor | type | FunctionType | Dataset | Optimizer | dict | list | set | deque):
         return False
     held = getattr(value, "__dict__", None)
@@ -420,18 +420,18 @@ def _internals_of(owner: object) -> frozenset[str]:
 
 @cache
 def _of_modules() -> frozenset[str]:
-    """Attributes that every module has, and that are somebody else's affair; its mode is not."""
+    """Attributes of every `nn.Module`, except `training`."""
     return (frozenset(vars(nn.Module())) | {HOOKS_INSTALLED}) - {"training"}
 
 
 @cache
 def _of_optimizers() -> frozenset[str]:
-    """Attributes that every optimizer has; its state_dict holds what matters of them."""
+    """Attributes of every optimizer; its state_dict holds what matters of them."""
     names = frozenset(vars(torch.optim.SGD([torch.zeros(1)], 0.1)))
     return names | FUSED_NOTES | SCHEDULER_NOTES | {"step", "grad_scale", "found_inf"}
 
 
-def _learns(modules: Sequence[nn.Module]) -> dict[Key, bool]:
+def _requires_grad(modules: Sequence[nn.Module]) -> dict[Key, bool]:
     return {key: parameter.requires_grad for key, parameter in _parameters(modules)}
 
 
@@ -450,7 +450,7 @@ def _form(value: Any) -> Any:
 
 
 def owner_of(thing: Any) -> Any:
-    """What keeps the state of a callable: the object of a method, what a partial calls."""
+    """The owner of a callable's state: the object of a method, the function of a partial."""
     for _ in range(8):
         if isinstance(thing, partial):
             thing = thing.func

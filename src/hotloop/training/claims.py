@@ -39,7 +39,7 @@ def unusable(what: str) -> DamagedCheckpoint:
 
 
 def require(check: Check, value: Any, name: str) -> None:
-    """Refuse a part of a checkpoint that is not what it should be."""
+    """Raise where a part of a checkpoint does not match its schema."""
     where = check(value)
     if where is not None:
         raise unusable(f"{name}{where} is not what a run of this loop saves there")
@@ -74,12 +74,12 @@ def anything(value: Any) -> str | None:
 
 
 def items(value: Any) -> str | None:
-    """How many there are, which only the device may know."""
+    """A count of items, perhaps as a tensor on the device."""
     return None if count(value) is None or (isinstance(value, Tensor) and value.numel() == 1) else ""
 
 
 def _key(value: Any) -> str | None:
-    """Of an attribute: the number or name of an object, the path of a module inside it, the attribute."""
+    """The key of an attribute: number or name of an object, path of a module inside it, name."""
     match value:
         case (int() | str(), str(), str()) if type(value) is tuple:
             return None
@@ -95,7 +95,7 @@ def optional(check: Check) -> Check:
 
 
 def each(check: Check, length: int | None = None) -> Check:
-    """A list or tuple, of a length where one is given."""
+    """A list or tuple, of this length where one is given."""
 
     def check_all(value: Any) -> str | None:
         if not isinstance(value, list | tuple) or (length is not None and len(value) != length):
@@ -106,7 +106,7 @@ def each(check: Check, length: int | None = None) -> Check:
 
 
 def table(key: Check, item: Check) -> Check:
-    """A dict whose keys and values are all of a kind."""
+    """A dict with keys of one kind and values of another."""
 
     def check_all(value: Any) -> str | None:
         if not isinstance(value, Mapping):
@@ -120,7 +120,7 @@ def table(key: Check, item: Check) -> Check:
 
 
 def fields(may_lack: Sequence[str] = (), **checks: Check) -> Check:
-    """A dict with these names, and perhaps others of which nobody knows."""
+    """A dict with these names, and perhaps unknown ones."""
 
     def check_all(value: Any) -> str | None:
         if not isinstance(value, Mapping):
@@ -136,7 +136,7 @@ def fields(may_lack: Sequence[str] = (), **checks: Check) -> Check:
 
 
 def record(kind: type[Record]) -> Check:
-    """The JSON of a record that is sound."""
+    """The JSON of a sound record."""
 
     def check(value: Any) -> str | None:
         try:
@@ -148,7 +148,7 @@ def record(kind: type[Record]) -> Check:
 
 
 def like(mine: Any, *, words: bool = True, lengths: bool = True) -> Check:
-    """What has the form of a value of this run: kinds and shapes; the same names and `words`, and lists as long."""
+    """A value like this one in types and shapes; `words`: equal strings and keys, `lengths`: lists of equal length."""
     return lambda value: _differs(mine, value, words, lengths)
 
 
@@ -176,7 +176,7 @@ def _differs(mine: Any, theirs: Any, words: bool, lengths: bool) -> str | None:
 
 
 def check_module(name: str, values: Any) -> None:
-    """The state dict of a module: its tensors are compared elsewhere, and here what it says of versions."""
+    """Check the versions in a module's state_dict; `check_tensors` compares its tensors."""
     require(table(text, anything), values, name)
     versions = metadata_of(values)
     require(optional(table(text, table(text, anything))), versions, f"{name}, its versions")
@@ -185,14 +185,14 @@ def check_module(name: str, values: Any) -> None:
 
 
 def check_random(mine: Mapping[str, Any], theirs: Any, name: str) -> None:
-    """The states of generators, by name; those that are not here are not looked at."""
+    """Check rng states by name; those unknown here are ignored."""
     require(table(text, anything), theirs, name)
     for kind in mine.keys() & theirs.keys():
         require(generator(mine[kind]), theirs[kind], f"{name}.{kind}")
 
 
 def generator(mine: Any) -> Check:
-    """The state of a generator of the same kind."""
+    """The rng state of a generator of the same kind."""
     if type(mine) is tuple and len(mine) == 3:  # of Python, whose last part is there while `gauss` has a number left
         mine = (*mine[:2], None)
 
@@ -208,7 +208,7 @@ def generator(mine: Any) -> Check:
 
 
 def check_optimizer(optimizer: Optimizer, state: Any) -> None:
-    """The state dict of an optimizer: its groups are like those here, and what it keeps is of their parameters."""
+    """Check an optimizer's state_dict: groups like those here, and state of their parameters."""
     name = type(optimizer).__name__
     check_sharing(state, name)
     if not tells_plainly(optimizer):
@@ -235,12 +235,12 @@ def check_optimizer(optimizer: Optimizer, state: Any) -> None:
 
 
 def tells_plainly(optimizer: Optimizer) -> bool:
-    """Whether the state of an optimizer is told as PyTorch does it."""
+    """Whether an optimizer uses PyTorch's own `state_dict`."""
     return type(optimizer).state_dict is Optimizer.state_dict
 
 
 def _setting(group: Mapping[str, Any], key: str) -> Check:
-    """A setting of a group: like the one that is here, where a number may be in a tensor; else a number."""
+    """A setting of a group: like the one here, where a number may be a tensor; else a number."""
     mine = group.get(key)
 
     def check(value: Any) -> str | None:
@@ -258,9 +258,9 @@ def _setting(group: Mapping[str, Any], key: str) -> Check:
 def _kept_for_a_parameter(
     optimizer: Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any], dimensions: int
 ) -> dict[str, Any] | None:
-    """What an optimizer of PyTorch keeps for a parameter, seen in a step of another one for a parameter of `_SHAPE`.
+    """The state that PyTorch's optimizer keeps for a parameter, from a step of another one on a parameter of `_SHAPE`.
 
-    None where that cannot be seen; settings that PyTorch refuses are refused.
+    None where that is impossible; raises for settings that PyTorch rejects.
     """
     if type(optimizer).__module__.partition(".")[0] != "torch":
         return None
@@ -275,7 +275,7 @@ def _kept_for_a_parameter(
 
 
 def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
-    """What an optimizer with the settings of a group holds for a parameter after a step."""
+    """The state of a parameter after a step of an optimizer with the settings of a group."""
     weight = nn.Parameter(torch.zeros(_SHAPE[:dimensions], device="cpu"))
     weight.grad = torch.zeros_like(weight)
     takes = inspect.signature(kind).parameters.keys() - {"params", *FLAGS}
@@ -285,7 +285,7 @@ def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -
 
 
 def _check_kept(parameter: nn.Parameter, wanted: dict[str, Any] | None, kept: Any, where: str) -> None:
-    """What is kept for a parameter: all that is wanted, in the shape of the parameter where that is so."""
+    """Check the state of a parameter: all entries that are expected, in the parameter's shape where they have it."""
     require(table(text, _plain), kept, where)
     if not kept or wanted is None:
         return
@@ -316,7 +316,7 @@ def _plain(value: Any) -> str | None:
 
 
 def check_scheduler(scheduler: Any, state: Any) -> None:
-    """The state dict of a scheduler: like the one that is here. Names that are not here are left out by `known_to`."""
+    """Check a scheduler's state_dict against the one here; `known_to` drops unknown names."""
     name, mine = type(scheduler).__name__, scheduler.state_dict()
     require(table(text, anything), state, name)
     is_own = type(scheduler).__module__.partition(".")[0] != "torch"  # its lists may grow
@@ -324,12 +324,12 @@ def check_scheduler(scheduler: Any, state: Any) -> None:
 
 
 def known_to(scheduler: Any, mine: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    """Names in the state of a scheduler that it may be given: those of its own, and numbers that come with time."""
+    """Names in a scheduler's state that it may load: its own, and numbers that appear later."""
     return [key for key in state if key in mine or (not hasattr(scheduler, key) and _plain(state[key]) is None)]
 
 
 def check_sharing(state: Any, name: str) -> None:
-    """Refuse a few tensors that are named again and again, each of which would become a copy."""
+    """Raise where a few tensors are referenced many times, each of which would become a copy."""
     several = [tensor for _, tensor in tensors_in(state)]
     once = {id(value): value for value in several}
     if sum(v.numel() for v in several) > 2 * sum(v.numel() for v in once.values()) + _SPARE:
@@ -375,7 +375,7 @@ _WATCH = fields(
 
 
 def _watch(value: Any) -> str | None:
-    """What the losses of an epoch add up to: a number for each of them, where there was a batch."""
+    """Check the sums of an epoch's losses: one for each name, once there was a batch."""
     where = _WATCH(value)
     if where is not None:
         return where
@@ -438,7 +438,7 @@ AS_IT_WAS = "build it as it was, or choose another folder for a new run"
 
 
 def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Refuse a state dict with other names or shapes."""
+    """Raise for a state_dict with other names or shapes."""
     unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
     mine, theirs = shapes_of(here), shapes_of(there)
     wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]
@@ -453,7 +453,7 @@ def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) 
 
 
 def shapes_of(state: Mapping[str, Any]) -> dict[str, str]:
-    """Of each tensor of a state dict its dtype and shape, in words."""
+    """Dtype and shape of each tensor of a state_dict, in words."""
     return {
         name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
         if isinstance(value, Tensor) and not is_lazy(value)

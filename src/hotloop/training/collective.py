@@ -1,4 +1,4 @@
-"""`Collective`: what the ranks of a run decide and add up together; of a process that is alone, what it has itself."""
+"""`Collective`: collective decisions and sums of the ranks of a run; for a single process, its own values."""
 
 import hashlib
 import sys
@@ -31,7 +31,7 @@ from hotloop.weighing import norms_in
 
 
 class Collective:
-    """The ranks of a run, or None of them where a process is alone; `spread` over the GPUs of that process, perhaps."""
+    """The ranks of a run; None for a single process, whose model `spread` may put on several GPUs."""
 
     def __init__(self, ranks: Ranks | None, spread: SpreadModel | None = None) -> None:
         self.ranks, self.spread = ranks, spread
@@ -50,7 +50,7 @@ class Collective:
     # Data
 
     def share(self, loader: Any, *, fills: bool = True) -> Any:
-        """The part of a loader that this rank reads; the same object for the same loader."""
+        """This rank's part of a loader; the same object for the same loader."""
         if self.ranks is None or loader is None or isinstance(loader, Stream):
             return loader
         key = (id(loader), fills)
@@ -59,31 +59,30 @@ class Collective:
         return self._dealt[key][1]
 
     def share_validation(self, loader: Any, metrics: Mapping[str, Any] | None, *, fills: bool) -> Any:
-        """The same for an evaluation, unless a metric keeps a state that only its author could add up.
+        """This rank's part of a validation loader; all of it where a metric has a state that cannot be added up.
 
-        `fills`: all ranks make as many passes, as shards of a model must.
+        `fills`: all ranks make equally many passes, as FSDP needs.
         """
         return loader if self._must_see_all(metrics) else self.share(loader, fills=fills)
 
     def adds_up(self, metrics: Mapping[str, Any] | None) -> Ranks | None:
-        """The ranks over which an evaluation is added up."""
+        """The ranks whose evaluations are added up."""
         return None if self._must_see_all(metrics) else self.ranks
 
     def _must_see_all(self, metrics: Mapping[str, Any] | None) -> bool:
-        own = [m for m in (metrics or {}).values() if hasattr(m, "compute") and not hasattr(m, "sync_on_compute")]
-        return bool(own)
+        return any(hasattr(m, "compute") and not hasattr(m, "sync_on_compute") for m in (metrics or {}).values())
 
     def begin_epoch(self, loader: Any) -> None:
-        """Draw the same order on all ranks."""
+        """Give all ranks the same rng state, so that samplers draw the same order."""
         if self.ranks is not None:
             self.ranks.share_rng_state([torch.default_generator, *generators_of(loader)])
 
     def is_even(self, stream: Stream[Any] | None) -> bool:
-        """Whether all ranks are known to have batches of one size in this step."""
+        """Whether all ranks surely have batches of one size in this step."""
         return stream is not None and is_even(stream.loader, stream.origin)
 
     def is_filler(self, stream: Stream[Any] | None) -> bool:
-        """Whether the batch of this step counts for nothing here."""
+        """Whether the batch of this step is filler, which counts for nothing."""
         return stream is not None and is_filler(stream.loader, stream.origin)
 
     # What ranks tell one another
@@ -91,14 +90,14 @@ class Collective:
     def tell(
         self, phases: Mapping[CodeType, str], progress: Callable[[], Progress], step: Callable[[], TrainingStep]
     ) -> None:
-        """What the others get to know of this rank: the name of what it does in a function, how far it is, its pace."""
+        """Tell other ranks of this one: its phase by function, its progress and its pace."""
         if (heartbeat := self._heartbeat) is not None:
             heartbeat.phases, heartbeat.progress = phases, progress
             heartbeat.items, heartbeat.paces = lambda: self._items, lambda: _pace(step())
 
     @property
     def telling(self) -> AbstractContextManager[None]:
-        """Around whatever waits for other ranks: what fails because of one of them becomes `RankLost`."""
+        """Context of calls that wait for other ranks: an error caused by one of them becomes `RankLost`."""
         return self._heartbeat or nullcontext()
 
     def while_telling(self, batches: Iterator[Any], items_in: Callable[[Any], int]) -> Iterator[Any]:
@@ -109,23 +108,23 @@ class Collective:
                 self._items += items_in(batch)
 
     def counted(self, items: int) -> int:
-        """Items of this rank, which it notes, as those of all ranks, which train on as many."""
+        """Note the items of this rank; returns those of all ranks, which train on as many."""
         self._items += items
         return items * self.size
 
     def lost(self, error: BaseException) -> RankLost | None:
-        """Words for what failed because of another rank; None for any other error."""
+        """The reason where another rank caused an error; None for any other error."""
         return None if self._heartbeat is None else self._heartbeat.lost(error)
 
     def meet(self, epoch: int, batches: int) -> None:
-        """After an epoch of unknown length: refuse to go on where another rank has more batches of it."""
+        """After an epoch of unknown length: raise where another rank has more batches of it."""
         if self._heartbeat is not None:
             self._heartbeat.meet(epoch, batches)
 
     # Decisions
 
     def after_step(self, *, stop: bool, save: bool) -> tuple[bool, bool]:
-        """Whether to stop and to save between the next two windows; several ranks decide so after the same step."""
+        """Whether to stop and to save between the next two windows; all ranks decide so after the same step."""
         if self._agreement is None:
             return stop, save
         self._calls += 1
@@ -137,41 +136,41 @@ class Collective:
         return self._agreed
 
     def done(self) -> None:
-        """What was agreed on is done."""
+        """Note that the agreed save is done."""
         self._agreed = (self._agreed[0], False)
 
     def end(self) -> None:
-        """The last step of a fit was made, on all ranks."""
+        """Note the last step of a fit, on all ranks."""
         if self._agreement is not None:
             self._agreement.end()
         self._agreed = (False, False)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank; between epochs, since it waits for all of them."""
+        """Whether a flag is set on any rank; synchronizes all ranks, so between epochs only."""
         return flag if self.ranks is None else bool(self.ranks.largest([float(flag)])[0])
 
     def largest(self, number: float) -> float:
-        """Over all ranks."""
+        """The maximum over all ranks."""
         return number if self.ranks is None else self.ranks.largest([number])[0]
 
     def reason(self, words: str | None) -> str | None:
-        """That of any rank which has one."""
+        """The first reason that a rank has; None where none has one."""
         if self.ranks is None:
             return words
         return next((each for each in self.ranks.gather(words) if each is not None), None)
 
     def why_not_captured(self, plan: Plan, *, asked: bool) -> str | None:
-        """Why steps of a plan are not captured as CUDA graphs; None where ranks have nothing against it."""
+        """Why ranks do not capture the steps of a plan as CUDA graphs; None where they may."""
         if self.ranks is None or not plan.graph:
             return None
         return why_not_captured(self.ranks, plan) if asked else "ranks do not try it unasked"
 
     def from_first(self, value: Any) -> Any:
-        """What the first rank has, as plain data."""
+        """The value of rank 0, plain data."""
         return value if self.ranks is None else self.ranks.gather(value)[0]
 
     def must_agree(self, what: dict[str, Any]) -> None:
-        """Refuse to go on where ranks differ."""
+        """Raise where ranks differ in these values."""
         if self.ranks is not None:
             with self.telling:
                 self.ranks.must_agree(what)
@@ -181,17 +180,14 @@ class Collective:
     # Sums
 
     def means(self, means: dict[str, float], items: float) -> tuple[dict[str, float], int]:
-        """Mean losses over the items of all ranks, and how many those are."""
+        """Mean losses over the items of all ranks, and their number."""
         if self.ranks is None:
             return means, int(items)
         *sums, count = self.ranks.total([*(items * value if items else 0.0 for value in means.values()), items])
         return {name: total / max(count, 1.0) for name, total in zip(means, sums, strict=True)}, int(count)
 
     def state(self, loop: dict[str, Any], loader: Any) -> dict[str, Any]:
-        """What a checkpoint holds of other ranks than this one: their rng states, and what they add to the sums.
-
-        `loop` is the state of the loop of this rank, whose sums become those of all.
-        """
+        """The rng states of all ranks for a checkpoint; the sums in `loop`, this rank's state, become those of all."""
         batch = self.global_batch(loader)
         if self.ranks is None:
             return {"size": 1, "batch": batch, "random": []}
@@ -201,7 +197,7 @@ class Collective:
         return {"size": self.size, "batch": batch, "random": self.ranks.gather([plain, data])}
 
     def words(self, model: nn.Module, plan: Plan, loader: Any) -> str | None:
-        """How ranks, or the GPUs of a process, train together, in a line; None where there is one alone."""
+        """A line on how ranks, or the GPUs of a process, train together; None for a single one."""
         batch = self.global_batch(loader)
         if self.ranks is None:
             return None if self.spread is None else self.spread.words(batch)
@@ -215,7 +211,7 @@ class Collective:
         return line
 
     def by_rank(self, step: TrainingStep) -> tuple[RankPace, ...]:
-        """What updates took each rank, which all of them tell at the end of a run."""
+        """The times of updates of each rank, gathered at the end of a run."""
         if self.ranks is None:
             return ()
         own, waited = _pace(step) or (None, None)
@@ -223,19 +219,19 @@ class Collective:
         return tuple(RankPace.from_json(each) for each in self.ranks.gather(mine.to_json()))
 
     def keep(self, batch: Any) -> None:
-        """The last batch of an epoch."""
+        """Keep the last batch of an epoch, for `instead`."""
         if self.spread is not None and self.spread.is_active and batch is not None:
             self._batch = batch
 
     def instead(self, step: TrainingStep, memory: OutOfMemory, seconds: float) -> str | None:
-        """Of a process with several GPUs, after its last epoch: what DDP would give; `seconds` is that of a step."""
+        """After the last epoch of a process with several GPUs: the estimate for DDP; `seconds` is a step's time."""
         if self.spread is None or self._batch is None:
             return None if self.spread is None else self.spread.words()
         batch, self._batch = self._batch, None
         return str(ddp_instead(step, memory, batch, self.spread.gpus, seconds))
 
     def global_batch(self, loader: Any) -> int | None:
-        """Items of a step on all ranks together, where the loader tells."""
+        """Items of a step on all ranks together; None where the loader does not say."""
         size = getattr(loader, "batch_size", None)
         return size * self.size if isinstance(size, int) else None
 
@@ -248,10 +244,10 @@ class Collective:
         added = None if sums is None else torch.tensor(rest[len(totals) :], dtype=watch["sums"].dtype)
         return {**watch, "items": int(items), "totals": totals, "sums": added}
 
-    def take(self, tree: dict[str, Any], loader: Any) -> str | None:
-        """Make a checkpoint that of this rank: with as many ranks as there were, its own rng states.
+    def adapt_checkpoint(self, tree: dict[str, Any], loader: Any) -> str | None:
+        """Edit a checkpoint for this rank: its own rng states where the number of ranks is the same.
 
-        Where that cannot give the batches of a run that was never stopped, the reason.
+        Returns the reason where batches will differ from those of an uninterrupted run.
         """
         loop, ranks, reason = tree["loop"], tree.get("ranks", {"size": 1, "batch": None, "random": []}), None
         if ranks["size"] != self.size:
@@ -276,14 +272,14 @@ class Collective:
 
 
 def _pace(step: TrainingStep) -> tuple[float, float] | None:
-    """Seconds of an update, its own and those of waiting for others; None where none was timed."""
+    """Seconds of an update: own work, and waiting for others; None where none was timed."""
     paces = [eager.across.pace for eager in step.eagers if eager.across is not None and eager.across.pace]
     times = [each for pace in paces if (each := pace.medians()) is not None]
     return (sum(own for own, _ in times), sum(waited for _, waited in times)) if times else None
 
 
 def facts_of_run(model: nn.Module, plan: Plan) -> dict[str, Any]:
-    """What must be the same on all ranks, by the name that a person knows."""
+    """Facts that must be the same on all ranks, by the names that a person knows."""
     script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
     source = script.read_bytes() if script is not None and script.is_file() else b""
     shapes = [f"{name} {_shape(tensor)}" for name, tensor in [*model.named_parameters(), *model.named_buffers()]]

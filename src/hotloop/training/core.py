@@ -1,4 +1,4 @@
-"""`Core`: what a loop holds (model, step, schedule, data, tuner), and how it goes from one plan to another."""
+"""`Core`: the parts of a loop (model, step, schedule, data, tuner), and the switch from one plan to another."""
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -119,7 +119,7 @@ class Core:
 
     @property
     def plan(self) -> Plan:
-        """What is carried out now; `micro_batch` is the size of micro-batches where batches do not fit whole."""
+        """The plan in use; `micro_batch` is the size of micro-batches where batches do not fit whole."""
         plan, limit = self.step.plan, self.memory.portion.limit
         return plan if limit == plan.micro_batch else replace(plan, micro_batch=limit)
 
@@ -139,7 +139,7 @@ class Core:
         self._end_epoch()
 
     def work(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Work]:
-        """The same for `fit`, which may train on several batches in one CUDA graph: that is done in here."""
+        """The same for `fit`; trains on several batches in one CUDA graph where it can."""
         stream = self.stream = self.stream_of(loader)
         if (resident := stream.resident) is None:
             for batch in self.batches(loader, transform):
@@ -180,7 +180,7 @@ class Core:
         self.epoch += 1
         self.watch.begin_epoch(self.epoch, self.stream)
         if self.seen_before is not None:
-            self.watch.go_on(self.seen_before)
+            self.watch.load_state_dict(self.seen_before)
             self.seen_before = None
         if self.expected is None:  # else `fit` knows the whole
             self.tuner.begin()
@@ -205,7 +205,7 @@ class Core:
         self.modes.eval()
 
     def rest(self) -> None:
-        """The last epoch of a fit is over: workers that wait for another one end, and so does a compilation."""
+        """End idle workers and a compilation after the last epoch of a fit."""
         self.tuner.end()
         self.modes.eval()
         if self.together.ranks is not None:
@@ -215,16 +215,16 @@ class Core:
         self._give_back()
 
     def _give_back(self) -> None:
-        """Between fits the model is the person's, who may flatten weights by `.view`, script it or copy the optimizer.
+        """Revert the plan between fits, when the person may flatten weights by `.view`, script or copy the model.
 
-        Captures and compiled code would be lost with the form of the plan, so that on a GPU it stays.
+        On a GPU the plan stays: captures and compiled code would be lost with it.
         """
         levers = self.step.levers
         if self.plans_itself and self.device.type == "cpu" and levers.plan.compile == "off" and not levers.is_displaced:
             levers.displace()
 
     def _transformed(self, transform: Transform, batch: Any) -> Any:
-        """A batch as the person's transform makes it; where memory runs out, again after room was made."""
+        """Transform a batch; where memory runs out, again after memory was freed."""
         if self.tuner.watches:
             return self.tuner.watch({"device_transform": transform}, partial(transform, batch))
         if self._transforming is None or self._transforming[0] is not transform:
@@ -248,7 +248,7 @@ class Core:
         raise AssertionError  # the last attempt returns or raises
 
     def stream_of(self, loader: Iterable[Any]) -> Stream[Any]:
-        """The same stream for the same loader, so that workers which persist between epochs do."""
+        """The stream of a loader; the same one for the same loader, so that persistent workers persist."""
         plan, now = self.plan, self.stream
         # The tuner found, now or in the run whose file this is, that data may live on the device; another's may not.
         kind = "auto" if plan.stream == "resident" and not self.by_hand else plan.stream
@@ -278,7 +278,7 @@ class Core:
         self.tuner.before(ahead, self.watch.batches)
 
     def _sample(self, resident: Resident | None, drawn: Any, transform: Transform | None) -> Any:
-        """A batch of data that lives on the device, of which nothing remembers that it was taken."""
+        """A batch of the data on the device, with rng states restored afterwards."""
         assert resident is not None  # several steps go into one graph only where there is one
         batch = resident.gather(resident.items(), drawn)
         if transform is None:
@@ -290,7 +290,7 @@ class Core:
             before.restore()
 
     def _left(self, loader: Iterable[Any]) -> int | None:
-        """Batches still to run: of this fit, or an epoch for each one so far."""
+        """Batches that remain: of this fit, or without one as many epochs as there were so far."""
         if self.expected is not None:
             return self.expected - self.watch.batches
         length = length_of(loader)
@@ -299,7 +299,7 @@ class Core:
     # Plans
 
     def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
-        """The step of a plan; with objectives that were compiled for it already."""
+        """The step of a plan, with objectives that are compiled already where given."""
         why = self.together.why_not_captured(plan, asked=not self.plans_itself)
         step = TrainingStep(
             self.model,
@@ -337,7 +337,7 @@ class Core:
         )
 
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
-        """Go on with a plan that the tuner found; with objectives that were compiled for it already."""
+        """Switch to a plan of the tuner, with objectives that are compiled already where given."""
         self.by_hand = False
         if plan == self.step.plan and compiled is None:
             return
@@ -351,8 +351,8 @@ class Core:
     def as_written(self) -> Iterator[TrainingStep]:
         """The step as the person wrote it, for a pass or two; captures stay.
 
-        Beside captures and compiled code the model keeps the form of the plan. Else it gets back its own: in fp32 cuDNN
-        has chosen its algorithms for that memory format, and would take seconds for another.
+        With captures or compiled code the levers stay applied. Else they are reverted: in fp32 cuDNN has chosen its
+        algorithms for the original memory format, and would take seconds for another.
         """
         plain = TrainingStep(self.model, self.objectives, self.subject.plan, averages=self.subject.averages)
         if self.step.plan.compile != "off" and self.device.type == "cuda":
@@ -364,13 +364,13 @@ class Core:
             with self.unplanned():
                 yield plain
 
-    def go_on_with(self, plan: Plan) -> None:
-        """Carry out the plan of an earlier part of this run, where the person leaves that to the loop."""
+    def resume_plan(self, plan: Plan) -> None:
+        """Carry out the plan of a checkpoint where the loop chooses its plan."""
         if self.plans_itself and torch.device(plan.device).type == self.device.type and plan != self.step.plan:
             self.exchange(self.step_for(replace(plan, device=str(self.device))), "that of the checkpoint")
 
     def exchange(self, new: TrainingStep, why: str) -> None:
-        """Carry out another step from now on."""
+        """Switch to another step."""
         new.take_over(self.step)
         try:
             self.subject.exchange(self.step, new)
@@ -382,9 +382,9 @@ class Core:
         self.journal(why)
 
     def hold(self, *, alone: bool = False) -> None:
-        """Where another loop was built on the same model since: give the model the form of this plan again.
+        """Apply this plan again where another loop was built on the same model since.
 
-        `alone`: the other has to give way; else both have it, as loops that take turns need it.
+        `alone`: revert the other loop's plan; else both stay applied, for loops that take turns.
         """
         if self.step.levers.is_displaced:
             self.step.forget_captures()
@@ -394,7 +394,7 @@ class Core:
 
     @contextmanager
     def unplanned(self) -> Iterator[None]:
-        """The model and the optimizers without what the plan has changed in them, for trials."""
+        """The model and the optimizers with the levers of the plan reverted, for trials."""
         self.subject.exchange(self.step, None)
         try:
             yield
@@ -403,7 +403,7 @@ class Core:
             self.subject.exchange(None, self.step)
 
     def keep_to_budget(self, batch: Any) -> None:
-        """Before the first step: choose the blocks that are checkpointed, so that memory stays within the budget."""
+        """Before the first step: choose the blocks to checkpoint for the memory budget."""
         self.budget_is_open = False
         with self.unplanned():
             plan, self.budgeting = budgeted(self.subject, self.step.plan, batch)
@@ -416,7 +416,7 @@ class Core:
     # What is noted and told
 
     def journal(self, why: str, *, batch: int | None = None) -> None:
-        """Note the plan that is carried out from the next batch on, or from one that has the number `batch`."""
+        """Note the plan in use from the next batch on, or from the one with the number `batch`."""
         noted = (self.step.plan, self.memory.portion.limit)
         if not self.plans or noted != self.noted:
             at = self.watch.batches if batch is None else batch
@@ -427,7 +427,7 @@ class Core:
         self.noted = noted
 
     def after_step(self) -> None:
-        """Note and say what the step has changed of its plan: no captures, other micro-batches."""
+        """Note and report changes that the step made to its plan: no captures, other micro-batches."""
         (plan, limit), now = self.noted, self.memory.portion.limit
         if self.step.plan != plan:
             self.journal(
@@ -444,25 +444,25 @@ class Core:
                 warnings.warn(f"the step is not captured as a CUDA graph: {why}", PlanWarning, stacklevel=3)
 
     def where(self) -> str:
-        """Which batch it is that is trained on, in words."""
+        """The present batch, in words."""
         origin = self.stream.origin if self.stream else None
         if origin is None:
             return f"the batch of step {self.watch.batches + 1}"
         return f"batch {origin.number} of epoch {self.epoch}"
 
     def forward(self, batch: Any) -> None:
-        """The forward passes alone, to find out what went wrong in one."""
+        """The forward passes alone, to explain an error in one."""
         for each in self.objectives:
             each.objective(self.model, batch)
 
     def _witness(self) -> Callable[[], list[str]]:
-        """Called before a step is repeated; what it returns, after it: what the person's code changed, by name."""
+        """Call before a step is repeated; the returned function, called after, names what the person's code changed."""
         roots = self.subject.roots()
         before = look(roots, counted_per_call)
         return lambda: before.changes(look(roots, counted_per_call))
 
     def _tell_of_memory(self, failed: int, follows: int) -> None:
-        """Say once that batches do not fit, and how training goes on."""
+        """Warn once that batches do not fit, and how training continues."""
         split = self.step.plan.split
         if self.memory.portion.cuts == 1 and split != "off":
             words = memory_words(self.model, failed, follows, exact=split != "items")

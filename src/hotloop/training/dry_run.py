@@ -1,4 +1,4 @@
-"""`DryRun`: a few steps of everything that a run will do, all of which is undone before it begins."""
+"""`DryRun`: a few steps of every part of a run, undone before it begins."""
 
 import tempfile
 import time
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from hotloop.batch_errors import attempt
 from hotloop.checkpoint import Store
 from hotloop.clock import synchronize
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.evaluation import Metrics
-from hotloop.misfit import attempt
 from hotloop.monitor.logs import Logged, targets_of, try_log
 from hotloop.objective import Predict
 from hotloop.records import Epoch
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 
 class DryRunFailed(HotloopError):
-    """A part of a run does not work, as its dry run has shown. `__cause__` is what went wrong."""
+    """A part of a run failed in its dry run; `__cause__` is the error."""
 
 
 @dataclass
 class DryRun:
-    """Tries each part of a run in turn; what fails ends it with the name of the part.
+    """Tries each part of a run in turn; an error names the part.
 
-    Its steps are real ones, without compilation and CUDA graphs, in the model's own memory. Afterwards all is what it
-    was: weights, optimizers, schedulers, generators, loaders, `stateful`, attributes of modules, datasets and hooks.
+    Its steps are real ones, without compilation and CUDA graphs, in the model's own memory. Afterwards it restores
+    weights, optimizers, schedulers, generators, loaders, `stateful`, attributes of modules, datasets and hooks.
     """
 
     loop: "Loop"
@@ -74,7 +74,7 @@ class DryRun:
             )
 
     def run(self) -> str:
-        """Try everything; what worked and how long an epoch takes, in a line."""
+        """Try everything; returns a line on what worked and how long an epoch takes."""
         core, hooks = self.core, [*self.hooks.on_step, *self.hooks.on_epoch]
         owners = (getattr(hook, "__self__", None) for hook in hooks)  # of methods
         others, loaders = [*core.stateful.values(), *hooks, *owners], {"": self.loader, "validation ": self.validate}
@@ -117,7 +117,7 @@ class DryRun:
         )
 
     def _train(self, step: TrainingStep) -> tuple[Epoch, float]:
-        """Training and its hooks: the epoch so far, and seconds of a batch."""
+        """Try training and its hooks; returns the epoch so far and the seconds of a batch."""
         losses: list[Tensor] = []
         items, times = 0, [time.perf_counter()]
         with self._first(self.loader, self.steps * step.plan.accumulate, self.transform) as batches:
@@ -141,7 +141,7 @@ class DryRun:
         return Epoch(1, mean, items, times[-1] - times[0], {}, {}), seconds
 
     def _evaluate(self) -> tuple[dict[str, float], float]:
-        """The validation: its scores, and seconds of a whole one."""
+        """Try the validation; returns its scores and the seconds of a whole one."""
         if self.validate is None:
             return {}, 0.0
         start = time.perf_counter()
@@ -162,7 +162,7 @@ class DryRun:
 
     @contextmanager
     def _first(self, loader: Iterable[Any], count: int, transform: Transform | None = None) -> Iterator[Iterator[Any]]:
-        """The first batches of a loader, on the device; its workers, which are others than those of the run, end."""
+        """The first batches of a loader on the device, by workers of their own that end afterwards."""
         plan = self.core.step.plan
         once = twin(loader, persistent_workers=False) if type(loader) is DataLoader else loader
         stream = Stream(once, self.core.device, "direct", transform, pinned=plan.pinned, workers=plan.workers)
@@ -171,7 +171,7 @@ class DryRun:
 
     @contextmanager
     def _part(self, name: str, is_there: bool = True, *, name_it: bool = True) -> Iterator[None]:
-        """A part of the run; what goes wrong in it is told by its name."""
+        """Context of a part of the run, whose errors become `DryRunFailed` with its name."""
         if is_there and name_it:
             self._done.append(name)
             self.tell(name)

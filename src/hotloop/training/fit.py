@@ -1,4 +1,4 @@
-"""The whole of a training run around `Loop.step`: epochs, evaluation, progress, Ctrl-C, and the report of it all."""
+"""`Fit`: a training run around `Loop.step`: epochs, evaluation, progress, Ctrl-C, report."""
 
 import math
 import platform
@@ -32,7 +32,7 @@ from hotloop.objective import predict as predict_by_convention
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
-from hotloop.step.sharding import sharded
+from hotloop.step.sharding import local_shard, sharded
 from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
@@ -44,16 +44,16 @@ from hotloop.training.scores import EpochScores, Scored
 from hotloop.training.state import (
     all_or_nothing,
     check_run,
-    draws_of,
-    go_on_in,
     handed_to,
     is_shaped,
     kept_settings,
-    load_told,
+    load_module,
+    load_position,
+    load_rng_states,
+    load_tensors,
+    loader_rng_restorer,
     modules_of,
     position_of,
-    put_random,
-    put_weights,
     state_of,
     structure_of,
 )
@@ -67,7 +67,7 @@ _NOTHING = nullcontext()
 
 
 class Trained(NamedTuple):
-    """An epoch that was trained on; its losses may still be on their way from the device."""
+    """A trained epoch, whose losses may still be on the device."""
 
     number: int
     ending: Ending
@@ -131,7 +131,7 @@ class Fit:
             torch.cuda.reset_peak_memory_stats(self.loop.device)
 
     def _changes_of_the_run(self, saver: Saver) -> Changes:
-        """Those since the loop began, where the same one goes on: as in a notebook, where nothing is built anew."""
+        """The `Changes` of the run; those of the loop so far where the same loop resumes, as in a notebook."""
         core = self.core
         makers = {**makers_of(self.loader), **makers_of(self.validate, "validation ")}
         others = {**handed_to(core, self.transform, makers), **self.hooks.handed()}
@@ -143,27 +143,27 @@ class Fit:
             core.changes.hand(others, core.stateful, known)
         return core.changes
 
-    def go_on(self, tree: dict[str, Any], tell: Callable[[str], None], check: Callable[[], None]) -> None:
-        """Be where a checkpoint was; where it is of another run, or damaged, nothing has changed.
+    def load_state_dict(self, tree: dict[str, Any], tell: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Load a checkpoint; where it is of another run, or damaged, nothing has changed.
 
-        `check` is called when the position is known: whether what is left of the run can be done.
+        `check` is called when the position is known, and raises where the rest of the run is impossible.
         """
         assert self._changes is not None
         core = self.core
         with all_or_nothing() as undo:
             check_run(tree)
-            other_ranks = core.together.take(tree, self.loader)
+            other_ranks = core.together.adapt_checkpoint(tree, self.loader)
             changes, run = tree["changes"], tree["run"]
             check_state(core, tree["loop"])
             self._changes.check(changes)
             self._kept_settings = kept_settings(core, tree["loop"])
             undo.callback(RngStates(core.device).restore)
             undo.callback(partial(vars(self).update, dict(vars(self))))
-            missing = self._changes.load(changes, undo)
-            self._resumption = go_on_in(core, self.loader, tree["loop"], tree["position"], tell, undo)
-            undo.callback(draws_of(self.validate))
-            reasons = [self._resumption.reason, other_ranks, self._validation.resume(run["draws"])]
-            missing += self._changes.put_generators(changes, undo)
+            missing = self._changes.load_stateful(changes, undo)
+            self._resumption = load_position(core, self.loader, tree["loop"], tree["position"], tell, undo)
+            undo.callback(loader_rng_restorer(self.validate))
+            reasons = [self._resumption.reason, other_ranks, self._validation.load_state_dict(run["draws"])]
+            missing += self._changes.load_generators(changes, undo)
             self._lost = list(run.get("lost", []))
             self.first, self.consumed = run["first"], run["consumed"] or 0
             self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
@@ -173,12 +173,12 @@ class Fit:
             self._resumed = run["resumed"] + 1
             self._before = tuple(run["before"])
             self._plans = [PlanChange.from_json(change) for change in run.get("plans", [])]
-            self._changes.put_settings(changes, undo)
+            self._changes.restore_settings(changes, undo)
             check()
-            put_random(core, tree["loop"])  # what is no state of a generator shows here
-            missing += put_weights(core, tree["loop"], undo)
-            missing += self._changes.put(changes, core.device)
-            put_random(core, tree["loop"])
+            load_rng_states(core, tree["loop"])  # what is no state of a generator shows here
+            missing += load_tensors(core, tree["loop"], undo)
+            missing += self._changes.load_attributes(changes, core.device)
+            load_rng_states(core, tree["loop"])
         if self.scored is not None and not core.together.is_first:
             self.scored.begin_epoch()  # the first rank has the sums of all
         if missing:
@@ -199,7 +199,7 @@ class Fit:
         metrics: Metrics | None,
         progress: bool | None,
     ) -> Report:
-        """Train, evaluate after each epoch, and report what was measured; `epoch` gives the batches."""
+        """Train, evaluate after each epoch, and return the report; `epoch()` gives the batches."""
         validate = self._validation.loader
         wait = validate is not None or self.loop.device.type != "cuda" or self.core.schedule.watches_a_metric
         wait = wait or self.core.together.size > 1  # ranks add up their losses at one moment
@@ -217,7 +217,7 @@ class Fit:
                     if self.saver is not None and self._changes is not None:
                         if is_shaped(self.core):
                             state = state_of(self.core)
-                            self.saver.check({"loop": state, "changes": self._changes.to_state()})
+                            self.saver.check({"loop": state, "changes": self._changes.state_dict()})
                             self._structure = structure_of(self.core, state)
                         self._unsaved = Unsaved(self._changes, self._searched())
                     if self._unevaluated is not None:
@@ -252,7 +252,7 @@ class Fit:
 
     @contextmanager
     def _second_interrupt(self) -> Iterator[None]:
-        """Ctrl-C again, between two epochs or in a save, leaves all as it is: the line of an early end tells of it."""
+        """Take a second Ctrl-C, between two epochs or in a save, as the end of a run cut short."""
         try:
             yield
         except KeyboardInterrupt:
@@ -261,7 +261,7 @@ class Fit:
             self._cut_short = True
 
     def close(self) -> None:
-        """Whatever ended it: nothing is written any more."""
+        """End validation workers and note the state, however the run ended."""
         self._validation.close()
         if self._changes is not None:
             self._changes.leave()
@@ -286,7 +286,7 @@ class Fit:
             warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
 
     def _say_how_it_ended(self, epochs: int) -> None:
-        """Of a run that has ended early: why, what was saved, and how to go on."""
+        """Say why a run ended early, what was saved, and how to resume."""
         if not self.stop.asked or (self.first >= epochs and not self._cut_short):
             return
         place = f"step {self.loop.steps:,}, epoch {min(self.first + 1, epochs)} of {epochs}"
@@ -296,7 +296,7 @@ class Fit:
         self.display.say(f"{words}: nothing is left to train" if self._is_patience_over and not self._items else words)
 
     def _train(self, number: int, work: Iterable[Work]) -> bool:
-        """One epoch, or the rest of it; whether it came to its end."""
+        """Train one epoch or the rest of it; returns whether it came to its end."""
         self._between = False
         clock = Clock(self.loop.device)
         start = self._epoch_clock = time.perf_counter()
@@ -345,7 +345,7 @@ class Fit:
         return whole
 
     def _scoring(self) -> AbstractContextManager[None]:
-        """Around a step: training metrics leave out a batch that counts for nothing on this rank."""
+        """Context of a step, in which training metrics leave out a filler batch of this rank."""
         if self.scored is None or not self.core.together.is_filler(self.core.stream):
             return _NOTHING
         return self.scored.unchanged()
@@ -364,7 +364,7 @@ class Fit:
             self.stop.why = name
 
     def _must_end(self) -> bool:
-        """After a stretch: save where it is time to. Whether the run has to end here."""
+        """After a stretch: save where due; returns whether the run has to end here."""
         if self.time_limit is not None and not self.stop.asked and self._seconds() > self.time_limit:
             self.stop.why = "the time limit"
         due = self.saver is not None and self.saver.is_due(self.loop.steps)
@@ -373,7 +373,7 @@ class Fit:
             return False
         if self.saver is not None and (stop or save):
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
-            self.saver.save(self.loop.steps, lambda: self._tree(self.consumed), wait=stop)
+            self.saver.save(self.loop.steps, lambda: self._state_dict(self.consumed), wait=stop)
             self.core.together.done()
         return self._ends(stop)
 
@@ -387,7 +387,7 @@ class Fit:
         return asked
 
     def _save_epoch(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, last: bool) -> None:
-        """After an epoch: save where it is time to, at the end of the run, and where the validation loss is best."""
+        """After an epoch: save where due, at the end of the run, and where the score is the best."""
         if self.saver is None or self._last is not None:
             return
         score = self.hooks.goal.score(self.epochs[-1]) if self.epochs and not self._pending else math.inf
@@ -395,10 +395,12 @@ class Fit:
         if last or is_best or self.core.together.any(self.saver.is_due(self.loop.steps)):
             self._finish(validate, metrics, wait=True)
             self._tell_what_is_lost(surely=last)
-            self.saver.save(self.loop.steps, lambda: self._tree(None), None if score == math.inf else score, wait=last)
+            self.saver.save(
+                self.loop.steps, lambda: self._state_dict(None), None if score == math.inf else score, wait=last
+            )
 
     def _save_end(self) -> None:
-        """Save what is not yet: the evaluation was cut short, or the end was asked for between two epochs."""
+        """Save the end where it is not yet: the evaluation was cut short, or the run was stopped between two epochs."""
         if self.saver is None:
             return
         if self.stop.twice and self.saver.writer.busy:
@@ -409,15 +411,15 @@ class Fit:
         if (last := self._last) is not None:
             self.saver.save(self.loop.steps, lambda: last, wait=True)
         elif is_missing:
-            self.saver.save(self.loop.steps, lambda: self._tree(None), wait=True)
+            self.saver.save(self.loop.steps, lambda: self._state_dict(None), wait=True)
 
     def _searched(self) -> dict[str, object]:
-        """Where else to look for what training changes: samplers, or a loader that is the person's own."""
+        """More objects that training may change: samplers, or a loader of the person's own."""
         found = {"sampler": samplers_in(self.loader), "validation sampler": samplers_in(self.validate)}
         return {name + ".sampler" * n: each for name, several in found.items() for n, each in enumerate(several)}
 
     def _tell_what_is_lost(self, *, surely: bool = False) -> None:
-        """Say once for each name that training changes something which no checkpoint holds."""
+        """Warn once for each name of state that training changes and no checkpoint holds."""
         if self._unsaved is None:
             return
         in_workers = self.core.stream.changed_in_workers if self.core.stream else []
@@ -433,7 +435,7 @@ class Fit:
             )
 
     def _tell_what_is_restructured(self, state: dict[str, Any]) -> None:
-        """Say once for each name that training changes what a script must have built to go on from a checkpoint."""
+        """Warn once for each name whose shape or group training changes, so that the script cannot resume."""
         now = structure_of(self.core, state)
         before = self._structure = self._structure or now
         changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
@@ -447,8 +449,8 @@ class Fit:
                 stacklevel=8,
             )
 
-    def _tree(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
-        """What a checkpoint holds; `consumed` batches of the epoch were trained on, None between two epochs."""
+    def _state_dict(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
+        """The tree of a checkpoint after `consumed` batches of the epoch; None between two epochs."""
         assert self._changes is not None
         self._tell_what_is_lost(surely=self.stop.asked)
         inside = consumed is not None
@@ -462,13 +464,13 @@ class Fit:
             "unevaluated": None if unevaluated is None else unevaluated.to_json(),
             "resumed": self._resumed,
             "before": list(self._before),
-            "draws": self._validation.to_state(),
+            "draws": self._validation.state_dict(),
             "lost": self._lost,
             "plans": [change.to_json() for change in self._all_plans()],
         }
         if self.scored is not None and self.core.together.ranks is not None:
             self.scored.give_to_first(self.core.together.ranks)
-        changes = self._changes.to_state()
+        changes = self._changes.state_dict()
         loop = state_of(self.core)
         self._tell_what_is_restructured(loop)
         return {
@@ -480,7 +482,7 @@ class Fit:
         }
 
     def _all_plans(self) -> list[PlanChange]:
-        """Every plan of this run with the batch from which on it was carried out, those of earlier parts included."""
+        """Every plan of this run with its first batch, earlier parts included."""
         self.core.journal("the step was changed while it ran")  # where many steps at once have not noted it yet
         plans = list(self._plans)
         steps, _, batches, _ = self._before
@@ -494,17 +496,18 @@ class Fit:
         return time.perf_counter() - self._clock
 
     def _so_far(self) -> dict[str, Any]:
-        """What the run has taken, its earlier parts included."""
+        """Seconds and peak memory of the run, earlier parts included."""
         device, earlier = self.loop.device, self._earlier
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
         return {
             "seconds": earlier["seconds"] + self._seconds(),
             "tuning": earlier["tuning"] + self.core.tuner.seconds - self._tuned_before,
             "saving": earlier["saving"] + (0.0 if self.saver is None else self.saver.stall),
-            "peak_memory": max(earlier["peak_memory"], _peak_memory(device)),
+            "peak_memory": max(earlier["peak_memory"], peak),
         }
 
     def _finish(self, validate: Iterable[Any] | None, metrics: Metrics | None, *, wait: bool) -> None:
-        """Note the epochs whose losses have come from the device; short epochs go on meanwhile."""
+        """Note the epochs whose losses have reached the host; short epochs do not wait for them."""
         while self._pending and (wait or self._pending[0].ending.landed()):
             done = self._pending.popleft()
             means, items = self.core.together.means(done.ending.means(), float(done.ending.items))
@@ -520,7 +523,7 @@ class Fit:
             self._note(epoch, validate, metrics, whole=done.whole)
 
     def _note(self, epoch: Epoch, validate: Iterable[Any] | None, metrics: Metrics | None, *, whole: bool) -> None:
-        """Evaluate after an epoch and keep what it gave."""
+        """Evaluate after an epoch and keep its record."""
         if whole and validate is not None:
             epoch = replace(epoch, metrics=self._scores(epoch, validate, metrics))
             if epoch.metrics:
@@ -543,7 +546,7 @@ class Fit:
             self._end_without_progress()
 
     def _end_without_progress(self) -> None:
-        """Where the last epochs were no better, as many as the person is patient for, the run is done."""
+        """End the run where the last `patience` epochs were no better."""
         if (patience := self.hooks.patience) is not None:
             best = self._best_so_far.of(self.epochs)
             self.stop.why = self.hooks.goal.words_for_patience(best, self.epochs[-1], patience)
@@ -555,7 +558,7 @@ class Fit:
         return None if best is None else best.epoch
 
     def _restore_best(self) -> None:
-        """Give the model and the criterion the weights of the best epoch; where they do not fit, nothing changes."""
+        """Load the weights of the best epoch into model and criterion; where they do not fit, nothing changes."""
         best = self._best()
         if not self.hooks.restores_best or best is None or best == self.epochs[-1].number:
             return
@@ -567,7 +570,7 @@ class Fit:
                 weights = self._best_weights or self._saved_weights(best, modules)
                 for module, values in zip(modules, weights, strict=True):
                     now = module.state_dict()
-                    load_told(module, {name: _put(now.get(name), each) for name, each in values.items()})
+                    load_module(module, {name: _loadable(now.get(name), each) for name, each in values.items()})
             except (RuntimeError, HotloopError) as error:
                 before.restore()
                 warnings.warn(
@@ -578,7 +581,7 @@ class Fit:
                 )
 
     def _saved_weights(self, number: int, modules: Sequence[nn.Module]) -> list[dict[str, Any]]:
-        """Those after an epoch of an earlier part of the run, which was the best."""
+        """The weights of the best epoch from the checkpoint of an earlier part of the run."""
         path = None if self.saver is None else self.saver.writer.store.best()
         if self.saver is None or path is None:
             raise HotloopError("no checkpoint holds them")
@@ -589,8 +592,8 @@ class Fit:
         return [dict(sharded(*pair)) for pair in zip(modules, states, strict=True)]
 
     def _scores(self, epoch: Epoch, validate: Iterable[Any], metrics: Metrics | None) -> dict[str, float]:
-        """The evaluation after an epoch; empty where the run has to end before it is done."""
-        before = None if self.saver is None else self._tree(None, epoch)
+        """Scores of the evaluation after an epoch; empty where the run ends before it is done."""
+        before = None if self.saver is None else self._state_dict(None, epoch)
         if not self._is_asked():
             try:
                 with self.stop.at_once() if self.core.together.size == 1 else nullcontext():
@@ -643,21 +646,11 @@ class Fit:
         )
 
 
-def _peak_memory(device: torch.device) -> int:
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-
-
-def _rows_of(tensor: Any) -> Tensor:
-    """What this rank holds of a tensor: its rows of one that is sharded, without a gather."""
-    rows: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return rows
-
-
 def _weights_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
-    """What modules hold now, copied to the host."""
+    """The state_dicts of modules, copied to the host."""
     return [
         {
-            name: _rows_of(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+            name: local_shard(value).detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
             for name, value in module.state_dict().items()
         }
         for module in modules
@@ -665,8 +658,8 @@ def _weights_of(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def _put(now: Any, value: Any) -> Any:
-    """A value for `load_state_dict`; the rows of a sharded tensor are put into it."""
+def _loadable(now: Any, value: Any) -> Any:
+    """A value for `load_state_dict`; a local shard is copied into its sharded tensor."""
     if not hasattr(now, "to_local") or not isinstance(value, Tensor) or hasattr(value, "to_local"):
         return value
     now.to_local().copy_(value)
@@ -674,7 +667,7 @@ def _put(now: Any, value: Any) -> Any:
 
 
 def makers_of(loader: object, prefix: str = "") -> dict[str, object]:
-    """What makes the items and batches of a loader, where that is done in this process."""
+    """The dataset and collate_fn of a loader, where they run in this process."""
     if not isinstance(loader, DataLoader) or loader.num_workers:
         return {}
     makers: dict[str, object] = {f"{prefix}dataset": loader.dataset}
@@ -693,7 +686,7 @@ def samplers_in(loader: object) -> list[object]:
 PHASES = {  # what a rank does, by the function that it is in
     Fit.run.__code__: BETWEEN,
     Fit._train.__code__: READING,
-    Fit._tree.__code__: SAVING,
+    Fit._state_dict.__code__: SAVING,
     Saver.save.__code__: SAVING,
     OtherRankSaver.save.__code__: SAVING,
 }

@@ -1,4 +1,4 @@
-"""What a run leaves beside its checkpoints: `run.json`, what it was begun with, and `report.html`, what it gave."""
+"""Files of a run beside its checkpoints: `run.json` with its settings, `report.html` and `report.json`."""
 
 import inspect
 import json
@@ -32,9 +32,9 @@ MOST_PARTS = 100  # of a run that is resumed again and again, the last ones
 def write_run(
     folder: Path, arguments: Mapping[str, Any], plan: Plan, choice: Choice, *, ranks: int = 1, resumed: bool = False
 ) -> None:
-    """Write what a run begins with. A part that goes on from a checkpoint is added as `resumed`: it may differ.
+    """Write the settings of a run. Those of a part that resumes, which may differ, are added as `resumed`.
 
-    A file of somebody else stays, and one that cannot be written is a warning: the run is worth more.
+    A foreign file stays, and one that cannot be written is a warning: the run is worth more.
     """
     path = folder / FILE
     earlier = _earlier(path)
@@ -53,7 +53,7 @@ def write_run(
 def write_report(folder: Path, report: Report, name: str) -> None:
     """Write the page of a run and its data; a later part of the run writes both again.
 
-    Files of somebody else stay, and what cannot be written is a warning: the run is worth more.
+    Foreign files stay, and one that cannot be written is a warning: the run is worth more.
     """
     from hotloop.report.page import Training, page  # noqa: PLC0415  # jinja2 is loaded with it
     from hotloop.report.runs import DATA, PAGE, read_run, run_of  # noqa: PLC0415
@@ -72,7 +72,7 @@ def write_report(folder: Path, report: Report, name: str) -> None:
 
 
 def describe_run(arguments: Mapping[str, Any], plan: Plan, choice: Choice, *, ranks: int = 1) -> dict[str, Any]:
-    """What decides how a run goes, as plain data; what is not known is None. Nothing waits for the device.
+    """The settings of a run as plain data, None where unknown; no synchronization.
 
     Environment variables and the command line are not part of it: they may hold secrets.
     """
@@ -100,7 +100,7 @@ def describe_run(arguments: Mapping[str, Any], plan: Plan, choice: Choice, *, ra
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """A value as JSON holds it; of anything else, what it is.
+    """A value as JSON; the type or name of one that JSON cannot hold.
 
     >>> _plain({"epochs": 3, "save": Path("runs"), "metrics": {"accuracy": print}, "loader": iter([])})
     {'epochs': 3, 'save': 'runs', 'metrics': {'accuracy': '<print>'}, 'loader': '<list_iterator>'}
@@ -149,7 +149,7 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
 
 def _earlier(path: Path) -> dict[str, Any] | None:
-    """What an earlier part of the run wrote; None where there is nothing of ours."""
+    """The file of an earlier part of the run; None where there is none of hotloop's."""
     try:
         data = json.loads(path.read_text(encoding="utf-8")) if path.stat().st_size <= LARGEST else None
     except (OSError, ValueError, RecursionError):

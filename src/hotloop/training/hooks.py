@@ -1,4 +1,4 @@
-"""Hooks of a run, told of its steps and epochs; which epoch is the best, early stopping, EMA."""
+"""Hooks on steps and epochs of a run; the best epoch, early stopping, EMA."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,7 +40,7 @@ _HIGHER = (
 
 @dataclass(slots=True)
 class StepRecord:
-    """A step that was made. Nothing of it was read from the device; `float(record.loss)` reads, and waits."""
+    """A finished step. Its values are still on the device; `float(record.loss)` synchronizes."""
 
     step: int  # updates of the weights so far
     epoch: int  # from 1
@@ -89,7 +89,7 @@ def hooks_in(given: Any, name: str) -> tuple[Callable[[Any], object], ...]:
 
 
 def asks_to_stop(hooks: Iterable[Callable[[Any], object]], record: Any, name: str) -> bool:
-    """Call hooks; whether one of them wants the run to end."""
+    """Call hooks; returns whether one of them asks to stop."""
     stops = False
     for hook in hooks:
         if (returned := hook(record)) is None:  # as most return
@@ -105,7 +105,7 @@ def asks_to_stop(hooks: Iterable[Callable[[Any], object]], record: Any, name: st
 
 @dataclass(frozen=True)
 class Goal:
-    """Which metric says what is best, and whether more of it is better."""
+    """The metric that decides which epoch is best, and its direction."""
 
     metric: str
     direction: Direction
@@ -141,18 +141,18 @@ class Goal:
         return f"{self.direction} {self.metric}"
 
     def check(self, scores: Mapping[str, float]) -> None:
-        """Refuse a metric that an evaluation did not give, since it gave several values under that name."""
+        """Raise where an evaluation has no such metric, because it gave several values under that name."""
         if self.metric not in scores and self.metric != "loss":  # which turns do not have
             raise _unknown(self.metric, scores)
 
     def score(self, epoch: Epoch) -> float:
-        """Lower is better; of an epoch that has no such number, or none that is one, infinity."""
+        """The score of an epoch, lower is better; infinity where the metric is missing or NaN."""
         value = epoch.metrics.get(self.metric, math.nan)
         signed = value if self.direction == "min" else -value
         return math.inf if math.isnan(signed) else signed
 
     def words_for_patience(self, best: BestEpoch | None, last: Epoch, patience: int) -> str | None:
-        """Why a run ends whose last `patience` epochs were no better than an earlier one."""
+        """The message of a run that ends after `patience` epochs without progress."""
         if best is None or last.number - best.epoch < patience:
             return None
         return f"no better {self.metric} in {plural(patience, 'epoch')}"
@@ -165,7 +165,7 @@ def _unknown(name: str, known: Iterable[str]) -> BadArgument:
 
 
 class BestSoFar:
-    """The best epoch of a run that goes on: each epoch is looked at once, since there may be thousands."""
+    """The best epoch so far; each epoch is compared once, since there may be thousands."""
 
     def __init__(self, goal: Goal) -> None:
         self._goal = goal
@@ -190,7 +190,7 @@ class BestSoFar:
 
 @dataclass(frozen=True)
 class RunHooks:
-    """What a person wants to be told of a run, and what they call its best."""
+    """The hooks of a run, and the goal that decides its best epoch."""
 
     on_step: tuple[Callable[[Any], object], ...] = ()
     on_epoch: tuple[Callable[[Any], object], ...] = ()
@@ -199,7 +199,7 @@ class RunHooks:
     restores_best: bool = False  # whether the model has the weights of the best epoch at the end
 
     def handed(self) -> dict[str, object]:
-        """Objects that may keep something of their own, by name."""
+        """Hook objects that may hold state, by name."""
         several = {"on_step": self.on_step, "on_epoch": self.on_epoch}
         return {
             name if len(hooks) == 1 else f"{name} {number}": hook
@@ -258,5 +258,5 @@ class Ema:
 
 
 def _is_averaged(buffer: Tensor) -> bool:
-    """Whether a buffer has an average: PyTorch's of whole numbers is cut off, and that of infinities is NaN."""
+    """Whether a buffer can be averaged: not integers, which PyTorch truncates, nor infinities, which give NaN."""
     return (buffer.is_floating_point() or buffer.is_complex()) and bool(buffer.isfinite().all())

@@ -1,4 +1,4 @@
-"""`Journal`: the hardware watched while a run goes on, and the numbers of both written to its logs."""
+"""`Journal`: watches the hardware during a run, and writes the numbers of both to its logs."""
 
 import time
 import warnings
@@ -16,7 +16,7 @@ from hotloop.training.gradients import GradientNorms
 
 
 class Journal:
-    """Watches the device of a run from a thread, and writes what it is told, as often as that samples.
+    """Watches the device of a run from a thread, and logs numbers of the run at the same rate.
 
     A log that cannot be opened is an error before the run begins; one that breaks later is told once and left alone.
     """
@@ -56,11 +56,11 @@ class Journal:
 
     @property
     def load(self) -> Load | None:
-        """What was asked of the hardware so far; None where nobody looks."""
+        """The load of the hardware so far; None without monitoring."""
         return None if self._watching is None else self._watching.load
 
     def before_step(self) -> None:
-        """A step follows; those that are logged are as seldom as looks at the hardware."""
+        """Call before a step; steps are logged at the rate of hardware samples."""
         if self._logs.is_empty or time.monotonic() - self._last < EVERY:
             return
         self._is_due, self._last = True, time.monotonic()
@@ -68,7 +68,7 @@ class Journal:
             self._norms.ask()
 
     def stretch(self, loss: float | None, rate: float) -> None:
-        """Note the loss as far as it is known, items per second, learning rate and the norm of the gradient."""
+        """Log the latest known loss, items per second, learning rate and gradient norm."""
         if not self._is_due:
             return
         self._is_due = False
@@ -77,7 +77,7 @@ class Journal:
         self._write({"loss": loss, "items per second": rate} | self._rate_of_learning() | self._gradient_norms())
 
     def epoch(self, epoch: Epoch) -> None:
-        """Note what an epoch gave."""
+        """Log the record of an epoch."""
         numbers = {"epoch": float(epoch.number), "epoch/loss": epoch.loss} | self._gradient_norms()
         numbers |= {f"train/{name}": value for name, value in epoch.train_metrics.items()}
         self._write(numbers | {f"validation/{name}": value for name, value in epoch.metrics.items()})

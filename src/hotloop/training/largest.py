@@ -1,4 +1,4 @@
-"""`largest_batch`: the largest batch that fits and the fastest one, found by real steps whose every trace is undone."""
+"""`largest_batch`: the largest batch that fits and the fastest one, by real steps that are undone."""
 
 import copy
 import dataclasses
@@ -34,7 +34,7 @@ Reason = Literal["memory", "limit", "data", "time"]
 
 @dataclass(frozen=True)
 class Try(Record):
-    """A size of batch that was tried."""
+    """A trial of a batch size."""
 
     items: int
     seconds_per_item: float | None  # None where it was not timed
@@ -78,7 +78,7 @@ def largest_batch(
 
     `data` is a loader or a batch; its rows, repeated, make batches of any size, and `transform` changes them on the
     device. Each size runs whole steps (forward, backward, clipping, update) from the same state, in an empty allocator.
-    Neither compiled nor captured: a compiler would begin anew for every size. Model, optimizers, gradients, random
+    Neither compiled nor captured: a compiler would begin anew for every size. Model, optimizers, gradients, rng
     states and the order of the data are left as they were, to the bit. After `seconds` the search says what it knows.
     """
     for name, value in (("limit", limit), ("seconds", seconds)):
@@ -112,7 +112,7 @@ def climb(fits: Callable[[int], bool | None], start: int, bound: int) -> tuple[i
 
 
 class _Search:
-    """Sizes that are tried one after another, within a time."""
+    """Tries sizes one after another, within a time."""
 
     def __init__(self, rehearsal: "Rehearsal", batch: Any, transform: Any, seconds: float) -> None:
         self._rehearsal, self._batch, self._transform = rehearsal, batch, transform
@@ -167,7 +167,7 @@ class _Search:
             return Try(items, time_of(step, batch) / items, peak, fits=True)
 
     def _expected(self, items: int) -> float:
-        """The peak to expect at a size, from the two nearest to it that were measured."""
+        """The expected peak at a size, from the two nearest measured ones."""
         known = sorted((each.items, each.peak) for each in self._tried if each.peak is not None)
         if not known:
             return 0.0
@@ -215,7 +215,7 @@ def sized(batch: Any, items: int, wanted: int) -> Any:
 
 
 def _example(data: Any) -> tuple[Any, int | None]:
-    """A batch, and the length of the dataset that it comes from, where there is one."""
+    """A batch, and the length of its dataset where there is one."""
     in_a_row = isinstance(data, list | tuple) and any(isinstance(value, Tensor) for value in data)
     if in_a_row or isinstance(data, Tensor | Mapping) or dataclasses.is_dataclass(data):
         return data, None
@@ -229,7 +229,7 @@ def _example(data: Any) -> tuple[Any, int | None]:
 
 
 def _memory(device: torch.device) -> int | None:
-    """Bytes that tensors may take in all: what they take now, and what is left for more."""
+    """Bytes available to tensors in all: allocated now, and free."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device) + (room(device) or 0)
     free = usage(device).free

@@ -1,4 +1,4 @@
-"""A look at a loop: where the memory and the time of real steps go, which are all undone."""
+"""Memory and time of a loop's real steps, all undone afterwards."""
 
 import copy
 import warnings
@@ -28,14 +28,14 @@ from hotloop.step.training import TrainingStep
 from hotloop.text import shorten
 from hotloop.training.changes import owner_of
 from hotloop.training.fit import makers_of
-from hotloop.training.state import draws_of
+from hotloop.training.state import loader_rng_restorer
 from hotloop.tune.rehearsal import Rehearsal, rehearsing, written_tensors
 from hotloop.tune.subject import Subject
 
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """What a loop holds and uses."""
+    """Memory that a loop holds and uses."""
 
     usage: Usage  # of the device: allocated, reserved, this process, free
     holdings: Holdings  # of the model and its optimizers: parameters, gradients, optimizer state
@@ -54,9 +54,9 @@ def undone(
     others: Sequence[Any] = (),
     known: Iterable[object] = (),
 ) -> Iterator[Rehearsal]:
-    """A rehearsal after which objects hold what they held; what was changed and cannot be put back is named.
+    """A rehearsal that restores every object it changes, and warns with the names of those it cannot restore.
 
-    The keys of `loaders` come before the names of their parts. Of `others`, such as hooks, the attributes are put back
+    The keys of `loaders` come before the names of their parts. Of `others`, such as hooks, the attributes are restored
     and the state that they tell, and nobody looks further. What is `known` is not looked at.
     """
     handed = {"device_transform": transform}
@@ -76,7 +76,7 @@ def undone(
     kept.items(container for owner in (*inner, *owners) for container in _containers_of(owner))
     told = [thing for thing in others if is_stateful(thing) and not isinstance(thing, type)]
     states = [(thing, copy.deepcopy(thing.state_dict())) for thing in told]
-    draws = [draws_of(loader) for loader in loaders.values()]
+    rng_restorers = [loader_rng_restorer(loader) for loader in loaders.values()]
     try:
         with rehearsing(subject, generators) as rehearsal:
             yield rehearsal
@@ -84,10 +84,10 @@ def undone(
         kept.restore()
         for thing, state in states:
             thing.load_state_dict(state)
-        for put_back in draws:
-            put_back()
+        for restore in rng_restorers:
+            restore()
         if changed := before.changes(look(roots, skip, known)):
-            words = f"real steps have changed {shorten(changed, 4)}, which cannot be put back"
+            words = f"real steps have changed {shorten(changed, 4)}, which cannot be restored"
             warnings.warn(words, PlanWarning, stacklevel=5)
 
 
@@ -97,14 +97,14 @@ def _attributes(owner: object) -> dict[str, Any]:
 
 
 def _containers_of(owner: object) -> Iterator[Any]:
-    """Where an object keeps what it holds; not what lies deeper, which may be a million items of data."""
+    """The containers of an object's attributes; not deeper ones, which may hold a million items of data."""
     held = _attributes(owner)
     # A mapping of another kind may be a file, such as one of h5py.
     return (each for each in (owner, held, *held.values()) if isinstance(each, list | dict | set | deque))
 
 
 def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
-    """What is held now; with a batch also what a step of it takes."""
+    """Memory held now, and with a batch also that of a step."""
     now, held = usage(subject.device), holdings(subject.model, subject.optimizers)
     if batch is None:
         return Memory(now, held)
@@ -125,7 +125,7 @@ def profile_of(
     tell: Callable[[str], None],
     transform: object = None,
 ) -> Profile:
-    """Where the time of steps goes on these batches of a loader, which are read again and again."""
+    """The profile of steps on these batches, which are read repeatedly."""
     with undone(subject, {"": loader}, transform) as rehearsal:
         rehearsal.exchange(step)
         with Profiler(subject.device, steps=steps, name=type(subject.model).__name__, tell=tell) as profiler:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotloop.batch_errors import TORCH_ERRORS, explanation
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
@@ -20,7 +21,6 @@ from hotloop.evaluation import Metrics, check_metrics
 from hotloop.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
-from hotloop.misfit import REFUSALS, explanation
 from hotloop.monitor.logs import Logged
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective import predict as predict_by_convention
@@ -173,17 +173,17 @@ class Loop:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self._core.device
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        """Those that it steps."""
+        """The optimizers that it steps."""
         return self._core.optimizers
 
     @property
     def plan(self) -> Plan:
-        """What is carried out now; `micro_batch` is the size of micro-batches where batches do not fit whole."""
+        """The plan in use; `micro_batch` is the size of micro-batches where batches do not fit whole."""
         return self._core.plan
 
     @property
@@ -203,7 +203,7 @@ class Loop:
 
     @property
     def out_of_memory(self) -> int:
-        """Times that memory ran out and a batch was repeated: in micro-batches, or whole where it was `fragmented`."""
+        """How often memory ran out and a batch was repeated: in micro-batches, or whole where it was `fragmented`."""
         return self._core.memory.portion.failures
 
     @property
@@ -264,7 +264,7 @@ class Loop:
         step = core.step
         try:
             parts = step.run(batch)
-        except REFUSALS as error:
+        except TORCH_ERRORS as error:
             better: HotloopError | None = core.together.lost(error)
             if better is None:
                 better = explanation(error, self.model, batch, core.where(), partial(core.forward, batch))
@@ -276,7 +276,7 @@ class Loop:
         return next(iter(parts.values())) if len(parts) == 1 else total(parts)
 
     def _watched(self, batch: Any) -> Tensor:
-        """A real step whose effects on the person's own objects the tuner notes."""
+        """A real step, in which the tuner notes the effects on the person's own objects."""
         tuner = self._core.tuner
         tuner.watches, left = 0, tuner.watches
         try:
@@ -298,7 +298,7 @@ class Loop:
 
         The levers are tried in real steps on batches of `loader`, each against the best plan so far; one is kept where
         it is faster by more than the noise, pays back what it costs within the run, and loss and gradient stay those of
-        fp32. All of these steps are undone: model, optimizers, random state and data order are left as they were.
+        fp32. All of these steps are undone: model, optimizers, rng state and data order are left as they were.
         `fit` and `batches` find a plan by themselves.
         """
         if (size := self._core.together.size) > 1:
@@ -318,7 +318,7 @@ class Loop:
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
     ) -> dict[str, float]:
-        """Metrics and the mean loss over `loader`: inference mode, eval mode and back, one wait at the end."""
+        """Metrics and the mean loss over `loader`: inference mode, eval mode and back, one sync at the end."""
         core = self._core
         objective = None if core.criterion is not None or isinstance(core.objective, Mapping) else core.objective
         check_metrics(metrics)
@@ -440,7 +440,7 @@ class Loop:
             try:
                 if saver is not None and saver.found is not None:
                     with telling("going back to where it was", progress) as tell:
-                        fit.go_on(saver.found.tree, tell, check)
+                        fit.load_state_dict(saver.found.tree, tell, check)
                 check()
                 done = 0 if length is None else fit.first * length + fit.consumed
                 self._core.expected = None if length is None else self._core.watch.batches + epochs * length - done
@@ -470,7 +470,7 @@ class Loop:
         validate: object,
         metrics: Metrics | None,
     ) -> RunHooks:
-        """What a person wants to be told, checked."""
+        """The hooks of a run, checked."""
         if patience is not None and (isinstance(patience, bool) or not isinstance(patience, int) or patience < 1):
             raise BadArgument(f"patience={patience!r}", fix="give a number of epochs, from 1")
         for name, given in (("patience", patience), ("restore_best", restore_best), ("best", best != "loss")):
@@ -485,7 +485,7 @@ class Loop:
     def _check(
         self, epochs: int, validate: Iterable[Any] | None, metrics: Metrics | None, device_transform: object
     ) -> None:
-        """Refuse a run that cannot be meant."""
+        """Raise for arguments that cannot be meant."""
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
         if metrics and validate is None:
@@ -503,7 +503,7 @@ class Loop:
         self._core.schedule.check(metrics)
 
     def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
-        """Refuse schedulers that end before the run does."""
+        """Raise for schedulers that end before the run does."""
         if length is not None:
             updates = math.ceil(length / self.plan.accumulate)  # of an epoch, the last of which may be cut short
             left = epochs * updates - fit.first * updates - fit.consumed // self.plan.accumulate
@@ -522,7 +522,7 @@ class Loop:
         """The largest batch that fits, at most `limit` items, and the one with the best throughput.
 
         Real steps with batches made from the first one of `loader` (or from one batch) grow and bisect for up to
-        so many `seconds`. Everything that they change is put back, to the bit.
+        so many `seconds`. Everything that they change is restored, to the bit.
         """
         self._core.step.forget_captures()  # they hold memory
         with self._core.modes.within(training=True), self._core.unplanned():
@@ -532,7 +532,7 @@ class Loop:
     def memory(self, batch: Any = None) -> Memory:
         """What is allocated, reserved and held, by what; with a `batch`, also where the memory of a step goes.
 
-        That step is a real one: its peak by phase and by module, and over time. Everything is put back afterwards. It
+        That step is a real one: its peak by phase and by module, and over time. Everything is restored afterwards. It
         runs operation by operation, so a compiled step may need less.
         """
         with self._core.modes.within(training=True), self._core.unplanned():
@@ -549,7 +549,7 @@ class Loop:
     ) -> Profile:
         """Where the time of a step goes: waiting for data, copies, gaps, compute; by your own lines.
 
-        Real steps of the plan on batches of `loader`, after a warm-up; everything is put back afterwards. `hotloop
+        Real steps of the plan on batches of `loader`, after a warm-up; everything is restored afterwards. `hotloop
         profile script.py` does the same for a script that knows nothing of hotloop.
         """
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
@@ -563,7 +563,7 @@ class Loop:
             return profile_of(core.subject, step, stream, steps, loader, tell, device_transform)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that decides how training goes on, as plain data and tensors: model, optimizers, schedulers,
+        """Everything that training resumes from, as plain data and tensors: model, optimizers, schedulers,
         scaler, plan, rng states, and what was given as `stateful`. `fit(save=…)` also saves where the loader is.
 
         As with PyTorch's own, the tensors are those of the model, not copies. Gradients that wait for their update are
@@ -576,7 +576,7 @@ class Loop:
         return {**state, "random": random, "stateful": stateful}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` gave. What does not fit this loop is refused before anything changes."""
+        """Load a `state_dict`; raises where it does not fit this loop, before anything changes."""
         load_state(self._core, dict(state))
 
 

@@ -11,33 +11,31 @@ class OptimizerModes:
     """Puts optimizers that have `train()` and `eval()` into train mode for an epoch, and into eval mode after it."""
 
     def __init__(self, optimizers: Iterable[Optimizer]) -> None:
-        self._optimizers: list[Any] = [each for each in optimizers if _has_modes(each)]
+        self._optimizers: list[Any] = [
+            each for each in optimizers if all(callable(getattr(each, name, None)) for name in ("train", "eval"))
+        ]
         self._is_training = False
         self.train()
 
     def train(self) -> None:
-        """The weights become those that are trained."""
-        self._put(training=True)
+        """Switch to the weights for training."""
+        self._switch(training=True)
 
     def eval(self) -> None:
-        """The weights become those to evaluate, to save and to use."""
-        self._put(training=False)
+        """Switch to the weights for evaluation, saving and use."""
+        self._switch(training=False)
 
     @contextmanager
     def within(self, *, training: bool) -> Iterator[None]:
-        """One mode inside, and then the mode of before."""
+        """One mode inside the block, then the mode of before."""
         before = self._is_training
-        self._put(training=training)
+        self._switch(training=training)
         try:
             yield
         finally:
-            self._put(training=before)
+            self._switch(training=before)
 
-    def _put(self, *, training: bool) -> None:
+    def _switch(self, *, training: bool) -> None:
         for optimizer in self._optimizers:  # each changes nothing where it is in that mode
             optimizer.train() if training else optimizer.eval()
         self._is_training = training
-
-
-def _has_modes(optimizer: Optimizer) -> bool:
-    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))

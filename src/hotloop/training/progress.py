@@ -1,4 +1,4 @@
-"""What a person sees while a long run is under way: a bar in a terminal or a notebook, lines elsewhere."""
+"""The progress of a run: a bar in a terminal or a notebook, lines elsewhere."""
 
 import secrets
 import signal
@@ -44,8 +44,8 @@ class Display:
     """The progress of a fit. `show=None` draws a bar in a terminal or a notebook, prints lines elsewhere; False is
     silent.
 
-    `done` are batches that an earlier part of the run has done: the bar begins there, and the time left is reckoned
-    without them.
+    `done` are the batches of earlier parts of the run: the bar begins there, and the time left is estimated without
+    them.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Display:
             self._cell.close(None if kind is None else f"ended by {kind.__name__} after batch {self._batches()}")
 
     def say(self, words: str) -> None:
-        """A line that stays, and that a terminal gets in lines of its width."""
+        """Print a line that stays, wrapped to the width of a terminal."""
         if self._silent:
             return
         if self._cell:
@@ -103,7 +103,7 @@ class Display:
             self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def stretch(self, batches: int, epoch: int, loss: float | None, rate: float) -> None:
-        """Batches that were trained on."""
+        """Advance the bar by batches."""
         self._done += batches
         now = time.monotonic()
         if self._silent or now - self._last < REFRESH:
@@ -151,25 +151,25 @@ class Display:
         return self._done / self._total if self._total else None
 
     def _batches(self) -> str:
-        """How many batches of the run are done."""
+        """Finished batches of the run."""
         return f"{self._done:,}" if self._total is None else f"{self._done:,}/{self._total:,}"
 
     def _batch(self) -> str:
-        """The batch of the epoch, or of the run where nobody knows how long an epoch is."""
+        """The batch in the epoch, or in the run where the length of an epoch is unknown."""
         if not self._length:
             return f"batch {self._done:,}"
         return f"batch {(self._done - 1) % self._length + 1:,}/{self._length:,}"
 
     def _left(self, now: float, least: float = 0.0) -> str:
-        """The time left in words; nothing where it is not known, or shorter than `least`."""
+        """The time left in words; empty where unknown or shorter than `least`."""
         seconds = None if self._total is None else self._pace.seconds_for(self._total - self._done, now, self._done)
         return "" if seconds is None or seconds <= least else f"{_clock(seconds)} left"
 
 
 def _where(console: Console | None) -> Console:
-    """Where it is shown. What cannot draw an output of a notebook again gets lines, as a log does.
+    """Where progress is shown. A front end that cannot update an output of a notebook gets lines, as a log does.
 
-    IPython alone is needed, of any front end: no widgets, which some do not have.
+    IPython is enough: no widgets, which some front ends lack.
     """
     where = console or Console(stderr=True)
     if where.is_jupyter and not hasattr(import_module("IPython.display"), "update_display"):
@@ -178,7 +178,7 @@ def _where(console: Console | None) -> Console:
 
 
 class _Pace:
-    """How fast batches went by in the last minutes: the start of a run, with its warm-up, is soon forgotten."""
+    """The rate of batches in the last minutes, without the warm-up of a run."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
@@ -188,7 +188,7 @@ class _Pace:
             self._marks.append((now, done))
 
     def seconds_for(self, batches: int, now: float, done: int) -> float | None:
-        """How long so many more batches take, with all that is between them; None before that can be said."""
+        """Expected seconds of so many more batches and what is between them; None before that is known."""
         if not self._marks or done <= self._marks[0][1] or batches <= 0:
             return None
         began, before = self._marks[0]
@@ -196,7 +196,7 @@ class _Pace:
 
 
 class _Cell:
-    """One output of a notebook's cell, drawn again in its place. It is drawn by whoever trains: no thread."""
+    """One output of a notebook's cell, updated in place by the training thread."""
 
     def __init__(self) -> None:
         self.status: str | None = None
@@ -225,7 +225,7 @@ class _Cell:
             self.draw()
 
     def close(self, words: str | None = None) -> None:
-        """The bar goes; what was said stays, and where the run has ended early, where that was."""
+        """Remove the bar; messages stay, and of a run that ended early its last position."""
         self.status, self.share = None, None
         if words is not None:
             self._said[bool(self._epochs)].insert(0, words)
@@ -255,13 +255,13 @@ class _Cell:
         return above + epochs_table(self._epochs[-MANY:])
 
     def _text(self) -> str:
-        """The same where there is no HTML."""
+        """The same as text, for front ends without HTML."""
         rows = ["  ".join([f"epoch {each.number}", f"loss {each.loss:.4g}"]) for each in self._epochs[-MANY:]]
         return "\n".join([*self._said[0], *rows, *self._said[1], *filter(None, [self.status])])
 
 
 def _clock(seconds: float) -> str:
-    """A length of time as a clock shows it.
+    """A duration as h:mm:ss.
 
     >>> _clock(75.4), _clock(7300)
     ('0:01:15', '2:01:40')
@@ -272,7 +272,7 @@ def _clock(seconds: float) -> str:
 
 @contextmanager
 def telling(what: str, show: bool | None, console: Console | None = None) -> Iterator[Callable[[str], None]]:
-    """A line that says what is being tried just now and for how long; only a terminal and a notebook show it."""
+    """A line on the present trial and its time, in a terminal or notebook only."""
     where = _where(console)
     if show is False or not (where.is_terminal or where.is_jupyter):
         yield lambda words: None
@@ -333,14 +333,14 @@ def _bar(console: Console) -> Progress:
 
 
 class Stop:
-    """Ctrl-C, once: finish the step that is running, then end. Twice: end at once. SIGTERM, where it is listened to."""
+    """Ctrl-C once: finish the running step, then end; twice: end at once. SIGTERM, where it is handled."""
 
     def __init__(self) -> None:
         self.why: str | None = None  # what asked for the end first
         self.twice = False  # Ctrl-C, so that whoever trains was interrupted
         self._pressed = False  # the same, once
         self._at_once = False
-        self._before: dict[signal.Signals, Any] = {}  # handlers to put back
+        self._before: dict[signal.Signals, Any] = {}  # handlers to restore
 
     @property
     def asked(self) -> bool:
@@ -348,7 +348,7 @@ class Stop:
 
     @contextmanager
     def listening(self, *, terminate: bool = False) -> Iterator[Self]:
-        """Hear Ctrl-C; with `terminate` also SIGTERM, by which schedulers and machines say that the time is over."""
+        """Handle Ctrl-C; with `terminate` also SIGTERM, which schedulers send at the end of a job."""
         if threading.current_thread() is not threading.main_thread():
             yield self  # only the main thread may hear signals; elsewhere Ctrl-C is not ours
             return
@@ -364,7 +364,7 @@ class Stop:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """While nothing can be left half done, one Ctrl-C is enough."""
+        """Inside the block, where nothing can be left half done, one Ctrl-C ends at once."""
         self._at_once = True
         try:
             yield
@@ -372,7 +372,7 @@ class Stop:
             self._at_once = False
 
     def comes(self) -> bool:
-        """Whether the end is asked for now or in a moment: a loader's workers may die of a signal before it is here."""
+        """Whether a stop is asked for now or in a moment: a signal may kill workers before it arrives here."""
         until = time.monotonic() + PATIENCE
         while not self.asked and self._before and time.monotonic() < until:
             time.sleep(0.01)
@@ -388,10 +388,10 @@ class Stop:
             raise KeyboardInterrupt
 
     def shield(self) -> None:
-        """A signal may reach a loader's workers too, whose death PyTorch raises anywhere, even in a step or a save.
+        """Hold back PyTorch's error for workers that a signal killed, which may come even in a step or a save.
 
-        It is let through only where a batch is waited for, which nobody will bring, and where nothing is half done.
-        PyTorch begins to listen with the first workers, so this is of use once they are there.
+        The error passes only while a batch is waited for, where nothing is half done. PyTorch installs its handler
+        with the first workers, so call this after they have started.
         """
         if sys.platform == "win32" or signal.SIGCHLD in self._before or signal.SIGTERM not in self._before:
             return
@@ -402,7 +402,7 @@ class Stop:
 
 
 def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None, *, is_writing: bool = False) -> str:
-    """What is told of a run that has ended early; `saved` is its folder and the step of the last checkpoint there.
+    """The message of a run that ended early; `saved` is its folder and the step of the last checkpoint there.
 
     >>> ending_words("Ctrl-C", "step 9, epoch 3 of 10", (Path("runs/a"), 9))
     'ended early: Ctrl-C, at step 9, epoch 3 of 10; saved in runs/a: resume=True (`--resume`) goes on from there'
@@ -422,7 +422,7 @@ def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None, *,
 
 
 def is_of_a_loader(error: BaseException) -> bool:
-    """Whether a DataLoader complains, of workers that a signal has killed, which it does between two steps."""
+    """Whether an error is a DataLoader's, about workers killed by a signal."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     complains = any(frame.f_globals.get("__name__") in OF_WORKERS for frame in frames)
     return complains and isinstance(error, FAILURES)

@@ -1,4 +1,4 @@
-"""`Saver`: when a run is saved, where, and what it goes on from."""
+"""`Saver`: when and where a run is saved, and the checkpoint that it resumes from."""
 
 import re
 import sys
@@ -27,14 +27,14 @@ _STEPS = re.compile(r"\s*(\d{1,15})\s*steps?\s*", re.IGNORECASE | re.ASCII)
 
 
 class Interval(NamedTuple):
-    """How often to save: after so many steps, or after so many seconds."""
+    """The interval of checkpoints, in steps or in seconds."""
 
     steps: int | None = None
     seconds: float | None = None
 
 
 def seconds_in(words: str | float, examples: str = '"30s", "5min" or "2h"') -> float:
-    """A length of time in words.
+    """The seconds in a duration such as "5min".
 
     >>> seconds_in("5min"), seconds_in("1.5 h"), seconds_in(20)
     (300.0, 5400.0, 20.0)
@@ -53,7 +53,7 @@ def seconds_in(words: str | float, examples: str = '"30s", "5min" or "2h"') -> f
 
 
 def interval_in(words: str | float) -> Interval:
-    """How often, in words.
+    """The interval in a text such as "1000 steps".
 
     >>> interval_in("1000 steps"), interval_in("5min")
     (Interval(steps=1000, seconds=None), Interval(steps=None, seconds=300.0))
@@ -65,7 +65,7 @@ def interval_in(words: str | float) -> Interval:
 
 
 class Saver:
-    """Saves a run into a folder, every so often: after a time such as "5min", or after so many "steps"."""
+    """Saves a run into a folder at an interval such as "5min" or "1000 steps"."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Saver:
         self._told = False  # that something in a run cannot be saved
 
     def _look(self, *, resume: bool) -> Checkpoint | None:
-        """The checkpoint to go on from, if there is one."""
+        """The checkpoint to resume from, if there is one."""
         found = self.writer.store.load_latest(self.writer.team)
         if found is not None and not resume:
             raise BadArgument(
@@ -104,13 +104,13 @@ class Saver:
 
     @property
     def last(self) -> int | None:
-        """The step of the last checkpoint that is there."""
+        """The step of the last checkpoint."""
         if self.writer.written is not None:
             return self.writer.written
         return None if self.found is None else self.found.step
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time for a checkpoint; not before the last one is written."""
+        """Whether a checkpoint is due; not before the last one is written."""
         if self.writer.busy:
             return False
         if self.every.steps is not None:
@@ -121,7 +121,7 @@ class Saver:
     def save(
         self, step: int, tree: Callable[[], dict[str, Any]], score: float | None = None, *, wait: bool = False
     ) -> bool:
-        """Save what a run is now; with `wait` it is on disk afterwards. Whether it was taken."""
+        """Save a checkpoint; with `wait` it is on disk afterwards. Returns whether it was accepted."""
         began = time.perf_counter()
         try:
             taken = self.writer.submit(step, tree(), score, wait=wait)
@@ -135,11 +135,11 @@ class Saver:
         return taken
 
     def check(self, tree: dict[str, Any]) -> None:
-        """Refuse what a checkpoint cannot hold, before the time to train it was spent."""
+        """Raise for what a checkpoint cannot hold, before time is spent on training."""
         pack(tree) if self.writer.team is None else pack_sharded(tree)
 
     def settle(self) -> None:
-        """Wait until what is being written is there."""
+        """Wait until the checkpoint in progress is written."""
         self.writer.wait()
 
     def __enter__(self) -> Self:
@@ -149,9 +149,9 @@ class Saver:
         self.close(failed=kind is not None)
 
     def close(self, *, failed: bool = False) -> None:
-        """The same, and nothing is written any more: another run may save into the folder.
+        """The same, and release the folder for other runs.
 
-        After a run that has `failed`, other ranks that write nothing more are not waited for.
+        After a run that has `failed`, other ranks are not waited for.
         """
         try:
             self.writer.close(failed=failed)
@@ -166,9 +166,9 @@ class Saver:
 
 
 class OtherRankSaver(Saver):
-    """That of another rank than the first: it reads what that has saved, and gives its part of what that saves.
+    """The saver of ranks other than 0: it reads what rank 0 has saved, and contributes its part to what that saves.
 
-    In a team, whose tensors are sharded, it writes its own rows.
+    With sharded tensors it writes its own rows.
     """
 
     def __init__(
@@ -216,7 +216,7 @@ class OtherRankSaver(Saver):
 
 
 def _locked(folder: Path) -> FolderLock:
-    """The lock of a folder; one that another run saves into is refused before anything of it is read or removed."""
+    """Lock a folder; raises where another run saves into it, before anything in it is read or removed."""
     try:
         return FolderLock(folder)
     except InUse as error:
@@ -227,7 +227,7 @@ def _locked(folder: Path) -> FolderLock:
 
 
 def must_take_files(folder: Path) -> None:
-    """Refuse a folder that nothing can be written to: all of a run would be unprotected. It is made where it is not."""
+    """Make the folder where it is missing; raises where nothing can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

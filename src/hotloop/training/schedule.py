@@ -24,7 +24,7 @@ Schedulers = OneOrMore | Mapping[Every, OneOrMore] | None
 
 @dataclass(frozen=True)
 class Schedule:
-    """Advances learning-rate schedulers: never for a step that was skipped."""
+    """Advances learning-rate schedulers, except for skipped steps."""
 
     schedulers: tuple[LRScheduler, ...]
     rhythm: tuple[Every, ...]  # of each of them
@@ -32,7 +32,7 @@ class Schedule:
 
     @classmethod
     def of(cls, scheduler: Schedulers, every: Every, optimizers: Sequence[Optimizer] = ()) -> "Schedule":
-        """`optimizers` are those of the loop: a scheduler of another one would change nothing here."""
+        """`optimizers` are those of the loop; raises for a scheduler of another optimizer."""
         if every not in ("step", "epoch"):
             raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
         if isinstance(scheduler, Mapping) and every != "step":
@@ -67,7 +67,7 @@ class Schedule:
         return [scheduler for scheduler in self.schedulers if isinstance(scheduler, ReduceLROnPlateau)]
 
     def check(self, metrics: Metrics | None) -> None:
-        """Before a run: refuse a scheduler for which it is not clear what it watches."""
+        """Before a run: raise for a scheduler whose metric is ambiguous."""
         if any(each.mode == "max" for each in self._watching) and len(metrics or {}) != 1:
             several = f"there are {len(metrics)} metrics: {', '.join(metrics)}" if metrics else "there is no metric"
             raise BadArgument(
@@ -77,9 +77,9 @@ class Schedule:
             )
 
     def check_length(self, updates: Callable[[Optimizer], int], epochs: int, ranks: int) -> None:
-        """Refuse a scheduler that ends before the `updates` of its optimizer and the `epochs` that a run has left.
+        """Raise for a scheduler that ends before the run's remaining `updates` or `epochs`.
 
-        On several ranks, warn of one that was made for the batches of all of them.
+        On several ranks, warn of one made for the batches of all of them.
         """
         for each, rhythm in zip(self.schedulers, self.rhythm, strict=True):
             if not isinstance(each, OneCycleLR | WarmupCosine):
@@ -102,12 +102,12 @@ class Schedule:
                 )
 
     def advance(self) -> None:
-        """After an update of every objective."""
+        """Step the schedulers after an update of every objective."""
         for scheduler in self._counting("step"):
             scheduler.step()
 
     def snapshot(self) -> Snapshot:
-        """What the schedulers, and the settings of the optimizers that they change, are now."""
+        """A snapshot of the schedulers and the optimizer settings that they change."""
         held = [vars(holder) for each in self.schedulers for holder in parts_of_scheduler(each)]
         return Snapshot().items([*held, *(group for each in self.schedulers for group in each.optimizer.param_groups)])
 
@@ -133,8 +133,8 @@ class Schedule:
             self._waiting[number] = watching.last_epoch
 
     def after_evaluation(self, epoch: Epoch, metrics: Metrics | None) -> None:
-        """For schedulers that watch a metric: the validation loss, the training loss without one, or with
-        `mode="max"` the one metric that there is."""
+        """Step schedulers that watch a metric: the validation loss, the training loss without one, or with
+        `mode="max"` the only metric."""
         for scheduler in self._watching:
             if scheduler.mode == "max":
                 scheduler.step(_only(epoch, metrics))
@@ -142,7 +142,7 @@ class Schedule:
                 scheduler.step(epoch.metrics.get("loss", epoch.loss))
 
     def _counting(self, every: Every) -> list[LRScheduler]:
-        """The schedulers that count these; one that watches a metric counts nothing."""
+        """The schedulers stepped by these; not those that watch a metric."""
         pairs = zip(self.schedulers, self.rhythm, strict=True)
         return [s for s, rhythm in pairs if rhythm == every and not isinstance(s, ReduceLROnPlateau)]
 
@@ -154,7 +154,7 @@ def _several(scheduler: Any) -> Sequence[Any]:
 
 
 def parts_of_scheduler(scheduler: Any) -> Iterator[Any]:
-    """A scheduler, and what its state is that of besides: other schedulers, functions with attributes."""
+    """A scheduler and the other holders of its state: inner schedulers, functions with attributes."""
     yield scheduler
     for inner in inner_schedulers(scheduler):
         yield from parts_of_scheduler(inner)

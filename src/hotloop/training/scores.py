@@ -1,4 +1,4 @@
-"""`Scored`: a criterion that adds up metrics of the outputs on which it trains."""
+"""`Scored`: a criterion that accumulates metrics of the training outputs."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from hotloop.ranks import Ranks
 
 
 class Scored(nn.Module):
-    """The same loss; metrics of the same outputs are added up on the device, without another forward pass.
+    """The same loss, with metrics of its outputs accumulated on the device, without another forward pass.
 
     The sums are buffers: a pass that is undone or repeated restores them, a CUDA graph writes to them, a checkpoint
     holds them.
@@ -34,7 +34,7 @@ class Scored(nn.Module):
 
     @classmethod
     def of(cls, loss: Criterion | None, metrics: Metrics | None, device: torch.device) -> "Scored | None":
-        """For `train_metrics=`; None where none are wanted."""
+        """The criterion with `train_metrics=`; None where there are none."""
         check_metrics(metrics)
         if not metrics:
             return None
@@ -62,7 +62,7 @@ class Scored(nn.Module):
         return self._call(output, target)
 
     def _sum(self, number: int, value: Any, output: Any, target: Any) -> tuple[int, Tensor, int | Tensor]:
-        """What a metric gave, as a sum and what it is divided by: values, their mean, or values and weights."""
+        """The sum and the divisor of a metric's result: values, their mean, or values and weights."""
         dtype = self.totals.dtype
         if isinstance(value, tuple):
             values, weights = value
@@ -82,18 +82,18 @@ class Scored(nn.Module):
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Around a step that adds nothing to the sums."""
+        """Context of a step that adds nothing to the sums."""
         before = self.totals.clone()
         yield
         self.totals.copy_(before)
 
     def give_to_first(self, ranks: Ranks) -> None:
-        """Let rank 0 hold the sums of all ranks, as its checkpoint does."""
+        """Reduce the sums of all ranks to rank 0, for its checkpoint."""
         sums = torch.tensor(ranks.total(self.totals.flatten().tolist()), dtype=self.totals.dtype)
         self.totals.copy_(sums.view_as(self.totals) * ranks.is_first)
 
     def end_epoch(self) -> "EpochScores":
-        """The sums of the epoch, which may still be on their way from the device."""
+        """The sums of the epoch, perhaps still on the device."""
         totals = self.totals.clone()
         if totals.is_cuda:  # read when the losses of the epoch are, which are sent after it
             totals = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True).copy_(totals, non_blocking=True)
@@ -101,7 +101,7 @@ class Scored(nn.Module):
 
 
 def _weighted(metric: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A metric that gives values and weights where it can: to select values, the host would wait for the device."""
+    """The variant of a metric that returns values and weights where it has one: selecting values would synchronize."""
     weighted: Callable[[Any, Any], Any] = getattr(metric, "weighted", metric)
     return weighted
 

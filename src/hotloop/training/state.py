@@ -1,4 +1,4 @@
-"""A loop as plain data and tensors, and a loop that goes on from there: what a checkpoint holds of it."""
+"""The `state_dict` of a loop for checkpoints, and how it is checked and loaded."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,9 +50,9 @@ FORMAT = 2
 
 
 def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
-    """Everything that decides how training goes on, but the position of the loader. Nothing waits for the device.
+    """Everything that training resumes from, but the position of the loader; no synchronization.
 
-    What FSDP has sharded stays so, or is made whole by `gather`, for which all ranks meet.
+    FSDP's shards stay sharded, or are gathered by `gather`, a collective call.
     """
     tuning = core.tuner.tuning
     modules = modules_of(core)
@@ -71,7 +71,7 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
         "kinds": _kinds(core.schedule.schedulers),
         "update": core.step.state_dict(),
         "portion": core.memory.portion.state_dict(),
-        "watch": core.watch.to_state(),
+        "watch": core.watch.state_dict(),
         "random": RngStates(core.device).state_dict(),
         "epoch": core.epoch,
         "plan": core.step.plan.to_json(),
@@ -81,7 +81,7 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
 
 
 def structure_of(core: Core, state: Mapping[str, Any]) -> dict[str, object]:
-    """What a script has to build to go on from a state, by name: shapes of tensors, and groups of optimizers."""
+    """What a script must build before it loads a state, by name: shapes of tensors, groups of optimizers."""
     _, *others = modules_of(core)
     prefixes = ("", *(f"{type(other).__name__}." for other in others))
     states = zip(prefixes, (state["model"], *state["others"]), strict=True)
@@ -95,7 +95,7 @@ def structure_of(core: Core, state: Mapping[str, Any]) -> dict[str, object]:
 
 
 def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
-    """Settings of optimizers that stay those of a state where the script has others, but for those of a schedule."""
+    """Settings of optimizers that differ between state and script, where the state's win; not those of a schedule."""
     scheduled = ("lr", "momentum", "betas") if core.schedule.schedulers else ()
     found = [
         f"{key}={there}, and not {here}"
@@ -119,7 +119,7 @@ def _plain_setting(value: Any) -> Any:
 
 @contextmanager
 def all_or_nothing() -> Iterator[ExitStack]:
-    """Where the block fails, what the stack was told undoes it, the last first; what went wrong is told in words."""
+    """A stack whose callbacks run, the last first, only where the block raises; other errors are explained."""
     with ExitStack() as undo:
         try:
             yield undo
@@ -131,7 +131,7 @@ def all_or_nothing() -> Iterator[ExitStack]:
 
 
 def load_state(core: Core, state: dict[str, Any]) -> None:
-    """Make a core, and what was handed to it, what they were when their state was asked for."""
+    """Load a state into a core and the objects of `stateful=`; all of it or nothing."""
     with all_or_nothing() as undo:
         if isinstance(random := state.get("random"), Mapping):
             arrays = {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
@@ -142,25 +142,25 @@ def load_state(core: Core, state: dict[str, Any]) -> None:
             names = ", ".join(map(printable, others)) if isinstance(others, Mapping) and others else "nothing"
             here = ", ".join(stateful) or "nothing"
             raise BadArgument(f"the state has stateful={{{names}}}, and this loop {{{here}}}", fix=AS_IT_WAS)
-        put_progress(core, state, undo)
-        core.watch.go_on(state["watch"])
+        load_progress(core, state, undo)
+        core.watch.load_state_dict(state["watch"])
         for name, thing in stateful.items():
             undo.callback(thing.load_state_dict, copy.deepcopy(thing.state_dict()))
             thing.load_state_dict(others[name])
-        put_weights(core, state, undo)
-    put_random(core, state)
+        load_tensors(core, state, undo)
+    load_rng_states(core, state)
 
 
-def put_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
-    """Everything but the weights: optimizers, schedulers, counts, the plan."""
+def load_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
+    """Load everything but the weights: optimizers, schedulers, counts, the plan."""
     schedule, portion, watch = core.schedule, core.memory.portion, core.watch
     undo.callback(partial(setattr, core, "epoch", core.epoch))
     undo.callback(partial(vars(watch).update, dict(vars(watch))))
     undo.callback(partial(portion.load_state_dict, portion.state_dict()))
     counts = core.step.state_dict()
     undo.callback(lambda: core.step.load_state_dict(counts))
-    undo.callback(_plan_of_now(core))
-    undo.callback(_optimizers_of_now(core))
+    undo.callback(_plan_restorer(core))
+    undo.callback(_optimizer_restorer(core))
     with core.unplanned():
         for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True):
             with _own_flags(optimizer):
@@ -170,16 +170,16 @@ def put_progress(core: Core, state: dict[str, Any], undo: ExitStack) -> None:
         for scheduler, values in zip(schedule.schedulers, state["schedulers"], strict=True):
             known = known_to(scheduler, scheduler.state_dict(), values)
             scheduler.load_state_dict({name: values[name] for name in known})
-    _put_plan(core, state)
+    _load_plan(core, state)
     core.step.load_state_dict(state["update"])
     portion.load_state_dict(state["portion"])
     core.epoch = state["epoch"]
 
 
-def put_weights(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]:
-    """Values for tensors that are known to fit: nothing can go wrong but in a person's own `set_extra_state`.
+def load_tensors(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]:
+    """Load parameters and buffers, whose shapes were checked; only a person's own `set_extra_state` may still raise.
 
-    Names the buffers that have another form here, and what a hook of a module has left out of its state.
+    Returns names of buffers of another shape, and of what the hooks of a module left out of its state.
     """
     modules, missing = modules_of(core), list[str]()
     with core.unplanned():
@@ -189,30 +189,30 @@ def put_weights(core: Core, state: dict[str, Any], undo: ExitStack) -> list[str]
             if _names_in(module) != values.keys():  # then it may be refused
                 tensors = (each for each in (*module.parameters(), *module.buffers()) if not is_lazy(each))
                 undo.callback(Snapshot().values(tensors).restore)
-            missing += load_told(module, sharded(module, values))
+            missing += load_module(module, sharded(module, values))
         with torch.no_grad():
             for parameter, value in zip(_loose(core), state["loose"], strict=True):
                 parameter.copy_(value)
         for module, values in zip(modules, state["buffers"], strict=True):
-            missing += _put_buffers(module, values, core.device)
+            missing += _load_buffers(module, values, core.device)
     return missing
 
 
 def _names_in(module: nn.Module) -> set[str]:
-    """Of what a state_dict has without hooks."""
+    """The keys of a state_dict without hooks."""
     parameters = (name for name, _ in module.named_parameters(remove_duplicate=False))
     buffers = (name for name, _ in module.named_buffers(remove_duplicate=False))
     return {*parameters, *buffers} - _unsaved(module).keys()
 
 
-def load_told(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
-    """Load what a module has told; names what hooks have left out of it, which may not be weights that learn."""
+def load_module(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
+    """Load a module's state_dict; returns the names that hooks left out of it, which must be frozen."""
     try:
         module.load_state_dict(values)
     except RuntimeError as error:
         missing, unexpected = module.load_state_dict(values, strict=False)
-        learns = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
-        if names := [*unexpected, *(name for name in missing if name in learns)]:
+        trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+        if names := [*unexpected, *(name for name in missing if name in trained)]:
             raise BadArgument(
                 f"the state of {type(module).__name__} and its load_state_dict differ in {shorten(names, 6)}",
                 fix="let hooks leave out of a state_dict nothing but frozen weights, and keep the names",
@@ -221,8 +221,8 @@ def load_told(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _plan_of_now(core: Core) -> Callable[[], None]:
-    """What carries out the plan of this moment again."""
+def _plan_restorer(core: Core) -> Callable[[], None]:
+    """A callable that restores the present plan."""
     plan, plans, noted, tuner = core.step.plan, list(core.plans), core.noted, dict(vars(core.tuner))
 
     def restore() -> None:
@@ -234,8 +234,8 @@ def _plan_of_now(core: Core) -> Callable[[], None]:
     return restore
 
 
-def _optimizers_of_now(core: Core) -> Callable[[], None]:
-    """What gives optimizers and schedulers the state of this moment; a state that is loaded takes its place whole."""
+def _optimizer_restorer(core: Core) -> Callable[[], None]:
+    """A callable that restores the present state of optimizers and schedulers, which loading replaces whole."""
     with core.unplanned():
         groups = [group for optimizer in core.optimizers for group in optimizer.param_groups]
         parts = [part for scheduler in core.schedule.schedulers for part in parts_of_scheduler(scheduler)]
@@ -249,14 +249,14 @@ def _optimizers_of_now(core: Core) -> Callable[[], None]:
 
 
 def _with_own_settings(optimizer: Optimizer, values: dict[str, Any]) -> dict[str, Any]:
-    """A state whose groups have every setting that this version of PyTorch knows."""
+    """A state whose groups have every setting of this version of PyTorch."""
     if not tells_plainly(optimizer):
         return values
     pairs = zip(optimizer.param_groups, values["param_groups"], strict=True)
     return {**values, "param_groups": [{**group, **saved, "params": saved["params"]} for group, saved in pairs]}
 
 
-def go_on_in(
+def load_position(
     core: Core,
     loader: Iterable[Any],
     state: dict[str, Any],
@@ -264,35 +264,35 @@ def go_on_in(
     tell: Callable[[str], None],
     undo: ExitStack,
 ) -> Resumption:
-    """Be where a checkpoint was: the loop and the loader, but not yet the weights and the random numbers."""
-    put_progress(core, state, undo)
+    """Load the progress of a checkpoint and bring the loader to its position; weights and rng states come later."""
+    load_progress(core, state, undo)
     undo.callback(partial(vars(core).update, stream=core.stream, seen_before=core.seen_before))
-    undo.callback(draws_of(loader))
+    undo.callback(loader_rng_restorer(loader))
     core.stream = core.stream_of(loader)
-    where = Position.from_state(position)
+    where = Position.from_state_dict(position)
     resumption = core.stream.resume(where, lambda done, every: tell(f"batch {done} of {every}"))
-    core.watch.go_on(state["watch"])
+    core.watch.load_state_dict(state["watch"])
     if where.consumed is not None:
         core.epoch -= 1  # it begins once more
         core.seen_before = state["watch"]
     return resumption
 
 
-def draws_of(loader: object) -> Callable[[], None]:
-    """What makes a DataLoader draw as it would at this moment."""
+def loader_rng_restorer(loader: object) -> Callable[[], None]:
+    """A callable that restores the present rng state of a DataLoader."""
     if not isinstance(loader, DataLoader):
         return lambda: None
     rng = LoaderRng(loader, loader.dataset)
     return partial(rng.set_own_state, rng.get_state())
 
 
-def put_random(core: Core, state: dict[str, Any]) -> None:
-    """Last of all: the random numbers, from which everything before may have drawn."""
+def load_rng_states(core: Core, state: dict[str, Any]) -> None:
+    """Set the rng states; last, because loading the rest may draw random numbers."""
     RngStates.from_state_dict(state["random"], core.device).restore()
 
 
 def checked_stateful(stateful: object) -> dict[str, Any]:
-    """What a person wants to be saved besides the core, by name; what has no state to save is refused."""
+    """The objects of `stateful=`, by name; raises where one has no `state_dict`."""
     if stateful is None:
         return {}
     if not isinstance(stateful, Mapping) or not all(isinstance(name, str) for name in stateful):
@@ -307,7 +307,7 @@ def checked_stateful(stateful: object) -> dict[str, Any]:
 
 
 def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> dict[str, object]:
-    """What a run was given besides its modules and schedulers, and may keep something of its own, by name."""
+    """What else a run was given that may hold state, by name: loss, optimizers, transform, `makers`."""
     things: dict[str, object] = {}
     if core.criterion is not None:
         things["loss"] = core.criterion
@@ -321,13 +321,13 @@ def handed_to(core: Core, transform: object, makers: Mapping[str, object]) -> di
 
 
 def position_of(core: Core, consumed: int | None) -> dict[str, Any]:
-    """Where the loader is; `consumed` batches of the epoch were trained on, None between two epochs."""
+    """The position of the loader after `consumed` batches of the epoch; None between two epochs."""
     assert core.stream is not None
-    return core.stream.position(consumed).to_state()
+    return core.stream.position(consumed).state_dict()
 
 
 def check_run(tree: Any) -> None:
-    """Refuse a checkpoint that is not one of a run."""
+    """Raise for a checkpoint that is not of `Loop.fit`."""
     parts = {"loop", "changes", "position", "run"}
     if not isinstance(tree, dict) or not parts <= tree.keys() or not isinstance(tree["loop"], dict):
         raise BadArgument("the checkpoint is not one of Loop.fit", fix="choose another folder for this run")
@@ -335,11 +335,11 @@ def check_run(tree: Any) -> None:
     require(CHANGES, tree["changes"], "changes")
     if "ranks" in tree:
         require(RANKS, tree["ranks"], "ranks")
-    Position.from_state(tree["position"])
+    Position.from_state_dict(tree["position"])
 
 
 def check(core: Core, state: dict[str, Any]) -> None:
-    """Refuse the state of another core, or one that cannot be, before anything has changed."""
+    """Raise for a state that does not fit this core, or is damaged, before anything has changed."""
     if state.get("format") != FORMAT:
         raise BadArgument(
             f"the checkpoint has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
@@ -374,39 +374,39 @@ def check(core: Core, state: dict[str, Any]) -> None:
 
 
 def modules_of(core: Core) -> list[nn.Module]:
-    """The model, and what else has weights: a criterion, objectives that are modules themselves."""
+    """The model, and other modules with weights: a criterion, objectives that are modules."""
     objectives = [each.objective for each in core.objectives]
     found = [*core.subject.modules, *(each for each in objectives if isinstance(each, nn.Module))]
     return list(dict.fromkeys(found))
 
 
-def _put_plan(core: Core, state: dict[str, Any]) -> None:
-    """Go on with the plan that was found, where that is left to the loop; what the person asks for now comes first."""
+def _load_plan(core: Core, state: dict[str, Any]) -> None:
+    """Resume the plan of the state where the loop chooses its plan; settings that the person asks for now win."""
     plan, now = Plan.from_json(state["plan"]), core.subject.plan
     if torch.device(plan.device).type != core.device.type or not core.plans_itself:
         return
     tuning = None if state["tuning"] is None else Tuning.from_json(state["tuning"])
-    core.tuner.go_on(tuning, state.get("considered"))
+    core.tuner.resume(tuning, state.get("considered"))
     asked = {name: getattr(now, name) for name in ASKED}
     if not core.subject.pinned_precision:
         del asked["precision"]
-    core.go_on_with(possible(replace(plan, **asked), core.subject))
+    core.resume_plan(possible(replace(plan, **asked), core.subject))
 
 
 def is_shaped(core: Core) -> bool:
-    """Whether the shapes of all weights are known: those of lazy layers are not before the first batch."""
+    """Whether no layer is lazy: the first batch decides the shapes of lazy ones."""
     return not any(is_lazy(parameter) for module in modules_of(core) for parameter in module.parameters())
 
 
 def _loose(core: Core) -> list[Tensor]:
-    """Parameters that an optimizer holds and no module does."""
+    """Parameters of an optimizer that belong to no module."""
     owned = {id(parameter) for module in modules_of(core) for parameter in module.parameters()}
     held = [parameter for each in core.objectives for parameter in each.parameters]
     return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
 
 
 def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
-    """Buffers that a state_dict leaves out, though training may change them."""
+    """Non-persistent buffers, which a state_dict leaves out though training may change them."""
     return {
         _joined(path, name): buffer
         for path, inner in module.named_modules()
@@ -416,8 +416,8 @@ def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
 
 
 @torch.no_grad()
-def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device: torch.device) -> list[str]:
-    """Give buffers their values; names those that have another form, which no code here gives them."""
+def _load_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device: torch.device) -> list[str]:
+    """Load non-persistent buffers; returns the names of those whose shape differs and that no code here assigns."""
     missing = []
     for path, inner in module.named_modules():
         for name, buffer in buffers_of(inner).items():
@@ -437,7 +437,7 @@ def _put_buffers(module: nn.Module, values: Mapping[str, Tensor | None], device:
 
 @contextmanager
 def _own_flags(optimizer: Optimizer) -> Iterator[None]:
-    """While a state is loaded: the flags stay those that the optimizer was made with."""
+    """Keep the flags that the optimizer was made with while a state is loaded."""
     before = [{flag: group[flag] for flag in FLAGS if flag in group} for group in optimizer.param_groups]
     yield
     for group, flags in zip(optimizer.param_groups, before, strict=True):
@@ -445,7 +445,7 @@ def _own_flags(optimizer: Optimizer) -> Iterator[None]:
 
 
 def _held(core: Core) -> list[dict[str, Any]]:
-    """Of each optimizer its kind, and the names of what its groups hold: a state goes by their order alone."""
+    """Type and parameter names of each optimizer: PyTorch's state identifies parameters by their order alone."""
     names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
     return [
         {

@@ -44,6 +44,6 @@ class WarmupCosine(LambdaLR):
         super().__init__(optimizer, factor)
 
     def factor(self, step: int) -> float:
-        """What the rates are multiplied by in a step, from 0."""
+        """The factor of the rates in a step, from 0."""
         value: float = self.lr_lambdas[0](step)
         return value

@@ -1,4 +1,4 @@
-"""`Watch` keeps an eye on the loss without waiting for the device, and stops a run whose loss is lost."""
+"""`Watch`: mean losses without synchronization, and an error where a loss is not finite."""
 
 import math
 import time
@@ -27,7 +27,7 @@ _ONE = ("loss",)  # the name of a loss that is alone
 
 
 class Seen(NamedTuple):
-    """Batches as they went by: one, or those of a stretch."""
+    """Losses of one batch, or of those of a stretch."""
 
     batch: int  # the last of them since the start of the run, from 1
     epoch: int
@@ -41,7 +41,7 @@ class Seen(NamedTuple):
 
 
 class Watch:
-    """Mean losses of an epoch, the loss of a moment ago, and the curve of a run.
+    """Mean losses of an epoch, the latest known loss, and the curve of a run.
 
     On an accelerator the losses stay there: they are added up and read from time to time, by a copy that nothing
     waits for. A loss that is not finite makes the sum not finite, so the sum alone tells that something happened since
@@ -56,7 +56,7 @@ class Watch:
         advice: Sequence[str] = (),
         heard: Callable[[float], None] | None = None,
     ) -> None:
-        """`heard` is told each loss that reaches the host: every one on a CPU, elsewhere one of each look."""
+        """`heard` gets each loss that reaches the host: every one on a CPU, elsewhere one of each look."""
         self.device = device
         self._heard = heard
         self._advice = list(advice)  # what to try when the loss is lost
@@ -87,11 +87,11 @@ class Watch:
 
     @property
     def items_seen(self) -> bool:
-        """Whether the epoch has had a batch."""
+        """Whether the epoch had a batch."""
         return bool(self._totals) or self._sums is not None or bool(self._fresh or self._single)
 
     def begin_epoch(self, epoch: int = 1, stream: Stream[Any] | None = None) -> None:
-        """Begin to add up anew; `stream` tells where the batches come from."""
+        """Reset the sums; `stream` is the source of the batches."""
         self._batches += len(self._single)
         self._single = []
         self._epoch, self._stream = epoch, stream
@@ -101,7 +101,7 @@ class Watch:
         self._last_look = self._last_look or time.monotonic()  # the first steps wait for no kernel that looking needs
 
     def _note_single(self) -> None:
-        """Take in the losses of single batches; the next as many together as come in half the time of a look."""
+        """Add the losses of single batches; the next time as many together as come in half the interval of looks."""
         now = time.monotonic()
         single, self._single = self._single, []
         passed, self._noted = now - self._noted, now
@@ -114,7 +114,7 @@ class Watch:
             self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
-        """Note the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
+        """Add the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
         if self._host:
             self._see_now(parts, count)
             return
@@ -141,7 +141,7 @@ class Watch:
         count: int | Tensor,
         origins: Sequence[BatchOrigin | None],
     ) -> None:
-        """Note the named losses of several batches on an accelerator, each of `count` items."""
+        """Add the named losses of several batches on an accelerator, each of `count` items."""
         if self._single:
             self._note_single()
         self.names = names
@@ -165,7 +165,7 @@ class Watch:
         self._note(self._batches, loss)
 
     def end_epoch(self) -> "Ending":
-        """The mean losses of the epoch, which may still be on their way from the device."""
+        """The mean losses of the epoch, perhaps still on the device."""
         if self._single:
             self._note_single()
         if self._sums is None and not self._fresh:
@@ -174,11 +174,11 @@ class Watch:
         return Ending(self, self._take_off(), tuple(self.names), self.items, {})
 
     def means(self) -> dict[str, float]:
-        """Mean losses per item over the epoch so far. Waits for the device."""
+        """Mean losses per item over the epoch so far. Synchronizes."""
         return self.end_epoch().means()
 
-    def to_state(self) -> dict[str, Any]:
-        """What it knows, as plain data and tensors; nothing waits for the device."""
+    def state_dict(self) -> dict[str, Any]:
+        """Losses and counts as plain data and tensors; no synchronization."""
         if self._single:
             self._note_single()
         sums = self._add_fresh() if self._fresh or self._sums is not None else None
@@ -193,8 +193,8 @@ class Watch:
             "sums": sums,
         }
 
-    def go_on(self, state: dict[str, Any]) -> None:
-        """Continue from what `to_state` gave; where that was inside an epoch, once more when it has begun."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a `state_dict`; one from inside an epoch is loaded again when the epoch has begun."""
         self.names, self._batches, self.latest = state["names"], state["batches"], state["latest"]
         self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
         self.items, self._totals = state["items"], list(state["totals"])
@@ -235,7 +235,7 @@ class Watch:
         return _Flight(torch.cat([sums, last.to(sums.dtype)]), self._recent)
 
     def _land(self, flight: "_Flight", *, wait: bool) -> list[float]:
-        """The sums that a flight brings, after a look at whether they are finite."""
+        """Take the sums of a finished copy, and raise where they are not finite."""
         numbers = flight.numbers(wait=wait)
         if self._flight is flight:
             self._flight = None
@@ -285,14 +285,14 @@ class Watch:
             lines.append("the weights are still those of the step before")
         else:
             lines.append(
-                f"the weights are spoilt ({plural(later, 'step')} ran before it was noticed); do not keep them"
+                f"the weights have diverged ({plural(later, 'step')} ran before it was noticed); do not keep them"
             )
         raise LossNotFinite("\n  ".join(lines), fix="; ".join(advice) or None)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The end of an epoch: its mean losses, there already or on their way."""
+    """The mean losses of an epoch, on the host or still on the device."""
 
     watch: Watch
     flight: "_Flight | None"
@@ -304,7 +304,7 @@ class Ending:
         return self.flight is None or self.flight.landed()
 
     def means(self) -> dict[str, float]:
-        """Mean losses per item; waits for the device where they are not there yet."""
+        """Mean losses per item; synchronizes where they are still on the device."""
         if self.flight is None:
             return self.known
         sums = self.watch._land(self.flight, wait=True)
@@ -321,7 +321,7 @@ def _stacked(losses: Sequence[Tensor]) -> Tensor:
 
 
 class _Flight:
-    """Numbers on their way from the device to the host."""
+    """A copy of numbers from the device to the host, without blocking."""
 
     def __init__(self, values: Tensor, recent: "deque[Seen]") -> None:
         self.recent = recent  # what the numbers will say something about

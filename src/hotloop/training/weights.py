@@ -1,4 +1,4 @@
-"""`load_weights`: a model with the weights of a run, of one checkpoint, or of a file from elsewhere."""
+"""`load_weights`: loads the weights of a run, of a checkpoint or of a file into a model."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -46,7 +46,7 @@ def load_weights(model: M, path: str | Path, which: Literal["last", "best"] = "l
             fix='model.to_empty(device="cpu") before',
         )
     held = _renamed(here, _of_run(path, which) if path.is_dir() else read_weights(path))
-    wrong = _misfit(here, held)
+    wrong = _mismatch(here, held)
     if wrong and not _is_taken(model, held):
         raise BadArgument(
             f"the weights in {printable(str(path))} do not fit the model; {wrong}",
@@ -57,7 +57,7 @@ def load_weights(model: M, path: str | Path, which: Literal["last", "best"] = "l
 
 
 def _renamed(here: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights by the names that the model has for them, whatever is around it or was around the one that was saved."""
+    """Weights by the model's names, without the prefixes of wrappers on either side."""
     if here.keys() == held.keys():
         return dict(held)
     own = {plain: name for name, plain in _unwrapped(here).items()}
@@ -70,7 +70,7 @@ def _renamed(here: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _unwrapped(names: Iterable[str]) -> dict[str, str]:
-    """Each name, and what it is without `torch.compile`, DataParallel or AveragedModel."""
+    """Each name, and its form without the prefix of `torch.compile`, DataParallel or AveragedModel."""
     plain = {name: name.replace(COMPILED, "") for name in names}
     while plain and all(short.startswith(WRAPPED) for name, short in plain.items() if name != COUNTER):
         plain = {name: short.removeprefix(WRAPPED) for name, short in plain.items() if name != COUNTER}
@@ -78,7 +78,7 @@ def _unwrapped(names: Iterable[str]) -> dict[str, str]:
 
 
 def _tied(here: Mapping[str, Any]) -> list[list[str]]:
-    """The names of each weight that has several."""
+    """The names of each tied weight."""
     names: dict[int, list[str]] = {}
     for name, value in here.items():
         if isinstance(value, Tensor):
@@ -87,7 +87,7 @@ def _tied(here: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _is_taken(model: nn.Module, held: Mapping[str, Any]) -> bool:
-    """Whether modules take weights of other names or shapes, such as those that an older version of them has saved."""
+    """Whether the modules' own hooks load weights of other names or shapes, such as those of an older version."""
     try:
         copy.deepcopy(model).load_state_dict(held)
     except Exception:  # noqa: BLE001  # whatever hooks of modules raise
@@ -124,8 +124,8 @@ def _of_run(folder: Path, which: str) -> Mapping[str, Any]:
     return weights
 
 
-def _misfit(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
-    """How weights differ from those of the model, in words; nothing where they have its names and shapes."""
+def _mismatch(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
+    """How names and shapes of weights differ from the model's, in words; empty where they agree."""
     mine, theirs = ({name: _shape(value) for name, value in each.items()} for each in (here, there))
     wrong = {
         "missing": [name for name in mine if name not in theirs],
@@ -136,5 +136,5 @@ def _misfit(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:
 
 
 def _shape(value: Any) -> str:
-    """The shape of a tensor; nothing where the first batch decides it, or where it is something else."""
+    """The shape of a tensor as text; empty for lazy parameters and other values."""
     return str(tuple(value.shape)) if isinstance(value, Tensor) and not is_lazy(value) else ""

@@ -1,4 +1,4 @@
-"""What a loop says in words: what cannot learn, what to try when a loss is lost, how it goes on in little memory."""
+"""Messages of a loop: what cannot be trained, what to try for a non-finite loss, how it continues in little memory."""
 
 from torch import nn
 
@@ -10,7 +10,7 @@ from hotloop.text import plural, shorten
 
 
 def check_that_it_can_learn(model: nn.Module, objectives: tuple[TrainedObjective, ...]) -> None:
-    """Refuse a run that would change nothing: an optimizer of another model, or weights that are all frozen."""
+    """Raise for a run that would change nothing: an optimizer of another model, or all weights frozen."""
     own = {id(parameter) for parameter in model.parameters()}
     held = [parameter for each in objectives for parameter in each.parameters if id(parameter) in own]
     if not held:
@@ -32,7 +32,7 @@ def advice_on_loss(plan: Plan) -> list[str]:
 
 
 def memory_words(model: nn.Module, failed: int, follows: int, *, exact: bool = True) -> str:
-    """That memory ran out, and how training goes on; `exact`: the gradient is that of the whole batch, or an error."""
+    """The warning that memory ran out, and how training continues; `exact`: with the gradient of the whole batch."""
     words = f"out of memory with {plural(failed, 'item')} at once: batches are computed in micro-batches of {follows}"
     if not exact:
         return words + ', which weigh as many items as they hold, as split="items" says'

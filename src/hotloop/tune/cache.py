@@ -13,7 +13,7 @@ from hotloop.plan import Plan, Tuning
 
 
 class Cache:
-    """Plans that were found before, one file for each; what cannot be read or written is as if it were not there."""
+    """Plans of earlier runs, one file each; files that cannot be read or written are ignored."""
 
     LARGEST = 1 << 20  # bytes of a file; what is larger is not of ours
 
@@ -23,7 +23,7 @@ class Cache:
             self._folder = folder or cache_folder("plans")
 
     def get(self, key: str, begin: Plan | None = None) -> Tuning | None:
-        """The plan that is kept under a key, if it is one for a run that begins with the plan `begin`."""
+        """The tuning under a key, if its plan agrees with `begin` in the settings that tuning leaves alone."""
         if self._folder is None:
             return None
         path = self._folder / f"{key}.json"
@@ -55,7 +55,7 @@ class Cache:
         return why is None
 
     def _is_usable(self, tuning: Tuning, begin: Plan) -> bool:
-        """Whether a file holds what `put` writes, and not only something that looks like it."""
+        """Whether a tuning from a file is sound and has the settings of `begin`."""
         if not tuning.is_sound() or any(trial.gain is not None and trial.gain <= 0 for trial in tuning.trials):
             return False
         plan, own = tuning.plan, ("device", "accumulate", "clip_norm", "clip_value", "micro_batch", "workers")

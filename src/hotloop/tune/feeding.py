@@ -13,7 +13,7 @@ WORTH_IT = 1.0  # seconds that a run must still take for new workers to start, o
 
 
 class Feeding:
-    """Looks before each of the first steps at how long the loop has waited for its loader."""
+    """Measures in the first steps how long the loop waits for its loader."""
 
     def __init__(self) -> None:
         self.is_open = True
@@ -22,7 +22,7 @@ class Feeding:
         self._seen = 0
 
     def advice(self, stream: Stream[Any], left: int | None) -> WorkersAdvice | None:
-        """What to do about the workers, once that can be told; `left` are the batches that the run still has."""
+        """How many workers to use, once that is known; `left` is the number of batches that remain."""
         now = (time.perf_counter(), stream.waited, stream.batches)
         if self._start is None or now[2] < self._start[2]:
             self._start = now

@@ -1,4 +1,4 @@
-"""The gate for what rounds: the loss and the gradient of a real batch, as the person wrote it and as a plan has it."""
+"""The gate for levers that change rounding: loss and gradient of a real batch, in fp32 as written and with a plan."""
 
 import math
 import re
@@ -43,7 +43,7 @@ Found = tuple[dict[str, Tensor], Sequence[Tensor | None]]  # named losses, and t
 
 @dataclass(frozen=True)
 class Departure:
-    """How far the loss and the gradient of one batch are from those of the loop as it was written."""
+    """How far loss and gradient of one batch are from those of the loop as written."""
 
     loss: float  # as a share of the plain loss
     direction: float  # 1 - cosine between the gradients
@@ -52,7 +52,7 @@ class Departure:
 
     @classmethod
     def between(cls, plain: Found, other: Found) -> "Departure":
-        """Of the losses and gradients of a plan from those of the loop as written. Synchronizes."""
+        """The departure of a plan's losses and gradients from the baseline's. Synchronizes."""
         figures = _figures(plain, other)
         if figures is None:
             return cls(math.inf, math.inf, math.inf, math.inf)
@@ -68,7 +68,7 @@ class Departure:
     def excess(self, *, later: bool = False, random: bool = False, shaken: "Departure | None" = None) -> str | None:
         """What is outside the tolerance, in words; None where nothing is.
 
-        `later`: training is under way. `random`: the two have drawn other random numbers, as compiled code does.
+        `later`: training is under way. `random`: the two used different random numbers, as compiled code does.
         `shaken`: the departure of fp32 with rounded weights.
         """
         if random:
@@ -89,15 +89,15 @@ class Departure:
         return None
 
     def has_jumped_too(self, sign: "Sign") -> bool:
-        """Whether the norm of the plain gradient is the same jump: it is not the plan's."""
+        """Whether the norm of the fp32 gradient has jumped too, so that the plan is not the cause."""
         return sign.usual is not None and not self.norm <= sign.usual and not self.length > LENGTH_TOLERANCE
 
 
 def excess_of(
     departure: Departure, precision: str, shake: Callable[[torch.dtype], Departure | None], *, later: bool = False
 ) -> str | None:
-    """What is outside the tolerance, in words. Where the gradient turns too far, `shake` says how far that of fp32 does
-    with weights that are rounded; None where that is not known."""
+    """What is outside the tolerance, in words. Where the gradient turns too far, `shake` gives the departure of fp32
+    with rounded weights, or None where that is not known."""
     why, dtype = departure.excess(later=later), HALF_PRECISIONS.get(precision)
     widest = Departure(math.inf, math.inf, 1.0, 0.0)  # of fp32 with rounded weights, whatever that may be
     if why is None or dtype is None or departure.excess(later=later, shaken=widest) is not None:
@@ -107,20 +107,20 @@ def excess_of(
 
 
 class Compared(Protocol):
-    """What the gate asks of a loop."""
+    """The part of a loop that the gate uses."""
 
     memory: OutOfMemory
 
     @property
     def step(self) -> TrainingStep:
-        """What is carried out now."""
+        """The step in use."""
 
     def as_written(self) -> AbstractContextManager[TrainingStep]:
         """The step as the person wrote it, in fp32, for a pass or two."""
 
 
 class GradientGate:
-    """Computes losses and gradients of real batches and says whether those of a plan will do; nothing of it stays."""
+    """Compares losses and gradients of a plan with fp32 on real batches, and restores everything afterwards."""
 
     def __init__(self, loop: Compared) -> None:
         self.passes = 0  # forward passes
@@ -129,7 +129,7 @@ class GradientGate:
     def gradients(
         self, step: TrainingStep, batch: Any, work: Work | None = None, seen: Inspection | None = None
     ) -> Any:
-        """Losses and gradients of a batch; in words where the step fails."""
+        """Losses and gradients of a batch, or the reason why the step fails."""
         self.passes += len(step.objectives)
         try:
             with work or nullcontext():
@@ -168,7 +168,7 @@ class GradientGate:
 
 
 def comparison(device: torch.device) -> None:
-    """All that a comparison uses, and so does the watch over losses, on one number."""
+    """Run the operations of a comparison, and of the watch over losses, on one number."""
     one = torch.zeros(1, device=device)
     found: Found = ({"loss": one}, [one])
     _figures(found, found)
@@ -176,17 +176,17 @@ def comparison(device: torch.device) -> None:
 
 
 def _figures(plain: Found, other: Found) -> Tensor | None:
-    """Distance and size of the losses, and what the gradients' lengths and angle follow from, on the device; None where
-    other weights have gradients."""
+    """Distance and sum of the losses, and the gradients' dot products, on the device; None where they are of other
+    weights."""
     losses = [torch.stack([v.double().sum() for v in parts.values()]) for parts, _ in (plain, other)]
     pairs = [(a, b) for a, b in zip(plain[1], other[1], strict=True) if a is not None or b is not None]
     if any(a is None or b is None or a.is_sparse != b.is_sparse for a, b in pairs):
         return None
-    products = _products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
+    products = _dot_products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
     return torch.stack([(losses[1] - losses[0]).abs().sum(), losses[0].abs().sum(), *products])
 
 
-def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _dot_products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sums of a·b, a·a and b·b over pairs of gradients, on the device of `like`."""
     sums: tuple[list[Tensor], ...] = ([], [], [])
     for a, b in pairs:
@@ -198,21 +198,21 @@ def _products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Ten
 
 
 def _numbers(gradient: Tensor) -> Tensor:
-    """Of a gradient, whatever its kind; the imaginary ones beside the real ones."""
+    """The values of a gradient, sparse or complex too, as real numbers."""
     dense = gradient.coalesce().values() if gradient.is_sparse else gradient
     return (torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense).float()
 
 
 @dataclass(frozen=True)
 class Sign:
-    """Why the gate is asked out of turn: losses have jumped, or norms of the gradient."""
+    """Why the gate runs early: a jump of losses or of gradient norms."""
 
     words: str
     usual: float | None = None  # of norms: the most that is no jump
 
 
 class Jumps:
-    """The numbers of late, such as losses, and whether they have jumped: a sign of divergence, of whatever cause.
+    """Recent numbers, such as losses, and whether they have jumped: a sign of divergence.
 
     `times` their median is a jump, where so many come `in_a_row`. The median is made of `least` numbers or more, and
     `kept` at most; anew after `new` of them.
@@ -230,11 +230,11 @@ class Jumps:
 
     @property
     def is_high(self) -> bool:
-        """Whether the last number was more than is usual."""
+        """Whether the last number was unusually high."""
         return self._high > 0
 
     def jump(self, number: float) -> float | None:
-        """Note a number; how many times the median it is, where it has jumped together with those before it.
+        """Note a number; returns its multiple of the median once enough in a row were high, else None.
 
         >>> losses = Jumps()
         >>> [times for loss in [2.0] * 30 + [50.0] * 3 + [2.0] if (times := losses.jump(loss)) is not None]
@@ -254,7 +254,7 @@ class Jumps:
 
 @contextmanager
 def rounded_weights(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """The weights of modules have only the digits of another precision in here."""
+    """Round the weights of modules to another precision inside the block."""
     weights = {id(p): p.detach() for module in modules for p in module.parameters() if p.is_floating_point()}.values()
     before = [weight.clone() for weight in weights]
     try:
@@ -268,7 +268,7 @@ def rounded_weights(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterato
 
 @contextmanager
 def without_dropout(modules: Sequence[nn.Module]) -> Iterator[bool]:
-    """No module drops anything in here, and whether one would have: masks of another precision are not the same.
+    """Turn dropout off inside the block; yields whether any was on. Masks differ between precisions.
 
     What dropout is called is known by name: numbers between 0 and 1 in attributes such as `p` of `nn.Dropout`,
     `dropout` of `nn.LSTM`, `attention_dropout`, `drop_prob`.

@@ -1,4 +1,4 @@
-"""The plan that an expert would write down for a run before measuring anything: what the rules of the levers say."""
+"""The plan for a run before anything is measured, by the rules of the levers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class Proposal:
 
 
 def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = None) -> Proposal:
-    """The plan for what is known of a run, from the one that the person asked for.
+    """The plan for the facts of a run, starting from the one that the person asked for.
 
-    `dropped` are levers that were seen not to work here, with the reason.
+    `dropped`: levers that failed here, with the reason.
     """
     trials: list[Trial] = []
     for lever in LEVERS:
@@ -46,12 +46,12 @@ def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = Non
 
 
 def doubt(lever: Lever) -> int:
-    """Its place among those that are left out; the first is that of a lever of which nothing is known."""
+    """The rank of a lever in the order of leaving out; unknown levers come first."""
     return DOUBTFUL.index(lever.name) if lever.name in DOUBTFUL else -1
 
 
 def most_doubtful(levers: Sequence[Lever]) -> list[Lever]:
-    """Where the gate has refused: hotloop's own code, which not every model can have, then what rounds most."""
+    """The levers to drop after the gate failed: first hotloop's own code, then what rounds most."""
     for names in (OWN_CODE, ("bf16", "fp16")):
         if found := [lever for lever in levers if lever.name in names]:
             return found
@@ -59,7 +59,7 @@ def most_doubtful(levers: Sequence[Lever]) -> list[Lever]:
 
 
 def has_room(device: torch.device) -> bool:
-    """Whether memory for a second set of activations is there, as a CUDA graph has one of its own."""
+    """Whether memory has room for a second set of activations: a CUDA graph has its own."""
     if device.type != "cuda":
         return True
     return torch.cuda.max_memory_allocated(device) < ROOM * torch.cuda.get_device_properties(device).total_memory

@@ -1,4 +1,4 @@
-"""`NormWatch`: norms of the gradient in a run whose plan rounds, looked at now and then without a synchronization."""
+"""`NormWatch`: samples gradient norms, without synchronization, in a run whose plan changes rounding."""
 
 import math
 import time
@@ -15,7 +15,7 @@ IN_A_ROW = 2  # norms that are high where they have jumped: those of single batc
 
 
 class NormWatch:
-    """Looks at the norm of the gradient that the last step has left, and tells where norms have jumped.
+    """Samples the gradient norm of the last step, and tells where norms have jumped.
 
     A look comes after 25 batches, 50, 100, 200, 400, 800 and then every 500: on a CPU no clock decides, so that a run
     can be repeated. On a GPU there are fewer, where steps are so short that looks would take the host more than a
@@ -36,7 +36,7 @@ class NormWatch:
 
     @staticmethod
     def is_possible(loop: HasStep) -> bool:
-        """Whether a step leaves the norm or what it is computed from; of several objectives, nobody could say which."""
+        """Whether a step leaves its gradient or the norm of it, and there is one objective."""
         step = loop.step
         return (
             len(step.eagers) == 1
@@ -45,7 +45,7 @@ class NormWatch:
         )
 
     def before(self, done: int) -> Sign | None:
-        """Before a step, where a look is due; a sign where norms have jumped."""
+        """Call before each step: samples where that is due; returns a sign where norms have jumped."""
         if done < self.due:
             return None
         start = time.perf_counter()
@@ -76,7 +76,7 @@ class NormWatch:
         return Sign(f"the norm of the gradient is {jump:.0f} times its median", jumps.usual)
 
     def now(self) -> float | None:
-        """The norm of the last step, or of the last look at one; None where it is not known yet."""
+        """The norm of the last step or of the last sample; None where it is not known yet."""
         try:
             self._flies = self._flies or self._reader.note()
             norms = self._reader.read()

@@ -1,4 +1,4 @@
-"""The plan that a person hands in, by hand or in a file, and what of it can work here."""
+"""The plan that a person gives, as an object or a file, and the parts of it that work here."""
 
 import json
 import warnings
@@ -30,9 +30,9 @@ ASKED = (
 
 
 def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) -> Plan:
-    """The plan to begin with, from what a person hands in: a word, a plan, or the file of one.
+    """The first plan of a run, from a word, a `Plan` or the path of one.
 
-    `asked` are the settings that the person gave beside it.
+    `asked`: settings given beside it.
     """
     if isinstance(plan, str) and plan in ("auto", "plain"):
         return replace(subject.plan, stream="auto" if plan == "auto" else "direct")
@@ -65,20 +65,20 @@ def _is_same(there: torch.device, here: torch.device) -> bool:
 
 
 def possible(plan: Plan, subject: Subject) -> Plan:
-    """A plan from elsewhere without what cannot work here."""
+    """A plan from elsewhere, without the levers that cannot work here."""
     for lever, _ in _obstacles(plan, subject):
         plan = lever.off(plan)
     return replace(plan, graph=min(plan.graph, MOST_STEPS))
 
 
 def _obstacles(plan: Plan, subject: Subject) -> list[tuple[Lever, str]]:
-    """The levers that a plan has pulled and that cannot work here, each with the reason."""
+    """The levers of a plan that cannot work here, each with the reason."""
     scene = replace(subject.scene(None), why_not_resident=None)
     return [(lever, why) for lever in pulled_levers(plan) if (why := lever.impossible(scene, plan))]
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file that the tuner wrote, or in one that holds a plan alone."""
+    """The plan in a file of a tuning, or of a plan alone."""
     try:
         data = json.loads(Path(path).read_text())
         return Plan.from_json(data.get("plan", data))

@@ -1,4 +1,4 @@
-"""`Rehearsal`: real training steps from the state in which a loop is now, whose every trace is undone."""
+"""`Rehearsal`: real training steps from the present state of a loop, all undone afterwards."""
 
 import copy
 import statistics
@@ -31,7 +31,7 @@ MIB = 2**20
 
 
 def confirm(step: TrainingStep, batch: Any) -> None:
-    """Train until the optimizer has all that it will ever hold, and once more."""
+    """Train until the optimizer has its full state, and one step more."""
     for _ in range(ATTEMPTS):
         step(fresh(batch))
         if step.counts.steps >= UPDATES:
@@ -39,7 +39,7 @@ def confirm(step: TrainingStep, batch: Any) -> None:
 
 
 def fresh(batch: Any) -> Any:
-    """A batch that the next step has not seen: some objectives take their labels out of it."""
+    """A fresh copy of the containers of a batch: some objectives pop their labels."""
     return copy.copy(batch) if isinstance(batch, MutableMapping | list) else batch
 
 
@@ -56,10 +56,10 @@ def time_of(step: TrainingStep, batch: Any) -> float:
 
 
 class Rehearsal:
-    """Real steps of a loop in the model's own memory; `rewind` goes back to the state in which the loop is now.
+    """Real steps of a loop in the model's own memory; `rewind` restores the state at the beginning.
 
-    The host keeps the one copy of what steps may write to: on the device it would take the room that is to be measured.
-    For the same reason the gradients of the loop wait on the host.
+    The copy of that state is on the host: on the device it would take memory that is to be measured.
+    For the same reason the gradients of the loop are moved to the host.
     """
 
     def __init__(self, subject: Subject, generators: Iterable[Generator] = ()) -> None:
@@ -91,7 +91,7 @@ class Rehearsal:
             _raise_peak(self._peak, self._device)
 
     def rewind(self) -> None:
-        """The state of the beginning, without gradients. CUDA graphs of before may read memory that is gone."""
+        """Restore the state at the beginning, without gradients. Earlier CUDA graphs may read freed memory."""
         now = self._now
         self.exchange(None)
         self._before.restore()
@@ -99,11 +99,11 @@ class Rehearsal:
         self.exchange(now)
 
     def rewind_rng(self) -> None:
-        """The rng states of the beginning, those of the loader included; training goes on."""
+        """Restore the rng states at the beginning, those of the loader included, and no other state."""
         self._random.restore()
 
     def exchange(self, step: TrainingStep | None) -> None:
-        """Steps of this one come next: the weights go on from where they are, in the form of its plan."""
+        """Switch to another step: the weights keep their values, in the form of its plan."""
         old, self._now = self._now, step
         if step is not old:
             if step is not None and old is not None:
@@ -114,7 +114,7 @@ class Rehearsal:
 
     @contextmanager
     def step(self, plan: Plan) -> Iterator[TrainingStep]:
-        """The step of a plan, neither compiled nor captured, ready to be called; afterwards all is as it was."""
+        """The step of a plan, neither compiled nor captured; the state is rewound before and after the block."""
         # From the second batch of a window on, gradients are there in the forward pass: two show all there is to see.
         windows = min(plan.accumulate, 2)
         plan = replace(plan, compile="off", graph=0, micro_batch=None, memory_budget=None, accumulate=windows)
@@ -128,7 +128,7 @@ class Rehearsal:
             self.rewind()
 
     def peak_of(self, call: Callable[[], object]) -> int | None:
-        """Run something; the most bytes that were in use on the device, on a CPU by tensors. None where none tells."""
+        """Run something; returns the peak of allocated bytes on the device, None where that is unknown."""
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             call()
@@ -153,7 +153,7 @@ def rehearsing(subject: Subject, generators: Iterable[Generator] = ()) -> Iterat
 
 
 class _Peak(DispatchMode):
-    """The most bytes in tensors on a CPU: as `track` counts them, without its hooks.
+    """Peak bytes of tensors on a CPU, counted as `track` does but without its hooks.
 
     PyTorch cannot free a graph whose backward pass never comes once a hook holds its tensors, and steps may fail here.
     """
@@ -177,7 +177,7 @@ class _Peak(DispatchMode):
 
 
 def in_use(device: torch.device) -> int:
-    """Bytes that tensors take on a device now."""
+    """Bytes of tensors on a device now."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     found = {storage_id(s): s.nbytes() for t in live_tensors() for s in storages_of(t) if s.device.type == device.type}
@@ -185,7 +185,7 @@ def in_use(device: torch.device) -> int:
 
 
 def _raise_peak(peak: int, device: torch.device) -> None:
-    """Let CUDA's statistics say again what the peak was: they can only begin anew, and be raised by use."""
+    """Raise the peak of CUDA's statistics to its old value by an allocation: they can only be reset."""
     clear(device)
     torch.cuda.reset_peak_memory_stats(device)
     held: list[Tensor] = []
@@ -209,7 +209,7 @@ def _parameters(subject: Subject) -> Iterator[nn.Parameter]:
 
 
 def written_tensors(subject: Subject) -> Iterator[Tensor]:
-    """Everything that a step may write to, but for gradients."""
+    """All tensors that a step may write to, except gradients."""
     yield from _parameters(subject)
     for module in (inner for outer in subject.modules for inner in outer.modules()):
         held = (*buffers_of(module).values(), *vars(module).values())
@@ -220,7 +220,7 @@ def written_tensors(subject: Subject) -> Iterator[Tensor]:
 
 
 def _is_written(tensor: Tensor) -> bool:
-    """Whether a step could write to it: not where elements share memory, as in an expanded tensor."""
+    """Whether a step could write to a tensor: not to an expanded one, whose elements share memory."""
     if tensor.is_inference():
         return False
     shared = tensor.layout == torch.strided and any(

@@ -1,4 +1,4 @@
-"""`Search`: which levers are tried, in which order, and which are kept; rules on numbers that know no model."""
+"""`Search`: which levers are tried, in which order, and which are kept; it sees timings, not the model."""
 
 import statistics
 import time
@@ -15,12 +15,12 @@ WORTH = 1.5  # what a compilation is hoped to give, before it was tried
 
 
 class Refused(Exception):
-    """Why a plan could not be tried."""
+    """Raised where a plan cannot be tried; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class PlanComparison:
-    """Two plans, timed in turns on the same batches; seconds per step of each round."""
+    """Seconds per step of two plans, timed in turns on the same batches, round by round."""
 
     before: tuple[float, ...]
     after: tuple[float, ...]
@@ -35,19 +35,19 @@ class PlanComparison:
         return statistics.median(self.ratios)
 
     def is_above_noise(self) -> bool:
-        """Whether it was faster in all rounds but at most one in five, and by more than nothing."""
+        """Whether the gain is at least `LEAST_GAIN`, and four rounds of five were faster."""
         faster = sum(ratio > 1 for ratio in self.ratios)
         return self.gain >= LEAST_GAIN and faster >= 0.8 * len(self.ratios)
 
 
 class Contest(Protocol):
-    """What the search is handed: it runs plans on the person's own loop."""
+    """Runs plans on the person's own loop for the search."""
 
     def compare(self, plan: Plan, other: Plan) -> PlanComparison:
-        """Time two plans in turns. Raises `Refused` where the other cannot run."""
+        """Time two plans in turns; raises `Refused` where the other cannot run."""
 
     def gate(self, plan: Plan) -> tuple[float | None, str | None]:
-        """How far the loss of a plan is from that of the plain one, as a share, and why that is too far."""
+        """The relative departure of the loss from the plain plan's, and why it is too far or None."""
 
     def compile_estimate(self, plan: Plan) -> float:
         """Seconds that the compilation of a plan will take."""
@@ -55,7 +55,7 @@ class Contest(Protocol):
 
 @dataclass
 class Search:
-    """From the plain plan to the best one that was found."""
+    """The search from the plain plan to the best one."""
 
     contest: Contest
     scene: LeverTarget
@@ -68,7 +68,7 @@ class Search:
     spent: float = 0.0
 
     def run(self, levers: Iterable[Lever] = LEVERS) -> Plan:
-        """Try each lever; then once more those that were too slow, where what was kept since may have changed that."""
+        """Try each lever; then retry those that were too slow where a lever kept since may have changed that."""
         again: list[tuple[Lever, Plan]] = []
         late: list[Lever] = []
         for lever in levers:
@@ -130,7 +130,7 @@ class Search:
         self.trials.append(trial)
 
     def _judge(self, lever: Lever, result: PlanComparison) -> tuple[str, str]:
-        """Why a lever is worth it or not, and a word for it."""
+        """The reason and the verdict on a lever."""
         if result.gain > lever.harmless_above:
             return lever.what, "kept"
         if not result.is_above_noise():
@@ -142,7 +142,7 @@ class Search:
         return lever.what, "kept"
 
     def _unaffordable(self, lever: Lever) -> str | None:
-        """Why there is no time to try it."""
+        """Why there is no time to try a lever; None where there is."""
         if "compilation" not in lever.cost:
             return "the time for tuning was used up" if self.spent >= self.budget else None
         if self.steps is None:

@@ -1,4 +1,4 @@
-"""`BatchSizes`: in which sizes the first batches of a run come, and what one compilation must hold for."""
+"""`BatchSizes`: the shapes of the first batches of a run, and which dimensions a compilation must leave dynamic."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from hotloop.step.objectives import TrainedObjective
 
 
 class BatchSizes:
-    """The sizes of batches that were seen, without their numbers."""
+    """The shapes of the batches so far, without their values."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, Any] = {}  # by their form
 
     def note(self, batch: Any) -> None:
-        """A batch that is trained on."""
+        """Note the shapes of a batch."""
         self._seen.setdefault(signature(batch), sizes_of(batch))
 
     def vary(self) -> bool:
-        """Whether they differ in more than a smaller last one of an epoch."""
+        """Whether shapes vary beyond the smaller last batch of an epoch."""
         several = [*self._seen.values()]
         if len(several) != 2:
             return len(several) > 2
@@ -33,13 +33,13 @@ class BatchSizes:
         return varying is None or worth_compiling_for(varying)
 
     def varying(self, batch: Any) -> Varying:
-        """The dimensions in which others differ from a batch; none where a compilation for all is not worth it."""
+        """The dimensions in which batches differ from this one; none where dynamic shapes are not worth it."""
         between = (varying_between(batch, other) or () for other in self._seen.values())
         found = frozenset[tuple[int, int]]().union(*between)
         return found if worth_compiling_for(found) else frozenset()
 
     def others(self, batch: Any) -> list[Any]:
-        """Batches of zeros like one, in the other sizes; as far as they differ in sizes alone."""
+        """Batches of zeros in the other shapes, where these differ in sizes alone."""
         if not self.varying(batch):
             return []
         alike = [each for each in self._seen.values() if varying_between(batch, each)]
@@ -48,7 +48,7 @@ class BatchSizes:
     def for_all(
         self, objectives: Sequence[TrainedObjective], plan: Plan, batch: Any
     ) -> dict[str, CompiledObjective] | None:
-        """Objectives that one compilation serves for all sizes; None where these do not vary."""
+        """Objectives compiled once for all sizes; None where sizes do not vary."""
         varying = self.varying(batch)
         if plan.compile == "blocks" or not varying:
             return None

@@ -9,7 +9,7 @@ from hotloop.clock import synchronize
 
 
 class Stopwatch:
-    """Seconds of training, from when the device has nothing left to do until it has done what came since.
+    """Seconds of training between two synchronizations.
 
     On a CPU they are seconds in which this thread computed, which other programs hardly change.
     """
@@ -23,7 +23,7 @@ class Stopwatch:
         self._start: float | None = None
 
     def begin(self) -> bool:
-        """Let it run; whether it stood still."""
+        """Start it; returns whether it was stopped."""
         if self._start is not None:
             return False
         synchronize(self._device)
@@ -31,7 +31,7 @@ class Stopwatch:
         return True
 
     def note_host(self, batches: int) -> None:
-        """The first step since it stood still is handed over; later ones may wait until the device takes them."""
+        """Note the host time of the first step after a start; later launches may block on a full queue."""
         if self._start is not None:
             self.host = min(self.host, (self._clock() - self._start) / batches)
 

@@ -1,4 +1,4 @@
-"""`Subject`: the model, objectives and optimizers for which a plan is looked for."""
+"""`Subject`: the model, objectives and optimizers that a plan is for."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from hotloop._torch import gradient_hooks
 from hotloop.data.resident import why_not_resident
 from hotloop.effects import Skip, code_of_modules, look, restored_by_state
-from hotloop.levers import LeverTarget, products_in_fp32
+from hotloop.levers import LeverTarget, fp32_matmul_precision
 from hotloop.plan import Plan, Trial, Tuning
 from hotloop.snapshot import Snapshot
 from hotloop.step.inspection import signature
@@ -56,7 +56,7 @@ class Subject:
         )
 
     def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
-        """From where the Python state is reached that a step may change, by the names that a person knows."""
+        """Objects from which a step may reach Python state, by the names that a person knows."""
         several = len(self.objectives) > 1
         objectives = {each.name if several else "objective": each.objective for each in self.objectives}
         optimizers = {"optimizer" if i == 0 else f"optimizer {i + 1}": o for i, o in enumerate(self.optimizers)}
@@ -66,11 +66,11 @@ class Subject:
         return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks}
 
     def restorable(self) -> Skip:
-        """What a rehearsal restores of all that."""
+        """Which of that a rehearsal restores."""
         return restored_by_state(self.modules, self.optimizers)
 
     def exchange(self, old: TrainingStep | None, new: TrainingStep | None) -> None:
-        """Give the model and the optimizers the form of one step's plan in place of another's; None: as written."""
+        """Revert the levers of one step and apply those of another; None: the model as written."""
         if old is not None:
             old.levers.revert()
             if old.plan.channels_last and not (new is not None and new.plan.channels_last):
@@ -84,7 +84,7 @@ class Subject:
         Snapshot.of(self.modules, self.optimizers).in_format(form).restore()
 
     def key(self, batch: Any, loader: object, transform: object = None) -> str:
-        """What a plan depends on, as one word: what is computed, on what, and the code that says so."""
+        """A cache key of everything that a plan depends on: model, device, data, code."""
         weights = [(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in self.model.named_parameters()]
         traits = [
             [f"{name}:{type(module).__qualname__}" for name, module in self.model.named_modules()],
@@ -92,7 +92,7 @@ class Subject:
             repr(signature(batch)),
             [(type(o).__qualname__, _flags(o)) for o in self.optimizers],
             [self.plan.to_json(), self.pinned_precision, why_not_resident(loader, self.device) is None],
-            [self.device_name, torch.__version__, __version__, products_in_fp32()],
+            [self.device_name, torch.__version__, __version__, fp32_matmul_precision()],
             [code_of_modules(self.model.modules()), look(self.roots({"device_transform": transform})).code()],
         ]
         return hashlib.sha256(json.dumps(traits, default=str).encode()).hexdigest()[:32]

@@ -1,4 +1,4 @@
-"""`tune`: plans timed by turns on real steps of the person's own loop, which are all undone."""
+"""`tune`: plans timed in turns on real steps of the person's own loop, all undone afterwards."""
 
 import statistics
 import time
@@ -59,9 +59,9 @@ def tune(
     seconds: float | None,
     tell: Callable[[str], None] = lambda words: None,
 ) -> tuple[Tuning, dict[str, CompiledObjective] | None]:
-    """Try the levers on a loop, which is left exactly as it was; how its plan was found, and what was compiled for it.
+    """Try the levers on a loop and restore it exactly; returns the tuning, and the objectives compiled for its plan.
 
-    `seconds` says how long the plain loop would run. `memory` is what the loop knows of its passes.
+    `seconds` is the length of the run with the plain loop. `memory` is the loop's OOM retry.
     """
     start, plain = time.perf_counter(), subject.plan
     plain_step: float | None = None
@@ -93,7 +93,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Material:
-    """What the trials train on."""
+    """The batches of the trials."""
 
     batches: Sequence[Any]  # on the device
     loader: Any = None  # where it can be read again without changing anything
@@ -102,7 +102,7 @@ class Material:
     transform: Callable[[Any], Any] | None = None  # of batches on the device
 
     def batch(self, number: int, *, resident: bool) -> Any:
-        """A batch on the device: one that was read before, or gathered anew from data that lives there."""
+        """A batch on the device: a copy of one read before, or gathered from data on the device."""
         if not resident or self.resident is None:
             # A copy: the person's code may write into it, or take something out of it.
             return map_tensors(self.batches[number % len(self.batches)], torch.clone)
@@ -110,12 +110,12 @@ class Material:
         return batch if self.transform is None else self.transform(batch)
 
     def draw(self, number: int) -> Any:
-        """What the sampler drew for a batch; the same ones come round as where batches were read before."""
+        """The sampler's indices of a batch, in the same cycle as `batches`."""
         return self.drawn[number % (len(self.batches) or len(self.drawn))]
 
 
 def material_of(loader: Any, device: torch.device, transform: Any = None) -> Material:
-    """What can be read of a loader without a trace."""
+    """Batches of a loader, read so that its rng state and position stay as they were."""
     before, rng = RngStates(device, generators_held(loader, transform)), LoaderRng(loader)
     if why_not_resident(loader, device) is None and has_known_sampler(loader):
         resident = Resident(loader, device)
@@ -139,7 +139,7 @@ def material_of(loader: Any, device: torch.device, transform: Any = None) -> Mat
 
 
 def generators_held(loader: object, transform: object) -> list[Generator]:
-    """The generators that a loader, its samplers, its dataset and a transform of batches have for themselves."""
+    """The generators held by a loader, its samplers, its dataset and a transform of batches."""
     found = [*generators_of(loader), *generators_in([getattr(loader, "dataset", None), transform])]
     return list({id(generator): generator for generator in found}.values())
 
@@ -159,9 +159,9 @@ class _PlanRunner:
 
 
 class Trials:
-    """Runs plans by turns, in the model's own memory: each goes on with the weights that the one before has left.
+    """Runs plans in turns, in the model's own memory: each continues with the weights that the one before left.
 
-    Levers such as channels last move the weights. A plan with CUDA graphs then goes on with those that it had.
+    Levers such as channels last move the weights. A plan with CUDA graphs then gets back the memory it captured.
     """
 
     def __init__(self, rehearsal: Rehearsal, memory: OutOfMemory, material: Material) -> None:
@@ -174,7 +174,7 @@ class Trials:
         self._number = 0  # of the batch
 
     def time(self) -> float:
-        """Seconds of a step of the plain plan. Its first step is the last where it changes what cannot be restored."""
+        """Seconds of a step of the plain plan; raises `Refused` where a step changes what cannot be restored."""
         roots = self._subject.roots({"device_transform": self._material.transform})
         skip = self._subject.restorable()
         before = look(roots, skip)
@@ -203,7 +203,7 @@ class Trials:
         raise Refused(why)
 
     def gate(self, plan: Plan) -> tuple[float | None, str | None]:
-        """How far the loss of a batch is from that of the plain plan, as a share, and why that is too far."""
+        """The relative departure of the loss from the plain plan's, and why it is too far or None."""
         self._rewind()
         batch, work = self._material.batch(0, resident=False), Work()
         # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
@@ -232,11 +232,11 @@ class Trials:
         return expected_seconds(self._subject.model, plan.compile).seconds
 
     def compiled_for(self, plan: Plan) -> dict[str, CompiledObjective] | None:
-        """What was compiled when a plan was tried."""
+        """The objectives compiled in the trial of a plan."""
         return (self._runners[plan].step.compiled or None) if plan in self._runners else None
 
     def forget_captures(self) -> None:
-        """Drop CUDA graphs: they hold memory, and may read some that is not there any more after a rewind."""
+        """Drop CUDA graphs: they hold memory, and may read freed memory after a rewind."""
         for runner in self._runners.values():
             runner.forget_captures()
 
@@ -277,7 +277,7 @@ class Trials:
             runner.step.captured.check()
 
     def _ready(self, runner: _PlanRunner) -> float:
-        """Run a plan until it is as fast as it will be: compiled, captured, its algorithms chosen."""
+        """Warm a plan up: compiled, captured, its algorithms chosen."""
         self._exchange(runner)
         step, plan, resident = runner.step, runner.step.plan, self._material.resident
         if runner.pace is not None and (step.captured is None or step.captured.has_captures):
@@ -302,7 +302,7 @@ class Trials:
         return pace
 
     def _block(self, runner: _PlanRunner, steps: int) -> float:
-        """Seconds of a step, over so many; what has to be captured again is not timed."""
+        """Seconds of a step, the mean of `steps`; a capture is not timed."""
         self._ready(runner)
         return self._timed(runner, steps)
 
@@ -313,7 +313,7 @@ class Trials:
         return clock.seconds() / done
 
     def _train(self, runner: _PlanRunner, steps: int) -> int:
-        """Train a number of steps, or the next larger one of whole accumulation windows; how many that were."""
+        """Train a number of steps, rounded up to whole accumulation windows; returns that number."""
         stretch, plan = runner.stretch, runner.step.plan
         length = plan.accumulate if stretch is None else stretch.steps
         steps = max(1, steps // length) * length if stretch else steps + -steps % length
@@ -334,7 +334,7 @@ class Trials:
         return PlanComparison(before, after, 0.0)
 
     def _streamed(self, plan: Plan) -> float:
-        """Seconds of a step with the loader's part in it, the start of an epoch included where it is short."""
+        """Seconds of a step with its loading; for a short epoch with its start too."""
         loader, pace = self._material.loader, self._ready(self._plain)
         most = max(3, min(MOST_STREAMED, round(STREAMED / pace)))
         transform = self._material.transform

@@ -1,4 +1,4 @@
-"""`Tuner`: gives a run the plan that an expert would, and lets the run's own steps be the trial of it."""
+"""`Tuner`: gives a run the plan that the rules of the levers propose, and tries it in the run's own steps."""
 
 import math
 import time
@@ -82,7 +82,7 @@ ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that s
 
 @dataclass(frozen=True)
 class Ahead:
-    """The step that comes next, or several in one CUDA graph."""
+    """The next step, or several in one CUDA graph."""
 
     loader: Any
     transform: Any
@@ -103,33 +103,33 @@ Course = Generator[float, Ahead, T]  # yields how many batches may pass before i
 
 
 class Told(Protocol):
-    """Who is told what the tuner does: the progress of a run."""
+    """The display of a run, for the tuner's messages."""
 
     def say(self, words: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
 
 
 class Together(Protocol):
-    """The ranks of a run, which tune in step: what one of them measures or refuses holds for all."""
+    """The ranks of a run, which tune together: a timing or an obstacle of one holds for all."""
 
     size: int
 
     @property
     def ranks(self) -> object | None:
-        """Their process group, which may have one of them alone; None where there is none."""
+        """Their process group, perhaps of one rank; None without one."""
 
     def largest(self, number: float) -> float:
-        """Over all ranks."""
+        """The maximum over all ranks."""
 
     def reason(self, words: str | None) -> str | None:
-        """That of any rank which has one."""
+        """The first reason that a rank has; None where none has one."""
 
     def from_first(self, value: Any) -> Any:
-        """What the first rank has, as plain data."""
+        """The value of rank 0, plain data."""
 
 
 class Tuned(Compared, Protocol):
-    """What the tuner asks of a loop."""
+    """The part of a loop that the tuner uses."""
 
     by_hand: bool  # whether the plan that is carried out is the person's
 
@@ -139,13 +139,13 @@ class Tuned(Compared, Protocol):
 
     @property
     def stream(self) -> Stream[Any] | None:
-        """Where the batches come from."""
+        """The source of the batches."""
 
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
-        """Go on with another plan; with objectives that were compiled for it already."""
+        """Switch to another plan, with objectives that are compiled already where given."""
 
     def unplanned(self) -> AbstractContextManager[None]:
-        """The model and the optimizers without what the plan has changed in them."""
+        """The model and the optimizers with the levers of the plan reverted."""
 
 
 class Tuner:
@@ -196,32 +196,32 @@ class Tuner:
 
     @property
     def passes(self) -> int:
-        """Forward passes beyond one a step."""
+        """Extra forward passes so far, beyond one per step."""
         return self._gate.passes
 
-    def go_on(self, tuning: Tuning | None, considered_for: int | None) -> None:
-        """An earlier part of this run found its plan like this, or nothing that pays in a rest of so many batches."""
+    def resume(self, tuning: Tuning | None, considered_for: int | None) -> None:
+        """Load what an earlier part of this run found: its plan, or that none pays in `considered_for` batches."""
         self.considered_for = considered_for
         if tuning is not None:
             self.tuning = tuning
             self._only_watch()
 
     def begin(self) -> None:
-        """A new epoch or fit: what was too short to be tuned may be longer now."""
+        """Consider tuning again at a new epoch or fit, where the run was too short so far."""
         if self._sleeps:
             self._sleeps, self.due, self._course_due = False, 0, 0
 
     def end(self) -> None:
-        """A fit is over: nobody waits for what is being compiled."""
+        """Abandon a compilation under way at the end of a fit."""
         if self._compilation is not None:
             self._compilation.abandon()
 
     def pause(self) -> None:
-        """Training stops for a while, as for an evaluation: that is not to be timed."""
+        """Stop the stopwatch while training pauses, as for an evaluation."""
         self._stopwatch.halt()
 
     def before(self, ahead: Ahead, done: int) -> None:
-        """Before a step, or several; `done` batches have been trained on."""
+        """Call before a step, or several in one graph, after `done` batches."""
         self._ahead, self._done = ahead, done
         if self._norms is not None and (sign := self._norms.before(done)) is not None:
             self._sign, self._course_due = sign, 0
@@ -251,7 +251,7 @@ class Tuner:
         return tuning
 
     def _only_watch(self) -> None:
-        """The plan was found elsewhere: nothing is tuned any more, and what rounds is watched."""
+        """Tune no more, since the plan was found elsewhere; watch the levers that change rounding."""
         self._course, self._has_begun = self._resumed(), False
         self._stop_watching()
         self._feeding.is_open = False
@@ -276,7 +276,7 @@ class Tuner:
     # Watching
 
     def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
-        """Carry out a call of the person's code, and note what it changes that could not be restored."""
+        """Call the person's code, and note which changes of it could not be restored."""
         start = time.perf_counter()
         roots, skip = self.subject.roots(what), self.subject.restorable()
         before = look(roots, skip)
@@ -288,20 +288,20 @@ class Tuner:
         return result
 
     def watched(self) -> None:
-        """A step was watched."""
+        """Count a step as watched."""
         self.watches -= 1
 
     def refused(self, why: str) -> None:
-        """The step cannot be captured as a CUDA graph."""
+        """Drop the levers for captures: the step cannot be captured as a CUDA graph."""
         self._drop("graph", why)
         for lever in LEVERS:
             if lever.for_captures:
                 self._drop(lever.name, UNCAPTURED)
 
-    # What rounds, while it trains
+    # Levers that change rounding, while it trains
 
     def heard(self, loss: float) -> None:
-        """A loss of a moment ago has reached the host."""
+        """Take in a recent loss that has reached the host."""
         if self._losses is not None and (jump := self._losses.jump(loss)) is not None:
             self._losses = Jumps(JUMP * self._losses.times)  # losses of this run jump, it seems
             if self._loop.together.size == 1:  # a rank decides nothing by itself
@@ -309,13 +309,13 @@ class Tuner:
                 self.due = self._course_due = 0
 
     def rounds(self, plan: Plan) -> bool:
-        """Whether a plan of the tuner's rounds otherwise than what the person asked for."""
+        """Whether the tuner has pulled a lever that changes rounding, beyond the person's plan."""
         return not self._loop.by_hand and any(lever.tier == "B" for lever in _pulled(plan, self.subject.plan))
 
     def rescued(self, run: Callable[[Any], T], batch: Any) -> T:
         """Run a step; where its loss is not finite and has not reached a weight, repeat the batch in fp32.
 
-        A loss that is not finite in fp32 either is an error, as ever.
+        A loss that is not finite in fp32 either raises `LossNotFinite`.
         """
         try:
             return run(batch)
@@ -325,7 +325,7 @@ class Tuner:
                 raise
             memory.snapshot.restore()
             if not all(buffer.isfinite().all() for module in memory.modules for buffer in module.buffers()):
-                raise  # a pass that was looked at closely has let go of what they were
+                raise  # a pass that was looked at closely no longer holds their old values
         self._loop.carry_out(_without(rounding, old.plan), "the loss was not finite")
         for before, now in zip(old.eagers, self._loop.step.eagers, strict=True):
             now.window = before.window  # of which the gradients are there
@@ -335,12 +335,12 @@ class Tuner:
         return parts  # type: ignore[no-any-return]
 
     def _rounding(self) -> Sequence[Lever]:
-        """Levers of tier B that the tuner has pulled, not the person."""
+        """Levers of tier B that the tuner, not the person, has pulled."""
         pulled = () if self._loop.by_hand else _pulled(self._loop.step.plan, self._plain_plan)
         return [lever for lever in pulled if lever.tier == "B"]
 
     def _forgo(self, levers: Sequence[Lever], why: str) -> None:
-        """The run goes on without these levers, and later ones do not try them."""
+        """Drop these levers for this run and, by the cache, for later ones."""
         for lever in levers:
             self._drop(lever.name, why)
         if is_plain := not self._rounding():
@@ -352,12 +352,12 @@ class Tuner:
         self._say(f"{words} after {self._loop.step.counts.steps} steps: {why}")
 
     def _remember(self) -> None:
-        """Later runs of the model know of what was found."""
+        """Cache the tuning for later runs of the model."""
         if self._key is not None and self.tuning is not None:
             Cache().put(self._key, self.tuning)
 
     def _start_watching(self) -> None:
-        """Losses and norms are watched from now on. What ranks see of them differs, so norms are for one process."""
+        """Watch losses and norms from now on; norms in a single process only, because ranks see different ones."""
         self._losses = Jumps()
         if self._loop.together.size == 1 and NormWatch.is_possible(self._loop):
             self._norms = NormWatch(self._loop, self._done)
@@ -407,14 +407,14 @@ class Tuner:
         yield from self._watched_over()
 
     def _prepare(self) -> None:
-        """Begin with what takes time, beside the first steps."""
+        """Start slow preparations beside the first steps."""
         load_beside(self.subject.device, comparison)
         target = self.subject.scene(self._next.loader)
         for lever in LEVERS:
             lever.prepare(target)
 
     def _resumed(self) -> "Course[None]":
-        """The course of a run whose plan is there already."""
+        """The course of a run that has its plan already."""
         yield 0
         if not self._rounding():
             return
@@ -426,7 +426,7 @@ class Tuner:
         yield from self._watched_over()
 
     def _watched_over(self) -> "Course[None]":
-        """For as long as something rounds, ask the gate again where that is due or there is a sign."""
+        """Repeat the gate, when due or on a sign, for as long as a lever changes rounding."""
         if self._losses is None:
             self._start_watching()
         while self._rounding() and self._may_ask(has_sign=True):
@@ -436,7 +436,7 @@ class Tuner:
         self._stop_watching()
 
     def _may_ask(self, *, has_sign: bool) -> bool:
-        """Whether a comparison with fp32 keeps to the forward passes that a run may have beyond its steps."""
+        """Whether a comparison with fp32 stays within the run's limit of extra forward passes."""
         cost = 2 * len(self.subject.objectives)
         return not self._effects and self._gate.passes + cost <= MOST_PASSES + (cost if has_sign else 0)
 
@@ -456,7 +456,7 @@ class Tuner:
         return left >= WORTH_ON_CPU if self.subject.device.type == "cpu" else left * plain >= WORTH_A_PLAN
 
     def _adopted(self, plain: float) -> Proposal:
-        """Adopt the plan that is proposed for this run; what rounds passes the gate before."""
+        """Adopt the proposed plan, after its levers that change rounding have passed the gate."""
         start = time.perf_counter()
         ahead, loop, subject = self._next, self._loop, self.subject
         target, begin = subject.scene(ahead.loader), subject.plan
@@ -519,7 +519,7 @@ class Tuner:
         return proposal
 
     def _settled(self) -> "Course[float]":
-        """Seconds of a batch, once the step is captured where the plan says so."""
+        """Seconds of a batch after warm-up, captured where the plan says so."""
         for _ in range(PATIENCE):
             captured = self._loop.step.captured
             if captured is None or captured.has_captures:
@@ -542,7 +542,7 @@ class Tuner:
         return min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
 
     def _not_slower(self, plain: float, now: float) -> "Course[float]":
-        """Leave out what makes the step slower than the eager one."""
+        """Drop levers until the step is no slower than the eager one."""
         begin, plan = self._plain_plan, self._loop.step.plan
         on_cpu = self.subject.device.type == "cpu"
         is_starved = self._loop.together.largest(self._is_starved) > 0
@@ -561,7 +561,7 @@ class Tuner:
         return now
 
     def _audited(self) -> "Course[None]":
-        """Ask the gate again where that is due, or there is a sign; what does not pass is dropped from there on."""
+        """Repeat the gate when due or on a sign, and drop the levers that fail it."""
         sign, self._sign = self._sign, None
         if sign is None:
             if not self._audits or self._done < self._audits[0]:
@@ -598,7 +598,7 @@ class Tuner:
             self._forgo(rounding, why)
 
     def _narrowed(self, norms: NormWatch, usual: float, why: str) -> "Course[None]":
-        """Leave out what rounds, the most doubtful first, until a step has a norm that is usual again."""
+        """Drop levers that change rounding, the most doubtful first, until the gradient norm is usual again."""
         self._norms = None  # meanwhile
         while rounding := self._rounding():
             doubtful = most_doubtful(rounding)
@@ -617,7 +617,7 @@ class Tuner:
             yield from self._window()
 
     def _searched(self, now: float) -> "Course[float | None]":
-        """Let cuDNN try its algorithms where that may pay back in what is left; the seconds of a batch then."""
+        """Let cuDNN search its algorithms where that may pay back; returns the seconds of a batch then."""
         lever, plan = CUDNN_BENCHMARK, self._loop.step.plan
         ahead = yield from self._window()
         why = self._dropped.get(lever.name) or lever.why_not(self.subject.scene(ahead.loader), plan)
@@ -639,14 +639,14 @@ class Tuner:
         return None
 
     def _taken_back(self, lever: Lever, plan: Plan, why: str) -> "Course[None]":
-        """Go on with the plan that was there before a lever which brought nothing."""
+        """Return to the plan before a lever that brought nothing."""
         yield from self._carry_out(plan, f"{lever.name} brought nothing")
         self._drop(lever.name, why)
         self._explain(lever.name, "dropped", why)
         self._remember()
 
     def _not_worth_searching(self, plan: Plan, ahead: Ahead, now: float) -> str | None:
-        """Why cuDNN's algorithms are not searched for."""
+        """Why a search of cuDNN's algorithms does not pay; None where it may."""
         if self._effects:
             return "a step has effects that could not be restored"
         if plan.precision == "fp32":
@@ -656,7 +656,7 @@ class Tuner:
         return _would_hold_up("a search", expected_search(self.subject.model), ahead, now)
 
     def _compiled(self, now: float) -> "Course[float | None]":
-        """Compile where that may pay back in what is left; the seconds of a batch then."""
+        """Compile where that may pay back; returns the seconds of a batch then."""
         plan, subject = self._loop.step.plan, self.subject
         ahead = yield from self._window()
         target = subject.scene(ahead.loader)
@@ -715,16 +715,16 @@ class Tuner:
         return outcome
 
     def _costs_too_much(self, ahead: Ahead) -> bool:
-        """Whether asking the gate again would take a noticeable part of the rest of the run."""
+        """Whether repeating the gate would take more than `AUDIT_SHARE` of the rest of the run."""
         pace = None if self.tuning is None else self.tuning.step
         return ahead.left is not None and pace is not None and self._comparison > AUDIT_SHARE * ahead.left * pace
 
     # Parts of it
 
     def _timed(self, steps: int, seconds: float) -> "Course[float]":
-        """Let steps pass; the seconds of a batch, from an idle device until it has done all of them.
+        """Seconds of a batch over the next steps, synchronized at both ends.
 
-        On a CPU, that of the quickest step of as few as are timed of the eager loop: other programs disturb some.
+        On a CPU, those of the quickest of a few steps: other programs disturb some.
         """
         if self.subject.device.type == "cpu":
             quickest = math.inf
@@ -760,18 +760,18 @@ class Tuner:
         return 0.0 if self._loop.stream is None else self._loop.stream.waited
 
     def _window(self) -> "Course[Ahead]":
-        """Wait until no gradient waits for its update."""
+        """Let steps pass up to the end of an accumulation window."""
         while not self._next.is_between_windows:
             yield 0
         return self._next
 
     def _carry_out(self, plan: Plan, why: str) -> "Course[None]":
-        """Go on with a plan between two windows; its data comes as it does now."""
+        """Switch to a plan at the end of a window; stream and workers stay those of now."""
         yield from self._window()
         self._loop.carry_out(self._now(plan), why)
 
     def _now(self, plan: Plan, *, dropped: bool = True) -> Plan:
-        """A plan with data that comes as it does now, and without levers that were dropped since it was made."""
+        """A plan with the present stream and workers, and without levers dropped since it was made."""
         now = self._loop.step.plan
         gone = [lever for lever in _pulled(plan, self.subject.plan) if dropped and lever.name in self._dropped]
         return replace(_without(gone, plan), stream=now.stream, pinned=now.pinned, workers=now.workers)
@@ -783,7 +783,7 @@ class Tuner:
 
     @property
     def _plain_plan(self) -> Plan:
-        """What the person asked for, with data that comes as it does now."""
+        """The person's plan with the present stream and workers."""
         return self._now(self.subject.plan)
 
     def _drop(self, lever: str, why: str) -> None:
@@ -793,7 +793,7 @@ class Tuner:
             self.tuning = replace(self.tuning, trials=tuple(trials), plan=self._loop.step.plan)
 
     def _explain(self, lever: str, verdict: Verdict, why: str, gain: float | None = None) -> None:
-        """Note what became of a lever that is tried after the others."""
+        """Record the verdict on a lever that is tried after the others."""
         assert self.tuning is not None
         trials = [
             replace(t, verdict=verdict, why=why, gain=gain) if t.lever == lever else t for t in self.tuning.trials
@@ -802,7 +802,7 @@ class Tuner:
         self._later[lever] = next(t for t in trials if t.lever == lever)
 
     def _note(self, proposal: Proposal, plain: float, now: float | None) -> None:
-        """Note how the plan was found, and remember it."""
+        """Record how the plan was found, and cache it."""
         plan = self._loop.step.plan
         pulled = {lever.name for lever in _pulled(plan, self.subject.plan)}
         trials = []
@@ -820,7 +820,7 @@ class Tuner:
             Cache().put(proposal.key, self.tuning)
 
     def _tell(self, plain: float, now: float) -> None:
-        """Say in a line what the run is carried out as."""
+        """Say in a line which plan the run has, and its gain."""
         if kept := ", ".join(in_words(self._loop.step.plan)):
             gain = f"{plain / now:.3g}×" if plain > now else "as fast as"
             self._say(f'{kept}: {gain} the eager step, measured; plan="plain" for fp32 eager')
@@ -831,7 +831,7 @@ class Tuner:
 
 
 def in_words(plan: Plan) -> list[str]:
-    """What a plan does that the loop as it was written does not, as a person would say it.
+    """What a plan changes of the loop as written, in a person's words.
 
     >>> in_words(Plan("cuda", precision="bf16", graph=16, stream="resident"))
     ['data on the device', '16 steps per CUDA graph', 'bf16']
@@ -851,7 +851,7 @@ def in_words(plan: Plan) -> list[str]:
 
 
 def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence: str = "") -> str | None:
-    """Why something that training has to wait for is not begun."""
+    """Why something that blocks training does not pay back; None where it does."""
     if ahead.left is None:
         return f"the length of the run is not known, so that {what} may not pay back"
     left = ahead.left * now
@@ -862,7 +862,7 @@ def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence
 
 
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
-    """The levers that a plan has pulled beyond another."""
+    """The levers that a plan has and another has not."""
     return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
 
 
@@ -873,6 +873,6 @@ def _without(levers: Sequence[Lever], plan: Plan) -> Plan:
 
 
 def _repeats_one(blocks: Sequence[nn.Module]) -> bool:
-    """Whether a model repeats a block of one shape often enough for one compilation to serve for most of it."""
+    """Whether most blocks of a model have one shape, so that one compilation serves them."""
     shapes = Counter((type(each), tuple(p.shape for p in each.parameters())) for each in blocks)
     return bool(shapes) and max(shapes.values()) >= max(MANY_BLOCKS, 0.75 * len(blocks))

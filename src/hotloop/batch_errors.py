@@ -1,4 +1,4 @@
-"""When a batch does not fit the model or the loss: which layer, which shape, what it expects."""
+"""Shape and dtype errors of a batch: which layer or loss raised, what it was given, what it expects."""
 
 import dis
 import inspect
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotloop.errors import BadArgument, BatchMisfit, DeviceMismatch, HotloopError
+from hotloop.errors import BadArgument, BatchError, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
 from hotloop.placement import golden_rule, tensors_in
 from hotloop.placement.sites import variables
@@ -35,15 +35,15 @@ _EXPECTATIONS = (
 
 # Losses whose target is the number of a class, as their modules and functions are named.
 _OF_CLASSES = ("crossentropy", "nll", "multimargin")
-# What torch raises where a batch does not fit; the last, what code for tensors does that is given a dict.
-REFUSALS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
+# What PyTorch raises for a wrong shape or dtype; the last, where a dict was taken for a tensor.
+TORCH_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AttributeError)
 
 
 def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> T:
-    """`call()`, a forward pass of `batch`, which `where` names; what torch refuses there is explained."""
+    """`call()`, a forward pass of `batch`, which `where` names; errors of PyTorch are explained."""
     try:
         return call()
-    except REFUSALS as error:
+    except TORCH_ERRORS as error:
         better = explanation(error, model, batch, where, call)
         if better is None:
             raise
@@ -53,7 +53,7 @@ def attempt(call: Callable[[], T], model: nn.Module, batch: Any, where: str) -> 
 def explanation(
     error: Exception, model: nn.Module, batch: Any, where: str, again: Callable[[], object]
 ) -> HotloopError | None:
-    """The error to raise instead of what torch raised, or None where that is not about the batch.
+    """The error to raise in place of PyTorch's, or None where that is not about the batch.
 
     `again` repeats the forward pass: where devices were mixed it runs once more, under the golden rule.
     """
@@ -85,16 +85,16 @@ def explanation(
         return None
     what, fix = owner
     shapes = "; ".join(f"{name} {_shape(t)}" for name, t in tensors_in(batch))
-    return BatchMisfit(f"{where} does not fit: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
+    return BatchError(f"{where} does not fit: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
 
 
 def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> HotloopError | None:
-    """For batches `(inputs, target)` whose inputs are a dict, and a model that takes them one by one."""
+    """A dict of inputs in `(inputs, target)`, given to a model that takes them one by one."""
     inputs = batch[0] if isinstance(batch, list | tuple) and len(batch) == 2 else None
     if not isinstance(inputs, Mapping) or error.obj is not inputs:
         return None
     kind = type(inputs).__name__
-    return BatchMisfit(
+    return BatchError(
         f"{where} does not fit: the model was given the {kind} of its inputs as one argument, and took it for a tensor"
         f"\n  the {kind} has: {', '.join(map(str, inputs))}",
         fix="say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: loss(model(**batch[0]),"
@@ -109,7 +109,7 @@ def _frames(trace: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _raised_by_hand(trace: TracebackType | None) -> bool:
-    """Whether the person's own code said `raise`: such an error is theirs and stays as it is."""
+    """Whether the person's own code raised the error, which then stays as it is."""
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     if trace is None or trace.tb_frame.f_code.co_filename.startswith(_TORCH):
@@ -118,7 +118,7 @@ def _raised_by_hand(trace: TracebackType | None) -> bool:
 
 
 def _miscall(error: Exception, model: nn.Module, frame: FrameType) -> tuple[str, str] | None:
-    """A module that was called with too few or too many inputs, and what to do; None where that is not what failed."""
+    """A module called with too few or too many inputs, and the fix; None where the call was not what failed."""
     named = variables(frame)
     module, args, options = (named.get(name) for name in ("self", "args", "kwargs"))
     if not isinstance(error, TypeError) or not isinstance(module, nn.Module) or not isinstance(args, tuple):
@@ -144,7 +144,7 @@ def _miscall(error: Exception, model: nn.Module, frame: FrameType) -> tuple[str,
 
 
 def _call(wanted: list[str], args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
-    """The call of a model that takes these, with what it was given of the batch."""
+    """How to call a model with these parameters on the batch, as code."""
     if options:
         return f"model({', '.join(f'{name}=batch[{name!r}]' for name in wanted if name in options)})"
     if len(args) == 1 and isinstance(args[0], Mapping | list | tuple):  # the inputs lie together: batch[0]
@@ -155,7 +155,7 @@ def _call(wanted: list[str], args: tuple[Any, ...], options: Mapping[str, Any]) 
 
 
 def _owner(model: nn.Module, stack: list[FrameType], said: str) -> tuple[str, str] | None:
-    """What was called with what, in words, and what to do: the innermost layer or loss on the stack."""
+    """The innermost layer or loss on the stack and its inputs, in words, and the fix."""
     paths = {module: path for path, module in model.named_modules()}
     for frame in reversed(stack):
         module = variables(frame).get("self")
@@ -221,7 +221,7 @@ def _about_loss(loss: nn.Module | str, frame: FrameType) -> tuple[str, str]:
 
 
 def _about_classes(output: Tensor, target: Tensor) -> str | None:
-    """What to do where the target should be the number of a class for each item."""
+    """The fix for a target that should be one class index per item."""
     if target.shape == (*output.shape[:1], 1) and output.dim() == 2:
         return "give one class for each item: target.squeeze(-1)"
     if target.dim() > 1 and target.shape == output.shape[:-1] != (output.shape[0], *output.shape[2:]):
@@ -239,7 +239,7 @@ def _about_classes(output: Tensor, target: Tensor) -> str | None:
 
 
 def _about_values(output: Tensor, target: Tensor) -> str | None:
-    """What to do where output and target are compared element by element."""
+    """The fix for a loss that compares output and target element by element."""
     if output.squeeze().shape == target.squeeze().shape and output.shape != target.shape:
         longer = "output" if output.dim() > target.dim() else "target"
         return f"give both one shape: {longer}.squeeze(-1), before the loss"
@@ -249,7 +249,7 @@ def _about_values(output: Tensor, target: Tensor) -> str | None:
 
 
 def _is_ours(stack: list[FrameType]) -> bool:
-    """Whether hotloop called what failed in torch, and not the person's own code."""
+    """Whether hotloop, not the person's code, called the PyTorch function that failed."""
     caller = next((f for f in reversed(stack) if not f.f_code.co_filename.startswith(_TORCH)), None)
     return caller is not None and str(caller.f_globals.get("__name__")).startswith("hotloop.")
 
@@ -267,7 +267,7 @@ def _without_gradient(model: nn.Module, where: str) -> HotloopError:
 
 def _assert_on_device(error: Exception, where: str) -> HotloopError:
     first = str(error).strip().splitlines()[0]
-    return BatchMisfit(
+    return BatchError(
         f"the GPU stopped with an assertion at or shortly before {where}: {first}\n"
         "  the usual cause is an index out of range: a class that the output lacks, a token past the vocabulary",
         fix="run the same script with HOTLOOP_DEVICE=cpu; there the error names the layer and the values",

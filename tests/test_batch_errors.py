@@ -9,12 +9,12 @@ from torch import nn
 
 import hotloop
 from hotloop import DeviceMismatch
-from hotloop.errors import BadArgument, BatchMisfit
-from hotloop.misfit import attempt
+from hotloop.batch_errors import attempt
+from hotloop.errors import BadArgument, BatchError
 
 
 def message(model: nn.Module, *inputs: Any, call: Callable[[], object] | None = None) -> str:
-    with pytest.raises(BatchMisfit) as caught:
+    with pytest.raises(BatchError) as caught:
         attempt(call or (lambda: model(*inputs)), model, inputs, "batch 3 of epoch 1")
     return str(caught.value)
 
@@ -209,7 +209,7 @@ def test_inputs_in_a_dict_beside_the_target() -> None:
     model = Tokens()
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
     batch = ({"input_ids": torch.ones(4, 3)}, torch.zeros(4, dtype=torch.long))
-    with pytest.raises(BatchMisfit, match=r"the dict has: input_ids\n.*model\(\*\*batch\[0\]\)"):
+    with pytest.raises(BatchError, match=r"the dict has: input_ids\n.*model\(\*\*batch\[0\]\)"):
         loop.fit([batch], progress=False)
     with pytest.raises(AttributeError, match="missing"):
         hotloop.evaluate(model, [batch], {"a": nn.Identity()}, predict=lambda model, batch: model.missing)
