@@ -184,8 +184,7 @@ class Core:
             self.seen_before = None
         if self.expected is None:  # else `fit` knows the whole
             self.tuner.begin()
-        if not self.model.training:
-            self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
+        set_training(self.model)
         self.modes.train()
         modes = [module.training for module in self.model.modules()]
         if modes != self._modes:
@@ -212,9 +211,9 @@ class Core:
             self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
         if self.stream is not None:
             self.stream.close()
-        self._give_back()
+        self.give_back()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         """Between fits the model is the person's, who may flatten weights by `.view`, script it or copy the optimizer.
 
         Captures and compiled code would be lost with the form of the plan, so that on a GPU it stays.
@@ -395,6 +394,10 @@ class Core:
     @contextmanager
     def unplanned(self) -> Iterator[None]:
         """The model and the optimizers without what the plan has changed in them, for trials."""
+        if self.step.levers.is_displaced:  # and stays so: between fits, or until this loop goes on
+            displace_plans(self.model, self.optimizers)
+            yield
+            return
         self.subject.exchange(self.step, None)
         try:
             yield
@@ -472,3 +475,16 @@ class Core:
 def modules_of(model: nn.Module, criterion: object) -> list[nn.Module]:
     """The model, and a criterion that is a module."""
     return [model, *([criterion] if isinstance(criterion, nn.Module) else [])]
+
+
+def set_training(model: nn.Module) -> None:
+    """Training mode for an epoch: a model as it comes from a hub gets it; layers that were frozen one by one stay so.
+
+    A module with a `train` of its own is asked in each epoch, as in a loop by hand: it may freeze layers there.
+    """
+    if not model.training:
+        model.train()
+        return
+    for module in model.modules():  # parents first
+        if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
+            module.train()
