@@ -25,7 +25,8 @@ class ChannelsLastLever(Lever):
     pixel together; in that memory format a convolution need not rearrange its input and output. The values and shapes
     stay, only the strides change.
 
-    **The numbers.** Tier B: other kernels are chosen, which add in another order.
+    **The numbers.** Tier B: other kernels are chosen, which add in another order. Dropout of single numbers of an image
+    is drawn in the order of memory, so that the same seed gives another mask; `nn.Dropout2d` has the same.
 
     **What it needs.** A two-dimensional convolution, on any device, and a model that works in this memory format: one
     that flattens activations by `.view` fails, and the tuner drops the lever with the reason (`.flatten` and `.reshape`
