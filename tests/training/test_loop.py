@@ -144,6 +144,25 @@ def test_layers_that_a_train_of_its_own_freezes_are_frozen_as_by_hand(is_whole: 
     assert all(torch.equal(mine[name], by_hand[name]) for name in by_hand)
 
 
+def test_a_train_of_its_own_is_asked_once_in_an_epoch_that_is_resumed(tmp_path) -> None:
+    class Counting(nn.Sequential):
+        epochs = 0
+
+        def train(self, mode: bool = True) -> "Counting":
+            self.epochs += mode
+            return super().train(mode)
+
+    x = torch.linspace(-1, 2, 24).view(8, 3)
+    batches = [(x[:4], x[:4].sum(1, keepdim=True)), (x[4:], x[4:].sum(1, keepdim=True))]
+    for resume in (False, True):
+        model = Counting(nn.Linear(3, 1))
+        model.epochs = 0
+        loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan="plain")
+        stop = None if resume else (lambda record: "stop" if record.step == 3 else None)
+        loop.fit(batches, epochs=3, save=tmp_path, resume=resume, progress=False, on_step=stop)
+        assert model.epochs == (3 if resume else 2)
+
+
 def test_step_takes_batches_that_were_not_moved(task, sgd) -> None:
     model = task.model()
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")

@@ -179,12 +179,12 @@ class Core:
         self.together.begin_epoch(loader)
         self.epoch += 1
         self.watch.begin_epoch(self.epoch, self.stream)
+        set_training(self.model, goes_on=self.seen_before is not None)
         if self.seen_before is not None:
             self.watch.go_on(self.seen_before)
             self.seen_before = None
         if self.expected is None:  # else `fit` knows the whole
             self.tuner.begin()
-        set_training(self.model)
         self.modes.train()
         modes = [module.training for module in self.model.modules()]
         if modes != self._modes:
@@ -477,14 +477,15 @@ def modules_of(model: nn.Module, criterion: object) -> list[nn.Module]:
     return [model, *([criterion] if isinstance(criterion, nn.Module) else [])]
 
 
-def set_training(model: nn.Module) -> None:
+def set_training(model: nn.Module, *, goes_on: bool) -> None:
     """Training mode for an epoch: a model as it comes from a hub gets it; layers that were frozen one by one stay so.
 
-    A module with a `train` of its own is asked in each epoch, as in a loop by hand: it may freeze layers there.
+    A module with a `train` of its own is asked in each epoch, as in a loop by hand: it may freeze layers there. Not
+    where the epoch `goes_on` from a checkpoint, which has the modes of all layers.
     """
     if not model.training:
         model.train()
         return
-    for module in model.modules():  # parents first
+    for module in () if goes_on else model.modules():  # parents first
         if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
             module.train()
