@@ -165,3 +165,38 @@ def test_layers_that_are_unfrozen_later_are_trained_as_by_hand(more: dict[str, A
         models[1].requires_grad_(True)
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_steps_by_hand_in_a_hook_are_those_of_a_loop_by_hand(name: str) -> None:
+    dice = torch.Generator().manual_seed(0)
+    x, y = torch.randn(24, 3, 8, 8, generator=dice), torch.randint(4, (24,), generator=dice)
+    batches = DataLoader(TensorDataset(x, y), 8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    models = [model, copy.deepcopy(model)]
+    options: dict[str, Any] = {"momentum": 0.9} if name == "SGD" else {"eps": 1e-3}
+    optimizers = [getattr(torch.optim, name)(model.parameters(), 0.01, **options) for model in models]
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for x, y in batches:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            for weight in model.parameters():
+                weight.grad = None if weight.grad is None else weight.grad.contiguous()
+            optimizer.step()
+
+    def warm_up(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model.requires_grad_(True)
+        steps(model, optimizer)
+
+    for model in models:
+        model[-1].requires_grad_(False)
+    plan = Plan("cpu", fused=True, channels_last=True)
+    loop = hotloop.Loop(models[0], optimizers[0], nn.CrossEntropyLoss(), plan=plan)
+    loop.fit(batches, epochs=2, progress=False, on_epoch=lambda record: warm_up(models[0], optimizers[0]))
+    for _ in range(2):
+        steps(models[1], optimizers[1])
+        warm_up(models[1], optimizers[1])
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    assert step_hooks(optimizers[0]) == []

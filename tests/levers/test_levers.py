@@ -275,6 +275,24 @@ def test_channels_that_are_last_already() -> None:
     assert why_not("channels last", scene(model=pointwise)) is None
 
 
+def test_weights_that_share_their_memory_are_not_copied_out_of_it() -> None:
+    def pair() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3))
+
+    slices, tied, shared = pair(), pair(), pair().share_memory()
+    rows = iter(torch.zeros(2, 81))
+    for layer in slices:
+        layer.weight.data = next(rows).view(3, 3, 3, 3)
+    tied[1].weight.data = tied[0].weight.data
+    for model in (slices, tied, shared):
+        assert why_not("channels last", scene(model=model)) == (
+            "0.weight lies in memory that others read or write too, and would leave it"
+        )
+    one = pair()
+    one[1].weight = one[0].weight
+    assert why_not("channels last", scene(model=one)) is None, "one parameter in two places is converted for both"
+
+
 def test_cudnn_that_tries_already(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
     assert why_not("cudnn benchmark", scene("cuda")) == "it is on already"

@@ -1,5 +1,6 @@
 """`Loop`: the same training as the loop written by hand, on any device, with help when something does not fit."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -107,6 +108,59 @@ def test_a_model_in_eval_mode_is_put_in_training_and_frozen_layers_stay_frozen(t
     for batch in loop.batches(task.loader()):
         loop.step(batch)
     assert not model[2].training
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_layers_that_a_train_of_its_own_freezes_are_frozen_as_by_hand(is_whole: bool) -> None:
+    class Backbone(nn.Sequential):
+        frozen = 2  # epochs
+
+        def train(self, mode: bool = True) -> "Backbone":
+            super().train(mode)
+            if self.frozen:
+                self[1].eval()
+            return self
+
+    torch.manual_seed(0)
+    backbone = Backbone(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    models = [backbone if is_whole else nn.Sequential(backbone) for backbone in (backbone, copy.deepcopy(backbone))]
+    x = torch.linspace(-1, 2, 24).view(8, 3)
+    batches = [(x[:4], x[:4].sum(1, keepdim=True)), (x[4:], x[4:].sum(1, keepdim=True))]
+
+    def thaw(model: nn.Module) -> None:
+        (model if is_whole else model[0]).frozen -= 1
+
+    loop = Loop(models[0], torch.optim.SGD(models[0].parameters(), 0.1), nn.MSELoss(), device="cpu", plan="plain")
+    loop.fit(batches, epochs=4, progress=False, on_epoch=lambda record: thaw(record.model))
+    optimizer = torch.optim.SGD(models[1].parameters(), 0.1)
+    for _ in range(4):
+        models[1].train()
+        for inputs, target in batches:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(models[1](inputs), target).backward()
+            optimizer.step()
+        thaw(models[1])
+    mine, by_hand = (model.state_dict() for model in models)
+    assert all(torch.equal(mine[name], by_hand[name]) for name in by_hand)
+
+
+def test_a_train_of_its_own_is_asked_once_in_an_epoch_that_is_resumed(tmp_path) -> None:
+    class Counting(nn.Sequential):
+        epochs = 0
+
+        def train(self, mode: bool = True) -> "Counting":
+            self.epochs += mode
+            return super().train(mode)
+
+    x = torch.linspace(-1, 2, 24).view(8, 3)
+    batches = [(x[:4], x[:4].sum(1, keepdim=True)), (x[4:], x[4:].sum(1, keepdim=True))]
+    for resume in (False, True):
+        model = Counting(nn.Linear(3, 1))
+        model.epochs = 0
+        loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu", plan="plain")
+        stop = None if resume else (lambda record: "stop" if record.step == 3 else None)
+        loop.fit(batches, epochs=3, save=tmp_path, resume=resume, progress=False, on_step=stop)
+        assert model.epochs == (3 if resume else 2)
 
 
 def test_step_takes_batches_that_were_not_moved(task, sgd) -> None:

@@ -157,6 +157,50 @@ def test_between_fits_a_model_whose_plan_nobody_asked_for_is_as_it_was() -> None
     assert is_planned(model, optimizer)
 
 
+LOOKS: dict[str, Callable[[hotloop.Loop], object]] = {
+    "memory": lambda loop: loop.memory(next(iter(data()))),
+    "profile": lambda loop: loop.profile(data(), steps=2, progress=False),
+    "largest_batch": lambda loop: loop.largest_batch(data(), limit=8, seconds=0.1),
+    "load_state_dict": lambda loop: loop.load_state_dict(loop.state_dict()),
+    "tune": lambda loop: loop.tune(data(), steps=3, progress=False),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_between_fits_it_stays_so_whatever_is_looked_at(look: str) -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    loop = loop_of(model, optimizer, "auto")
+    loop._core.carry_out(PLAN, "as the tuner would")
+    loop.fit(data(), epochs=1, progress=False)
+    LOOKS[look](loop)
+    assert not is_planned(model, optimizer)
+
+
+def test_a_plan_that_was_loaded_or_found_waits_for_the_next_step() -> None:
+    models = [network(), network()]
+    optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in models]
+    first, second = (loop_of(*pair, "auto") for pair in zip(models, optimizers, strict=True))
+    first._core.carry_out(PLAN, "as the tuner would")
+    first.fit(data(), epochs=1, progress=False)
+    second.load_state_dict(first.state_dict())
+    assert second.plan == PLAN
+    assert not is_planned(models[1], optimizers[1])
+    second.step(next(iter(data())))
+    assert is_planned(models[1], optimizers[1])
+
+
+def test_a_look_at_a_loop_finds_no_plan_of_another() -> None:
+    model = network()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    first, second = loop_of(model, optimizer, PLAN), loop_of(model, optimizer, PLAN)
+    first.memory(next(iter(data())))
+    assert not is_planned(model, optimizer)
+    for loop in (first, second):
+        loop.step(next(iter(data())))
+        assert is_planned(model, optimizer)
+
+
 def test_a_hook_that_cannot_flatten_weights_is_told_why() -> None:
     model = network()
     loop = loop_of(model, torch.optim.SGD(model.parameters(), 0.1), PLAN)

@@ -1,11 +1,14 @@
 """Images and the weights of convolutions have the memory format `channels_last`."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from hotloop._torch import storage_id
 from hotloop.kernels import is_depthwise, layers_to_fuse, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, RunFacts
 from hotloop.placement import map_tensors
@@ -22,11 +25,13 @@ class ChannelsLastLever(Lever):
     pixel together; in that memory format a convolution need not rearrange its input and output. The values and shapes
     stay, only the strides change.
 
-    **The numbers.** Tier B: other kernels are chosen, which add in another order.
+    **The numbers.** Tier B: other kernels are chosen, which add in another order. Dropout of single numbers of an image
+    is drawn in the order of memory, so that the same seed gives another mask; `nn.Dropout2d` has the same.
 
     **What it needs.** A two-dimensional convolution, on any device, and a model that works in this memory format: one
     that flattens activations by `.view` fails, and the tuner drops the lever with the reason (`.flatten` and `.reshape`
-    work). Four-dimensional batches of floating-point numbers take the format of the weights.
+    work). Four-dimensional batches of floating-point numbers take the format of the weights. Weights that share their
+    memory, as slices of one vector or with other processes, would be copied out of it: the tuner leaves them alone.
 
     **What it costs.** A moment to convert the weights, their gradients and the optimizer's state; then a copy of each
     batch that comes in the other format.
@@ -79,10 +84,26 @@ class ChannelsLastLever(Lever):
             return "the model is in channels_last already"
         if target.on_cuda and plan.precision == "fp32" and any(map(_is_by_channel, layers)):
             return "in fp32 cuDNN would compile kernels for each depthwise convolution, for seconds"
+        if (name := _shared(target.model)) is not None:
+            return f"{name} lies in memory that others read or write too, and would leave it"
         return None
 
     def inputs(self, batch: Any, plan: Plan) -> Any:
         return map_tensors(batch, _converted)
+
+
+def _shared(model: nn.Module) -> str | None:
+    """A tensor that would be copied and is not alone in its memory: with other tensors, or with other processes."""
+    every = (*model.named_parameters(), *model.named_buffers())
+    named = {n: t for n, t in every if t.layout == torch.strided and not is_lazy(t) and not hasattr(t, "to_local")}
+    held = Counter(storage_id(tensor.untyped_storage()) for tensor in named.values())
+    for name, tensor in named.items():
+        if tensor.dim() == 4 and not tensor.is_contiguous(memory_format=torch.channels_last):
+            storage = tensor.untyped_storage()
+            is_slice = storage.nbytes() > tensor.numel() * tensor.element_size()
+            if is_slice or held[storage_id(storage)] > 1 or (tensor.is_cpu and tensor.is_shared()):
+                return name
+    return None
 
 
 def _is_held_up(facts: RunFacts) -> bool:

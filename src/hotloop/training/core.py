@@ -179,13 +179,12 @@ class Core:
         self.together.begin_epoch(loader)
         self.epoch += 1
         self.watch.begin_epoch(self.epoch, self.stream)
+        set_training(self.model, goes_on=self.seen_before is not None)
         if self.seen_before is not None:
             self.watch.load_state_dict(self.seen_before)
             self.seen_before = None
         if self.expected is None:  # else `fit` knows the whole
             self.tuner.begin()
-        if not self.model.training:
-            self.model.train()  # as it comes from a hub; layers that were frozen one by one stay frozen
         self.modes.train()
         modes = [module.training for module in self.model.modules()]
         if modes != self._modes:
@@ -212,9 +211,9 @@ class Core:
             self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
         if self.stream is not None:
             self.stream.close()
-        self._give_back()
+        self.give_back()
 
-    def _give_back(self) -> None:
+    def give_back(self) -> None:
         """Revert the plan between fits, when the person may flatten weights by `.view`, script or copy the model.
 
         On a GPU the plan stays: captures and compiled code would be lost with it.
@@ -395,6 +394,10 @@ class Core:
     @contextmanager
     def unplanned(self) -> Iterator[None]:
         """The model and the optimizers with the levers of the plan reverted, for trials."""
+        if self.step.levers.is_displaced:  # and stays so: between fits, or until this loop goes on
+            displace_plans(self.model, self.optimizers)
+            yield
+            return
         self.subject.exchange(self.step, None)
         try:
             yield
@@ -472,3 +475,17 @@ class Core:
 def modules_of(model: nn.Module, criterion: object) -> list[nn.Module]:
     """The model, and a criterion that is a module."""
     return [model, *([criterion] if isinstance(criterion, nn.Module) else [])]
+
+
+def set_training(model: nn.Module, *, goes_on: bool) -> None:
+    """Training mode for an epoch: a model as it comes from a hub gets it; layers that were frozen one by one stay so.
+
+    A module with a `train` of its own is asked in each epoch, as in a loop by hand: it may freeze layers there. Not
+    where the epoch `goes_on` from a checkpoint, which has the modes of all layers.
+    """
+    if not model.training:
+        model.train()
+        return
+    for module in () if goes_on else model.modules():  # parents first
+        if module.training and getattr(module.train, "__func__", None) is not nn.Module.train:
+            module.train()

@@ -313,7 +313,9 @@ class Loop:
         if steps is None and seconds is None:
             steps = length_of(loader)
         with self._core.modes.within(training=True), telling("tuning", progress) as tell:
-            return self._core.tuner.tune(loader, device_transform, steps=steps, seconds=seconds, tell=tell)
+            tuning = self._core.tuner.tune(loader, device_transform, steps=steps, seconds=seconds, tell=tell)
+        self._core.give_back()
+        return tuning
 
     def evaluate(
         self, loader: Iterable[Any], metrics: Metrics | None = None, *, predict: Predict = predict_by_convention
@@ -578,6 +580,7 @@ class Loop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`; raises where it does not fit this loop, before anything changes."""
         load_state(self._core, dict(state))
+        self._core.give_back()
 
 
 ALL_PHASES = {
