@@ -4,7 +4,7 @@ import gc
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -23,7 +23,8 @@ from torch.utils.data import (
 
 from hotloop import Loop, stream
 from hotloop.data import length_of
-from hotloop.errors import BadArgument, EmptyLoader
+from hotloop.data.streams import Kind
+from hotloop.errors import BadArgument, DeviceUnavailable, EmptyLoader
 
 from ..thorough import tries
 
@@ -553,3 +554,11 @@ def test_a_loader_that_is_given_other_attributes_is_seen_in_the_next_epoch(data:
     loop = Loop(model, torch.optim.SGD(model.parameters()), torch.nn.MSELoss(), device="cpu", plan=plan)
     theirs = train(iter, DataLoader(data, 4, shuffle=True))
     assert train(loop.batches, DataLoader(data, 4, shuffle=True)) == theirs
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+@pytest.mark.parametrize("kind", get_args(Kind))
+@pytest.mark.parametrize("loader", [DataLoader(TensorDataset(torch.ones(8, 2)), batch_size=2), [torch.ones(2)]])
+def test_a_device_that_is_not_there_is_explained(loader: Any, kind: Kind) -> None:
+    with pytest.raises(DeviceUnavailable, match="you asked for cuda"):
+        stream(loader, "cuda", kind)

@@ -16,7 +16,7 @@ from hotloop.data.position import Position, Resumption
 from hotloop.data.resident import Resident, why_not_resident
 from hotloop.data.sharing import may_be_empty
 from hotloop.data.worker_count import LoadingLimits
-from hotloop.device import as_device
+from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
 from hotloop.plan import Stream as Kind
@@ -198,7 +198,12 @@ def stream(
     >>> [batch.sum().item() for batch in stream([torch.ones(2), torch.ones(3)], "cpu")]
     [2.0, 3.0]
     """
-    return Stream(loader, device, kind, device_transform)
+    target = as_device(device)
+    try:
+        torch.empty(0, device=target)
+    except (AssertionError, RuntimeError) as error:  # what torch raises where the device is not there
+        raise device_error(target, error) or error from error
+    return Stream(loader, target, kind, device_transform)
 
 
 def _settings(loader: object) -> list[Any]:
