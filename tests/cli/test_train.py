@@ -157,7 +157,7 @@ def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) 
     code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch ([2-9]|\d\d)/60")
     assert code == 130, shown
     assert "Traceback" not in shown
-    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d+ of 60; saved in run: resume=True \(`--resume`\) goes on"
+    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d+ of 60; saved in run: resume=True \(`--resume`\) continues"
     told = re.findall(ending, " ".join(shown.split()))
     assert len(told) == shown.count("--resume") == 1, "how to go on is told once"
     steps = int(told[0])
