@@ -88,7 +88,7 @@ def test_a_graph_that_is_used_twice(keeps: bool) -> None:
 
     model = nn.Linear(3, 2)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), objective=objective, device="cpu")
-    with pytest.raises(BadArgument, match=r"the graph of the loss of batch . of epoch 1 is gone[\s\S]*fix: .*detach"):
+    with pytest.raises(BadArgument, match=r"the graph of the loss of batch . of epoch 1 was freed[\s\S]*fix: .*detach"):
         loop.fit([torch.ones(2, 3)] * 2, progress=False, monitor=False)
 
 

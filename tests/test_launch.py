@@ -243,7 +243,7 @@ def test_the_training_goes_on_where_it_ended(tmp_path: Path, warm: Warm) -> None
         settings = ("--items", "1024", "--save", "here", "--epochs", epochs)
         done = warm.run(CLUSTERS / "train.py", *settings, cwd=tmp_path, environment=alone)
         assert done.returncode == 0, done.stderr
-    assert "going on from step 4" in done.stderr
+    assert "resuming from step 4" in done.stderr
     assert list((tmp_path / "here").glob("step-*8"))
 
 

@@ -76,9 +76,9 @@ def explanation(
         return _without_gradient(model, where)
     if "backward through the graph a second time" in str(error) and _is_ours(stack):
         return BadArgument(
-            f"the graph of the loss of {where} is gone: the objective calls backward itself, or uses what it computed"
-            " in an earlier step, such as the state of an RNN",
-            fix="return the loss without calling backward, and detach what is kept for later steps: h = h.detach()",
+            f"the graph of the loss of {where} was freed: the objective calls backward itself, or uses a tensor"
+            " of an earlier step, such as the state of an RNN",
+            fix="return the loss without calling backward, and detach tensors kept for later steps: h = h.detach()",
         )
     owner = _miscall(error, model, stack[-1]) or _owner(model, stack, str(error))
     if owner is None:
@@ -200,7 +200,7 @@ def _about_layer(module: nn.Module, path: str, frame: FrameType, said: str) -> t
     if isinstance(module, nn.Embedding):
         return (
             f"{label} was given {given}; its indices go from 0 to {module.num_embeddings - 1}",
-            "give it whole numbers in that range, or build it with a larger num_embeddings",
+            "give it indices in that range, or build it with a larger num_embeddings",
         )
     return f"{label} was given {given}", "make the inputs and the layer agree"
 
@@ -223,11 +223,11 @@ def _about_loss(loss: nn.Module | str, frame: FrameType) -> tuple[str, str]:
 def _about_classes(output: Tensor, target: Tensor) -> str | None:
     """The fix for a target that should be one class index per item."""
     if target.shape == (*output.shape[:1], 1) and output.dim() == 2:
-        return "give one class for each item: target.squeeze(-1)"
+        return "give one class index per item: target.squeeze(-1)"
     if target.dim() > 1 and target.shape == output.shape[:-1] != (output.shape[0], *output.shape[2:]):
-        return "the classes are the last dimension of the output, and belong into dimension 1: output.movedim(-1, 1)"
+        return "move the classes from the last dimension to dimension 1: output.movedim(-1, 1)"
     if target.is_floating_point() and target.shape != output.shape:
-        return "give the numbers of classes: target.long()"
+        return "give class indices: target.long()"
     if target.is_floating_point() or output.dim() < 2 or not target.numel():
         return None
     classes, low, high = output.shape[1], int(target.min()), int(target.max())
@@ -235,7 +235,7 @@ def _about_classes(output: Tensor, target: Tensor) -> str | None:
         has = plural(classes, "class", "classes")
         return f"the targets go from {low} to {high}, and the output has {has}: 0 to {classes - 1}"
     fits = target.shape == (output.shape[0], *output.shape[2:])
-    return "give the numbers of classes: target.long()" if fits and target.dtype != torch.long else None
+    return "give class indices: target.long()" if fits and target.dtype != torch.long else None
 
 
 def _about_values(output: Tensor, target: Tensor) -> str | None:
@@ -258,7 +258,7 @@ def _without_gradient(model: nn.Module, where: str) -> HotloopError:
     if not torch.is_grad_enabled():
         why, fix = "gradients are switched off", "train outside of torch.no_grad() and torch.inference_mode()"
     elif not any(parameter.requires_grad for parameter in model.parameters()):
-        why, fix = "all parameters of the model are frozen", "let some be trained: model.requires_grad_(True)"
+        why, fix = "all parameters of the model are frozen", "unfreeze some: model.requires_grad_(True)"
     else:
         why = "it was detached from the parameters, or does not depend on those that are trained"
         fix = "compute it from the output without .detach(), .data, .item(), argmax, NumPy or torch.no_grad()"

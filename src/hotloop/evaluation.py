@@ -269,7 +269,7 @@ def check_metrics(metrics: Metrics | None) -> None:
     for name, metric in metrics.items():
         if isinstance(metric, type):
             raise BadArgument(
-                f"metric {name!r} is the class {metric.__name__}", fix=f"make one of it: {metric.__name__}(…)"
+                f"metric {name!r} is the class {metric.__name__}", fix=f"create an instance: {metric.__name__}(…)"
             )
         missing = [method for method in ("to", "reset", "update") if not hasattr(metric, method)]
         if hasattr(metric, "compute") and missing:

@@ -37,7 +37,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     except OSError as error:
         raise OutputError(
             f"cannot write {printable(str(path))}: {error.strerror or error}",
-            fix="choose a place that you may write to, with enough space",
+            fix="choose a writable folder with enough space",
         ) from error
 
 

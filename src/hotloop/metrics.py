@@ -109,7 +109,7 @@ def _check(output: Tensor, target: Tensor) -> None:
         fix = "give (items, classes, …) and (items, …), as cross entropy takes them"
         if output.shape[:-1] == target.shape:  # as Hugging Face models of tokens give them
             fix = (
-                "the classes are the last dimension of the output, and belong into dimension 1: lambda output, target:"
+                "move the classes from the last dimension to dimension 1: lambda output, target:"
                 " accuracy(output.movedim(-1, 1), target); of a language model, output[:, :-1] and target[:, 1:]"
             )
         raise BadArgument(

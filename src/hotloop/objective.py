@@ -105,7 +105,7 @@ def uniform(returned: Any, batch: Any, name: str = "loss", items: int | None = N
         returned, count = returned
         if isinstance(count, Tensor) and count.numel() != 1:
             raise BadArgument(
-                f"the objective returned two things, of which the second, {_kind(count)}, is not the number of items"
+                f"the objective returned a pair, and its second value, {_kind(count)}, is not the number of items"
                 " that the loss is the mean of",
                 fix="return the loss alone: return loss; `predict=` and `train_metrics=` are for outputs",
             )
@@ -149,7 +149,9 @@ def as_objective(loss: Criterion | None, objective: Objective | None) -> Objecti
         )
     for name, given in (("loss", loss), ("objective", objective)):
         if isinstance(given, type) and issubclass(given, nn.Module):
-            raise BadArgument(f"{name}={given.__name__} is a class", fix=f"make one of it: {name}={given.__name__}()")
+            raise BadArgument(
+                f"{name}={given.__name__} is a class", fix=f"create an instance: {name}={given.__name__}()"
+            )
         if given is not None and not callable(given):
             raise BadArgument(
                 f"{name}={given!r} cannot be called",
@@ -305,7 +307,7 @@ def own_loss(model: nn.Module, batch: Any, keep: Callable[[Any], object] | None 
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         if loss is None and isinstance(batch, Mapping) and "labels" not in batch and hasattr(output, "loss"):
             raise BadArgument(
-                f"{type(model).__name__} returned no loss: it computes one where the batch has the targets, and this"
+                f"{type(model).__name__} returned no loss: it computes one if the batch has the targets, and this"
                 f" one has {', '.join(map(str, batch))}",
                 fix='add them under the name that its forward has, mostly "labels" (for CLIP: "return_loss": True), in'
                 " the dataset or in collate_fn; or say what the loss is: objective=lambda model, batch: …",

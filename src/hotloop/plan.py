@@ -88,8 +88,8 @@ class Plan(Record):
     cudnn_benchmark: bool = False  # the fastest convolution is found by trying
     compile: Compile = "off"
     graph: int = 0  # steps in one CUDA graph: 0 for no graph, more than 1 only inside `fit`
-    checkpointing: bool = False  # activations of all repeated blocks are computed again instead of kept
-    recompute: tuple[str, ...] = ()  # names of the modules whose activations are computed again instead of kept
+    checkpointing: bool = False  # activation checkpointing of all repeated blocks
+    recompute: tuple[str, ...] = ()  # names of the modules to checkpoint
     memory_budget: int | str | None = None  # bytes for the run, such as "8GiB"; `recompute` is chosen to keep it
     # How a batch is cut into micro-batches, and what they weigh. "auto" finds out and compares with the whole batch;
     # "items" weighs by items, whatever differs; "off" never cuts. A number is the dimension that holds the items, as 1

@@ -145,7 +145,7 @@ def test_a_full_disk_is_a_warning_and_the_next_save_tries_again(
                 assert [submitted(writer, step, tree) for step in (2, 3)] == [True, True]
         assert len(caught) == 1, "said once, not with every save"
         words = str(caught[0].message)
-        assert all(part in words for part in ("No space left on device", "step 2", "the one of step 1 stands", "fix:"))
+        assert all(part in words for part in ("No space left on device", "step 2", "the one of step 1 is kept", "fix:"))
         assert [problem.step for problem in writer.problems] == [2, 3]
         assert [each.name for each in tmp_path.iterdir()] == ["step-000000001"]
         writer.submit(4, tree)
@@ -153,7 +153,7 @@ def test_a_full_disk_is_a_warning_and_the_next_save_tries_again(
         assert writer.written == 4
         with monkeypatch.context() as full:
             fill_the_disk(full, after)
-            with pytest.warns(CheckpointWarning, match="the one of step 4 stands"):
+            with pytest.warns(CheckpointWarning, match="the one of step 4 is kept"):
                 submitted(writer, 5, tree)
     assert latest(store).step == 4
 

@@ -42,7 +42,7 @@ def test_the_latest_or_the_best_becomes_a_file(call, tmp_path: Path) -> None:
 
 WRONG = {
     "nothing there": (("none",), "none is not there"),
-    "no model in it": (("other",), "is no checkpoint of a model"),
+    "no model in it": (("other",), "is not a checkpoint of a model"),
     "no score in it": (("other", "--best"), "no checkpoint with a score\n  fix: take the latest"),
     "another name": (("other", "-o", "model.pt"), "is not named like one"),
 }

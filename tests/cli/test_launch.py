@@ -163,7 +163,7 @@ MISTAKES = {
     "no number": (("--gpus", "two", "script.py"), 2, "--gpus 'two'"),
     "unknown option": (("--procesess=2", "script.py"), 2, "did you mean --processes?"),
     "JSON of a run": (("--json", "script.py"), 2, "--json without --dry-run"),
-    "no time": (("--join-timeout", "5", "script.py"), 2, "'5' is no length of time"),
+    "no time": (("--join-timeout", "5", "script.py"), 2, "'5' is not a duration"),
     "nobody at home": (
         ("--nodes=2", "--node-rank=1", "--master=nowhere.invalid:1", "--join-timeout=1s", "--processes=1", "script.py"),
         4,

@@ -56,10 +56,10 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task:
         (told,) = [line for line in " ".join(err.split()).split("ended early: ")[1:] if "resume" in line]
         assert told == (
             f"the time limit, at step {life}, epoch 1 of {epochs}; saved in run: "
-            "resume=True (`--resume`) goes on from there"
+            "resume=True (`--resume`) continues from there"
         )
         if life > 1:
-            assert f"going on from step {life - 1}, in epoch 1 of {epochs}, after batch {life - 1} of 9" in err
+            assert f"resuming from step {life - 1}, in epoch 1 of {epochs}, after batch {life - 1} of 9" in err
     code, out, err = run(*command, *saving)
     assert code == 0, err
     assert (json.loads(out)["steps"], json.loads(out)["resumed"]) == (9 * epochs, lives)
@@ -88,10 +88,10 @@ def test_a_run_that_is_saved_has_one_page(run, tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "no unit": (("--save", "run", "--every", "300"), "'300' is no length of time"),
-    "milliseconds": (("--save", "run", "--every", "500ms"), "'500ms' is no length of time"),
-    "never": (("--save", "run", "--every", "0 steps"), "'0 steps' is no length of time"),
-    "no time at all": (("--time-limit", "0h"), "'0h' is no length of time"),
+    "no unit": (("--save", "run", "--every", "300"), "'300' is not a duration"),
+    "milliseconds": (("--save", "run", "--every", "500ms"), "'500ms' is not a duration"),
+    "never": (("--save", "run", "--every", "0 steps"), "'0 steps' is not a duration"),
+    "no time at all": (("--time-limit", "0h"), "'0h' is not a duration"),
     "resume from nowhere": (("--resume",), "--resume without --save"),
 }
 
@@ -157,13 +157,13 @@ def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) 
     code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch ([2-9]|\d\d)/60")
     assert code == 130, shown
     assert "Traceback" not in shown
-    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d+ of 60; saved in run: resume=True \(`--resume`\) goes on"
+    ending = r"ended early: Ctrl-C, at step (\d+), epoch \d+ of 60; saved in run: resume=True \(`--resume`\) continues"
     told = re.findall(ending, " ".join(shown.split()))
     assert len(told) == shown.count("--resume") == 1, "how to go on is told once"
     steps = int(told[0])
     code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch \d+/60 .*items/s")
     assert code == 130, shown
-    assert f"going on from step {steps}, " in shown
+    assert f"resuming from step {steps}, " in shown
     bars = [int(done) for done in re.findall(r"(\d+)/540", shown)]
     assert bars[0] == steps, "not from the start once more"
     assert bars == sorted(bars)

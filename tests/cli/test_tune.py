@@ -207,7 +207,7 @@ def test_a_file_gets_no_arguments_of_the_command(folder: Path, run: Run, monkeyp
     (folder / "mine.py").write_text(parses.format("required=True") + "parser.parse_args()\n" + MINE)
     done = run(*SMALL)
     assert done.code == 2
-    assert "hotloop: mine.py, line 4: SystemExit: 2\n  fix: it is imported, without arguments" in done.error
+    assert "hotloop: mine.py, line 4: SystemExit: 2\n  fix: hotloop imports it without arguments" in done.error
 
 
 def test_a_place_that_may_not_be_written_is_told_before_any_work(
@@ -216,7 +216,7 @@ def test_a_place_that_may_not_be_written_is_told_before_any_work(
     monkeypatch.setattr(os, "access", lambda *_: False)  # also for an administrator, who may write anywhere
     done = run("absent.py:build")
     assert done.code == 2
-    assert "may not be written to" in done.error
+    assert "is not writable" in done.error
     assert "Traceback" not in done.error
 
 

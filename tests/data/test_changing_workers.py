@@ -220,7 +220,7 @@ class OwnLoader(DataLoader[Any]):
 FIXED: dict[str, tuple[Callable[[], Any], str]] = {
     "no workers": (partial(DataLoader, Items(), 2), "has no workers"),
     "iterable": (lambda: DataLoader(Endless(), 2, num_workers=1), "IterableDataset"),
-    "own class": (lambda: OwnLoader(Items(), 2, num_workers=1), "of its own kind"),
+    "own class": (lambda: OwnLoader(Items(), 2, num_workers=1), "is a subclass of DataLoader"),
     "own sampler": (lambda: DataLoader(Items(), 2, sampler=OwnSampler(), num_workers=1), "sampler of its own"),
     "context": (lambda: DataLoader(Items(), 2, num_workers=1, multiprocessing_context="fork"), "context"),
     "out of order": (lambda: DataLoader(Items(), 2, num_workers=1, in_order=False), "in_order=False"),

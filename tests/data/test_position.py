@@ -242,7 +242,7 @@ def states(run: Run) -> list[Any]:
 
 
 def in_two(make: Callable[[], Run], epoch: int, stop: int, epochs: int = EPOCHS) -> tuple[list[Any], Any]:
-    """The same run, stopped after some batches of an epoch, and another that goes on from there."""
+    """The same run, stopped after some batches of an epoch, and another that continues from there."""
     seed_all(3)
     run = make()
     for _ in range(epoch):

@@ -173,7 +173,7 @@ def test_asking_for_what_cannot_be_says_why() -> None:
 
 def test_a_cpu_copies_nothing_ahead() -> None:
     streamed = stream(LOADERS["own items"](), "cpu", "prefetched")
-    assert (streamed.kind, streamed.reason) == ("direct", "a cpu device copies nothing ahead")
+    assert (streamed.kind, streamed.reason) == ("direct", "a cpu device cannot prefetch")
     assert len(list(streamed)) == 5
 
 

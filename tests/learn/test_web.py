@@ -333,7 +333,7 @@ def test_the_command_serves_until_ctrl_c_and_does_not_import_torch(tmp_path: Pat
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as serving:
         assert serving.stdout is not None
         [address] = re.findall(r"http://127\.0\.0\.1:\d+/\?token=\S+", serving.stdout.readline())
-        assert "with your rights" in serving.stdout.readline()
+        assert "has your permissions" in serving.stdout.readline()
         assert "The golden rule" in Visitor(address).enter().send("GET", "/").text
         serving.send_signal(signal.SIGINT)
         assert serving.stdout.read() == "loaded: False\n"

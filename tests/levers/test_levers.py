@@ -361,7 +361,7 @@ def test_a_learning_rate_that_is_a_tensor_would_be_frozen() -> None:
 
 def test_tf32_cannot_be_set_where_parts_of_it_were(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.levers.tf32.fp32_matmul_precision", lambda: "mixed")
-    assert "part by part" in str(NAMED["tf32"].impossible(scene("cuda"), CUDA))
+    assert "per backend" in str(NAMED["tf32"].impossible(scene("cuda"), CUDA))
 
 
 @pytest.mark.parametrize("optimizer", [Adam, AdamW, SGD, lambda p: Adam(p, fused=False, foreach=True)])
@@ -413,7 +413,7 @@ def test_hooks_on_a_gradient_that_is_complete_would_be_left_out_too() -> None:
 def test_hooks_of_an_optimizer_would_be_left_out(hook: str) -> None:
     where = scene("cuda")
     getattr(where.optimizers[0], hook)(lambda *_: None)
-    assert why_not("graph", where) == "Adam has hooks, which a captured step would leave out"
+    assert why_not("graph", where) == "Adam has hooks, which a captured step would skip"
 
 
 def test_several_steps_need_a_recording_and_data_that_is_there() -> None:

@@ -92,7 +92,7 @@ def test_the_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(OutputError, match=r"set\.safetensors: No space left on device\n  fix: choose a place"):
+    with pytest.raises(OutputError, match=r"set\.safetensors: No space left on device\n  fix: choose a writable"):
         some(6).save(file)
     assert inside(tmp_path) == ["set.safetensors"]
     assert len(SpriteSet.load(file)) == 3

@@ -100,7 +100,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a plateau of what grows, without a metric": (
         lambda: scheduled(ReduceLROnPlateau, mode="max").fit(LOADER, validate=LOADER),
-        "should grow, and there is no metric",
+        "needs a metric to maximize, and there is no metric",
     ),
     "a plateau of what grows, with several": (
         lambda: scheduled(ReduceLROnPlateau, mode="max").fit(LOADER, validate=LOADER, metrics={"a": max, "b": min}),

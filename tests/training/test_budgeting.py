@@ -202,7 +202,7 @@ def test_an_impossible_budget_is_said_plainly() -> None:
     assert found.peak_before is not None
     assert found.peak_after < 0.7 * found.peak_before
     assert {f"layers.{i}" for i in range(4)} == {name[:8] for name in plan.recompute}
-    assert "are missing, and all blocks are computed again" in str(found)
+    assert "are missing, and all blocks are checkpointed" in str(found)
     assert "micro_batch" in str(found)
 
 
@@ -288,7 +288,7 @@ def test_the_record_goes_to_json_and_back() -> None:
         100, 200, 99, 1.0, 1.2, ("a",), (CheckpointCandidate("a", 101, 0.1), CheckpointCandidate("b", 7, 0.2)), 3
     )
     assert Budgeting.from_json(found.to_json()) == found
-    assert "1 block of 2 computed again" in str(found)
+    assert "1 block of 2 checkpointed" in str(found)
 
 
 @pytest.mark.gpu

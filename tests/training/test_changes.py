@@ -581,11 +581,11 @@ def test_what_is_not_saved_is_named_once_and_again_when_the_run_goes_on(
 ) -> None:
     made = build()
     options: dict[str, Any] = {"save": tmp_path, "progress": False}
-    with pytest.warns(CheckpointWarning, match=f"training changes what no checkpoint holds.*{name}") as told:
+    with pytest.warns(CheckpointWarning, match=f"training changes state that no checkpoint holds.*{name}") as told:
         made.loop.fit(made.loader, epochs=2, every="3 steps", **options, **made.more)
     assert len(told) == 1, "each name is told once"
     made = build()
-    with pytest.warns(CheckpointWarning, match=f"had changed what no checkpoint holds: .*{name}"):
+    with pytest.warns(CheckpointWarning, match=f"had changed state that no checkpoint holds: .*{name}"):
         made.loop.fit(made.loader, epochs=3, resume=True, **options, **made.more)
 
 
@@ -705,7 +705,7 @@ def test_what_was_saved_must_be_handed_over_again(tmp_path: Path) -> None:
         r"holds the state of box, net, and this loop was not given it": None,
         r"holds the state of box, and": {"net": nn.Linear(2, 1)},
         r"another net: .* float32\[1, 3\] here": {"net": nn.Linear(3, 1), "box": Box(1)},
-        r"box does not take the state .*another form is wanted": {"box": Box(1, refuses=True), "net": nn.Linear(2, 1)},
+        r"box cannot load its state .*another form is wanted": {"box": Box(1, refuses=True), "net": nn.Linear(2, 1)},
     }
     for says, stateful in refused.items():
         made = scripted(stateful=stateful)
@@ -725,7 +725,7 @@ def test_what_is_handed_over_for_the_first_time_is_named(tmp_path: Path) -> None
     first = scripted()
     first.loop.fit(first.loader, save=tmp_path, progress=False)
     made = scripted(stateful={"box": Box(1)})
-    with pytest.warns(CheckpointWarning, match="do not have in common: box"):
+    with pytest.warns(CheckpointWarning, match="differ in: box"):
         made.loop.fit(made.loader, epochs=2, save=tmp_path, resume=True, progress=False)
 
 

@@ -115,7 +115,7 @@ def test_hooks_change_nothing() -> None:
     assert torch.equal(*weights)
 
 
-@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 @pytest.mark.parametrize(("hook", "steps"), [("on_step", 3), ("on_epoch", 6)])
 def test_a_hook_ends_the_run(hook: str, steps: int, tmp_path: Path) -> None:
     loop = loop_of()
@@ -129,7 +129,7 @@ def test_a_hook_ends_the_run(hook: str, steps: int, tmp_path: Path) -> None:
     assert report.steps == report.saved == steps
     assert report.stopped == hook
     report = loop_of().fit(data(), epochs=5, progress=False, save=tmp_path, resume=True)
-    assert report.steps == 30, "it goes on from there"
+    assert report.steps == 30, "it continues from there"
 
 
 def accuracy_of(values: list[float]) -> Any:
@@ -161,7 +161,7 @@ def test_patience_and_the_best_epoch() -> None:
     assert hotloop.Report.from_json(report.to_json()) == report
 
 
-@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_the_best_checkpoint_is_that_of_the_metric_and_is_found_by_a_run_that_was_resumed(tmp_path: Path) -> None:
     weights: list[Tensor] = []
 
@@ -236,7 +236,7 @@ class Learned(nn.Module):
         return nn.functional.mse_loss(output * self.scale, target)
 
 
-@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_the_best_weights_are_also_those_of_a_criterion_in_one_part_or_two(tmp_path: Path) -> None:
     best: list[Tensor] = []
     for parts in ([(3, [0.9, 0.8, 0.7])], [(1, [0.9]), (3, [0.8, 0.7])]):
@@ -260,7 +260,7 @@ def test_the_best_weights_are_also_those_of_a_criterion_in_one_part_or_two(tmp_p
     assert not torch.equal(best[0], best[1])
 
 
-@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_a_run_without_patience_left_is_done_and_a_larger_one_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,7 +287,7 @@ def test_a_run_without_patience_left_is_done_and_a_larger_one_goes_on(
     assert len(fit(None, [0.5, 0.4]).epochs) == 6
 
 
-@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_scores_of_another_metric_are_not_compared(tmp_path: Path) -> None:
     for epochs, best in ((2, "accuracy"), (4, "loss")):
         report = loop_of().fit(
@@ -305,7 +305,7 @@ def test_scores_of_another_metric_are_not_compared(tmp_path: Path) -> None:
     assert Store(tmp_path).best() == tmp_path / "step-000000024"
 
 
-@pytest.mark.filterwarnings("ignore:training changes what no checkpoint holds", "ignore:not all is as")
+@pytest.mark.filterwarnings("ignore:training changes state that no checkpoint holds", "ignore:the run may differ")
 def test_best_weights_that_no_checkpoint_holds_are_told(tmp_path: Path) -> None:
     for epochs, best, values in ((3, "loss", [0.9, 0.8, 0.7]), (4, "accuracy", [0.6])):
         loop = loop_of()

@@ -350,7 +350,7 @@ def test_a_run_that_is_refused_leaves_nothing(task, tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["mine", '{"epochs": 3}', "[" * 100_000])
 def test_a_file_of_somebody_else_stays(tmp_path: Path, content: str) -> None:
     (tmp_path / "run.json").write_text(content)
-    with pytest.warns(PlanWarning, match=r"run\.json is not of a run and stays as it is"):
+    with pytest.warns(PlanWarning, match=r"run\.json does not belong to a run and stays as it is"):
         write_run(tmp_path, {}, PLAN, pick("cpu"))
     assert (tmp_path / "run.json").read_text() == content
 

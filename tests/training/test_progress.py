@@ -252,13 +252,13 @@ def test_an_early_end_says_what_was_saved_and_how_to_go_on() -> None:
     place = "step 1,340, epoch 3 of 10"
     saved = ending_words("SIGTERM", place, (Path("runs/a"), 1340))
     assert "SIGTERM, at step 1,340" in saved
-    assert "saved in runs/a: resume=True (`--resume`) goes on from there" in saved
+    assert "saved in runs/a: resume=True (`--resume`) continues from there" in saved
     assert "saved in runs/a at step 900:" in ending_words("the time limit", place, (Path("runs/a"), 900))
     assert "no checkpoint could be written to runs/a" in ending_words("Ctrl-C", place, (Path("runs/a"), None))
     for step in (None, 900):
         words = ending_words("Ctrl-C", place, (Path("runs/a"), step), is_writing=True)
         assert words.endswith(
-            "a checkpoint is still being written to runs/a, from which resume=True (`--resume`) goes on"
+            "a checkpoint is still being written to runs/a, from which resume=True (`--resume`) continues"
         )
     assert "nothing is on disk" in ending_words("Ctrl-C", place, None)
     assert ending_words("no better loss in 3 epochs", place, None).endswith(place)

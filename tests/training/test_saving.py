@@ -85,7 +85,7 @@ NOT_TIMES = ["", "5", "min", "-5min", "5 parsecs", "500ms", "0s", "0 steps", "1.
 @pytest.mark.parametrize("words", [*NOT_TIMES, 0, -1.0, float("nan"), True, None, [5], b"5min"], ids=repr)
 @pytest.mark.parametrize("read", [seconds_in, interval_in])
 def test_nonsense_is_no_time(read: Callable[[Any], Any], words: Any) -> None:
-    with pytest.raises(BadArgument, match="is no length of time") as refusal:
+    with pytest.raises(BadArgument, match="is not a duration") as refusal:
         read(words)
     assert "such as" in str(refusal.value.fix)
 
@@ -214,7 +214,7 @@ def test_a_finished_run_gives_its_report_at_once(task, tmp_path: Path) -> None:
 def test_what_cannot_be_the_same_is_told(task, tmp_path: Path) -> None:
     fit_until(task, tmp_path, 3)
     other = DataLoader(task.dataset, 20, shuffle=True, generator=torch.Generator().manual_seed(3))
-    with pytest.warns(CheckpointWarning, match="not all is as in a run that was never stopped: the last batch"):
+    with pytest.warns(CheckpointWarning, match="the run may differ from one that never stopped: the last batch"):
         loop_of(task).fit(other, save=tmp_path, resume=True, progress=False)
 
 
@@ -267,7 +267,7 @@ def test_what_is_built_otherwise_during_training_is_told_once_when_it_is_saved(t
 
     with pytest.warns(CheckpointWarning) as told:
         fit(task, tmp_path, loop=loop, epochs=2, every="4 steps", on_step=change)
-    assert [f"cannot go on from its checkpoints: {what}\n" in str(each.message) for each in told] == [True]
+    assert [f"cannot resume from its checkpoints: {what}\n" in str(each.message) for each in told] == [True]
     with pytest.raises(BadArgument):
         fit(task, tmp_path, loop=build(), epochs=3, resume=True)
 
@@ -347,7 +347,7 @@ def test_none_that_is_good_is_a_clear_error(task, tmp_path: Path) -> None:
         DamagedCheckpoint, match=r"no checkpoint can be used: .*step-000000014.*step-000000007"
     ) as error:
         fit(task, tmp_path, loop=loop, epochs=3, resume=True)
-    assert "start anew in another folder" in str(error.value.fix)
+    assert "start over in another folder" in str(error.value.fix)
     assert all(map(torch.equal, before, weights(loop)))
 
 

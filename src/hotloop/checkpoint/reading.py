@@ -127,7 +127,7 @@ def _checked(path: Path, name: str, read: Callable[[], T]) -> T:
         raise DamagedCheckpoint(f"{printable(str(path))} is damaged: {what}", fix=ADVICE) from error
     except OSError as error:
         what = f"{name} cannot be read: {error.strerror or error}"
-        raise DamagedCheckpoint(f"{printable(str(path))}: {what}", fix="see to it that you may read it") from error
+        raise DamagedCheckpoint(f"{printable(str(path))}: {what}", fix="check its permissions") from error
     except (ValueError, RecursionError, MemoryError) as error:
         what = f"{name}: {printable(str(error)[:300]) or type(error).__name__}"
         raise DamagedCheckpoint(f"{printable(str(path))} is damaged: {what}", fix=ADVICE) from error

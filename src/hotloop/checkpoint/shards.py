@@ -133,7 +133,7 @@ def received(folder: Path, team: Team, is_over: Callable[[], bool]) -> dict[str,
             if "error" in told:
                 raise OutputError(
                     f"rank {rank} of {team.size} could not write its shards: {printable(told['error'])}",
-                    fix="make room there; the folder must be one that all ranks can write to",
+                    fix="free space there; the folder must be one that all ranks can write to",
                 )
             sums[name] = Sum(told["size"], told["sha256"])
             receipt.unlink()
@@ -144,7 +144,7 @@ def received(folder: Path, team: Team, is_over: Callable[[], bool]) -> dict[str,
             missing = [str(rank) for rank, name in enumerate(names) if name not in sums]
             raise OutputError(
                 f"{plural(len(missing), 'rank')} ({', '.join(missing[:8])}) did not write their shards",
-                fix="look whether they still run; the folder must be one that all ranks can write to",
+                fix="check that they still run; the folder must be one that all ranks can write to",
             )
         if len(sums) < len(names):
             time.sleep(POLL)

@@ -85,7 +85,7 @@ class Store:
         except OSError as error:
             raise OutputError(
                 f"cannot save the checkpoint of step {step} in {_shown(self.folder)}: {error.strerror or error}",
-                fix="make room there, or choose a place that you may write to; earlier checkpoints are untouched",
+                fix="free space there, or choose a writable folder; earlier checkpoints are untouched",
             ) from error
 
     def finish(
@@ -153,7 +153,7 @@ class Store:
         if found:
             raise DamagedCheckpoint(
                 f"no checkpoint can be used: {shorten([what for _, what in damaged], limit=4)}",
-                fix=f"put a copy of a sound one back into {_shown(self.folder)}, or start anew in another folder",
+                fix=f"restore an intact copy to {_shown(self.folder)}, or start over in another folder",
             )
         return None
 
@@ -221,7 +221,7 @@ class Store:
         except OSError as error:
             raise BadArgument(
                 f"cannot look for checkpoints in {_shown(self.folder)}: {error.strerror or error}",
-                fix="name a folder that you may read",
+                fix="name a readable folder",
             ) from error
         return [_look(entry, int(match[1])) for entry in entries if (match := _NAME.fullmatch(entry.name))]
 

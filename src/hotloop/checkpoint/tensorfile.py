@@ -163,7 +163,7 @@ def read_header(file: Reader, size: int) -> list[tuple[str, TensorEntry]]:
     position = 0
     for start, end, name, entry in rows:
         if start != position or end - start != entry.nbytes:
-            raise ValueError(f"its header gives {name[:80]!r} a place that cannot be")
+            raise ValueError(f"its header gives {name[:80]!r} an impossible offset")
         position = end
     if position != size - 8 - length:
         raise ValueError("its header and its size differ")

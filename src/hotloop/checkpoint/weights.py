@@ -94,7 +94,7 @@ def export_weights(checkpoint: str | Path, file: str | Path, *, best: bool = Fal
     sums = read_sums(folder)
     model = read_part(folder, sums, "loop", "model") or read_part(folder, sums, "model")
     if not isinstance(model, Mapping):
-        raise _error(folder, "is no checkpoint of a model", "name one that `fit(save=…)` has written")
+        raise _error(folder, "is not a checkpoint of a model", "name one that `fit(save=…)` has written")
     tensors = {name: value for name, value in model.items() if isinstance(value, Tensor) and value.dtype in NAMES}
     if others := [name for name in model if name not in tensors]:
         words = f"not written, since safetensors files hold no such values: {printable(shorten(others, 6))}"
@@ -117,7 +117,7 @@ def _write_safetensors(file: Path, tensors: dict[str, Tensor]) -> None:
     except OSError as error:
         raise OutputError(
             f"cannot write {printable(str(file))}: {error.strerror or error}",
-            fix="choose a place that you may write to, with enough space",
+            fix="choose a writable folder with enough space",
         ) from error
 
 
@@ -132,7 +132,7 @@ def _kind(path: Path) -> str:
         with path.open("rb") as file:
             head = file.read(32)
     except OSError as error:
-        raise _error(path, f"cannot be read: {error.strerror or error}", "name a file that you may read") from error
+        raise _error(path, f"cannot be read: {error.strerror or error}", "name a readable file") from error
     if not head:
         raise _error(path, "is empty", "it was perhaps not downloaded or saved to the end; get it again")
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= length - 8:

@@ -212,11 +212,11 @@ class Writer:
         if self._warned or (self.team is not None and not self.team.is_first):
             return
         self._warned = True
-        stands = "none was saved before" if self.written is None else f"the one of step {self.written} stands"
+        stands = "none was saved before" if self.written is None else f"the one of step {self.written} is kept"
         advice = f"\n  fix: {fix}" if fix else ""
         with suppress(CheckpointWarning):  # warnings that are errors must not end the training either
             warnings.warn(
-                CheckpointWarning(f"{what}; training goes on, the next save tries again, and {stands}{advice}"),
+                CheckpointWarning(f"{what}; training continues, the next save tries again, and {stands}{advice}"),
                 stacklevel=2,
             )
 

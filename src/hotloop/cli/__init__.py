@@ -26,7 +26,7 @@ from hotloop.errors import HotloopError
 from hotloop.launch.worker import is_worker
 from hotloop.text import wrap
 
-EPILOG = "Every verb has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
+EPILOG = "Every command has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
 
 
 class InOrder(Verbs):
@@ -56,7 +56,7 @@ class InOrder(Verbs):
 app = typer.Typer(
     name="hotloop",
     cls=InOrder,
-    help="Your PyTorch loop at the speed of your hardware.",
+    help="Run your PyTorch training loop as fast as your hardware allows.",
     epilog=EPILOG,
     no_args_is_help=True,
     pretty_exceptions_enable=False,

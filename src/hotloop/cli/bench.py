@@ -37,7 +37,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Who runs: tutorial, careful, accelerate, fabric, lightning, trainer, hotloop, expert.",
+            help="Loops to run: tutorial, careful, accelerate, fabric, lightning, trainer, hotloop, expert.",
             show_default="all",
         ),
     ] = None,
@@ -45,12 +45,12 @@ def bench(
         str | None,
         typer.Option(
             metavar="SECONDS",
-            help="Time whole runs of fit with nothing said, of such a length in the tutorial's loop: 10,45.",
+            help="Time whole runs of fit with default settings that take the tutorial's loop so long: 10,45.",
             show_default=False,
         ),
     ] = None,
     plans: Annotated[
-        bool, typer.Option("--plans", help="End to end: also the plans written down by hand for each workload.")
+        bool, typer.Option("--plans", help="End to end: also plans written by hand for each workload.")
     ] = False,
     compiled: Annotated[
         bool, typer.Option("--compiled/--no-compiled", help="With --plans: also those that compile, which takes long.")
@@ -59,12 +59,12 @@ def bench(
         float | None,
         typer.Option(
             metavar="SECONDS",
-            help="End to end: take the rate of the tutorial's loop from so long, at most.",
+            help="End to end: measure the rate of the tutorial's loop for at most so long.",
             show_default="20",
         ),
     ] = None,
     warm: Annotated[
-        bool, typer.Option("--warm", help="End to end: each run once more with the caches that it left on disk.")
+        bool, typer.Option("--warm", help="End to end: repeat each run with the disk caches it left.")
     ] = False,
     scaling: Annotated[
         bool,
@@ -85,7 +85,7 @@ def bench(
     ] = None,
     repeats: Annotated[int, typer.Option(metavar="N", help="Measurements of each; more show the spread better.")] = 3,
     plan_for: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long the plain training would be that hotloop plans for.")
+        float, typer.Option(metavar="SECONDS", help="Length of the run, in plain PyTorch, that hotloop plans for.")
     ] = 3600,
     quick: Annotated[
         bool, typer.Option("--quick", help="Tiny sizes, to see that it works: no figures to quote.")
@@ -101,29 +101,29 @@ def bench(
             show_default="curves; no-curves with --end-to-end",
         ),
     ] = None,
-    curve_steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the losses that are compared.")] = 120,
+    curve_steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of the loss comparison.")] = 120,
     as_json: Json = False,
 ) -> None:
-    """Time training loops beside one another: the tutorial's, four libraries', hotloop's, an expert's.
+    """Compare the speed of training loops: the tutorial's, four libraries', hotloop's, an expert's.
 
-    All train the same model on the same batches from the same weights. Each is set up and warmed up apart, then they
-    take turns, so that whatever the machine does meanwhile hits all alike; what is told is the median and the spread.
+    All train the same model on the same batches from the same weights. Each is set up and warmed up separately; then
+    they take turns, so that disturbances of the machine affect all alike. The result is the median and the spread.
     [bold]start[/bold] is the time until a loop runs, tuning and compilation included.
 
-    The folder gets the figures as JSON with hardware, command, date and commit, and three kinds of picture: who is
-    how fast, how near that is to what the hardware can do, and how the losses compare. A contestant that cannot run
-    here, or whose package is missing, is named with the reason, and the others go on.
+    The folder gets the figures as JSON with hardware, command, date and commit, and three kinds of picture: speed,
+    distance from the limits of the hardware, and losses. A contestant that cannot run here, or whose package is
+    missing, is named with the reason; the others continue.
 
-    [bold]--end-to-end[/bold] times what a person gets who says nothing: the wall clock of
+    [bold]--end-to-end[/bold] times the default settings: the wall clock of
     [bold]Loop(…).fit(loader, epochs=N)[/bold], with all its trials, captures and compilation, against the tutorial's
-    loop over as many items. N is such that the tutorial's loop takes as many seconds as you name; its rate is taken
-    from up to 20 s of it ([bold]--tutorial[/bold]). Caches on disk are empty. Beside it are the loop of a careful
-    person and the Trainer of Hugging Face. Before each workload a line tells how long it may take.
+    loop over as many items. N is such that the tutorial's loop takes the seconds you give; its rate is measured for up
+    to 20 s ([bold]--tutorial[/bold]). Caches on disk are empty. Beside it run a careful person's loop and Hugging
+    Face's Trainer. A line before each workload says how long it may take.
 
     [bold]--scaling[/bold] trains one workload on several ranks of this machine with DDP (gloo on a CPU, NCCL on GPUs).
-    It tells throughput, efficiency against one rank with as many threads, the share of a step in communication, and
-    latency and bandwidth of all-reduce; beside them what the model predicts, with its error. Then it tells what 2 to
-    1,024 GPUs on named links would give, modelled.
+    It shows throughput, efficiency against one rank with as many threads, the share of a step in communication, and
+    latency and bandwidth of all-reduce, each beside the model's prediction and its error; then modelled results for 2
+    to 1,024 GPUs on named links.
 
     [bold]Examples[/bold]
       hotloop bench mlp --quick                   [dim]seconds: does it work here?[/dim]
@@ -131,7 +131,7 @@ def bench(
       hotloop bench --devices cpu,cuda            [dim]all of them on both[/dim]
       hotloop bench --contestants tutorial,hotloop --no-curves
       hotloop bench --expert benchmarks/expert    [dim]beside hand-tuned loops[/dim]
-      hotloop bench --end-to-end 10,45            [dim]ten workloads, nothing said[/dim]
+      hotloop bench --end-to-end 10,45            [dim]ten workloads, default settings[/dim]
       hotloop bench --end-to-end 45 --plans cnn   [dim]beside plans by hand[/dim]
       hotloop bench --scaling resnet18 --ranks 1,2,4   [dim]what more ranks give[/dim]
     """
@@ -163,7 +163,7 @@ def bench(
     if end_to_end is not None:
         steps = (8 if quick else curve_steps) if curves else 0
         if expert is not None:
-            raise BadArgument("--expert with --end-to-end", fix="leave one out: an expert's loop has no end to end")
+            raise BadArgument("--expert with --end-to-end", fix="leave one out: experts have no end-to-end loop")
         whole = replace(
             _whole_runs(names, devices, contestants, end_to_end, quick, steps),
             tutorial=TUTORIAL if tutorial is None else tutorial,
@@ -326,7 +326,7 @@ def _must_be_a_place_for(folder: Path) -> None:
     if not there.is_dir():
         raise OutputError(f"{printable(str(there))} is a file", fix="choose the name of a folder for --out")
     if not os.access(there, os.W_OK):
-        raise OutputError(f"{printable(str(there))} may not be written to", fix="choose another place for --out")
+        raise OutputError(f"{printable(str(there))} is not writable", fix="choose another folder for --out")
 
 
 def _write(benchmark: "Benchmark", folder: Path) -> list[Path]:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 FILES = {
     "report.html": "the page, for a browser",
-    "sprites.png": "what they learned from",
-    "drawn.png": "what the network draws",
+    "sprites.png": "the training data",
+    "drawn.png": "drawn by the network",
     "confusion.png": "what the classifier confuses",
     "report.json": "all of it as data",
     "classifier.safetensors": "the network that sorts",
@@ -28,17 +28,17 @@ def demo(
     out: NewFolder = None,
     device: Device = None,
     seed: Seed = 0,
-    effort: Annotated[float, typer.Option(metavar="X", help="Twice the effort, twice as long, better sprites.")] = 1.0,
+    effort: Annotated[float, typer.Option(metavar="X", help="2 takes twice as long and draws better sprites.")] = 1.0,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder.")] = False,
 ) -> None:
-    """Make sprites, teach networks to sort and to draw them, and show the result.
+    """Make sprites, train networks that sort and draw them, and show the result.
 
-    Nothing is downloaded. It runs on the best device here and says why that one: about two minutes on two slow CPU
-    cores, where it takes half of the classes, and on a GPU with all of them.
+    Nothing is downloaded. It runs on the best device here and gives the reason: about two minutes on two slow CPU
+    cores, with half of the classes, or on a GPU with all of them.
 
-    The folder holds [bold]report.html[/bold] (open it in a browser), the pictures and both networks. It appears only
-    when all is written. Ctrl-C ends the training that is running and still writes what was done.
+    The folder holds [bold]report.html[/bold] (open it in a browser), the pictures and both networks. It appears when
+    everything is written. Ctrl-C ends the current training and still writes the results so far.
 
     [bold]Examples[/bold]
       hotloop demo                    [dim]then open runs/.../report.html[/dim]

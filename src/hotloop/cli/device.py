@@ -23,15 +23,15 @@ def device(
     want: Device = None,
     require: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="End with exit code 3 unless the device is of this kind, such as cuda."),
+        typer.Option(metavar="KIND", help="Exit with code 3 unless the device is of this kind, such as cuda."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Show the device that hotloop would train on, and why.
 
-    Where there is no GPU to use, it says what stands in the way, and the fix.
-    The order is: what you ask for, then HOTLOOP_DEVICE, then the CUDA GPU with
-    the most free memory, Apple's GPU (mps), Intel's (xpu), the CPU.
+    If no GPU can be used, it names the cause and the fix. The order is: the
+    device you ask for, HOTLOOP_DEVICE, the CUDA GPU with the most free
+    memory, Apple's GPU (mps), Intel's (xpu), the CPU.
 
     [bold]Examples[/bold]
       hotloop device                  [dim]the best device here[/dim]
@@ -42,7 +42,7 @@ def device(
     if require is not None and require not in REQUIRABLE:
         raise BadArgument(
             f"--require {printable(require)!r} is not a kind of device",
-            fix=f"choose one of: {', '.join(REQUIRABLE)}; one certain GPU is asked for with `--device cuda:1`",
+            fix=f"choose one of: {', '.join(REQUIRABLE)}; for one GPU, give `--device cuda:1`",
         )
     from hotloop import __version__
     from hotloop.device import probe

@@ -23,16 +23,16 @@ def evaluate(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A network that `hotloop train` wrote.")],
     data: Data = None,
     judge: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="For a drawer: the classifier that judges what it draws.")
+        Path | None, typer.Option(metavar="FILE", help="For a drawer: the classifier that judges it.")
     ] = None,
     number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Sprites to make or to draw.")] = 2048,
     device: Device = None,
     seed: Seed = NEVER_SEEN,
     as_json: Json = False,
 ) -> None:
-    """Judge a network on sprites that it never saw.
+    """Measure a trained network on sprites that it never saw.
 
-    A classifier by its confusions, a drawer by a classifier that was trained apart from it.
+    For a classifier: accuracy and confusions. For a drawer: a separately trained classifier judges what it draws.
 
     [bold]Examples[/bold]
       hotloop evaluate classifier.safetensors
@@ -51,7 +51,7 @@ def evaluate(
         told = _classifier(trained, data, number, seed, where)
     elif judge is None:
         raise BadArgument(
-            f"{model} draws, and a drawer is judged by a classifier", fix="give --judge classifier.safetensors"
+            f"{model} is a drawer, which needs a classifier as its judge", fix="give --judge classifier.safetensors"
         )
     else:
         told = _drawer(trained, TrainedNetwork.load(judge, "classifier", where), data, number, seed, where)
@@ -70,7 +70,7 @@ def _classifier(
     known = [name for name in trained.classes if name in CLASSES]
     if data is None and len(known) < len(trained.classes):
         raise BadArgument(
-            "the model was trained on other classes than hotloop makes", fix="give the set to judge it on"
+            "the model was trained on classes that hotloop does not make", fix="give a set of sprites to evaluate it on"
         )
     sprites = load_or_make(data, number, seed, list(trained.classes) if data is None else None)
     trained.must_know(sprites, str(data))
@@ -118,9 +118,7 @@ def _drawer(
 def _show(facts: dict[str, Any]) -> None:
 
     words = console()
-    say(
-        words, f"{facts['accuracy']:.1%} of {count(facts['sprites'])} sprites are taken for what they are", style="bold"
-    )
+    say(words, f"{facts['accuracy']:.1%} of {count(facts['sprites'])} sprites are classified correctly", style="bold")
     for name, share in facts["by_class"].items():
         say(words, f"{name:<12} {share:7.1%}", indent="  ")
     for row in facts.get("confusions", [])[:5]:
@@ -128,4 +126,4 @@ def _show(facts: dict[str, Any]) -> None:
     if "distinct" in facts:
         say(words, f"{facts['distinct']:.1%} differ from one another")
         if facts["copies"] is not None:
-            say(words, f"{facts['copies']:.2%} are exact copies of sprites that it learned from")
+            say(words, f"{facts['copies']:.2%} are exact copies of training sprites")

@@ -12,18 +12,18 @@ from hotloop.text import size
 
 def export(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="FOLDER", help="A folder that `fit(save=…)` has filled, or one checkpoint in it.")
+        Path, typer.Argument(metavar="FOLDER", help="The folder of `fit(save=…)`, or one checkpoint in it.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The weights, a safetensors file.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The safetensors file to write.")] = Path(
         "model.safetensors"
     ),
-    best: Annotated[bool, typer.Option("--best", help="Of a run, the best checkpoint instead of the latest.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="Export the best checkpoint instead of the latest.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the model of a checkpoint as one file.
+    """Export the model weights of a checkpoint as one safetensors file.
 
-    One process is enough, however many ranks have written it. The file has the names of
-    [bold]model.state_dict()[/bold], and every program that reads safetensors can read it.
+    One process without a GPU is enough, however many ranks wrote the checkpoint. The file has the names of
+    [bold]model.state_dict()[/bold].
 
     [bold]Examples[/bold]
       hotloop export runs/a               [dim]the latest, as model.safetensors[/dim]

@@ -13,7 +13,7 @@ from hotloop.text import duration, plural
 
 def generate(
     classes: Classes = None,
-    number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="How many of each class.")] = 64,
+    number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Sprites of each class.")] = 64,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The contact sheet, a PNG.")] = Path(
         "sheet.png"
     ),
@@ -25,7 +25,7 @@ def generate(
     ] = None,
     columns: Annotated[int, typer.Option(metavar="N", help="Sprites in a row of the sheet.")] = 16,
     scale: Scale = 4,
-    steps: Annotated[int, typer.Option(metavar="N", help="More steps, finer details.")] = 16,
+    steps: Annotated[int, typer.Option(metavar="N", help="Drawing steps; more give finer details.")] = 16,
     temperature: Annotated[float, typer.Option(metavar="X", help="Lower is cleaner, higher is more varied.")] = 0.7,
     device: Device = None,
     seed: Seed = 0,

@@ -65,39 +65,39 @@ def launch(
     ] = None,
     nodes: Annotated[
         str | None,
-        typer.Option(metavar="N", help="Machines; MIN:MAX lets them come and go.", show_default="1"),
+        typer.Option(metavar="N", help="Machines; MIN:MAX for an elastic run.", show_default="1"),
     ] = None,
     node_rank: Annotated[
         int | None,
-        typer.Option(metavar="R", help="This machine's number; 0 is the one that --master names.", show_default=False),
+        typer.Option(metavar="R", help="This machine's rank; 0 is the one that --master names.", show_default=False),
     ] = None,
     master: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Where all nodes meet: on node 0.", show_default=False),
+        typer.Option(metavar="HOST:PORT", help="The rendezvous address, on node 0.", show_default=False),
     ] = None,
     rendezvous: Annotated[
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The same without numbers: whoever is HOST lets the others in.",
+            help="The same without --node-rank: HOST runs the rendezvous.",
             show_default=False,
         ),
     ] = None,
     join_timeout: Annotated[
         str, typer.Option(metavar="TIME", help="How long nodes wait for one another.")
     ] = JOIN_TIMEOUT,
-    dry_run: Annotated[bool, typer.Option("--dry-run", "--print", help="Print the torchrun line, and end.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", "--print", help="Print the torchrun line and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="With --dry-run: the line as one JSON object.")] = False,
 ) -> None:
-    """Run a script on several GPUs, in one process for each, on one machine or many.
+    """Run a script on several GPUs, one process for each, on one machine or many.
 
-    This is torchrun: the line that you could type instead is printed, and every option of torchrun may stand before the
-    script's name. `hotloop.Loop` notices in each process that it is one of several, and trains with the others.
+    This runs torchrun and prints its command line. Options of torchrun may stand before the script's name. The script
+    needs no change: `hotloop.Loop` detects the process group.
 
-    Each process gets OMP_NUM_THREADS, the cores divided by the processes, unless it is set; torchrun alone would set 1.
-    A rank that fails ends all of them, and its traceback is printed once. `--max-restarts 3` starts them again instead,
-    up to 3 times: with `fit(..., save="runs/a", resume=True)` they go on from the last checkpoint. It is 0 by default,
-    as a script without checkpoints would begin anew.
+    OMP_NUM_THREADS, unless it is set, is the cores divided by the processes; torchrun alone would set 1. If a rank
+    fails, all of them end, and its traceback is printed once. `--max-restarts 3` restarts them up to 3 times instead:
+    with `fit(..., save="runs/a", resume=True)` they resume from the last checkpoint. The default is 0, since a script
+    without checkpoints would start over.
 
     [bold]Examples[/bold]
       hotloop launch train.py --epochs 3            [dim]all GPUs of this machine[/dim]

@@ -29,10 +29,10 @@ class Lessons(Verbs):
         return super().resolve_command(ctx, ["lesson", *args] if args and args[0].isdecimal() else args)
 
 
-ABOUT = """Lessons that run, exercises that are checked, a quiz.
+ABOUT = """Learn GPU training in PyTorch: lessons that run, checked exercises, a quiz.
 
-From the first `torch.cuda.is_available()` to several GPUs. No GPU is needed: what only a GPU shows is run on a
-simulated one, and says so. Without a number, the lessons are listed with what you have done.
+From the first `torch.cuda.is_available()` to several GPUs. No GPU is needed: what only a GPU shows runs on a simulated
+one, and says so. Without a number, it lists the lessons and your progress.
 
 [bold]Examples[/bold]
   hotloop learn              [dim]the lessons, and how far you are[/dim]
@@ -56,7 +56,7 @@ def learn(
         bool,
         typer.Option("--web", help="Serve the lessons to a browser here; needs `pip install 'hotloop\\[web]'`."),
     ] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="Of the page; 0 for any that is free.")] = 8081,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the page; 0 for any free one.")] = 8081,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open nothing.")] = False,
 ) -> None:
     if web:
@@ -75,7 +75,7 @@ def _serve(port: int, *, browser: bool) -> None:
 
     def ready(address: str) -> None:
         print(f"The lessons are at {address} (Ctrl-C ends it)", flush=True)
-        print("What you run there runs with your rights; who has this address can run it too.", flush=True)
+        print("Code that runs there has your permissions; anyone with this address can run it too.", flush=True)
 
     serve(port=port, ready=ready, browser=browser)
 
@@ -139,11 +139,11 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 def lesson(
     number: Number,
     without_waiting: Annotated[
-        bool, typer.Option("--all", help="Run through without waiting; so it is where the output is no terminal.")
+        bool, typer.Option("--all", help="Run all steps without waiting; the default without a terminal.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a lesson here: text, code that is run in front of you, and what it prints on your machine.
+    """Run a lesson here: text, code, and what the code prints on your machine.
 
     [bold]Examples[/bold]
       hotloop learn 3
@@ -226,10 +226,10 @@ def check(
     time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="End it after this long.")] = 60,
     as_json: Json = False,
 ) -> None:
-    """Run your repair of an exercise, and say what is right, what is not, and a hint.
+    """Check your solution of an exercise: what is right, what is not, and a hint.
 
-    The file runs with your rights, on your GPU or a simulated one, in a process group and a temporary folder of its
-    own. After the time limit, or with more than 4 GiB of memory, it is ended. The exit code is 0 where everything is
+    The file runs with your permissions, on your GPU or a simulated one, in its own process group and temporary folder.
+    It is ended after the time limit, or if it takes more than 4 GiB of memory. The exit code is 0 if everything is
     right, else 1.
 
     [bold]Examples[/bold]
@@ -294,14 +294,14 @@ def quiz(
         int | None, typer.Argument(metavar="N", help="Only questions about this lesson.", show_default="all lessons")
     ] = None,
     count: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ask at most so many.", show_default="all")
+        int | None, typer.Option(metavar="N", min=1, help="Ask at most this many.", show_default="all")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Questions with explanations: choices, and lines of code that are judged by what they do.
+    """Answer questions, with explanations: choices, and lines of code that are run and judged.
 
-    Questions that you have not answered right come first. Answers can come from a pipe, one on each line; with --json
-    and no answers, the questions are printed.
+    Questions that you have not answered correctly come first. Answers can come from a pipe, one on each line; with
+    --json and no answers, it prints the questions.
 
     [bold]Examples[/bold]
       hotloop learn quiz

@@ -25,18 +25,18 @@ Device = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; progress goes to stderr.")]
 Report = Annotated[
     bool,
-    typer.Option("--report/--no-report", help="Also write report.html and .json: into --save, or runs/ and the time."),
+    typer.Option("--report/--no-report", help="Also write report.html and .json, to --save or runs/TIME."),
 ]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", callback=_seed, help="The same seed gives the same result; another, another."),
+    typer.Option(metavar="N", callback=_seed, help="The same seed gives the same result."),
 ]
 Classes = Annotated[
     list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")
 ]
 Data = Annotated[
     Path | None,
-    typer.Argument(metavar="DATA", help="A set of sprites; without one, sprites are made.", show_default=False),
+    typer.Argument(metavar="DATA", help="A set of sprites; without one, hotloop makes sprites.", show_default=False),
 ]
 Script = Annotated[
     list[str],
@@ -45,6 +45,6 @@ Script = Annotated[
 Module = Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as in python -m.")]
 NewFolder = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/ and the time"),
+    typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/TIME"),
 ]
-Scale = Annotated[int, typer.Option(metavar="N", help="How many times larger to show a pixel.")]
+Scale = Annotated[int, typer.Option(metavar="N", help="Size of a sprite's pixel, in pixels.")]

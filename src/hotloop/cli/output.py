@@ -61,9 +61,9 @@ def must_be_writable(path: Path, *others: Path | None, option: str = "--out", su
         what = "a folder" if path.is_dir() else "a device or a pipe"
         raise OutputError(f"{name} is {what}", fix=f"choose the name of a file for {option}")
     if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"{folder} may not be written to", fix=f"choose another place for {option}")
+        raise OutputError(f"{folder} is not writable", fix=f"choose another folder for {option}")
     if path.resolve() in {other.resolve() for other in others if other is not None}:
-        raise OutputError(f"{name} was given twice, and would be overwritten", fix=f"choose another {option}")
+        raise OutputError(f"{name} was given twice and would be overwritten", fix=f"choose another {option}")
     if suffix is not None and path.suffix.lower() != suffix:
         raise OutputError(
             f"a {suffix} file is written, and {name} is not named like one",

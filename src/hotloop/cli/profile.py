@@ -31,22 +31,22 @@ def profile(
     module: Module = False,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps to profile.")] = 20,
     warmup: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Steps before them.", show_default="until they settle")
+        int | None, typer.Option(metavar="N", min=1, help="Warm-up steps.", show_default="until step times settle")
     ] = None,
     out: NewFolder = None,
     ceilings: Annotated[
-        bool, typer.Option("--ceilings/--no-ceilings", help="Also measure what the device can do at most.")
+        bool, typer.Option("--ceilings/--no-ceilings", help="Also measure the peak speed of the device.")
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Run a script, find its training steps, and show where their time goes.
+    """Show where the time of a script's training steps goes, by your own lines.
 
-    The script needs no change: steps are found by its optimizers. The first ones warm up, then some are profiled, and
-    the script is ended as if by Ctrl-C, so that its own clean-up runs. Options of `hotloop profile` stand before the
+    The script needs no change: hotloop finds steps by the optimizers. After some warm-up steps it profiles the next
+    ones, then ends the script as Ctrl-C would, so that its clean-up runs. Options of `hotloop profile` stand before the
     script's name, the script's own after it.
 
-    The page says how much of a step is waiting for data, copying, gaps, computing; which lines of your own code cost
-    most; where the host waits; and how memory goes up and down.
+    The page shows the shares of waiting for data, copies, gaps and compute in a step; the lines of your code that cost
+    most; where the host synchronizes; and memory over time.
 
     [bold]Examples[/bold]
       hotloop profile train.py --epochs 3         [dim]then open runs/.../report.html[/dim]
@@ -106,8 +106,8 @@ def _profiled(
             raise typer.Exit(code)
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         raise ScriptDied(
-            f"the process that ran {printable(target)} {how} before its steps were recorded: there is nothing to show",
-            fix="its output above may say why",
+            f"the process that ran {printable(target)} {how} before its steps were profiled",
+            fix="look for the cause in its output above",
         )
     data = json.loads(Path(folder, PROFILE).read_text())
     return Profile.from_json(data), Path(folder, TRACE).read_bytes()
@@ -139,7 +139,7 @@ def _with_ceilings(found: "Profile") -> "Profile":
     from hotloop.bench.ceilings import ceilings
     from hotloop.profiling.advice import with_ceilings
 
-    say(console(stderr=True), "measuring what the device can do at most")
+    say(console(stderr=True), "measuring the peak speed of the device")
     return with_ceilings(found, ceilings(torch.device(found.device)))
 
 

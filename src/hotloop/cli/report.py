@@ -19,9 +19,9 @@ def report(
 ) -> None:
     """List runs, or compare two of them.
 
-    Every run (train, demo, tune, bench, profile) leaves [bold]report.html[/bold] for a browser and the same as data in
-    [bold]report.json[/bold]. Figures with the same name in both are compared; × is the second over the first, green
-    where it is better.
+    Every run (train, demo, tune, bench, profile) writes [bold]report.html[/bold] for a browser and the same data in
+    [bold]report.json[/bold]. A comparison shows the figures that both runs have; × is the second over the first, green
+    if it is better.
 
     [bold]Examples[/bold]
       hotloop report                              [dim]those in runs/, the latest first[/dim]

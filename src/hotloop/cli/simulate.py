@@ -38,40 +38,38 @@ def simulate(
         str | None, typer.Option(metavar="SIZE", help="Or any GPU with this much memory: 24GiB.", show_default=False)
     ] = None,
     gpus: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many of them the machine has; with --parallel, the run.")
+        int, typer.Option(metavar="N", min=1, help="GPUs of the machine; with --parallel, ranks of the run.")
     ] = 1,
     parallel: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOW", help="Model the run on --gpus ranks, from one simulated: ddp, fsdp.", show_default=False
-        ),
+        typer.Option(metavar="HOW", help="Model the run on --gpus ranks: ddp or fsdp.", show_default=False),
     ] = None,
     link: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="With --parallel: what joins the GPUs, such as nvlink4, pcie4, ethernet100; with that between nodes: "
+            help="With --parallel: the link of the GPUs, such as nvlink4, pcie4, ethernet100; with that between nodes: "
             "nvlink4,ndr400.",
-            show_default="what is usual for the GPU",
+            show_default="usual for the GPU",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="End after so many steps of the optimizer.")] = 3,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="End after this many optimizer steps.")] = 3,
     batch: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Set the script's batch to this.", show_default="its own")
+        int | None, typer.Option(metavar="N", min=1, help="Set the script's batch size.", show_default="its own")
     ] = None,
     batch_from: Annotated[
         str | None,
         typer.Option(
             metavar="PLACE",
-            help="Where the script has its batch: argument:--NAME, variable:NAME, environment:NAME, loader.",
-            show_default="found by itself",
+            help="Where the script sets its batch size: argument:--NAME, variable:NAME, environment:NAME, loader.",
+            show_default="found automatically",
         ),
     ] = None,
     largest_batch: Annotated[
-        bool, typer.Option("--largest-batch", help="Find the largest batch that fits, and what would make room.")
+        bool, typer.Option("--largest-batch", help="Find the largest batch that fits, and what would save memory.")
     ] = False,
     values: Annotated[
-        bool, typer.Option("--values", help="Also compute the values, on the CPU: slow, for what depends on them.")
+        bool, typer.Option("--values", help="Also compute values, on the CPU: slow, for scripts that branch on them.")
     ] = False,
     price: Annotated[
         Path | None,
@@ -79,7 +77,7 @@ def simulate(
             metavar="FILE", help="Dollars per hour by GPU: lines such as h200,3.5 or JSON.", show_default=False
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="And after this long.")] = 120,
+    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="End after this long.")] = 120,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -88,18 +86,18 @@ def simulate(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Run a training script on a GPU that is not here: device bugs, copies, waits, memory, time.
+    """Simulate a training script on a GPU that you do not have: device bugs, copies, synchronization, memory, time.
 
-    The script needs no change and no GPU. Its CUDA tensors have shapes but no values, so that it runs in seconds; all
-    device bugs are found in one run, because each is repaired and the script goes on. Options of `hotloop simulate`
-    stand before the script's name, the script's own after it.
+    The script needs no change and no GPU. Its CUDA tensors have shapes but no values, so it runs in seconds. One run
+    finds all device bugs: hotloop repairs each one and the script continues. Options of `hotloop simulate` stand before
+    the script's name, the script's own after it.
 
-    The batch is found by itself, in this order: an option of the script such as --batch-size, a name in its
-    environment, a variable such as BATCH_SIZE, its DataLoader. Where that finds the wrong one, --batch-from points at
-    it. With --largest-batch, or where it does not fit, bf16, checkpointing and accumulation are simulated too.
+    hotloop looks for the batch size in this order: an option of the script such as --batch-size, a name in its
+    environment, a variable such as BATCH_SIZE, its DataLoader. If it finds the wrong one, give --batch-from. With
+    --largest-batch, or if the script does not fit, it also simulates bf16, checkpointing and accumulation.
 
-    With --parallel the run on several GPUs is modelled from the simulation of one: the memory of each rank, the time of
-    a step and the efficiency, with DDP or FSDP, the batch of the script on each rank.
+    With --parallel, hotloop models the run on several GPUs from the simulation of one: memory of each rank, step time
+    and efficiency, with DDP or FSDP. Each rank has the batch of the script.
 
     [bold]Examples[/bold]
       hotloop simulate train.py --epochs 3            [dim]on an H200[/dim]
@@ -284,7 +282,7 @@ def _tell_ranks(joint: "Sequence[OnRanks | None]", cards: "Sequence[Card]") -> N
     where = console()
     for found, card in zip(joint, cards, strict=False):
         if found is None:
-            say(where, f"{card.name}: nothing can be said of several of them, since the script did not train on one.")
+            say(where, f"{card.name}: no prediction for several GPUs, since the script did not train on one.")
             continue
         for number, part in enumerate(ranks_words(found)):
             if number == 1 and len(cards) > 1:
@@ -298,11 +296,11 @@ def _tell_all(told: "Sequence[Simulation]", cards: "Sequence[Card]", rows: "Sequ
     where = console()
     where.print(cards_table(told, [card.name for card in cards], rows))
     if any(row.step_ms is not None and not row.step_ms.calibrated for row in rows):
-        say(where, f"{MARK} uncalibrated: this GPU was not measured, so its time is a rule of thumb.", style="dim")
+        say(where, f"{MARK} uncalibrated: this GPU was not measured, so its time is a rough estimate.", style="dim")
     if order := ranked(rows, {card.key: card.name for card in cards}):
         say(where, order)
     for note in dict.fromkeys(note for one in told for note in one.notes if "batch" in note or "for every GPU" in note):
         say(where, f"note: {note}", style="dim")
     for finding in dict.fromkeys(found for one in told for found in one.findings if found.code == one.status):
         say(where, f"{finding.file}: {finding.message}", style="bold red")
-    say(where, "Findings, copies and waits: the same command with one GPU.")
+    say(where, "For findings, copies and waits, run the same command with one GPU.")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=Verbs,
-    help="Make, look at, import and describe sets of pixel-art sprites.",
+    help="Make, preview, import and describe sets of pixel-art sprites.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -33,7 +33,7 @@ def make(
     out: Out = Path("sprites.safetensors"),
     as_json: Json = False,
 ) -> None:
-    """Draw sprites by rules, without any network: data to learn from.
+    """Make training data: sprites drawn by rules, without a network.
 
     [bold]Examples[/bold]
       hotloop sprites make                        [dim]8,192 of all classes[/dim]
@@ -109,10 +109,10 @@ def import_(
     spacing: Annotated[int, typer.Option(metavar="N", help="Pixels between the tiles of a sheet.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Turn real pixel art into a set: crisp, in 16 colours, with nothing resampled.
+    """Import pixel art as a set: crisp, in 16 colours, with nothing resampled.
 
-    Images of 16x16 are taken as they are, clean enlargements are reduced, smaller ones are centred. What cannot be
-    used is named with the reason, and one damaged file never ends the import.
+    Images of 16x16 stay as they are, clean enlargements are reduced, smaller ones are centred. Unusable images are
+    named with the reason; a damaged file never ends the import.
 
     [bold]Examples[/bold]
       hotloop sprites import my-art/              [dim]classes are the subfolders[/dim]
@@ -144,7 +144,7 @@ def import_(
 def info(
     data: Annotated[Path, typer.Argument(metavar="DATA", help="A set of sprites.")], as_json: Json = False
 ) -> None:
-    """Say what a set holds: classes, counts, colours, where it comes from."""
+    """Describe a set: classes, counts, colours, source."""
     from hotloop.sprites.dataset import SpriteSet
 
     told = about(SpriteSet.load(data))

@@ -29,10 +29,10 @@ def top(
     ] = False,
     interval: Annotated[
         float | None,
-        typer.Option("--interval", "-i", metavar="SECONDS", help="From a sample to the next.", show_default="1"),
+        typer.Option("--interval", "-i", metavar="SECONDS", help="Time between samples.", show_default="1"),
     ] = None,
     count: Annotated[
-        int | None, typer.Option("--count", "-n", metavar="N", help="End after so many samples.", show_default=False)
+        int | None, typer.Option("--count", "-n", metavar="N", help="End after this many samples.", show_default=False)
     ] = None,
     user: Annotated[
         str, typer.Option("--user", "-u", metavar="NAME", help="Only processes of users with this in their name.")
@@ -45,11 +45,11 @@ def top(
         bool,
         typer.Option("--web", help="Serve a page for a browser; needs `pip install 'hotloop\\[web]'`."),
     ] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="Of the page; 0 for any that is free.")] = 8080,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the page; 0 for any free one.")] = 8080,
     bind: Annotated[
         str,
         typer.Option(
-            "--bind", "--host", metavar="ADDRESS", help="Where the page listens; by default for this machine alone."
+            "--bind", "--host", metavar="ADDRESS", help="Address the page listens on; by default this machine only."
         ),
     ] = "127.0.0.1",
     token: Annotated[
@@ -57,8 +57,8 @@ def top(
         typer.Option(
             metavar="WORD",
             envvar="HOTLOOP_TOKEN",
-            help="What a browser must bring to see the page; elsewhere than on this machine, one is always needed.",
-            show_default="none, or made up",
+            help="Access token of the page; always required beyond this machine.",
+            show_default="none, or generated",
         ),
     ] = None,
     demo: Annotated[
@@ -72,7 +72,7 @@ def top(
 
     In a terminal it is a live view: [bold]?[/bold] lists the keys, [bold]q[/bold] quits.
     Pipes, dumb terminals and NO_COLOR get plain text.
-    What the driver does not tell is shown as –, never as 0.
+    A value that the driver does not report is shown as –, never as 0.
 
     [bold]Examples[/bold]
       hotloop top                        [dim]look, and press ? for the keys[/dim]
@@ -80,7 +80,7 @@ def top(
       hotloop top --json                 [dim]one sample, for a script[/dim]
       hotloop top --json --interval 5    [dim]a line every 5 s, until Ctrl-C[/dim]
       hotloop top --log gpu.jsonl        [dim]look, and keep every sample[/dim]
-      hotloop top --demo                 [dim]how it looks, where there is no GPU[/dim]
+      hotloop top --demo                 [dim]how it looks, without a GPU[/dim]
       hotloop top --web                  [dim]a page for the browser here[/dim]
       hotloop top --web --bind 0.0.0.0   [dim]for others too, behind a token[/dim]
     """

@@ -22,30 +22,28 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     cls=Verbs,
-    help="Teach a network to sort sprites, or to draw new ones.",
+    help="Train a network that classifies sprites, or one that draws new ones.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
 Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the network.")]
 Epochs = Annotated[
-    int | None, typer.Option(metavar="N", help="Times through the data.", show_default="what suits the device")
+    int | None, typer.Option(metavar="N", help="Epochs of training.", show_default="what suits the device")
 ]
 Width = Annotated[
-    int | None, typer.Option(metavar="N", help="Size of the network.", show_default="what suits the device")
+    int | None, typer.Option(metavar="N", help="Width of the network.", show_default="what suits the device")
 ]
-Batch = Annotated[
-    int | None, typer.Option(metavar="N", help="Sprites in a step.", show_default="what suits the device")
-]
+Batch = Annotated[int | None, typer.Option(metavar="N", help="Batch size.", show_default="what suits the device")]
 Save = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Write checkpoints here, so that the run can go on.", show_default=False),
+    typer.Option(metavar="DIR", help="Write checkpoints here, so that the run can resume.", show_default=False),
 ]
-Every = Annotated[str, typer.Option(metavar="TIME", help="How often: 30s, 5min, 1000 steps.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, or begin if there is none.")]
+Every = Annotated[str, typer.Option(metavar="TIME", help="Checkpoint interval: 30s, 5min, 1000 steps.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint, or begin if there is none.")]
 Gpus = Annotated[
     str,
-    typer.Option(metavar="N|auto", help="GPUs of this machine; more than 1 go through `hotloop launch`."),
+    typer.Option(metavar="N|auto", help="GPUs of this machine; more than 1 use `hotloop launch`."),
 ]
 TimeLimit = Annotated[
     str | None,
@@ -71,9 +69,9 @@ def classify(
     report: Report = True,
     as_json: Json = False,
 ) -> None:
-    """Learn to tell the classes of sprites apart; judged on sprites that it never saw.
+    """Train a classifier of sprites and evaluate it on sprites that it never saw.
 
-    Of sprites of your own, every tenth is held out to judge it by.
+    Of your own sprites, every tenth is held out for evaluation.
 
     [bold]Examples[/bold]
       hotloop train classify                      [dim]on sprites made for it[/dim]
@@ -110,7 +108,7 @@ def draw(
     report: Report = True,
     as_json: Json = False,
 ) -> None:
-    """Learn to draw new sprites of a class. They are made of palette colours, so they are always crisp.
+    """Train a network that draws new sprites of a class, in palette colours, so they are always crisp.
 
     [bold]Examples[/bold]
       hotloop train draw                          [dim]on sprites made for it[/dim]

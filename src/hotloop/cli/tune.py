@@ -28,28 +28,28 @@ def tune(
         ),
     ],
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps of the run that the plan is for.", show_default=False)
+        int | None, typer.Option(metavar="N", help="Steps of the run to plan for.", show_default=False)
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="Or how long that run would take in plain PyTorch.", show_default="3600"),
+        typer.Option(metavar="S", help="Or its length in plain PyTorch.", show_default="3600"),
     ] = None,
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the plan, for Loop(plan=FILE).")
     ] = Path("plan.json"),
     plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also draw the way from the plain loop to the plan, as a PNG.")
+        Path | None, typer.Option(metavar="FILE", help="Also plot the gain of each lever, as a PNG.")
     ] = None,
     device: Device = None,
     report: Report = True,
     as_json: Json = False,
 ) -> None:
-    """Find the fastest plan for a training loop on this machine, by trying.
+    """Find the fastest plan for a training loop on this machine, by measuring.
 
-    Each lever (data on the device, CUDA graph, bf16, channels last, fused optimizer, compile, ...) is timed against the
-    best plan so far, in turns, by real steps of which no trace stays. It is kept where it is faster by more than the
-    noise, pays back what it costs within the run, and leaves the gradient where fp32 has it. The longer the run, the
-    more pays: say how long it will be.
+    hotloop times each lever (data on the device, CUDA graph, bf16, channels last, fused optimizer, compile, ...)
+    against the best plan so far, in turns, with real steps, and restores the state afterwards. It keeps a lever that is
+    faster by more than the noise, pays back its cost within the run, and keeps the gradient close to that of fp32. More
+    levers pay in a longer run: say how long it will be.
 
     [bold]Examples[/bold]
       hotloop tune cnn                            [dim]a small network, built in[/dim]
@@ -59,7 +59,7 @@ def tune(
     if steps is not None and seconds is not None:
         raise BadArgument("both --steps and --seconds were given", fix="give one of them")
     if plot is not None and plot.resolve() == out.resolve():
-        raise BadArgument("--out and --plot are the same file", fix="give the plan and the picture names of their own")
+        raise BadArgument("--out and --plot are the same file", fix="give the plan and the picture different names")
     must_be_writable(out)
     if plot is not None:
         must_be_writable(plot, option="--plot", suffix=".png")
@@ -111,12 +111,12 @@ def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
 
     if name.endswith(".py"):
         raise BadArgument(
-            f"{printable(name)} alone does not say what builds the loop",
+            f"{printable(name)} names no function that builds the loop",
             fix=f"give FILE.py:FUNCTION, a function that returns (loop, loader), as in {printable(name)}:build",
         )
     if name not in WORKLOADS:
         raise BadArgument(
-            f"there is nothing to tune by the name of {printable(name)!r}",
+            f"there is no workload {printable(name)!r}",
             fix=f"choose one of {', '.join(WORKLOADS)}, or FILE.py:FUNCTION",
         )
     choice = pick(device)
@@ -144,7 +144,7 @@ def _explained(file: str) -> Iterator[None]:
         where = f"{printable(file)}, line {line}" if line else printable(file)
         fix = "HOTLOOP_DEBUG=1 shows the whole traceback"
         if isinstance(error, SystemExit):
-            fix = 'it is imported, without arguments: let it end only under `if __name__ == "__main__"`'
+            fix = 'hotloop imports it without arguments: parse them and exit only under `if __name__ == "__main__"`'
         raise BadArgument(f"{where}: {type(error).__name__}: {printable(str(error))}", fix=fix) from error
     finally:
         sys.argv = before

@@ -177,7 +177,7 @@ class Epochs(ABC, Generic[T]):
         if not self.random_items:
             return None
         if unnoted:
-            return "a batch was read and not trained on; its items are the same, what is random in them is drawn anew"
+            return "a batch was read and not trained on; its items are the same, randomness in them is not"
         if mixed:
             return (
                 "the number of workers was changed during the epoch: the order of the items is the same, what is "
@@ -186,7 +186,7 @@ class Epochs(ABC, Generic[T]):
         if begun and not carried:
             return (
                 "workers that persist carry their rng states from epoch to epoch, and those are not known here: the "
-                "order of the items is the same, what is random in them is not (persistent_workers=False keeps both)"
+                "order of the items is the same, randomness in them is not (persistent_workers=False keeps both)"
             )
         return None
 
@@ -233,7 +233,7 @@ class Epochs(ABC, Generic[T]):
         if self.random_items and self.workers != position.workers:
             return (
                 f"the loader had num_workers={position.workers} and has {self.workers} now: "
-                "the order of the items is the same, what is random in them is not"
+                "the order of the items is the same, randomness in them is not"
             )
         return None
 
@@ -247,12 +247,12 @@ def _why_other(position: Position, skip: Skip) -> str | None:
     if position.last is not None and drawn is not None and drawn != position.last:
         return (
             "the last batch before the checkpoint would hold other items now: the dataset, sampler or batch size has "
-            "changed, or the sampler draws from random numbers that others draw from too"
+            "changed, or the sampler shares its rng state with other code"
         )
     if skip.disturbed(position):
         return (
-            "the loader draws random numbers while its epoch runs, and others draw from them too: "
-            "batches that depend on earlier draws may differ (give the loader a generator of its own)"
+            "the loader draws random numbers during the epoch from an rng state that other code uses too: "
+            "later batches may differ (give the loader its own generator)"
         )
     return None
 

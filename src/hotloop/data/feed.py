@@ -116,7 +116,7 @@ class LoaderBatches(Epochs[Batch]):
         """Why the number of workers cannot change; None where it can."""
         if why := why_workers_stay(self._source):
             return why
-        return "what its sampler draws is not followed" if self._tap is None else self._tap.why_workers_stay()
+        return "hotloop does not follow its sampler" if self._tap is None else self._tap.why_workers_stay()
 
     def change_workers(self, number: int, prefetch_factor: int) -> None:
         """Load with so many workers from the next index on that the sampler draws."""
@@ -172,7 +172,7 @@ class LoaderBatches(Epochs[Batch]):
         if isinstance(self._source, Iterator) and self._times > 1:
             return "the loader is an iterator, and what was read of it in earlier epochs is not skipped"
         if self._is_stateful and self.workers and self.random_items:
-            return "the loader goes on by its own state_dict, which does not hold the rng states of its workers"
+            return "the loader resumes by its own state_dict, which does not hold the rng states of its workers"
         return None
 
     def _own_account(self) -> Any:

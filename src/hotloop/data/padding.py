@@ -135,8 +135,8 @@ class Padding:
         lengths = self.lengths if isinstance(self.lengths, int) else [*self.lengths]
         known = {**self.values, leaf.key: BY_NAME.get(leaf.key, 0) if isinstance(leaf.key, str) else 0}
         return BadArgument(
-            f"{leaf.path}, of shape {tuple(leaf.tensor.shape)}, {why}: what to pad it with cannot be guessed",
-            fix=f"say it: pad_to({lengths}, values={known}), -100 for targets that the loss ignores, None to leave it",
+            f"{leaf.path}, of shape {tuple(leaf.tensor.shape)}, {why}: its padding value is unknown",
+            fix=f"give it: pad_to({lengths}, values={known}), -100 for targets that the loss ignores, None to leave it",
         )
 
 

@@ -62,7 +62,7 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
     if loader.collate_fn not in (default_collate, default_convert):
         return "the loader has a collate_fn of its own"
     if loader.collate_fn is default_convert and _tensors_of(dataset) is None:
-        return "the loader does not batch, and what the dataset gives for several indices is its own affair"
+        return "the loader does not batch, so the dataset makes the batches itself"
     if not len(dataset):  # type: ignore[arg-type]
         return "the dataset is empty"
     if not is_constant(dataset):

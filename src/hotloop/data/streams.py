@@ -232,12 +232,14 @@ def _choose(loader: object, device: torch.device, kind: Kind) -> tuple[Kind, str
         return "direct", "asked for"
     if kind == "prefetched":
         able = device.type == "cuda"
-        return ("prefetched", "asked for") if able else ("direct", f"a {device.type} device copies nothing ahead")
+        return ("prefetched", "asked for") if able else ("direct", f"a {device.type} device cannot prefetch")
     obstacle = why_not_resident(loader, device)
     if obstacle is None:
         return "resident", "every item is always the same tensor, and all of them fit"
     if kind == "resident":
-        raise BadArgument(f"the data cannot live on {device}: {obstacle}", fix='use kind="auto", or mark the dataset')
+        raise BadArgument(
+            f"the data cannot live on {device}: {obstacle}", fix='use kind="auto", or dataset.resident = True'
+        )
     # Not copied ahead unasked: where the loader is what a step waits for, pinning costs more than it hides.
     return "direct", obstacle
 

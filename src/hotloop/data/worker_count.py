@@ -53,11 +53,11 @@ def why_workers_stay(loader: object) -> str | None:
     """
     if type(loader) is not DataLoader:
         own = isinstance(loader, DataLoader)
-        return f"{an(type(loader).__name__)} " + ("is a DataLoader of its own kind" if own else "has no workers")
+        return f"{an(type(loader).__name__)} " + ("is a subclass of DataLoader" if own else "has no workers")
     if isinstance(loader.dataset, IterableDataset):
         return "the dataset is an IterableDataset, which its workers share among themselves"
     if not loader.num_workers:
-        return "the loader has no workers, and in workers what is random in items would be drawn from other states"
+        return "the loader has no workers, and workers would change the randomness in items"
     if not getattr(loader, "in_order", True):
         return "the loader gives batches as its workers finish them (in_order=False)"
     if loader.multiprocessing_context is not None:

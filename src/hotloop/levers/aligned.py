@@ -29,56 +29,54 @@ RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 class AlignedLever(Lever):
-    """**What it does.** Tensor cores are at their best where the sizes of a matrix are multiples of 8: its rows then
-    begin at addresses that they read at once. A vocabulary of 50,257 words, a recurrent layer of 650 or a picture of
-    three colours is not, and the library takes kernels that are half as fast or slower. With this lever such layers are
-    computed with zeros beyond the end of their weights, and what belongs to the zeros is cut off again. Convolutions
-    of fewer than 8 channels on one side and at most 160 numbers in a window there (7x7 pixels of three colours have
-    147; where windows do not overlap, they may have more), and those whose window is all of the image, are computed as
-    matmuls. Depthwise convolutions, for which cuDNN would compile kernels for one to three seconds each, get those of
-    hotloop's own. The parameters keep their shapes.
+    """**What it does.** Tensor cores are fastest if the sizes of a matrix are multiples of 8, because its rows are then
+    aligned in memory. A vocabulary of 50,257 words, a recurrent layer of 650 units or an image of three channels is not
+    aligned, and the library chooses kernels that are half as fast or slower. This lever pads the weights of such layers
+    with zeros and cuts the padding off the result. It computes convolutions as matmuls if they have fewer than 8
+    channels on one side and at most 160 numbers in a window there (7x7 pixels of three channels have 147; windows that
+    do not overlap may have more), or if the window covers the whole image. Depthwise convolutions, for which cuDNN
+    would compile kernels for one to three seconds each, use hotloop's own kernels. The parameters keep their shapes.
 
-    **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. Where the windows of such
-    a matmul are added up in an image of few channels, they are rounded to two bytes before. The weights of a depthwise
-    convolution are not rounded, and a second derivative through one ends in an error; the tuner drops the lever then,
-    with the reason. A recurrent layer with
-    dropout between its layers draws other masks.
+    **The numbers.** Tier B: the zeros add nothing, but another kernel adds in another order. If the windows of such a
+    matmul are added up in an image of few channels, they are rounded to two bytes first. The weights of a depthwise
+    convolution are not rounded, and a second derivative through one is an error; the tuner then drops the lever and
+    gives the reason. A recurrent layer with dropout between its layers draws other masks.
 
-    **What it needs.** A CUDA device, bf16 or fp16, and a layer of which a size is not a multiple of 8: an `nn.Linear`
+    **What it needs.** A CUDA device, bf16 or fp16, and a layer with a size that is not a multiple of 8: an `nn.Linear`
     of 262,144 weights or more; an `nn.LSTM`, `nn.GRU` or `nn.RNN` of width 64 or more without projections; an
     `nn.Conv2d` of one group that cuts images into patches; in channels_last any `nn.Conv2d` or `nn.ConvTranspose2d` of
     one group, if its windows overlap or it becomes a matmul, and a depthwise one of an even number of channels with
-    windows of at most 7x7 and a stride of 1 or 2. Classes derived from these compute as before. Own kernels are for
-    GPUs of compute capability 8.0 or later. Matmuls of windows are for steps that are [captured](graph.md): from Python
-    they take longer to launch than they save.
+    windows of at most 7x7 and a stride of 1 or 2. Subclasses of these compute as before. hotloop's own kernels need
+    compute capability 8.0 or later. Matmuls of windows are for [captured](graph.md) steps: launched from Python, they
+    take longer than they save.
 
-    **What it costs.** A copy of the weights in each step; of a convolution's input where it has odd channels, and of
-    the output's gradient; for a matmul, memory for all windows of the input, until the backward pass if that is less
-    than the output takes. They are little beside the layer.
+    **What it costs.** A copy of the weights in each step; of a convolution's input if it has odd channels, and of the
+    output's gradient; for a matmul, memory for all windows of the input, until the backward pass if that is less than
+    the output takes. All of it is small beside the layer.
 
-    **By hand.** Best is a size that is a multiple of 8, where you choose it: 50,304 words instead of 50,257. Else:
+    **By hand.** If you choose the size, choose a multiple of 8: 50,304 words instead of 50,257. Otherwise:
 
     ```python
     plan = hotloop.Plan("cuda", precision="bf16", levers=("aligned",))
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** The layers get their own `forward` back. Outside of autocast they compute as before anyway.
+    **How it is undone.** hotloop restores the `forward` of the layers. Outside autocast they compute as before anyway.
 
-    **When it does not help.** Where the layer takes little of the step. Where the model is compiled: the compiler does
-    the same for linear layers.
+    **When it does not help.** If the layer is a small part of the step. If the model is compiled: the compiler does the
+    same for linear layers.
     """
 
     name = "aligned"
     order = 102
     tier = "B"
-    what = "layers with sizes that tensor cores do not take well get zeros beyond their end, or become matmuls"
+    what = "layers whose sizes are slow on tensor cores are padded with zeros or become matmuls"
     cost = "a moment"
-    undo = "the layers compute as before"
+    undo = "the layers' `forward` is restored"
     needs_cuda = True
     rule = LeverRule(
-        "a large linear or recurrent layer or a convolution has a size that is no multiple of 8, or a convolution is a"
-        " matmul or depthwise, and the step is in half precision",
+        "a large linear or recurrent layer or a convolution has a size that is not a multiple of 8, or a convolution is"
+        " a matmul or depthwise, and the step is in half precision",
         lambda facts: facts.is_heavy,
         "H200: an LSTM of 650 units over 33,278 words went from 7,270 to 11,500 sequences/s, a captured step of a DCGAN"
         " from 2.74 to 2.10 ms",

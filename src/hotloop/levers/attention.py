@@ -13,16 +13,16 @@ LONG = 300.0  # seconds of a run in which cuDNN wins back its preparation
 
 
 class NoCudnnAttentionLever(Lever):
-    """**What it does.** `scaled_dot_product_attention` has several kernels. On recent GPUs PyTorch prefers the one of
-    cuDNN in half precision, which builds a plan for every new shape: half a second and more for each. Without it the
-    flash or the memory-efficient kernel is used, which takes any shape at once.
+    """**What it does.** `scaled_dot_product_attention` has several kernels. In half precision on recent GPUs, PyTorch
+    prefers the one of cuDNN, which builds a plan for every new shape: half a second and more for each. This lever turns
+    it off, so PyTorch uses the flash or the memory-efficient kernel, which takes any shape at once.
 
     **The numbers.** Tier B: another kernel, which adds in another order and draws other dropout masks.
 
     **What it needs.** A CUDA device.
 
-    **What it costs.** Nothing to pull. Where sequences are long and shapes fixed, the kernel of cuDNN is the faster one
-    once it is prepared.
+    **What it costs.** Nothing to pull. For long sequences of fixed shapes, cuDNN is faster once its
+    plan is built.
 
     **By hand.**
 
@@ -30,7 +30,7 @@ class NoCudnnAttentionLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", levers=("no cudnn attention",)))
     ```
 
-    **How it is undone.** The switch is off only inside a step and is set back after each one.
+    **How it is undone.** The switch is off only inside a step; hotloop restores it after each one.
 
     **When it does not help.** In long runs over fixed shapes.
     """
@@ -38,12 +38,12 @@ class NoCudnnAttentionLever(Lever):
     name = "no cudnn attention"
     order = 75
     tier = "B"
-    what = "attention is computed by kernels that take any shape at once"
+    what = "attention uses the flash or memory-efficient kernel, not cuDNN's"
     cost = "nothing"
-    undo = "the switch is set back after each step"
+    undo = "the switch is restored after each step"
     needs_cuda = True
     rule = LeverRule(
-        f"the model attends and shapes vary from batch to batch, or the run takes less than {LONG:.0f} s",
+        f"the model uses attention, and shapes vary from batch to batch or the run takes less than {LONG:.0f} s",
         lambda facts: facts.attends and (facts.shapes_vary or (facts.left is not None and facts.left < LONG)),
         "H200: in the first steps of BERT on texts of many lengths in bf16, each new length took 1.5 s",
     )

@@ -48,7 +48,7 @@ class LeverTarget:
     @property
     def why_no_other_forward(self) -> str | None:
         """Why `forward` of layers cannot be replaced; None where it can."""
-        compiled = "a part of the model is compiled already, and the compiler would begin again"
+        compiled = "part of the model is compiled already, and would be recompiled"
         return compiled if has_compiled_parts(self.model) else None
 
     def why_no_own_kernels(self, plan: Plan) -> str | None:
@@ -67,7 +67,7 @@ class LeverTarget:
         """The modules and parameters whose hooks would not run, in words; None where there are none."""
         hooked = [name or type(each).__name__ for name, each in self.model.named_modules() if module_hooks(each)]
         hooked += [name for name, parameter in self.model.named_parameters() if gradient_hooks(parameter)]
-        return f"{shorten(hooked, 3)} has hooks, which {what} would leave out" if hooked else None
+        return f"{shorten(hooked, 3)} has hooks, which {what} would skip" if hooked else None
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Lever:
         if self.is_pulled(plan):
             return "it is pulled already"
         if self.tier == "C":
-            return "it changes the training, so it is pulled only where the plan asks for it"
+            return "it changes the training, so it is pulled only if the plan asks for it"
         if self.tier == "B" and target.only:
             return target.only
         return self.obstacle(target, plan)
@@ -185,7 +185,7 @@ class Lever:
         """Its page as Markdown: the facts, then the docstring of its class."""
         heads, facts = "| tier | cost to pull | how it is undone |", f"| {self.tier} | {self.cost} | {self.undo} |"
         text = inspect.cleandoc(type(self).__doc__ or "")
-        known = f"**When it is proposed.** Where {self.rule.when}. {self.rule.evidence}.\n\n" if self.rule else ""
+        known = f"**When it is proposed.** If {self.rule.when}. {self.rule.evidence}.\n\n" if self.rule else ""
         return f"# {self.name}\n\n{heads}\n|---|---|---|\n{facts}\n\n{known}{text}\n"
 
 

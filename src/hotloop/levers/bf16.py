@@ -16,17 +16,16 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 
 class Bf16Lever(Lever):
-    """**What it does.** The forward pass runs under `torch.autocast` in bfloat16, and the backward pass follows:
-    matmuls and convolutions move half the bytes and run on faster units. What needs more digits, such as a softmax or a
-    loss, stays in fp32.
+    """**What it does.** Runs the forward pass under `torch.autocast` in bfloat16; the backward pass follows. Matmuls
+    and convolutions move half the bytes and run on faster units. Operations that need more digits, such as a softmax or
+    a loss, stay in fp32.
 
-    **The numbers.** Tier B: a bfloat16 has 7 bits of mantissa and the range of fp32. Weights, their gradients and the
-    optimizer's state stay in fp32. It is kept only where the loss and the gradient pass
-    [the gate](../tuning.md#the-gate-for-tier-b).
+    **The numbers.** Tier B: bfloat16 has 7 bits of mantissa and the range of fp32. Weights, their gradients and the
+    optimizer's state stay in fp32. hotloop keeps it only if the loss and the gradient pass [the
+    gate](../tuning.md#the-gate-for-tier-b).
 
     **What it needs.** A GPU of compute capability 8.0 or newer, or a CPU with AMX, and `precision="auto"`, the default:
-    the run begins in fp32, and the tuner may go on in bf16. It leaves a precision alone that you asked for, `"fp32"`
-    included.
+    the run begins in fp32, and the tuner may switch to bf16. A precision that you asked for stays, `"fp32"` included.
 
     **What it costs.** Nothing to pull.
 
@@ -36,12 +35,12 @@ class Bf16Lever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", precision="bf16"))
     ```
 
-    `Loop(..., precision="bf16")` without a plan pins the precision, and the other levers are still tuned.
+    `Loop(..., precision="bf16")` without a plan fixes the precision; hotloop still tunes the other levers.
 
-    **How it is undone.** Autocast is left off. `loop.evaluate` computes in the precision of the plan too.
+    **How it is undone.** Autocast stays off. `loop.evaluate` uses the precision of the plan too.
 
-    **When it does not help.** Where launches or the loader take the time. On a CPU without AMX it is emulated and can
-    be far slower.
+    **When it does not help.** If launches or the loader take the time. A CPU without AMX emulates bf16 and can be far
+    slower.
 
     Measured by hand on an H200, a GPT of 124M parameters trained at 54,200 tokens per second in fp32, at 157,000 with
     TF32 and at 348,000 in bf16.
@@ -50,15 +49,15 @@ class Bf16Lever(Lever):
     name = "bf16"
     order = 70
     tier = "B"
-    what = "the forward and backward pass compute in bfloat16 where that is safe"
+    what = "forward and backward pass run in bfloat16 autocast"
     cost = "nothing"
-    undo = "autocast is left off"
+    undo = "autocast stays off"
     rule = LeverRule(
-        f"a step computes more than {HEAVY / 1e9:.0f} GFLOP in matmuls, convolutions and recurrences; where it cannot"
-        f" be captured on a GPU, also more than {DENSE / 1e12:.0f} TFLOP in a second",
+        f"a step computes more than {HEAVY / 1e9:.0f} GFLOP in matmuls, convolutions and recurrences; if it cannot"
+        f" be captured on a GPU, also more than {DENSE / 1e12:.0f} TFLOP per second",
         lambda facts: facts.is_heavy,
-        "H200: a GPT of 124M parameters went from 54,200 to 348,000 tokens/s; of an MLP of 64 rows the casts cost more,"
-        " and a GRU over packed sequences took 1.26 times as long",
+        "H200: a GPT of 124M parameters went from 54,200 to 348,000 tokens/s; for an MLP of 64 rows the casts cost"
+        " more, and a GRU over packed sequences took 1.26 times as long",
     )
 
     def pull(self, plan: Plan) -> Plan:

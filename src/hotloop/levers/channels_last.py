@@ -22,19 +22,19 @@ _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 class ChannelsLastLever(Lever):
     """**What it does.** Images usually lie in memory one channel after the other. Tensor cores want the channels of a
-    pixel together; in that memory format a convolution need not rearrange its input and output. The values and shapes
-    stay, only the strides change.
+    pixel together; in that memory format a convolution need not rearrange its input and output. Values and shapes stay;
+    only the strides change.
 
-    **The numbers.** Tier B: other kernels are chosen, which add in another order. Dropout of single numbers of an image
-    is drawn in the order of memory, so that the same seed gives another mask; `nn.Dropout2d` has the same.
+    **The numbers.** Tier B: PyTorch chooses other kernels, which add in another order. `nn.Dropout` on images draws its
+    mask in the order of memory, so the same seed gives another mask; that of `nn.Dropout2d` is the same.
 
     **What it needs.** A two-dimensional convolution, on any device, and a model that works in this memory format: one
-    that flattens activations by `.view` fails, and the tuner drops the lever with the reason (`.flatten` and `.reshape`
-    work). Four-dimensional batches of floating-point numbers take the format of the weights. Weights that share their
-    memory, as slices of one vector or with other processes, would be copied out of it: the tuner leaves them alone.
+    that flattens activations by `.view` fails, and the tuner drops the lever and gives the reason (`.flatten` and
+    `.reshape` work). Four-dimensional floating-point batches take the memory format of the weights. The tuner does not
+    convert weights that share their memory, such as slices of one vector: a conversion would copy them out of it.
 
     **What it costs.** A moment to convert the weights, their gradients and the optimizer's state; then a copy of each
-    batch that comes in the other format.
+    batch that is in the other format.
 
     **By hand.** The plan converts the weights, the optimizer's state and the batches:
 
@@ -42,12 +42,12 @@ class ChannelsLastLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", channels_last=True))
     ```
 
-    **How it is undone.** After a trial that was dropped, the weights get the memory format that they had. Later,
+    **How it is undone.** After a dropped trial, hotloop restores the memory format of the weights. Later,
     `model.to(memory_format=torch.contiguous_format)` does it.
 
-    The tuner tries it once more where a compilation was kept.
+    The tuner tries it once more after it has kept a compilation.
 
-    **When it does not help.** Where layers between the convolutions work in the other format, as PyTorch's `GroupNorm`
+    **When it does not help.** If layers between the convolutions work in the other format, as PyTorch's `GroupNorm`
     does. Measured by hand on an H200, a sprite UNet in bf16 fell from 21,200 to 16,700 images per second with it, and
     rose to 40,600 once it was compiled too; with the lever [kernels](kernels.md) it helps there as well. On a 2-core
     CPU, measured by hand, it took a small CNN from about 440 to 880 images per second.
@@ -56,9 +56,9 @@ class ChannelsLastLever(Lever):
     name = "channels last"
     order = 100
     tier = "B"
-    what = "the channels of a pixel lie together in memory"
+    what = "images and weights have the memory format channels_last"
     cost = "a moment"
-    undo = "the weights get the memory format that they had"
+    undo = "the memory format of the weights is restored"
     rule = LeverRule(
         f"half of the convolutions or more have at least {FEWEST} channels on both sides, there is no InstanceNorm"
         " between them and no GroupNorm that hotloop's kernels do not know, and no depthwise convolution for which"

@@ -21,15 +21,15 @@ _HOST = torch.device("cpu")
 
 
 class CheckpointingLever(Lever):
-    """**What it does.** The backward pass needs the activations of the forward pass. Instead of keeping all of them,
+    """**What it does.** The backward pass needs the activations of the forward pass. With activation checkpointing,
     each block keeps only its input and runs its forward again in the backward pass. That costs about one more forward
     pass and saves most of the memory of activations, which may let a batch fit.
 
-    **The numbers.** Tier A: the gradients are the same, and dropout draws the same masks again. The buffers of a block
-    are restored after its second forward, so BatchNorm's running statistics count each batch once.
+    **The numbers.** Tier A: the gradients are the same, and dropout draws the same masks again. hotloop restores the
+    buffers of a block after its second forward, so BatchNorm's running statistics count each batch once.
 
     **What it needs.** Blocks that the model repeats: items of one class in a `ModuleList` or `Sequential`, each with
-    layers inside, as in a transformer or a ResNet. For a model without any, a plan that asks for it is refused.
+    layers inside, as in a transformer or a ResNet. For a model without any, a plan with it is an error.
 
     **What it costs.** Nothing to pull; time in every step.
 
@@ -39,17 +39,17 @@ class CheckpointingLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", checkpointing=True))
     ```
 
-    The tuner looks for speed, so it never pulls this one.
+    The tuner looks for speed, so it never pulls this lever.
 
-    **How it is undone.** The blocks are unwrapped.
+    **How it is undone.** hotloop unwraps the blocks.
 
-    **When it does not help.** Wherever the step fits without it.
+    **When it does not help.** If the step fits without it.
     """
 
     name = "checkpointing"
     order = 160
     tier = "A"
-    what = "activations are computed again instead of kept"
+    what = "activation checkpointing of the repeated blocks"
     cost = "nothing"
     undo = "the blocks are unwrapped"
 
@@ -69,7 +69,7 @@ class CheckpointingLever(Lever):
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
         if repeated_blocks(target.model):
             return None
-        return "the model repeats no block whose activations could be computed again"
+        return "the model repeats no block that could be checkpointed"
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         known = dict(model.named_modules())

@@ -19,22 +19,22 @@ _CODES: WeakKeyDictionary[type[nn.Module], "BlockCode"] = WeakKeyDictionary()
 
 
 class CompileLever(Lever):
-    """**What it does.** `torch.compile` turns the objective, the model with its loss, and its backward pass into fewer,
-    larger kernels. What lay between them is no longer written to memory and read again.
+    """**What it does.** `torch.compile` turns the objective (the model with its loss) and its backward pass into fewer,
+    larger kernels. Intermediate results are no longer written to memory and read again.
 
     **The numbers.** Tier B: fused kernels round in other places, and dropout draws other masks from the same seed.
 
-    **Sizes that vary.** Where the first batches differ in length, as sequences do that are padded to the longest, `fit`
-    compiles once for all lengths. With a plan of your own the first batch is compiled for its form, and a second
-    compilation holds for all lengths once another one comes. The smaller last batch of an epoch runs eagerly.
+    **Sizes that vary.** If the first batches differ in length, as sequences padded to the longest do, `fit` compiles
+    once for all lengths. With a plan of your own, the first compilation is for the shape of the first batch, and a
+    second one, for all lengths, follows when another length comes. The smaller last batch of an epoch runs eagerly.
 
     **What it needs.** A CUDA device or a CPU, with what the compiler needs there (Triton, a C++ compiler), no hooks on
-    the model, and an objective that uses the model that it is handed.
+    the model, and an objective that uses the model it is given.
 
-    **What it costs.** A compilation, from seconds to minutes: 15 seconds are expected, and a third of one for each
-    layer, or what it took before where PyTorch has cached it. `fit` begins one only where that is at most 3% of the
-    rest of the run; on a CPU it runs in a thread beside the training, on a GPU the training waits. A run of unknown
-    length is not compiled. `loop.tune` compiles in the foreground, where that may pay back in the run it is told of.
+    **What it costs.** A compilation, from seconds to minutes: hotloop expects 15 seconds and a third of one for each
+    layer, or the time it took before if PyTorch has cached it. `fit` compiles only if that is at most 3% of the rest of
+    the run; on a CPU in a background thread, on a GPU the training waits. A run of unknown length is not compiled.
+    `loop.tune` compiles in the foreground, if that may pay back in the run it is told of.
 
     **By hand.**
 
@@ -42,11 +42,11 @@ class CompileLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", compile="default"))
     ```
 
-    **How it is undone.** The compiled function is dropped; the model itself was never wrapped. Where the compiler fails
-    in a trial, the lever is dropped with its message.
+    **How it is undone.** hotloop drops the compiled function; the model itself was never wrapped. If the compiler fails
+    in a trial, hotloop drops the lever and gives its message.
 
-    **When it does not help.** In short runs. Where the step is one large matmul after another. Where the model branches
-    on its data.
+    **When it does not help.** In short runs. If the step is one large matmul after another. If the model branches on
+    its data.
 
     Measured by hand on an H200, on top of bf16: a small CNN from 386,000 to 572,000 images per second, ResNet-18 from
     53,000 to 67,300, a GPT of 124M parameters from 361,000 to 444,000 tokens per second.
@@ -55,7 +55,7 @@ class CompileLever(Lever):
     name = "compile"
     order = 140
     tier = "B"
-    what = "the forward and backward pass are fused into fewer kernels"
+    what = "`torch.compile` fuses the forward and backward pass into fewer kernels"
     cost = "a compilation"
     undo = "the compiled function is dropped"
 
@@ -70,9 +70,9 @@ class CompileLever(Lever):
 
 
 class CompileBlocksLever(Lever):
-    """**What it does.** [Compilation](compile.md) of what a model repeats, such as the blocks of a transformer: the
-    forward and backward pass of one block is compiled once, and all blocks of its class run that code. What lies
-    outside of the blocks (embeddings, the loss) runs eagerly.
+    """**What it does.** [Compiles](compile.md) the blocks that a model repeats, such as those of a transformer: the
+    forward and backward pass of one block is compiled once, and all blocks of its class run that code. Everything
+    outside the blocks (embeddings, the loss) runs eagerly.
 
     **The numbers.** Tier B, as with `compile`.
 
@@ -88,19 +88,19 @@ class CompileBlocksLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", compile="blocks"))
     ```
 
-    **How it is undone.** The blocks get their own `forward` back. While it is applied, a copy or a pickle of the model
-    has blocks that run eagerly, and its `state_dict` is the same.
+    **How it is undone.** hotloop restores the `forward` of the blocks. While the lever is applied, a copy or a pickle
+    of the model has eager blocks, and its `state_dict` is the same.
 
-    **When it does not help.** Where the time goes into what is not repeated. Where there are only two or three blocks,
-    and the whole model is compiled nearly as fast. Blocks in evaluation run eagerly.
+    **When it does not help.** If the time goes into layers that are not repeated. If there are only two or three
+    blocks: the whole model compiles nearly as fast. In evaluation, blocks run eagerly.
     """
 
     name = "compile blocks"
     order = 135
     tier = "B"
-    what = "the blocks that a model repeats are compiled, once for all of them"
+    what = "repeated blocks are compiled, once for all of them"
     cost = "a compilation"
-    undo = "the blocks get their own forward back"
+    undo = "the blocks' `forward` is restored"
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, compile="blocks", flipped=False)
@@ -245,17 +245,17 @@ def _why_not_compiled(target: LeverTarget) -> str | None:
 
 
 class MaxAutotuneLever(Lever):
-    """**What it does.** [Compilation](compile.md) with `mode="max-autotune-no-cudagraphs"`: for matmuls the compiler
-    also tries kernels of its own beside those of the libraries, and keeps the fastest. (hotloop captures CUDA graphs
-    itself, of whole steps.)
+    """**What it does.** [Compiles](compile.md) with `mode="max-autotune-no-cudagraphs"`: for matmuls the compiler also
+    tries its own kernels beside those of the libraries, and keeps the fastest. (hotloop captures CUDA graphs itself, of
+    whole steps.)
 
-    **The numbers.** Tier B, as with `compile`. Which kernel wins may differ from run to run.
+    **The numbers.** Tier B, as with `compile`. The fastest kernel may differ from run to run.
 
-    **What it needs.** A CUDA device, and `compile` kept before it. It is tried by `loop.tune` and `hotloop tune` only:
-    `fit` and `batches` do not try it by themselves.
+    **What it needs.** A CUDA device, and `compile` kept before it. Only `loop.tune` and `hotloop tune` try it: `fit`
+    and `batches` do not.
 
     **What it costs.** A long compilation: the tuner expects eight times that of `compile`, and a gain of 5% in speed.
-    So it is tried only for long runs.
+    So it tries this lever only for long runs.
 
     **By hand.**
 
@@ -263,16 +263,16 @@ class MaxAutotuneLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", compile="max-autotune"))
     ```
 
-    **How it is undone.** The compiled function is dropped.
+    **How it is undone.** hotloop drops the compiled function.
 
-    **When it does not help.** Where the kernels of the libraries are the best already, which for large matmuls is
-    common. In most runs: it has to win back minutes.
+    **When it does not help.** If the kernels of the libraries are the best already, which is common for large matmuls.
+    In most runs: it has to win back minutes.
     """
 
     name = "max-autotune"
     order = 150
     tier = "B"
-    what = "a compilation that also tries kernels for the matmuls"
+    what = "the compiler also tries its own kernels for matmuls"
     cost = "a long compilation"
     undo = "the compiled function is dropped"
     needs_cuda = True
@@ -286,4 +286,4 @@ class MaxAutotuneLever(Lever):
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if target.without_cuda:
             return target.without_cuda
-        return None if plan.compile == "default" else "the plain compilation was not kept"
+        return None if plan.compile == "default" else "`compile` was not kept"

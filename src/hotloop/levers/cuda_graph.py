@@ -19,19 +19,18 @@ MANY = 300  # batches of varying shapes, so that some come often: a shape is cap
 
 class GraphLever(Lever):
     """**What it does.** A step of a small model is hundreds of short kernels, and launching one from Python takes
-    longer than running it. The whole step, forward, backward and update, is captured once as a CUDA graph; from then on
-    one call replays it. [CUDA graphs](../cuda-graphs.md) tells what is captured and when.
+    longer than running it. hotloop captures the whole step (forward, backward and update) once as a CUDA graph; from
+    then on one call replays it. [CUDA graphs](../cuda-graphs.md) tells what is captured and when.
 
-    **The numbers.** Tier A: the same operations in the same order. The optimizer runs in the form that can be captured
-    (`capturable=True`; SGD with its fused kernel), which may round its last bits otherwise: to the bit it equals an
-    eager loop with the same flags.
+    **The numbers.** Tier A: the same operations in the same order. The optimizer runs in its capturable form
+    (`capturable=True`; SGD with its fused kernel), which may round its last bits differently: it equals an eager loop
+    with the same flags, to the bit.
 
     **What it needs.** A CUDA device; fp32 or bf16; an optimizer with `capturable`, or SGD; no hooks on the model or the
-    optimizer; and a step that does the same work every time and never synchronizes. On
-    [several ranks](../cuda-graphs.md#several-ranks): DDP over NCCL, and a plan that asks for it.
+    optimizer; and a step that does the same work every time and never synchronizes. On [several
+    ranks](../cuda-graphs.md#several-ranks): DDP over NCCL, and a plan that asks for it.
 
-    **What it costs.** A moment for the capture. The graph has a memory pool of its own: about what a step needs at its
-    peak.
+    **What it costs.** A moment for the capture. The graph has its own memory pool, of about the peak memory of a step.
 
     **By hand.**
 
@@ -39,15 +38,15 @@ class GraphLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", graph=1))
     ```
 
-    **How it is undone.** The graph is dropped, and the optimizer's flags are set back. Where you change what it froze,
-    such as modes, `requires_grad` or a number that the model reads, the step is
-    [captured again](../cuda-graphs.md#what-is-seen-later-and-what-is-not).
+    **How it is undone.** hotloop drops the graph and restores the optimizer's flags. If you change what the graph
+    froze, such as modes, `requires_grad` or a number that the model reads, the step is [captured
+    again](../cuda-graphs.md#what-is-seen-later-and-what-is-not).
 
-    **When it does not help.** Where a step is long: the launches are done before the kernels are. The tuner tries it
-    last where a step takes more than 0.1 s.
+    **When it does not help.** If a step is long: the launches are done before the kernels are. The tuner tries it last
+    if a step takes more than 0.1 s.
 
-    Measured by hand on an H200, resident data and a graph per step took an epoch of a small MLP from 0.036 s to
-    0.0011 s, and a small CNN from 63,900 to 321,000 images per second.
+    Measured by hand on an H200, resident data and a graph per step took an epoch of a small MLP from 0.036 s to 0.0011
+    s, and a small CNN from 63,900 to 321,000 images per second.
     """
 
     name = "graph"
@@ -59,8 +58,8 @@ class GraphLever(Lever):
     needs_cuda = True
     late_above = 0.1  # launches are a small part of a step that takes longer, and the graph would hold much memory
     rule = LeverRule(
-        f"an eager step takes less than {SHORT:.0f} s, there is room for the memory of the graph, and where shapes vary"
-        f" from batch to batch {MANY} of them come, so that shapes come again",
+        f"an eager step takes less than {SHORT:.0f} s, the device has memory for the graph, and, if shapes vary"
+        f" from batch to batch, {MANY} or more batches remain, so that shapes repeat",
         lambda facts: facts.step < SHORT and facts.has_room and (not facts.shapes_vary or facts.steps_left >= MANY),
         "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device; BERT on 64 batches of"
         " varying lengths was 1.92 times as fast as the tutorial's loop without a graph and 1.74 with it",
@@ -88,7 +87,7 @@ class GraphLever(Lever):
             if any(isinstance(group["lr"], Tensor) for group in optimizer.param_groups):
                 return f"the learning rate of {type(optimizer).__name__} is a tensor; a number is sent to each replay"
             if step_hooks(optimizer):
-                return f"{type(optimizer).__name__} has hooks, which a captured step would leave out"
+                return f"{type(optimizer).__name__} has hooks, which a captured step would skip"
         return target.why_hooks_are_lost("a captured step")
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
@@ -104,15 +103,15 @@ class GraphLever(Lever):
 
 class SeveralStepsLever(Lever):
     """**What it does.** With a graph per step, the host still gathers a batch, sends its learning rate and calls the
-    replay. For very small models that is longer than the step. So up to 16 steps go into one graph: it gathers its
-    batches by itself from the data on the device, and the host only sends the indices that the sampler drew and the
-    learning rates, once for all of them.
+    replay. For very small models that takes longer than the step. This lever captures up to 16 steps in one graph,
+    which gathers its batches from the data on the device. The host only sends the sampler's indices and the learning
+    rates, once for all of them.
 
     **The numbers.** Tier A: the same steps on the same batches with the same learning rates.
 
-    **What it needs.** A step that was [captured](graph.md), data that is [resident](resident.md), and `fit`: in a loop
-    of your own, `loop.step` takes one batch at a time. A `device_transform` becomes part of the graph. It is inspected
-    before; where it draws random numbers on the host or synchronizes, steps are captured one by one, with the transform
+    **What it needs.** A [captured](graph.md) step, data that is [resident](resident.md), and `fit`: in a loop of your
+    own, `loop.step` takes one batch at a time. A `device_transform` becomes part of the graph. hotloop inspects it
+    first; if it draws random numbers on the host or synchronizes, steps are captured one by one, with the transform
     outside.
 
     **What it costs.** A moment for the capture. Progress, Ctrl-C and the check of the loss come once per replay instead
@@ -125,13 +124,12 @@ class SeveralStepsLever(Lever):
     report = loop.fit(loader, epochs=100)
     ```
 
-    With `accumulate=k` the number is rounded down to whole accumulation windows. Full batches that are left over at the
-    end of an epoch go into a shorter graph; a smaller last one runs by itself.
+    With `accumulate=k` the number is rounded down to whole accumulation windows. Full batches left over at the end of
+    an epoch go into a shorter graph; a smaller last one runs by itself.
 
-    **How it is undone.** The graph is dropped. Where several steps cannot be captured, `fit` goes on with one at a
-    time.
+    **How it is undone.** hotloop drops the graph. If several steps cannot be captured, `fit` captures one at a time.
 
-    **When it does not help.** Where a step takes longer than its launch.
+    **When it does not help.** If a step takes longer than its launch.
 
     Measured by hand on an H200, an epoch of a small MLP took 0.00109 s with a graph per step and 0.00067 s with one
     graph for the whole epoch.

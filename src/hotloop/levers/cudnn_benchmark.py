@@ -18,25 +18,24 @@ CANDIDATES, USUAL = 4, 10  # that cuDNN tries for each shape; PyTorch's default
 
 class CudnnBenchmarkLever(Lever):
     """**What it does.** cuDNN has several algorithms for a convolution. With `torch.backends.cudnn.benchmark` it tries
-    them the first time it meets a shape and keeps the fastest, where else it goes by a heuristic.
+    them the first time it meets a shape and keeps the fastest; otherwise it uses a heuristic.
 
-    PyTorch caches cuDNN's algorithm per shape for as long as the process lives, however it was found: a shape that has
-    run once without the switch is not searched for when the switch is turned on later. The cache tells algorithms apart
-    by whether TF32 is allowed for convolutions, which changes nothing in bf16 and fp16. There the lever turns TF32 off
-    for convolutions as well, inside the step, so that every shape is searched for; what little such a model convolves
-    in fp32 is then computed without it. In fp32, or where you have turned TF32 off yourself, it only helps shapes that
-    are new.
+    PyTorch caches cuDNN's algorithm per shape for the life of the process, however it was found: for a shape that has
+    run once without the switch, there is no search when the switch is turned on later. The cache key includes whether
+    TF32 is allowed for convolutions, which changes nothing in bf16 and fp16. There, the lever also turns TF32 off for
+    convolutions inside the step, so cuDNN searches for every shape; the few fp32 convolutions of such a model then run
+    without TF32. In fp32, or if you have turned TF32 off yourself, it only helps new shapes.
 
-    **The numbers.** Tier B: another algorithm adds in another order. Which one wins may differ from run to run, and so
+    **The numbers.** Tier B: another algorithm adds in another order. The fastest one may differ from run to run, and so
     may the last bits.
 
-    **What it needs.** A CUDA device and a two-dimensional convolution in the model. The tuner leaves it alone where you
-    have set the switch yourself.
+    **What it needs.** A CUDA device and a two-dimensional convolution in the model. If you have set the switch
+    yourself, the tuner leaves it alone.
 
-    **What it costs.** 0.1 to 0.2 s for each convolution of the model, and the memory of the largest algorithm that is
-    tried. Four candidates are tried for each shape where PyTorch's default is ten, which take up to five times as long
-    and were 1.5% faster at best; another number in `torch.backends.cudnn.benchmark_limit` is respected. While it
-    trains, a run begins the search only if it is expected to hold up the rest by less than 3%.
+    **What it costs.** 0.1 to 0.2 s for each convolution of the model, and the memory of the largest algorithm tried.
+    hotloop tries four candidates for each shape; PyTorch's default of ten takes up to five times as long and was 1.5%
+    faster at best. Another number in `torch.backends.cudnn.benchmark_limit` is respected. During training, a run begins
+    the search only if hotloop expects it to delay the rest by less than 3%.
 
     **By hand.**
 
@@ -44,19 +43,19 @@ class CudnnBenchmarkLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", cudnn_benchmark=True))
     ```
 
-    **How it is undone.** The switch is on only inside a step and is set back after each one: the rest of your program
-    does not see it.
+    **How it is undone.** The switch is on only inside a step; hotloop restores it after each one, so the rest of your
+    program does not see it.
 
-    **When it does not help.** Where the heuristic was right. Where shapes change from batch to batch: each new one is
-    tried again.
+    **When it does not help.** If the heuristic was right. If shapes change from batch to batch: cuDNN searches again
+    for each new one.
     """
 
     name = "cudnn benchmark"
     order = 110
     tier = "B"
-    what = "the fastest algorithm of each convolution is found by trying"
+    what = "cuDNN tries its algorithms for each convolution and keeps the fastest"
     cost = "a moment"
-    undo = "the switch is set back after each step"
+    undo = "the switch is restored after each step"
     needs_cuda = True
 
     def pull(self, plan: Plan) -> Plan:

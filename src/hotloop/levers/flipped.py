@@ -18,19 +18,18 @@ AT_ONCE = 32 * 2**20  # bytes of unfolded input in one matmul
 
 
 class FlippedLever(Lever):
-    """**What it does.** The gradient that a convolution of stride 1 passes to its input is a convolution too: of the
-    gradient of its output, with the weights flipped and their two channel dimensions exchanged. PyTorch calls the
-    backward pass of its library for it. On some CPUs that is much slower than the forward pass of the same size, so
-    hotloop calls the forward pass. The gradient of the weights is computed as a matmul: all places of the output, times
-    the pixels that the weights have seen at each.
+    """**What it does.** The input gradient of a convolution of stride 1 is a convolution too: of the gradient of its
+    output, with the weights flipped and their two channel dimensions exchanged. PyTorch calls its library's backward
+    pass for it. On some CPUs that is much slower than a forward pass of the same size, so hotloop calls the forward
+    pass. It computes the weight gradient as a matmul: all positions of the output, times the input window at each.
 
     **The numbers.** Tier B: the same products are added in another order.
 
-    **What it needs.** A CPU, fp32, and an `nn.Conv2d` of stride 1 without dilation, groups or padding by other than
-    zeros; other layers compute as before. It is not combined with a compilation.
+    **What it needs.** A CPU, fp32, and an `nn.Conv2d` of stride 1 without dilation or groups and with zero padding
+    only; other layers compute as before. It is not combined with a compilation.
 
-    **What it costs.** The flipped weights are copied in each step, and what they have seen in parts of 32 MiB; both are
-    little beside the convolution.
+    **What it costs.** Copies of the flipped weights in each step, and of the input windows in parts of 32 MiB; both are
+    small beside the convolution.
 
     **By hand.**
 
@@ -38,11 +37,11 @@ class FlippedLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cpu", flipped=True, channels_last=True))
     ```
 
-    **How it is undone.** The layers get their own `forward` back.
+    **How it is undone.** hotloop restores the `forward` of the layers.
 
-    **When it does not help.** Where the library's backward passes are as good as its forward pass: on GPUs, and on many
-    x86 processors. On two ARM cores, in channels last, the input's gradient of a layer from 64 to 128 channels took
-    35 ms instead of 73, and the gradient of its weights 40 ms instead of 56.
+    **When it does not help.** If the library's backward passes are as good as its forward pass: on GPUs, and on many
+    x86 processors. On two ARM cores, in channels last, the input gradient of a layer from 64 to 128 channels took 35 ms
+    instead of 73, and its weight gradient 40 ms instead of 56.
     """
 
     name = "flipped"
@@ -50,7 +49,7 @@ class FlippedLever(Lever):
     tier = "B"
     what = "gradients of convolutions are computed as convolutions with flipped weights"
     cost = "nothing"
-    undo = "the layers compute as before"
+    undo = "the layers' `forward` is restored"
     rule = LeverRule(
         "an ARM CPU trains convolutions of stride 1",
         lambda facts: platform.machine().lower() in ("aarch64", "arm64"),

@@ -9,21 +9,20 @@ from hotloop.plan import Plan
 
 
 class Fp16Lever(Lever):
-    """**What it does.** The same as [bf16](bf16.md) in float16, for GPUs that have no bf16 arithmetic. Small gradients
-    would vanish in float16, so a `GradScaler` scales the loss up before the backward pass and the gradient down after
-    it.
+    """**What it does.** Does the same as [bf16](bf16.md) in float16, for GPUs without bf16 arithmetic. Small gradients
+    would underflow in float16, so a `GradScaler` scales the loss up before the backward pass and the gradient down
+    after it.
 
-    **The numbers.** Tier B: 10 bits of mantissa, but nothing above 65,504. A gradient that overflows is not used: that
-    update is skipped, the scale backs off, and `loop.skipped` counts it. A skipped update does not advance the
-    scheduler.
+    **The numbers.** Tier B: 10 bits of mantissa, but nothing above 65,504. If a gradient overflows, that update is
+    skipped, the scale backs off, and `loop.skipped` counts it. A skipped update does not advance the scheduler.
 
-    **What it needs.** A CUDA GPU. `loop.tune` and `hotloop tune` try it with `precision="auto"`, the default, on
-    those of compute capability 7.x: older ones are not fast at it, newer ones have bf16. `fit` does not: ask for it
-    with `precision="fp16"`.
+    **What it needs.** A CUDA GPU. `loop.tune` and `hotloop tune` try it with `precision="auto"`, the default, on those
+    of compute capability 7.x: older ones are not fast at it, newer ones have bf16. `fit` does not: ask for it with
+    `precision="fp16"`.
 
     **What it costs.** Nothing to pull. The scaler reads a number from the device in each update, so the host
-    synchronizes there, and the step cannot be captured as a [graph](graph.md). The graph is tried first; where it was
-    kept, fp16 is dropped.
+    synchronizes there, and the step cannot be captured as a [graph](graph.md). The tuner tries the graph first; if it
+    keeps the graph, it drops fp16.
 
     **By hand.**
 
@@ -31,7 +30,7 @@ class Fp16Lever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", precision="fp16"))
     ```
 
-    **How it is undone.** Autocast is left off, and there is no scaler.
+    **How it is undone.** Autocast stays off, and there is no scaler.
 
     **When it does not help.** On GPUs with bf16, which is as fast and needs no scaler. On small models, where the
     synchronization costs more than the arithmetic gives.
@@ -40,9 +39,9 @@ class Fp16Lever(Lever):
     name = "fp16"
     order = 80
     tier = "B"
-    what = "the same in float16, with a scaler"
+    what = "forward and backward pass run in float16 autocast, with a GradScaler"
     cost = "nothing"
-    undo = "autocast is left off"
+    undo = "autocast stays off"
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, precision="fp16")

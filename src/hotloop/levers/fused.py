@@ -19,10 +19,10 @@ class FusedLever(Lever):
     """**What it does.** An optimizer in its plain form launches several kernels for each group of weights. The fused
     one reads and writes each weight once, in one kernel for many tensors.
 
-    **The numbers.** Tier B: the same formula in another order of operations, so that the last bits may differ.
+    **The numbers.** Tier B: the same formula in another order of operations, so the last bits may differ.
 
     **What it needs.** Adam, AdamW, Adagrad or SGD of PyTorch, or any optimizer with a `fused` flag, over plain
-    floating-point weights without gaps in memory, unlike slices of other tensors. On a CPU too.
+    floating-point weights without gaps in memory, unlike slices of other tensors. It works on a CPU too.
 
     **What it costs.** Nothing to pull.
 
@@ -32,14 +32,13 @@ class FusedLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", fused=True))
     ```
 
-    An optimizer that was built with `fused=True` is fused already; leave it out of the plan then. One that has no such
-    kernel is refused, with the reason.
+    An optimizer built with `fused=True` is fused already; leave it out of the plan then. One without such a kernel is
+    an error that gives the reason.
 
-    **How it is undone.** The optimizer's flag is set back, and its step counts go back to the host. Its state stays
-    valid: it is the same in both forms.
+    **How it is undone.** hotloop restores the optimizer's flag and moves its step counts back to the host. The
+    optimizer's state stays valid: it is the same in both forms.
 
-    **When it does not help.** Where the update is a small part of the step. In a captured step the launches that it
-    saves are saved already.
+    **When it does not help.** If the update is a small part of the step. A captured step has no launches left to save.
 
     Measured by hand on an H200, it took a GPT of 124M parameters in bf16 from 348,000 to 361,000 tokens per second.
     """
@@ -49,9 +48,9 @@ class FusedLever(Lever):
     tier = "B"
     what = "one kernel updates all weights"
     cost = "nothing"
-    undo = "the optimizer's flag is set back"
+    undo = "the optimizer's flag is restored"
     rule = LeverRule(
-        "the optimizer has such a kernel",
+        "the optimizer has a fused kernel",
         lambda facts: True,
         "H200: a GPT of 124M parameters went from 348,000 to 361,000 tokens/s; on a CPU, Adam updates an MLP 2 to 4"
         " times as fast",

@@ -18,15 +18,15 @@ _TOLD: dict[type[nn.Module], tuple[str, int]] = {
 
 class GivenMasksLever(Lever):
     """**What it does.** `nn.TransformerEncoder` and `nn.TransformerDecoder`, and `nn.Transformer`, which is made of
-    both, compare a mask that they are given with the causal one, since attention needs no mask then. The host waits for
-    the answer in every forward pass, and a step that waits cannot be captured as a CUDA graph. With this lever they are
-    told `is_causal=False`, as you may do yourself, and attention uses the mask that is there.
+    both, compare a given mask with the causal one, since attention needs no mask then. The comparison synchronizes in
+    every forward pass, and a step that synchronizes cannot be captured as a CUDA graph. This lever passes
+    `is_causal=False`, as you may do yourself, and attention uses the mask it is given.
 
-    **The numbers.** Tier B: attention may be computed by another kernel, which adds in another order.
+    **The numbers.** Tier B: attention may use another kernel, which adds in another order.
 
-    **What it needs.** A CUDA device, one of these two layers, and a call that leaves `is_causal` open.
+    **What it needs.** A CUDA device, one of these two layers, and a call that does not set `is_causal`.
 
-    **What it costs.** Nothing to pull. Attention reads the mask, which is little beside what the wait costs.
+    **What it costs.** Nothing to pull. Attention reads the mask, which costs little beside the synchronization.
 
     **By hand.**
 
@@ -34,23 +34,23 @@ class GivenMasksLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", levers=("given masks",)))
     ```
 
-    **How it is undone.** The layers get their own `forward` back.
+    **How it is undone.** hotloop restores the `forward` of the layers.
 
-    **When it does not help.** Where long sequences are attended to causally and attention takes most of the step: pass
-    `is_causal=True` there, and nothing is compared either.
+    **When it does not help.** If causal attention over long sequences takes most of the step: pass `is_causal=True`
+    there, which avoids the comparison too.
     """
 
     name = "given masks"
     order = 78
     tier = "B"
-    what = "transformer layers use masks as they are given, without a look at them on the device"
+    what = "transformer layers use their masks without comparing them on the device"
     cost = "nothing"
-    undo = "the layers compute as before"
+    undo = "the layers' `forward` is restored"
     needs_cuda = True
     rule = LeverRule(
         "the model has `nn.TransformerEncoder` or `nn.TransformerDecoder`",
         lambda facts: True,
-        "H200: with it `nn.Transformer` is captured; a run of 5 s took 2.2 s, and 5.5 s before",
+        "H200: with it `nn.Transformer` is captured; a run of 5 s took 2.2 s instead of 5.5",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:

@@ -12,28 +12,27 @@ from hotloop.plan import Plan
 
 
 class KernelsLever(Lever):
-    """**What it does.** Once convolutions run on tensor cores, most of a step goes into what lies between them: each
-    `BatchNorm2d`, `GroupNorm`, bias, activation, sum and `MaxPool2d` reads all activations from memory and writes them
-    again, and PyTorch's kernels for bf16 with channels together are far from the memory's speed. With this lever a
-    layer's output is not computed at once. What comes after it (ReLU, leaky ReLU, GELU or SiLU; a residual, or a number
-    for each image and channel, that is added; the largest of windows that do not overlap) becomes part of the same
-    kernel, as modules or as functions, in whatever order your `forward` calls them. Whatever else uses the output gets
-    an ordinary tensor.
+    """**What it does.** Once convolutions run on tensor cores, most of a step goes into the operations between them:
+    each `BatchNorm2d`, `GroupNorm`, bias, activation, sum and `MaxPool2d` reads all activations from memory and writes
+    them again, and PyTorch's kernels for bf16 in channels_last are far from memory bandwidth. This lever defers a
+    layer's output: what follows (ReLU, leaky ReLU, GELU or SiLU; the addition of a residual, or of a number for each
+    image and channel; max pooling over windows that do not overlap) becomes part of the same kernel, as modules or as
+    functions, in whatever order your `forward` calls them. Whatever else uses the output gets an ordinary tensor.
 
-    **The numbers.** Tier B: between normalisation, activation and sum nothing is rounded to two bytes, and sums are
-    made in another order, which is always the same one: two runs give the same bits. Pooling alone is PyTorch's to the
-    bit. A convolution's bias before a `BatchNorm2d` is left out, since the normalisation takes it away again; its
-    gradient is zero, where PyTorch's is rounding noise. A `GroupNorm` gives bf16 or fp16, rounded once after its
-    activation, where autocast gives fp32.
+    **The numbers.** Tier B: nothing is rounded to two bytes between normalisation, activation and sum, and sums are
+    made in another order, but always the same: two runs give the same bits. Pooling alone equals PyTorch's to the bit.
+    A convolution's bias before a `BatchNorm2d` is left out, since the normalisation cancels it; its gradient is zero,
+    where PyTorch's is rounding noise. A `GroupNorm` gives bf16 or fp16, rounded once after its activation, where
+    autocast gives fp32.
 
     **What it needs.** An NVIDIA GPU of compute capability 8.0 or later, bf16 or fp16, channels_last, and channels in
-    multiples of 8. It is proposed where the step is captured as a CUDA graph: from Python a kernel of hotloop's takes
-    longer to launch than one of PyTorch's. Layers of derived classes, in evaluation, in other formats or under
-    activation checkpointing compute as before. A second derivative (a gradient penalty) and an autograd Function of
-    your own that takes a layer's output directly end in an error; the tuner drops the lever then, with the reason.
+    multiples of 8. It is proposed only if the step is captured as a CUDA graph: from Python, hotloop's kernels take
+    longer to launch than PyTorch's. Layers of derived classes, in evaluation, in other formats or under activation
+    checkpointing compute as before. A second derivative (a gradient penalty), or an autograd Function of your own that
+    takes a layer's output directly, is an error; the tuner then drops the lever and gives the reason.
 
-    **What it costs.** Less than half a second, once: the kernels are compiled by NVRTC, which comes with PyTorch, in
-    processes beside one another, and kept in hotloop's cache.
+    **What it costs.** Less than half a second, once: NVRTC, which comes with PyTorch, compiles the kernels in parallel
+    processes, and hotloop caches them.
 
     **By hand.**
 
@@ -42,10 +41,10 @@ class KernelsLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** The layers get their own `forward` back.
+    **How it is undone.** hotloop restores the `forward` of the layers.
 
-    **When it does not help.** Where convolutions take nearly all of the step. Where the model is compiled: then the
-    compiler does the same, and this lever does nothing.
+    **When it does not help.** If convolutions take nearly all of the step. If the model is compiled: the compiler does
+    the same, and this lever does nothing.
     """
 
     name = "kernels"
@@ -53,21 +52,21 @@ class KernelsLever(Lever):
     tier = "B"
     what = "normalisation, bias, activation, sum and pooling between convolutions are one kernel each way"
     cost = "a moment"
-    undo = "the layers compute as before"
+    undo = "the layers' `forward` is restored"
     needs_cuda = True
     for_captures = True
     rule = LeverRule(
-        "the step is in half precision with channels together, and batches or images are normalised or pooled",
+        "the step is in half precision and channels_last, and has BatchNorm2d, GroupNorm or MaxPool2d",
         lambda facts: facts.is_heavy,
         "H200 in bf16, a captured step: small CNN 0.40 ms instead of 0.85, ResNet-18 at 32² 3.87 instead of 4.90,"
-        " airbench's network 2.76 instead of 4.12, a UNet with GroupNorm 13.1 instead of 31.3 with channels apart",
+        " airbench's network 2.76 instead of 4.12, a UNet with GroupNorm 13.1 instead of 31.3 without channels_last",
     )
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if why := target.why_no_own_kernels(plan):
             return why
         if not plan.channels_last:
-            return "the channels of a pixel do not lie together"
+            return "the model is not in channels_last"
         if not _is_worth_it(target.model):
             return "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
         return why_no_kernels(target.device)  # the last, since it loads the compiler

@@ -7,15 +7,15 @@ from hotloop.plan import Plan
 
 
 class PinnedMemoryLever(Lever):
-    """**What it does.** A GPU can copy from pinned memory by itself, so the host need not stay for the copy. The loader
-    is read through a twin with `pin_memory=True`, whose thread does the pinning.
+    """**What it does.** A GPU copies from pinned memory by itself, so the copy does not block the host. hotloop reads
+    the loader through a twin with `pin_memory=True`, whose thread does the pinning.
 
     **The numbers.** Tier A: the same batches.
 
     **What it needs.** A CUDA device, a plain `DataLoader` that does not pin yet, and data that is not resident. Other
     iterables are read as they are.
 
-    **What it costs.** Nothing to pull. The batches that are under way hold host memory that cannot be swapped out.
+    **What it costs.** Nothing to pull. Batches in flight hold host memory that cannot be swapped out.
 
     **By hand.**
 
@@ -23,19 +23,19 @@ class PinnedMemoryLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", stream="direct", pinned=True))
     ```
 
-    On a device other than CUDA a plan with it is refused. `loop.tune` times it for a plain `DataLoader` with a
-    sampler of PyTorch, which it can read again without a trace. `fit` and `batches` do not: ask for it as above.
+    On a device other than CUDA, a plan with it is an error. `loop.tune` times it for a plain `DataLoader` with a
+    PyTorch sampler, which it can read again without side effects. `fit` and `batches` do not: ask for it as above.
 
-    **How it is undone.** The loader is read as it is; the one that you hold was never changed.
+    **How it is undone.** The loader is read as it is; hotloop never changed yours.
 
-    **When it does not help.** Where a step waits for the loading itself: pinning is one more copy on the host. Where
-    batches are small.
+    **When it does not help.** If a step waits for the loading itself: pinning is one more copy on the host. If batches
+    are small.
     """
 
     name = "pinned memory"
     order = 20
     tier = "A"
-    what = "the loader's batches lie where the GPU can copy them by itself"
+    what = "batches are in pinned memory, so copies do not block the host"
     cost = "nothing"
     undo = "the loader is read as it is"
     needs_cuda = True
@@ -53,8 +53,8 @@ class PinnedMemoryLever(Lever):
 
 
 class PrefetchLever(Lever):
-    """**What it does.** Two batches are copied ahead on a side stream while the present one computes. The device waits
-    for a copy that is not done; the host does not.
+    """**What it does.** Copies two batches ahead on a side stream while the current one computes. The device waits for
+    an unfinished copy; the host does not.
 
     **The numbers.** Tier A: the same batches in the same order.
 
@@ -69,14 +69,14 @@ class PrefetchLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", stream="prefetched", pinned=True))
     ```
 
-    With `pinned=True` a thread of the loader does the pinning; without it, the thread that trains does.
+    With `pinned=True` a thread of the loader does the pinning; without it, the training thread does.
     `hotloop.stream(loader, device, "prefetched")` is the same in a loop of your own. `loop.tune` times it under the
     same condition as [pinned memory](pinned-memory.md).
 
-    **How it is undone.** Batches are copied when their turn comes: `stream="direct"`.
+    **How it is undone.** Each batch is copied when its step needs it: `stream="direct"`.
 
-    **When it does not help.** It hides the copy, not the loading: where the loader is slow, the step still waits for
-    it. Where batches are small, there is nothing to hide.
+    **When it does not help.** It hides the copy, not the loading: if the loader is slow, the step still waits for it.
+    If batches are small, there is nothing to hide.
     """
 
     name = "prefetch"
@@ -84,7 +84,7 @@ class PrefetchLever(Lever):
     tier = "A"
     what = "the next batches are copied while this one computes"
     cost = "nothing"
-    undo = "batches are copied when their turn comes"
+    undo = "each batch is copied when its step needs it"
     needs_cuda = True
 
     def pull(self, plan: Plan) -> Plan:

@@ -7,8 +7,8 @@ from hotloop.plan import Plan
 
 
 class ResidentLever(Lever):
-    """**What it does.** All items are copied to the device once, and each batch is gathered there. A step then copies
-    only the indices of its items: nothing is collated on the host and no data crosses the bus.
+    """**What it does.** Copies all items to the device once and gathers each batch there. A step then copies only the
+    indices of its items: nothing is collated on the host, and no data crosses the bus.
 
     **The numbers.** Tier A: the batches are exactly those of the DataLoader, in its order, from its sampler and its
     generator, and the rng state afterwards is the same.
@@ -17,12 +17,12 @@ class ResidentLever(Lever):
     same tensors: a `TensorDataset`, a `Subset` of one, or a dataset with `resident = True`. On a GPU, all of it must
     fit into half of the free memory.
 
-    **When the data changes.** A write that PyTorch counts (`tensor[3] = 0`) is seen by the next epoch at the latest,
-    and so is one that it does not count, through NumPy or `.data`; the data is copied again then. Tensors and arrays of
-    up to 512 KiB are compared as a whole for that, larger ones in 1,024 places of 256 bytes that are spread over them,
-    which takes a few tenths of a millisecond. So a change of a few rows among many thousands may be missed, as is one
-    of a tensor that is on a GPU already and goes past PyTorch's counter. `resident = True` is a promise: of such a
-    dataset, tensors and arrays among its attributes are looked at, and nothing else.
+    **When the data changes.** hotloop sees a write that PyTorch counts (`tensor[3] = 0`), and one that it does not
+    count (through NumPy or `.data`), by the next epoch at the latest, and copies the data again. It compares tensors
+    and arrays of up to 512 KiB as a whole, larger ones in 1,024 places of 256 bytes spread over them, which takes a few
+    tenths of a millisecond. So it may miss a change of a few rows among many thousands, and a write to a tensor already
+    on a GPU that bypasses PyTorch's counter. `resident = True` is a promise: of such a dataset, hotloop checks tensors
+    and arrays among its attributes, and nothing else.
 
     **What it costs.** One copy of the dataset, and the memory for it.
 
@@ -32,13 +32,13 @@ class ResidentLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", stream="resident"))
     ```
 
-    A loader whose data cannot live on the device is then refused, with the reason. `stream="auto"`, the default, takes
-    it where it can and goes on without it elsewhere.
+    A loader whose data cannot live on the device is then an error that gives the reason. `stream="auto"`, the default,
+    uses it if it can and continues without it otherwise.
 
-    **How it is undone.** With `stream="direct"` or `plan="plain"` the loader is read again.
+    **How it is undone.** With `stream="direct"` or `plan="plain"`, hotloop reads the loader again.
 
-    **When it does not help.** Where a step takes much longer than loading its batch. And a dataset that augments at
-    random is never kept: augment on the device instead, with `device_transform=`.
+    **When it does not help.** If a step takes much longer than loading its batch. A dataset that augments at random is
+    never kept on the device: augment there instead, with `device_transform=`.
     """
 
     name = "resident"

@@ -29,20 +29,20 @@ _CLOSE = 1e-5
 
 
 class RMSNormLever(Lever):
-    """**What it does.** Llama, Mistral, Qwen, T5 and their kin divide activations by their root mean square. In
+    """**What it does.** Llama, Mistral, Qwen, T5 and similar models divide activations by their root mean square. In
     `transformers` that layer is written out: a cast, a square, a mean, a root, two products, each a kernel of its own
     over all activations, and twice as many in the backward pass. With this lever such a layer calls PyTorch's
-    `rms_norm`, which is one kernel each way. In half precision its output is given in bf16 or fp16 at once: the linear
-    layers after it would each make that copy for themselves.
+    `rms_norm`, which is one kernel each way. In half precision it returns bf16 or fp16 directly; otherwise each linear
+    layer after it would make that copy itself.
 
-    **The numbers.** Tier B: sums are made in another order, and where several layers read the output, their gradients
-    are added in half precision.
+    **The numbers.** Tier B: sums are made in another order, and if several layers read the output, their gradients are
+    added in half precision.
 
     **What it needs.** A CUDA device, a PyTorch that has that kernel, and a layer of any library or of your own that has
     a `weight` and an epsilon (`variance_epsilon`, `eps` or `epsilon`) and no other state. Its name does not matter: for
     two random inputs and weights it must give what `rms_norm` gives. `nn.RMSNorm` calls the kernel already.
 
-    **What it costs.** Nothing to pull: a layer of each class is tried on two small inputs.
+    **What it costs.** Nothing to pull: hotloop tries a layer of each class on two small inputs.
 
     **By hand.**
 
@@ -50,20 +50,20 @@ class RMSNormLever(Lever):
     loop = hotloop.Loop(model, optimizer, plan=hotloop.Plan("cuda", levers=("rms norm",)))
     ```
 
-    **How it is undone.** The layers get their own `forward` back.
+    **How it is undone.** hotloop restores the `forward` of the layers.
 
-    **When it does not help.** Where the model is compiled: the compiler fuses those operations by itself.
+    **When it does not help.** If the model is compiled: the compiler fuses those operations itself.
     """
 
     name = "rms norm"
     order = 95
     tier = "B"
-    what = "layers that divide by the root mean square are one kernel each way"
+    what = "RMSNorm layers are one kernel each way"
     cost = "nothing"
-    undo = "the layers compute as before"
+    undo = "the layers' `forward` is restored"
     needs_cuda = True
     rule = LeverRule(
-        "the model has such layers, written out",
+        "the model has RMSNorm layers that are written out",
         lambda facts: True,
         "H200 in bf16, a captured step of a Llama with 120 million parameters: 15.8 ms instead of 18.8",
     )
@@ -72,8 +72,8 @@ class RMSNormLever(Lever):
         if target.without_cuda:
             return target.without_cuda
         if not has_fused_rms_norm():
-            return "this PyTorch has no such kernel"
-        return None if any(written_out(target.model)) else "the model has no such layer, or it is one kernel already"
+            return "this PyTorch has no fused kernel for rms_norm"
+        return None if any(written_out(target.model)) else "the model has no RMSNorm layer that is written out"
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
         for layer, eps in list(written_out(model)):

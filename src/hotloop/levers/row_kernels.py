@@ -15,23 +15,22 @@ MANY = 8  # normalisations and biases: that of a classifier's last layer alone i
 
 class RowKernelsLever(Lever):
     """**What it does.** Once the matmuls of a transformer run on tensor cores, much of a step goes into sums over all
-    rows of a batch: the gradient of each linear layer's bias, and those of each `LayerNorm`'s weight and bias. The
-    kernels of PyTorch take several times as long for them as the memory would need. With this lever they run at its
-    speed, a `LayerNorm`'s backward pass is one kernel instead of two, and its output is written in two bytes as well,
-    where a linear layer takes it: autocast would make that copy afterwards.
+    rows of a batch: the gradient of each linear layer's bias, and those of each `LayerNorm`'s weight and bias.
+    PyTorch's kernels take several times as long for them as memory bandwidth allows. hotloop's kernels run at that
+    bandwidth, a `LayerNorm`'s backward pass is one kernel instead of two, and if a linear layer takes its output, the
+    kernel writes it in two bytes as well: autocast would make that copy afterwards.
 
-    **The numbers.** Tier B: sums are made in another order, which is always the same one: two runs give the same bits.
-    The gradient of a bias is summed in fp32 and stays in it, where autocast rounds it to two bytes.
+    **The numbers.** Tier B: sums are made in another order, but always the same: two runs give the same bits. The
+    gradient of a bias is summed in fp32 and stays in it, where autocast rounds it to two bytes.
 
-    **What it needs.** An NVIDIA GPU of compute capability 8.0 or later, bf16 or fp16, a step that is captured as a CUDA
-    graph, and a model that calls `F.layer_norm` over the last dimension (at most 8,192, a multiple of 8), or `F.linear`
-    or `torch.addmm` with a bias (in multiples of 8), by whatever layer: those of `torch.nn`, of other libraries, your
-    own. What `nn.MultiheadAttention` calls inside, and what activation checkpointing computes again, is computed as
-    before. A second derivative through a normalisation ends in an error; the tuner drops the lever then, with the
-    reason.
+    **What it needs.** An NVIDIA GPU of compute capability 8.0 or later, bf16 or fp16, a step captured as a CUDA graph,
+    and a model that calls `F.layer_norm` over the last dimension (at most 8,192, a multiple of 8), or `F.linear` or
+    `torch.addmm` with a bias (in multiples of 8), from any layer: those of `torch.nn`, of other libraries, your own.
+    Calls inside `nn.MultiheadAttention`, and the second forward of activation checkpointing, compute as before. A
+    second derivative through a normalisation is an error; the tuner then drops the lever and gives the reason.
 
-    **What it costs.** Less than half a second, once: the kernels are compiled by NVRTC, which comes with PyTorch, in
-    processes beside one another, and kept in hotloop's cache.
+    **What it costs.** Less than half a second, once: NVRTC, which comes with PyTorch, compiles the kernels in parallel
+    processes, and hotloop caches them.
 
     **By hand.**
 
@@ -40,23 +39,23 @@ class RowKernelsLever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=plan)
     ```
 
-    **How it is undone.** The functions are PyTorch's again after each step.
+    **How it is undone.** hotloop restores PyTorch's functions after each step.
 
-    **When it does not help.** Where matmuls take nearly all of the step, as with wide layers and few rows. Where shapes
-    vary, so that many steps run eagerly: from Python these kernels take longer to launch than PyTorch's. Where the
-    model is compiled: then the compiler does the same, and this lever does nothing.
+    **When it does not help.** If matmuls take nearly all of the step, as with wide layers and few rows. If shapes vary,
+    so that many steps run eagerly: from Python these kernels take longer to launch than PyTorch's. If the model is
+    compiled: the compiler does the same, and this lever does nothing.
     """
 
     name = "row kernels"
     order = 106
     tier = "B"
-    what = "layer normalisation and the gradients of biases are computed by kernels of hotloop's own"
+    what = "hotloop's own kernels compute layer normalisation and the gradients of biases"
     cost = "a moment"
-    undo = "the functions are PyTorch's after each step"
+    undo = "PyTorch's functions are restored after each step"
     needs_cuda = True
     for_captures = True
     rule = LeverRule(
-        f"the step is in half precision, rows are normalised or get biases {MANY} times or more, and shapes do not vary"
+        f"the step is in half precision, normalises rows or adds biases {MANY} times or more, and shapes do not vary"
         " from batch to batch",
         lambda facts: facts.is_heavy and facts.row_sums >= MANY and not facts.shapes_vary,
         "H200 in bf16, a captured step: timm's ViT-tiny 9.4 ms instead of 15.0, a GPT without biases 39.2 instead of"

@@ -12,14 +12,13 @@ from hotloop.plan import Plan
 
 
 class Tf32Lever(Lever):
-    """**What it does.** Matmuls in fp32 read their inputs with 10 bits of mantissa, which lets them run on tensor
-    cores. They still add in fp32, and everything else is as it was. (Convolutions may use TF32 in PyTorch from the
-    start.)
+    """**What it does.** Matmuls in fp32 read their inputs with 10 bits of mantissa, so they run on tensor cores. They
+    still add in fp32, and nothing else changes. (Convolutions may use TF32 in PyTorch from the start.)
 
     **The numbers.** Tier B: inputs of matmuls are rounded to the mantissa of fp16, with the range of fp32.
 
     **What it needs.** A GPU of compute capability 8.0 or newer, and fp32 as the precision of the plan. The tuner leaves
-    it alone where you asked for a precision, `precision="fp32"` included, or have set that of matmuls yourself.
+    it alone if you asked for a precision, `precision="fp32"` included, or have set that of matmuls yourself.
 
     **What it costs.** Nothing.
 
@@ -29,11 +28,11 @@ class Tf32Lever(Lever):
     loop = hotloop.Loop(model, optimizer, loss, plan=hotloop.Plan("cuda", tf32=True))
     ```
 
-    **How it is undone.** `torch.set_float32_matmul_precision` is `"high"` only inside a step and is set back after each
-    one.
+    **How it is undone.** `torch.set_float32_matmul_precision` is `"high"` only inside a step; hotloop restores it after
+    each one.
 
-    **When it does not help.** Where bf16 was kept: then few matmuls are left in fp32, and it is not tried. Where
-    matmuls are a small part of the step.
+    **When it does not help.** If bf16 was kept: few matmuls are left in fp32, and it is not tried. If matmuls are a
+    small part of the step.
 
     Measured by hand on an H200, it took a GPT of 124M parameters from 54,200 to 157,000 tokens per second.
     """
@@ -41,12 +40,12 @@ class Tf32Lever(Lever):
     name = "tf32"
     order = 90
     tier = "B"
-    what = "matmuls read 10 bits of mantissa instead of 23"
+    what = "fp32 matmuls read 10 bits of mantissa instead of 23"
     cost = "nothing"
-    undo = "the switch is set back after each step"
+    undo = "the switch is restored after each step"
     needs_cuda = True
     rule = LeverRule(
-        "a step computes much and its matmuls stay in fp32",
+        "a step has much arithmetic and its matmuls stay in fp32",
         lambda facts: facts.is_heavy,
         "H200: a GPT of 124M parameters went from 54,200 to 157,000 tokens/s",
     )
@@ -58,7 +57,7 @@ class Tf32Lever(Lever):
         return replace(plan, tf32=False)
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        mixed = "the precision of matmuls was set part by part, which cannot be set back as a whole"
+        mixed = "the precision of matmuls was set per backend, which cannot be restored as a whole"
         return super().impossible(target, plan) or (mixed if fp32_matmul_precision() == "mixed" else None)
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:

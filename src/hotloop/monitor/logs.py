@@ -83,7 +83,7 @@ class _LineFile:
     def _cannot(self, error: OSError) -> OutputError:
         return OutputError(
             f"cannot write {printable(str(self.path))}: {error.strerror or error}",
-            fix="choose a place that you may write to, with enough space",
+            fix="choose a writable folder with enough space",
         )
 
 

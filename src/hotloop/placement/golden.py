@@ -45,7 +45,7 @@ def golden_rule(model: nn.Module | None = None) -> _GeneratorContextManager[None
     hotloop.errors.DeviceMismatch: ...
     """
     if model is not None and not isinstance(model, nn.Module):
-        raise BadArgument(f"golden_rule was given {model!r}", fix="as a decorator it has brackets: @golden_rule()")
+        raise BadArgument(f"golden_rule was given {model!r}", fix="as a decorator, call it: @golden_rule()")
     return _watching(model)
 
 

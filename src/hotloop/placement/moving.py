@@ -118,7 +118,7 @@ def pin(batch: T) -> T:
 def _endless(batch: object) -> BadArgument:
     return BadArgument(
         f"the batch, {an(type(batch).__name__)}, holds itself or is nested too deep",
-        fix="give a batch without links back, such as from a child to its parent",
+        fix="give a batch without reference cycles, such as from a child to its parent",
     )
 
 
@@ -166,7 +166,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, np.dtype[Any]]:
     if not isinstance(tensor, Tensor):
         raise BadArgument(
             f"to_numpy was given {an(type(tensor).__name__)}, and takes one tensor",
-            fix="of several, take each by itself: [to_numpy(t) for t in tensors]",
+            fix="convert several one by one: [to_numpy(t) for t in tensors]",
         )
     if tensor.is_nested:
         raise BadArgument(

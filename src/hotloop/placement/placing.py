@@ -30,7 +30,9 @@ def place(model: M, device: str | torch.device, *optimizers: Optimizer, strict: 
     """
     if not isinstance(model, nn.Module):
         if isinstance(model, type) and issubclass(model, nn.Module):
-            raise BadArgument(f"the model is the class {model.__name__}", fix=f"make one of it: {model.__name__}(…)")
+            raise BadArgument(
+                f"the model is the class {model.__name__}", fix=f"create an instance: {model.__name__}(…)"
+            )
         raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
     target = resolve(device)
     unmade = [name for name, tensor in _registered(model) if tensor.is_meta]

@@ -55,12 +55,12 @@ class Budgeting(Record):
     def __str__(self) -> str:
         peaks = f"peak {_peak_words(self.peak_before)} before, {_peak_words(self.peak_after)} after"
         steps = f"step {duration(self.step_before)} before, {duration(self.step_after)} after"
-        again = f"{plural(len(self.recompute), 'block')} of {len(self.rows)} computed again"
+        again = f"{plural(len(self.recompute), 'block')} of {len(self.rows)} checkpointed"
         lines = [f"budget {size(self.budget)}: {peaks}; {steps}; {again}"]
         if self.missing != 0:
             lack = "the step does not fit" if self.missing is None else f"{size(self.missing)} are missing"
-            why = "all blocks are computed again" if self.rows else "the model repeats no block that could be"
-            lines.append(f"{lack}, and {why}\n  fix: compute fewer items at once, with micro_batch=… in the plan")
+            why = "all blocks are checkpointed" if self.rows else "the model repeats no block that could be"
+            lines.append(f"{lack}, and {why}\n  fix: use smaller micro-batches: micro_batch=… in the plan")
         return "\n".join(lines)
 
 
@@ -78,9 +78,11 @@ def budgeted(
     budget. The peak is that of CUDA's allocator, on a CPU of all tensors. All is left as it was, to the bit.
     """
     if plan.memory_budget is None:
-        raise BadArgument("the plan has no memory_budget", fix='say what it may take: Plan(…, memory_budget="8GiB")')
+        raise BadArgument("the plan has no memory_budget", fix='set it: Plan(…, memory_budget="8GiB")')
     if subject.device.type not in ("cpu", "cuda"):
-        raise BadArgument(f"memory_budget= on {subject.device.type}, which tells no peak", fix="use CUDA or a CPU")
+        raise BadArgument(
+            f"memory_budget= on {subject.device.type}, which reports no peak memory", fix="use CUDA or a CPU"
+        )
     budget = bytes_of(plan.memory_budget, usage(subject.device).total)
     items = items_in(batch)
     first = next(iter(micro_batches_of(batch, items, plan.micro_batch or items)))

@@ -142,7 +142,7 @@ class Changes:
         if missing:
             raise BadArgument(
                 f"the checkpoint holds the state of {shorten(missing)}, and this loop was not given it",
-                fix=f"hand it over again: Loop(…, stateful={{{missing[0]!r}: …}})",
+                fix=f"pass it again: Loop(…, stateful={{{missing[0]!r}: …}})",
             )
         for name, thing in self._given.items():
             if isinstance(thing, nn.Module) and name in saved:
@@ -183,7 +183,7 @@ class Changes:
                 now[name].load_state_dict(saved[name])
         except Exception as error:
             raise BadArgument(
-                f"{name} does not take the state that it has in the checkpoint: {type(error).__name__}: {error}",
+                f"{name} cannot load its state from the checkpoint: {type(error).__name__}: {error}",
                 fix="build it as it was, or choose another folder for a new run",
             ) from error
         return sorted(now.keys() ^ saved.keys())

@@ -271,7 +271,7 @@ def _kept_for_a_parameter(
     try:
         return _stepped(type(optimizer), {**group, **saved}, dimensions)
     except Exception as error:
-        raise unusable(f"{type(optimizer).__name__} does not take its settings: {error}") from error
+        raise unusable(f"{type(optimizer).__name__} cannot load its settings: {error}") from error
 
 
 def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -> dict[str, Any]:

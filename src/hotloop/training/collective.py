@@ -163,7 +163,11 @@ class Collective:
         """Why ranks do not capture the steps of a plan as CUDA graphs; None where they may."""
         if self.ranks is None or not plan.graph:
             return None
-        return why_not_captured(self.ranks, plan) if asked else "ranks do not try it unasked"
+        return (
+            why_not_captured(self.ranks, plan)
+            if asked
+            else "on several ranks, only a plan that asks for it is captured"
+        )
 
     def from_first(self, value: Any) -> Any:
         """The value of rank 0, plain data."""
@@ -203,11 +207,11 @@ class Collective:
             return None if self.spread is None else self.spread.words(batch)
         kind = "FSDP" if plan.parallel == "fsdp" else "DDP"
         items = "" if batch is None else f": {batch // self.size} items each, {batch} in a step"
-        line = f"{plural(self.size, 'rank')} ({kind}){items}; the learning rate stays as it was given"
+        line = f"{plural(self.size, 'rank')} ({kind}){items}; the learning rate is not scaled"
         names = [] if plan.sync_batchnorm else norms_in(model)
         if names:
-            line += f"; batch normalisation ({shorten(names, 2)}) sees the items of its rank alone"
-            line += ": Loop(…, sync_batchnorm=True) lets it see all" if self.ranks.device.type == "cuda" else ""
+            line += f"; batch normalisation ({shorten(names, 2)}) uses only the items of its rank"
+            line += ": Loop(…, sync_batchnorm=True) uses all" if self.ranks.device.type == "cuda" else ""
         return line
 
     def by_rank(self, step: TrainingStep) -> tuple[RankPace, ...]:

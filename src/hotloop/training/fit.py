@@ -183,9 +183,9 @@ class Fit:
         if self.scored is not None and not core.together.is_first:
             self.scored.begin_epoch()  # the first rank has the sums of all
         if missing:
-            reasons.append(f"the checkpoint and this run do not have in common: {shorten(missing, 6)}")
+            reasons.append(f"the checkpoint and this run differ in: {shorten(missing, 6)}")
         if self._lost:
-            reasons.append(f"training had changed what no checkpoint holds: {shorten(self._lost, 6)}")
+            reasons.append(f"training had changed state that no checkpoint holds: {shorten(self._lost, 6)}")
         self._resumption = replace(self._resumption, reason="; ".join(filter(None, reasons)) or None)
         core.journal("that of the checkpoint")
         self._planned = len(core.plans) - 1
@@ -280,11 +280,11 @@ class Fit:
         if self.consumed:
             every = "" if length is None else f" of {length}"
             place = f"in epoch {self.first + 1} of {epochs}, after batch {self.consumed}{every}"
-        self.display.say(f"going on from step {self.loop.steps}, {place}")
+        self.display.say(f"resuming from step {self.loop.steps}, {place}")
         if self._kept_settings:
             self.display.say(f"the optimizer keeps the settings of the checkpoint: {shorten(self._kept_settings, 3)}")
         if why := self._resumption.reason:
-            warnings.warn(f"not all is as in a run that was never stopped: {why}", CheckpointWarning, stacklevel=4)
+            warnings.warn(f"the run may differ from one that never stopped: {why}", CheckpointWarning, stacklevel=4)
 
     def _say_how_it_ended(self, epochs: int) -> None:
         """Say why a run ended early, what was saved, and how to resume."""
@@ -360,7 +360,7 @@ class Fit:
             if self.core.plan.channels_last and "view size is not compatible" in str(error):
                 error.add_note(
                     "hotloop: the plan has the weights of convolutions in channels_last, which view cannot flatten\n"
-                    f'  fix: use reshape in {name}, or Loop(…, plan="plain") where that is the code of others'
+                    f'  fix: use reshape in {name}, or Loop(…, plan="plain") if that is not your code'
                 )
             raise
         if stops and not self.stop.asked:
@@ -430,8 +430,8 @@ class Fit:
         if new := sorted(names - set(self._lost)):
             self._lost = sorted(names | set(self._lost))
             warnings.warn(
-                f"training changes what no checkpoint holds, so that a run which is resumed begins with it anew:"
-                f" {shorten(new, 6)}\n  fix: give it state_dict and load_state_dict and hand it over:"
+                f"training changes state that no checkpoint holds, so a resumed run starts without it:"
+                f" {shorten(new, 6)}\n  fix: give it state_dict and load_state_dict and pass it:"
                 " Loop(…, stateful={…}); or keep it as a buffer or a plain attribute of a module",
                 CheckpointWarning,
                 stacklevel=6,
@@ -445,8 +445,8 @@ class Fit:
         if new := sorted(changed - self._restructured):
             self._restructured |= changed
             warnings.warn(
-                "training changes shapes or groups that the script builds, so that the script cannot go on from its"
-                f" checkpoints: {shorten(new, 6)}\n  fix: build them before fit as they stay: buffers in their final"
+                "training changes shapes or groups that the script builds, so the script cannot resume from its"
+                f" checkpoints: {shorten(new, 6)}\n  fix: build them in final form before fit: buffers in their final"
                 " shape, all layers, and all groups of an optimizer, which skips what has no gradient",
                 CheckpointWarning,
                 stacklevel=8,

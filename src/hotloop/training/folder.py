@@ -39,7 +39,7 @@ def write_run(
     path = folder / FILE
     earlier = _earlier(path)
     if earlier is None and path.exists():
-        warnings.warn(f"{printable(str(path))} is not of a run and stays as it is", PlanWarning, stacklevel=3)
+        warnings.warn(f"{printable(str(path))} does not belong to a run and stays as it is", PlanWarning, stacklevel=3)
         return
     data = describe_run(arguments, plan, choice, ranks=ranks)
     if resumed and earlier is not None:
@@ -65,7 +65,7 @@ def write_report(folder: Path, report: Report, name: str) -> None:
         write_json(folder / DATA, run_of(report, title).with_data(report.to_json()))
         write_whole(folder / PAGE, page([Training("", report)], title=title).encode(errors="backslashreplace"))
     except BadArgument:
-        told = f"{printable(str(folder / PAGE))} is not of a run and stays as it is"
+        told = f"{printable(str(folder / PAGE))} does not belong to a run and stays as it is"
         warnings.warn(told, PlanWarning, stacklevel=3)
     except OutputError as error:
         warnings.warn(str(error), PlanWarning, stacklevel=3)

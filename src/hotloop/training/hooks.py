@@ -132,7 +132,7 @@ class Goal:
             direction = "min"
         if direction is None:
             raise BadArgument(
-                f"whether more or less {name} is better cannot be told from its name",
+                f"the name {name} does not say whether higher or lower is better",
                 fix=f'best=("{name}", "max"), or "min"',
             )
         return cls(name, "max" if direction == "max" else "min")

@@ -58,7 +58,7 @@ class Largest(Record):
             "memory": f"{plural(self.items, 'item')} fit, {self.items + 1:,} do not",
             "limit": f"{plural(self.items, 'item')} fit, which was the limit",
             "data": f"{plural(self.items, 'item')} fit, which is the whole dataset",
-            "time": f"at least {plural(self.items, 'item')} fit: the time was over before the end was found",
+            "time": f"at least {plural(self.items, 'item')} fit: the time ran out during the search",
         }
         first = ends[self.reason] if self.items or self.reason != "memory" else "not even one item fits"
         best = f"; fastest with {self.best:,}" if self.best else ""

@@ -233,7 +233,7 @@ class Loop:
     def __reduce__(self) -> NoReturn:
         raise BadArgument(
             "a Loop cannot be copied or pickled",
-            fix="copy its model and build another Loop; loop.state_dict() is what there is to save",
+            fix="copy its model and build another Loop; loop.state_dict() is its state to save",
         )
 
     def batches(self, loader: Iterable[Any], *, device_transform: Transform | None = None) -> Iterator[Any]:
@@ -304,7 +304,7 @@ class Loop:
         if (size := self._core.together.size) > 1:
             raise BadArgument(
                 f"loop.tune on {size} ranks, each of which would find a plan of its own",
-                fix="tune in one process and hand the plan over: Loop(…, plan=tuning.plan); `fit` tunes ranks in step",
+                fix="tune in one process and pass the plan: Loop(…, plan=tuning.plan); `fit` tunes all ranks together",
             )
         check_loader(loader)
         for name, value in (("steps", steps), ("seconds", seconds)):
@@ -441,7 +441,7 @@ class Loop:
             self._core.tuner.begin()
             try:
                 if saver is not None and saver.found is not None:
-                    with telling("going back to where it was", progress) as tell:
+                    with telling("restoring the checkpoint", progress) as tell:
                         fit.load_state_dict(saver.found.tree, tell, check)
                 check()
                 done = 0 if length is None else fit.first * length + fit.consumed
@@ -477,7 +477,7 @@ class Loop:
             raise BadArgument(f"patience={patience!r}", fix="give a number of epochs, from 1")
         for name, given in (("patience", patience), ("restore_best", restore_best), ("best", best != "loss")):
             if given and validate is None:
-                raise BadArgument(f"{name}= without validate=", fix="say on which data: validate=val_loader")
+                raise BadArgument(f"{name}= without validate=", fix="give the data: validate=val_loader")
         check_metrics(metrics)
         goal = Goal.of(best, metrics or ())
         return RunHooks(
@@ -491,7 +491,7 @@ class Loop:
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
         if metrics and validate is None:
-            raise BadArgument("metrics= without validate=", fix="say on which data: validate=val_loader")
+            raise BadArgument("metrics= without validate=", fix="give the data: validate=val_loader")
         if device_transform is not None and not callable(device_transform):
             raise BadArgument(
                 f"device_transform is {an(type(device_transform).__name__)}, which cannot be called",

@@ -405,7 +405,7 @@ def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None, *,
     """The message of a run that ended early; `saved` is its folder and the step of the last checkpoint there.
 
     >>> ending_words("Ctrl-C", "step 9, epoch 3 of 10", (Path("runs/a"), 9))
-    'ended early: Ctrl-C, at step 9, epoch 3 of 10; saved in runs/a: resume=True (`--resume`) goes on from there'
+    'ended early: Ctrl-C, at step 9, epoch 3 of 10; saved in runs/a: resume=True (`--resume`) continues from there'
     """
     words = f"ended early: {why}, at {place}"
     if why not in ENDINGS:  # the person's own hook or patience: nothing is to go on
@@ -414,11 +414,13 @@ def ending_words(why: str, place: str, saved: tuple[Path, int | None] | None, *,
         return f"{words}; the model keeps its weights, and nothing is on disk (fit(save='runs/…') makes runs resumable)"
     folder, step = printable(str(saved[0])), saved[1]
     if is_writing:
-        return f"{words}; a checkpoint is still being written to {folder}, from which resume=True (`--resume`) goes on"
+        return (
+            f"{words}; a checkpoint is still being written to {folder}, from which resume=True (`--resume`) continues"
+        )
     if step is None:
         return f"{words}; no checkpoint could be written to {folder}"
     at = "" if place.startswith(f"step {step:,},") else f" at step {step:,}"
-    return f"{words}; saved in {folder}{at}: resume=True (`--resume`) goes on from there"
+    return f"{words}; saved in {folder}{at}: resume=True (`--resume`) continues from there"
 
 
 def is_of_a_loader(error: BaseException) -> bool:

@@ -45,10 +45,10 @@ def seconds_in(words: str | float, examples: str = '"30s", "5min" or "2h"') -> f
         match = _TIME.fullmatch(words) if isinstance(words, str) else None
         unit = _SECONDS.get(match[2].lower()) if match else None
         if match is None or unit is None:
-            raise BadArgument(f"{_shown(words)} is no length of time", fix=f"give one such as {examples}")
+            raise BadArgument(f"{_shown(words)} is not a duration", fix=f"give one such as {examples}")
         value = float(match[1]) * unit
     if not value > 0:
-        raise BadArgument(f"{_shown(words)} is no length of time", fix=f"give more than 0, such as {examples}")
+        raise BadArgument(f"{_shown(words)} is not a duration", fix=f"give more than 0, such as {examples}")
     return value
 
 
@@ -98,7 +98,7 @@ class Saver:
         if found is not None and not resume:
             raise BadArgument(
                 f"{self.folder} holds the checkpoints of an earlier run, the last of step {found.step}",
-                fix="resume=True (`--resume`) goes on from there; choose another folder for a new run",
+                fix="resume=True (`--resume`) continues from there; choose another folder for a new run",
             )
         return found
 
@@ -222,7 +222,7 @@ def _locked(folder: Path) -> FolderLock:
     except InUse as error:
         raise BadArgument(
             f"another run saves into {printable(str(folder))}: {printable(str(error))}",
-            fix="wait for it or end it to go on from its checkpoints; choose another folder for a second run",
+            fix="to resume from its checkpoints, wait for it or end it; choose another folder for a second run",
         ) from error
 
 
@@ -235,7 +235,7 @@ def must_take_files(folder: Path) -> None:
     except OSError as error:
         raise OutputError(
             f"checkpoints cannot be written to {printable(str(folder))}: {error.strerror or error}",
-            fix="choose a folder that you may write to, on a disk with room",
+            fix="choose a writable folder on a disk with free space",
         ) from error
 
 

@@ -36,7 +36,7 @@ class Schedule:
         if every not in ("step", "epoch"):
             raise BadArgument(f"schedule={every!r}", fix='choose "step" (after each update) or "epoch"')
         if isinstance(scheduler, Mapping) and every != "step":
-            raise BadArgument(f"schedule={every!r} and schedulers by their rhythm", fix="leave schedule= out")
+            raise BadArgument(f"schedule={every!r} beside a dict of schedulers", fix="leave schedule= out")
         given: Mapping[Any, Any] = scheduler if isinstance(scheduler, Mapping) else {every: scheduler}
         if wrong := [name for name in given if name not in ("step", "epoch")]:
             raise BadArgument(
@@ -71,8 +71,8 @@ class Schedule:
         if any(each.mode == "max" for each in self._watching) and len(metrics or {}) != 1:
             several = f"there are {len(metrics)} metrics: {', '.join(metrics)}" if metrics else "there is no metric"
             raise BadArgument(
-                f'ReduceLROnPlateau(mode="max") waits for something that should grow, and {several}',
-                fix='give the one that it shall watch: fit(…, validate=val_loader, metrics={"accuracy": accuracy});'
+                f'ReduceLROnPlateau(mode="max") needs a metric to maximize, and {several}',
+                fix='give one: fit(…, validate=val_loader, metrics={"accuracy": accuracy});'
                 ' mode="min" watches the loss',
             )
 
@@ -125,7 +125,7 @@ class Schedule:
             if self._waiting.get(number) == watching.last_epoch:
                 warnings.warn(
                     "ReduceLROnPlateau was not stepped between two epochs, so the learning rate stays as it is: outside"
-                    " fit nobody tells it what to watch\n  fix: after each epoch,"
+                    " fit, your loop steps it\n  fix: after each epoch,"
                     ' scheduler.step(loop.evaluate(val_loader)["loss"])',
                     PlanWarning,
                     stacklevel=4,

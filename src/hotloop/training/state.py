@@ -215,7 +215,7 @@ def load_module(module: nn.Module, values: Mapping[str, Any]) -> list[str]:
         if names := [*unexpected, *(name for name in missing if name in trained)]:
             raise BadArgument(
                 f"the state of {type(module).__name__} and its load_state_dict differ in {shorten(names, 6)}",
-                fix="let hooks leave out of a state_dict nothing but frozen weights, and keep the names",
+                fix="hooks of state_dict may leave out only frozen weights, and must keep the names",
             ) from error
         return list(missing)
     return []

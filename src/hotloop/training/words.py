@@ -17,7 +17,7 @@ def check_that_it_can_learn(model: nn.Module, objectives: tuple[TrainedObjective
         raise BadArgument("the optimizer holds none of the model's parameters", fix="build it from model.parameters()")
     if not any(parameter.requires_grad for parameter in held):
         raise BadArgument(
-            "every parameter that the optimizer holds is frozen", fix="set requires_grad_() on what is to learn"
+            "every parameter that the optimizer holds is frozen", fix="call requires_grad_() on the parameters to train"
         )
 
 
@@ -35,11 +35,11 @@ def memory_words(model: nn.Module, failed: int, follows: int, *, exact: bool = T
     """The warning that memory ran out, and how training continues; `exact`: with the gradient of the whole batch."""
     words = f"out of memory with {plural(failed, 'item')} at once: batches are computed in micro-batches of {follows}"
     if not exact:
-        return words + ', which weigh as many items as they hold, as split="items" says'
+        return words + ', each weighted by its number of items, as split="items" says'
     norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training]
     if not norms:
         return words + ", with the gradient of the whole batch"
     return words + (
-        f"; batch normalisation ({shorten(norms, 2)}) sees each micro-batch by itself, so that what it learns depends"
+        f"; batch normalisation ({shorten(norms, 2)}) normalises each micro-batch by itself, so its statistics depend"
         " on their size: put those layers in eval mode, or keep to one size with Loop(…, micro_batch=…)"
     )

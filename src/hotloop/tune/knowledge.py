@@ -37,7 +37,7 @@ def propose(facts: RunFacts, plan: Plan, dropped: Mapping[str, str] | None = Non
             why = "no rule proposes it; `loop.tune` tries it"
         elif why is None and lever.rule is not None:
             verdict = "kept" if lever.rule.holds(facts) else verdict
-            why = lever.rule.when if verdict == "kept" else f"it is for where {lever.rule.when}"
+            why = lever.rule.when if verdict == "kept" else f"proposed only if {lever.rule.when}"
             plan = lever.pull(plan) if verdict == "kept" else plan
         elif lever.name in (dropped or {}):
             verdict = "dropped"
