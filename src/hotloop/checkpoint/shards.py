@@ -19,7 +19,7 @@ from torch import Tensor
 
 from hotloop.checkpoint import folders
 from hotloop.checkpoint.sums import Sum, shard_name
-from hotloop.checkpoint.tensorfile import DTYPES, NAMES, Reader, Source, fill, read_header, skip, write_tensors
+from hotloop.checkpoint.tensorfile import DTYPES, NAMES, ReadableFile, Source, fill, read_header, skip, write_tensors
 from hotloop.errors import OutputError
 from hotloop.text import plural, printable
 
@@ -207,7 +207,7 @@ class Assembly:
         """Whether the file of a rank that has written has rows for this one."""
         return any(_common(self._rows[name], entry.rows(rank)) for name, entry in self._entries.items())
 
-    def read(self, rank: int, file: Reader, size: int) -> None:
+    def read(self, rank: int, file: ReadableFile, size: int) -> None:
         """Take the rows of a rank's file; one that does not hold what it should is a ValueError."""
         expected = {name: entry.rows(rank) for name, entry in self._entries.items() if _common(entry.rows(rank))}
         header = read_header(file, size)

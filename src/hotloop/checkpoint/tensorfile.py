@@ -40,7 +40,7 @@ class Sink(Protocol):
     def write(self, data: memoryview | bytes, /) -> object: ...
 
 
-class Reader(Protocol):
+class ReadableFile(Protocol):
     def readinto(self, buffer: memoryview, /) -> int: ...
 
 
@@ -115,7 +115,7 @@ def _header(entries: Mapping[str, TensorEntry], about: Mapping[str, str] | None)
     return len(text).to_bytes(8, "little") + text
 
 
-def read_tensors(file: Reader, size: int, wanted: Container[str] | None = None) -> dict[str, Tensor]:
+def read_tensors(file: ReadableFile, size: int, wanted: Container[str] | None = None) -> dict[str, Tensor]:
     """Read a file of `size` bytes, each byte once and into its place; whatever does not fit is a ValueError.
 
     Of tensors that are not `wanted` the bytes are read and dropped.
@@ -133,13 +133,13 @@ def read_tensors(file: Reader, size: int, wanted: Container[str] | None = None) 
     return tensors
 
 
-def fill(file: Reader, tensor: Tensor) -> None:
+def fill(file: ReadableFile, tensor: Tensor) -> None:
     """Read the bytes of a tensor of the host, which is contiguous, into its memory."""
     for chunk in bytes_of(tensor):
         _fill(file, chunk)
 
 
-def skip(file: Reader, count: int) -> None:
+def skip(file: ReadableFile, count: int) -> None:
     """Read so many bytes and drop them; they are summed."""
     scratch = memoryview(bytearray(min(count, CHUNK)))
     while count:
@@ -147,7 +147,7 @@ def skip(file: Reader, count: int) -> None:
         count -= min(count, CHUNK)
 
 
-def read_header(file: Reader, size: int) -> list[tuple[str, TensorEntry]]:
+def read_header(file: ReadableFile, size: int) -> list[tuple[str, TensorEntry]]:
     """The tensors in the order of their bytes, after it was seen that these fill the file exactly."""
     length = int.from_bytes(_take(file, 8, size), "little")
     if length > min(size - 8, LONGEST_HEADER):
@@ -179,7 +179,7 @@ def _row(name: str, about: object) -> tuple[int, int, str, TensorEntry]:
     raise ValueError(f"its header describes {name[:80]!r} in a way that cannot be read")
 
 
-def _take(file: Reader, count: int, size: int) -> bytes:
+def _take(file: ReadableFile, count: int, size: int) -> bytes:
     if count > size:
         raise ValueError("it is cut short")
     held = bytearray(count)
@@ -187,7 +187,7 @@ def _take(file: Reader, count: int, size: int) -> bytes:
     return bytes(held)
 
 
-def _fill(file: Reader, room: memoryview) -> None:
+def _fill(file: ReadableFile, room: memoryview) -> None:
     while room:
         count = file.readinto(room)
         if not count:

@@ -77,9 +77,9 @@ class Bf16Lever(Lever):
         return f"it is not tried on {target.device.type}"
 
     def prepare(self, target: LeverTarget) -> None:
-        # CUDA lets only one thread load at a time: what a small network does not need would hold it up.
-        wants = _may_be_heavy(target.model) and not target.pinned_precision
-        if target.on_cuda and wants and _computes_in_bf16(target.device):
+        if not target.on_cuda or target.pinned_precision or not _computes_in_bf16(target.device):
+            return
+        if _may_be_heavy(target.model):  # CUDA loads in one thread at a time, which would delay a small network
             load_beside(target.device, bf16_matmuls)
 
 

@@ -120,30 +120,19 @@ def settle_state(optimizer: Optimizer) -> None:
 
 
 @contextmanager
-def fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool) -> Iterator[None]:
-    """Around steps: let fused kernels find what they take for granted, and a person's hooks may have changed.
+def fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool = False, by_hand: bool = False) -> Iterator[None]:
+    """Around steps: restore what fused kernels rely on, such as strides, which a person's hooks may have changed.
 
-    Where an optimizer calls hooks first, it is done after these once more. `is_scaled`: gradients are still multiplied
-    by the scale of fp16.
+    Optimizers with hooks of their own do it once more after these. `is_scaled`: gradients are still multiplied by the
+    scale of fp16. `by_hand`: around code of the person, which may step an optimizer or not.
     """
     prepare, added = partial(_prepare, is_scaled=is_scaled), []
     for optimizer in optimizers:
         if any(group.get("fused") for group in optimizer.param_groups):
-            prepare(optimizer)
-            if step_hooks(optimizer) or global_step_hooks():
+            if not by_hand:
+                prepare(optimizer)
+            if by_hand or step_hooks(optimizer) or global_step_hooks():
                 added.append(optimizer.register_step_pre_hook(prepare))
-    try:
-        yield
-    finally:
-        for hook in added:
-            hook.remove()
-
-
-@contextmanager
-def fused_steps_by_hand(optimizers: Iterable[Optimizer]) -> Iterator[None]:
-    """Around a person's hook: the same, where it steps an optimizer of the loop itself."""
-    prepare = partial(_prepare, is_scaled=False)
-    added = [optimizer.register_step_pre_hook(prepare) for optimizer in optimizers]
     try:
         yield
     finally:

@@ -26,7 +26,7 @@ from hotloop.errors import HotloopError
 from hotloop.evaluation import Metrics
 from hotloop.heartbeat import BETWEEN, READING, SAVING
 from hotloop.levers import levers_of
-from hotloop.levers.flags import fused_steps_by_hand
+from hotloop.levers.flags import fused_steps
 from hotloop.memory.release import EmptyCacheWatch
 from hotloop.objective import Predict
 from hotloop.objective import predict as predict_by_convention
@@ -354,7 +354,7 @@ class Fit:
     def _ask(self, hooks: Sequence[Callable[[Any], object]], record: Any, name: str) -> None:
         is_fused = bool(hooks) and self.core.step.plan.fused
         try:
-            with fused_steps_by_hand(self.core.optimizers) if is_fused else _NOTHING:
+            with fused_steps(self.core.optimizers, by_hand=True) if is_fused else _NOTHING:
                 stops = asks_to_stop(hooks, record, name)
         except RuntimeError as error:
             if self.core.plan.channels_last and "view size is not compatible" in str(error):
