@@ -21,6 +21,7 @@ from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, Cost, Lever, LeverTarget, fp32_matmul_precision, levers_of, repeated_blocks
 from hotloop.levers.__main__ import write
 from hotloop.levers.applied import AppliedPlan
+from hotloop.levers.base import RunFacts
 from hotloop.levers.compile import CompiledForward
 from hotloop.plan import Plan, Tier
 
@@ -215,26 +216,49 @@ def test_tf32_is_left_alone_where_it_means_nothing_or_was_decided(monkeypatch: p
         torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "loads"),
-    [
-        (nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)), {}, False),
-        (nn.Linear(1024, 1024), {}, True),
-        (nn.Linear(1024, 1024), {"pinned_precision": True}, False),
-        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.LazyLinear(2)), {}, True),
-    ],
-    ids=["small", "large", "pinned", "convolution"],
-)
-def test_bf16_is_prepared_for_where_it_may_be_used(
-    model: nn.Module, options: dict[str, Any], loads: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("pinned", [False, True])
+def test_bf16_is_prepared_for_where_it_may_be_used(pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[torch.device] = []
     monkeypatch.setattr("hotloop.levers.bf16.load_beside", lambda device, use: loaded.append(device))
     for capability in ((7, 5), (9, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, given=capability: given)
         for device in ("cpu", "cuda"):
-            NAMED["bf16"].prepare(LeverTarget(torch.device(device), model, [], **options))
-    assert loaded == [torch.device("cuda")] * loads
+            NAMED["bf16"].prepare(LeverTarget(torch.device(device), nn.Linear(2, 2), [], pinned_precision=pinned))
+    assert loaded == [torch.device("cuda")] * (not pinned)
+
+
+@pytest.mark.parametrize(
+    ("model", "heavy"),
+    [
+        (nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)), False),
+        (nn.Linear(1024, 1024), True),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.LazyLinear(2)), True),
+        (nn.LazyLinear(2), False),
+    ],
+    ids=["small", "large", "convolution", "lazy"],
+)
+def test_layers_tell_whether_a_step_may_be_heavy(model: nn.Module, heavy: bool) -> None:
+    assert LeverTarget(torch.device("cpu"), model, []).may_be_heavy is heavy
+
+
+@pytest.mark.parametrize(
+    ("changed", "proposed"),
+    [
+        ({}, True),
+        ({"can_be_several": False}, False),
+        ({"operations": 300}, False),
+        ({"operations": 0}, False),
+        ({"flops": 2e9}, False),
+        ({"left": 0.2}, False),
+        ({"left": None}, True),
+    ],
+)
+def test_tiny_steps_go_into_one_graph_from_the_start(changed: dict[str, Any], proposed: bool) -> None:
+    target = LeverTarget(torch.device("cuda"), nn.Linear(2, 2), [])
+    tiny: dict[str, Any] = {"operations": 50, "flops": 1e7, "step": 5e-4, "left": 5.0, "can_be_several": True}
+    lever = NAMED["several steps"]
+    assert lever.rule is not None
+    assert lever.rule.holds(RunFacts(target, **(tiny | changed))) is proposed
 
 
 def test_products_whose_parts_were_set_one_by_one() -> None:

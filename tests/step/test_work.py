@@ -21,6 +21,12 @@ def test_a_linear_layer() -> None:
     assert arithmetic(nn.Linear(8, 4), x) == 3 * 2 * 10 * 8 * 4
 
 
+def test_operations_are_counted() -> None:
+    with Work() as work:
+        (torch.ones(3) + 1).sum()
+    assert work.operations == 3
+
+
 def test_a_cell_is_counted_by_its_matmuls() -> None:
     x = torch.randn(10, 8)
     cell = nn.LSTMCell(8, 4)

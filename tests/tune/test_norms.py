@@ -142,7 +142,7 @@ def test_a_norm_that_jumps_in_bf16_alone_drops_bf16(options: dict[str, Any], pas
     loop = loop_of(**options)
     lines = train(loop, times=1000.0)
     assert loop.plan.precision == "fp32"
-    assert loop.plan.fused, "another lever, with which the norm is as before"
+    assert loop.plan.fused, "which changes no gradient"
     assert loop.tuning is not None
     trial = next(each for each in loop.tuning.trials if each.lever == "bf16")
     assert trial.verdict == "dropped"
@@ -151,7 +151,7 @@ def test_a_norm_that_jumps_in_bf16_alone_drops_bf16(options: dict[str, Any], pas
     assert BEGINS < last.batch < STEPS - 5
     assert (last.plan["precision"], last.why) == ("fp32", trial.why)
     (line,) = [line for line in lines if trial.why in line]
-    assert line.startswith(f"without bf16 after {last.step} steps")
+    assert line.startswith(f"back to fp32 after {last.step} steps")
     assert not any(passes[-(STEPS - last.batch) :]), "later steps are in fp32"
     assert loop._core.tuner.passes == 6
     assert "accumulate" in options or len(passes) == STEPS + 6, "how a window is weighed takes passes of its own"

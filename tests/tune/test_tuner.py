@@ -154,6 +154,16 @@ def test_few_forward_passes_beyond_one_a_step() -> None:
     assert 0 < extra <= 6
 
 
+def test_the_gate_is_not_asked_about_the_update() -> None:
+    """Loss and gradient are those of fp32 with a fused optimizer; only the facts of one pass are needed."""
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    with counted() as calls:
+        train(loop, data(), AUDITS[0] + 40)
+    assert loop.plan == Plan("cpu", stream=loop.plan.stream, fused=True)
+    assert len(calls) - (AUDITS[0] + 40) == loop._core.tuner.passes == 1
+
+
 def _end_after(epochs: int, record: Any) -> str | None:
     return "stop" if record.epoch.number == epochs else None
 
@@ -350,7 +360,7 @@ def test_a_loss_that_is_lost_by_rounding_alone_is_computed_again_in_fp32(
     assert found[1] == pytest.approx(found[0], rel=1e-4)
     assert "wrong" in [change.plan["levers"] for change in loop._core.plans][-2]
     assert "wrong" not in loop.plan.levers
-    assert not loop.plan.fused
+    assert loop.plan.fused, "which computes no loss"
     (line,) = [line for line in told if "back to fp32" in line]
     assert "the loss is not finite with it, and is in fp32" in line
     torch.manual_seed(0)
@@ -644,3 +654,18 @@ def test_a_network_that_turns_any_rounding_into_another_gradient_is_trained_in_b
     assert loop.plan.channels_last, "what was not refused stays"
     for parameter, weights in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter.cpu(), weights), "it has all its digits again"
+
+
+@pytest.mark.gpu
+def test_tiny_steps_go_into_one_graph_at_once() -> None:
+    torch.manual_seed(0)
+    rows = TensorDataset(torch.randn(1024, 16), torch.randn(1024, 1))
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cuda")
+    report = loop.fit(DataLoader(rows, 64, shuffle=True), epochs=400, progress=False)
+    assert [change.plan["graph"] for change in report.plans][:2] == [0, 16]
+    assert report.plans[1].step < 20
+    assert report.steps == 16 * 400
+    assert loop.tuning is not None
+    trial = next(each for each in loop.tuning.trials if each.lever == "several steps")
+    assert (trial.verdict, loop.plan.graph) == ("kept", 16), trial.why

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from hotloop._torch import gradient_hooks, has_compiled_parts, module_hooks
@@ -21,6 +22,8 @@ Cost = Literal["nothing", "a moment", "a compilation", "a long compilation"]
 Undo = Callable[[], object]
 UNCAPTURED = "the step is not captured, and from Python these kernels take longer to launch than PyTorch's"
 HEAVY = 2e9  # flops of a step from which on faster arithmetic saves more than its casts cost
+MANY_ROWS = 1024  # of a batch
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DENSE = 2e12  # flops in a second, the same for a step whose kernels the host launches one by one
 
 
@@ -44,6 +47,16 @@ class LeverTarget:
     def without_cuda(self) -> str | None:
         """Why a lever that needs CUDA cannot work here; None where it can."""
         return None if self.on_cuda else f"it needs a CUDA device, and this is {self.device.type}"
+
+    @property
+    def may_be_heavy(self) -> bool:
+        """Whether a step may compute enough for faster arithmetic to matter, as far as the layers tell.
+
+        Each weight counts for every row, in three matmuls; that of a convolution for every pixel.
+        """
+        weights = sum(parameter.numel() for parameter in self.model.parameters() if not is_lazy(parameter))
+        convolves = any(isinstance(layer, CONVOLUTIONS) for layer in self.model.modules())
+        return convolves or 6 * weights * MANY_ROWS >= HEAVY
 
     @property
     def why_no_other_forward(self) -> str | None:
@@ -78,10 +91,12 @@ class RunFacts:
     flops: float  # of the matmuls, convolutions and recurrences of a forward and backward pass
     step: float  # seconds of an eager step in fp32, data included
     left: float | None = None  # seconds that the rest of the run would take in such steps; None where nobody knows
+    operations: int = 0  # of such a pass, as PyTorch dispatches them; 0 where nobody has counted
     attends: bool = False  # whether it calls `scaled_dot_product_attention`
     row_sums: int = 0  # how often it normalises rows, or adds a bias to them
     has_room: bool = True  # whether the device has memory for a second set of activations
     shapes_vary: bool = False  # from batch to batch, beyond a smaller last one
+    can_be_several: bool = False  # whether steps can be captured together: `fit` owns the loop, the data is resident
     is_launched: bool = False  # kernel by kernel on a GPU, since the step cannot be captured
 
     @property
@@ -122,6 +137,7 @@ class Lever:
         None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
     )
     needs_cuda = False
+    changes_gradients = True  # where its tier is B; else only the update rounds differently, and the gate sees nothing
     for_captures = False  # whether it makes a step that is not captured slower
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster
@@ -161,7 +177,7 @@ class Lever:
         return target.without_cuda if self.needs_cuda else None
 
     def prepare(self, target: LeverTarget) -> None:
-        """Start slow preparations in the background, in the first steps of a run that may pull it."""
+        """Start slow preparations beside the first steps of a run that may pull it, and may be heavy."""
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterable[Undo]:
         """Change a model and its optimizers; returns the calls that undo it, to be made in reverse order."""

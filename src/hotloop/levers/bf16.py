@@ -3,16 +3,11 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
-from torch.nn.parameter import is_lazy
 
 from hotloop._torch import has_amx
 from hotloop.kernels import bf16_matmuls, load_beside
 from hotloop.levers.base import DENSE, HEAVY, Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
-
-MANY_ROWS = 1024  # of a batch
-CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
 class Bf16Lever(Lever):
@@ -77,17 +72,8 @@ class Bf16Lever(Lever):
         return f"it is not tried on {target.device.type}"
 
     def prepare(self, target: LeverTarget) -> None:
-        if not target.on_cuda or target.pinned_precision or not _computes_in_bf16(target.device):
-            return
-        if _may_be_heavy(target.model):  # CUDA loads in one thread at a time, which would delay a small network
+        if target.on_cuda and not target.pinned_precision and _computes_in_bf16(target.device):
             load_beside(target.device, bf16_matmuls)
-
-
-def _may_be_heavy(model: nn.Module) -> bool:
-    """Whether a step may compute enough for bf16, as far as the layers tell: each weight counts for every row, in three
-    matmuls; that of a convolution for every pixel."""
-    weights = sum(parameter.numel() for parameter in model.parameters() if not is_lazy(parameter))
-    return 6 * weights * MANY_ROWS >= HEAVY or any(isinstance(layer, CONVOLUTIONS) for layer in model.modules())
 
 
 def _computes_in_bf16(gpu: torch.device) -> bool:

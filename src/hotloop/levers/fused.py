@@ -19,7 +19,9 @@ class FusedLever(Lever):
     """**What it does.** An optimizer in its plain form launches several kernels for each group of weights. The fused
     one reads and writes each weight once, in one kernel for many tensors.
 
-    **The numbers.** Tier B: the same formula in another order of operations, so the last bits may differ.
+    **The numbers.** Tier B: the same formula in another order of operations, so the last bits of the weights may
+    differ. Losses and gradients are computed as before, so there is nothing to ask [the
+    gate](../tuning.md#the-gate-for-tier-b).
 
     **What it needs.** Adam, AdamW, Adagrad or SGD of PyTorch, or any optimizer with a `fused` flag, over plain
     floating-point weights without gaps in memory, unlike slices of other tensors. It works on a CPU too.
@@ -49,6 +51,7 @@ class FusedLever(Lever):
     what = "one kernel updates all weights"
     cost = "nothing"
     undo = "the optimizer's flag is restored"
+    changes_gradients = False
     rule = LeverRule(
         "the optimizer has a fused kernel",
         lambda facts: True,

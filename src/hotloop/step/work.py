@@ -12,10 +12,12 @@ _RANDOM = ("rand", "normal", "bernoulli", "dropout", "uniform", "multinomial", "
 
 
 class Work(DispatchMode):
-    """Counts the arithmetic of matmuls, convolutions and recurrences; notes attention, random numbers and rows."""
+    """Counts operations, the arithmetic of matmuls, convolutions and recurrences, and sums over rows; notes attention
+    and random numbers."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.operations = 0
         self.flops = 0.0
         self.attends = False  # whether it may have called `scaled_dot_product_attention`
         self.draws = False  # whether it draws random numbers
@@ -29,6 +31,7 @@ class Work(DispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
+        self.operations += 1
         packet = getattr(func, "overloadpacket", None)
         name = str(packet).rpartition(".")[2]
         self.draws |= any(word in name for word in _RANDOM)

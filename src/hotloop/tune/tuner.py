@@ -309,8 +309,8 @@ class Tuner:
                 self.due = self._course_due = 0
 
     def rounds(self, plan: Plan) -> bool:
-        """Whether the tuner has pulled a lever that changes rounding, beyond the person's plan."""
-        return not self._loop.by_hand and any(lever.tier == "B" for lever in _pulled(plan, self.subject.plan))
+        """Whether the tuner has pulled a lever that rounds losses and gradients, beyond the person's plan."""
+        return not self._loop.by_hand and bool(_rounding(plan, self.subject.plan))
 
     def rescued(self, run: Callable[[Any], T], batch: Any) -> T:
         """Run a step; where its loss is not finite and has not reached a weight, repeat the batch in fp32.
@@ -335,9 +335,8 @@ class Tuner:
         return parts  # type: ignore[no-any-return]
 
     def _rounding(self) -> Sequence[Lever]:
-        """Levers of tier B that the tuner, not the person, has pulled."""
-        pulled = () if self._loop.by_hand else _pulled(self._loop.step.plan, self._plain_plan)
-        return [lever for lever in pulled if lever.tier == "B"]
+        """Levers that round losses and gradients, which the tuner and not the person has pulled."""
+        return () if self._loop.by_hand else _rounding(self._loop.step.plan, self._plain_plan)
 
     def _forgo(self, levers: Sequence[Lever], why: str) -> None:
         """Drop these levers for this run and, by the cache, for later ones."""
@@ -408,10 +407,11 @@ class Tuner:
 
     def _prepare(self) -> None:
         """Start slow preparations beside the first steps."""
-        load_beside(self.subject.device, comparison)
         target = self.subject.scene(self._next.loader)
-        for lever in LEVERS:
-            lever.prepare(target)
+        if target.may_be_heavy:  # CUDA loads kernels in one thread at a time: what a small network needs not delays it
+            load_beside(self.subject.device, comparison)
+            for lever in LEVERS:
+                lever.prepare(target)
 
     def _resumed(self) -> "Course[None]":
         """The course of a run that has its plan already."""
@@ -487,12 +487,14 @@ class Tuner:
         facts = RunFacts(
             target,
             flops=work.flops,
+            operations=work.operations,
             attends=work.attends,
             row_sums=work.row_sums,
             step=plain,
             left=None if ahead.left is None else ahead.left * plain,
             has_room=has_room(subject.device),
             shapes_vary=self._shapes_vary,
+            can_be_several=ahead.can_be_several,
             is_launched=subject.device.type == "cuda" and "graph" in self._dropped,
         )
         while True:
@@ -504,7 +506,7 @@ class Tuner:
             plan = replace(proposal.plan, workers=loop.step.plan.workers)
             plan = plan if plan.stream != "direct" else replace(plan, stream="auto")
             loop.carry_out(plan, "it is what suits the model and the device")
-            rounding = [lever for lever in _pulled(plan, begin) if lever.tier == "B"]
+            rounding = _rounding(plan, begin)
             if reference is None or isinstance(reference, str) or not rounding:
                 break
             with without_dropout(subject.modules):
@@ -527,19 +529,24 @@ class Tuner:
             yield 0
         for _ in range(SETTLING):  # libraries load kernels when they are first used
             yield 0
-        now = yield from self._timed(TIMED_STEPS, BRIEFLY)
-        plan = self._loop.step.plan
-        left = (self._next.left or 0) * now
+        if self._loop.step.plan.graph <= 1:
+            now = yield from self._timed(TIMED_STEPS, BRIEFLY)
+            if not self._is_short(now):
+                return min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+            plan = replace(self._loop.step.plan, graph=MOST_STEPS)
+            yield from self._carry_out(plan, "a captured step is short")
+        for _ in range(PATIENCE):
+            yield 0
+            if self._next.batches > 1:
+                yield 0  # in which the stretch is captured
+                break
+        return (yield from self._timed(TIMED_STEPS, BRIEFLY))
+
+    def _is_short(self, now: float) -> bool:
+        """Whether a captured step of `now` seconds is so short that several belong in one CUDA graph."""
+        plan, left = self._loop.step.plan, (self._next.left or 0) * now
         is_short = now < SMALL_STEP and (self._stopwatch.host > HOST_LIMITS * now or left > SEVERAL_PAY)
-        if plan.graph == 1 and self._next.can_be_several and is_short and plan.stream == "resident":
-            yield from self._carry_out(replace(plan, graph=MOST_STEPS), "a captured step is short")
-            for _ in range(PATIENCE):
-                yield 0
-                if self._next.batches > 1:
-                    yield 0  # in which the stretch is captured
-                    break
-            now = math.inf
-        return min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
+        return plan.graph == 1 and self._next.can_be_several and is_short and plan.stream == "resident"
 
     def _not_slower(self, plain: float, now: float) -> "Course[float]":
         """Drop levers until the step is no slower than the eager one."""
@@ -864,6 +871,11 @@ def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
     """The levers that a plan has and another has not."""
     return [lever for lever in LEVERS if lever.is_pulled(plan) and not lever.is_pulled(begin)]
+
+
+def _rounding(plan: Plan, begin: Plan) -> Sequence[Lever]:
+    """Those of them that round losses and gradients, about which the gate is asked."""
+    return [lever for lever in _pulled(plan, begin) if lever.tier == "B" and lever.changes_gradients]
 
 
 def _without(levers: Sequence[Lever], plan: Plan) -> Plan:
