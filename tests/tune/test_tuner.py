@@ -23,7 +23,7 @@ from hotloop.errors import LossNotFinite
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
-from hotloop.tune.knowledge import propose
+from hotloop.tune.knowledge import expected_start, propose
 from hotloop.tune.tuner import AUDITS, in_words
 
 from ..thorough import tries
@@ -519,6 +519,15 @@ def test_channels_last_waits_for_no_depthwise_convolution_of_cudnn(monkeypatch: 
     assert not proposed("known", left=100.0, precision="fp32"), "hotloop's are for two bytes"
     monkeypatch.setattr("hotloop.levers.channels_last.why_no_kernels", lambda device: "the GPU is too old")
     assert not proposed("known", left=10.0)
+
+
+def test_a_plan_for_many_convolutions_takes_longer_to_begin() -> None:
+    small = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
+    deep = nn.Sequential(*(nn.Conv2d(8, 8, 3) for _ in range(50)))
+    expected = [expected_start(LeverTarget(torch.device("cuda"), model, [])) for model in (small, deep[:5], deep)]
+    assert expected[0] == pytest.approx(0.104)
+    assert expected[1] == pytest.approx(0.575)
+    assert expected[2] == pytest.approx(1.25)
 
 
 def test_a_proposal_names_every_lever() -> None:

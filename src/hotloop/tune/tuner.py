@@ -42,7 +42,7 @@ from hotloop.text import duration, plural, shorten
 from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
-from hotloop.tune.knowledge import Proposal, doubt, has_room, most_doubtful, propose
+from hotloop.tune.knowledge import Proposal, doubt, expected_start, has_room, most_doubtful, propose
 from hotloop.tune.norms import NormWatch
 from hotloop.tune.sizes import BatchSizes
 from hotloop.tune.stopwatch import Stopwatch
@@ -50,7 +50,8 @@ from hotloop.tune.subject import Subject, record
 from hotloop.tune.trial import material_of, tune
 
 T = TypeVar("T")
-WORTH_A_PLAN = 1.0  # seconds that a run must still take, or its length is not known
+WORTH_A_PLAN = 0.3  # seconds that a run must still take at least, or its length is not known
+SAVED = 0.6  # of the time of eager steps, which a plan saves; it must begin within that
 WORTH_PREPARING = 100  # batches that must still come, before it is known how long they take
 WORTH_ON_CPU = 100  # batches that must still come: what a CPU's plan costs is a few of them, however long they take
 WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
@@ -453,7 +454,9 @@ class Tuner:
 
     def _is_worth_it(self, left: int, plain: float) -> bool:
         """Whether a plan pays for so many batches; on a CPU no clock decides, so that a run can be repeated."""
-        return left >= WORTH_ON_CPU if self.subject.device.type == "cpu" else left * plain >= WORTH_A_PLAN
+        if self.subject.device.type == "cpu":
+            return left >= WORTH_ON_CPU
+        return left * plain >= max(WORTH_A_PLAN, expected_start(self.subject.scene(self._next.loader)) / SAVED)
 
     def _adopted(self, plain: float) -> Proposal:
         """Adopt the proposed plan, after its levers that change rounding have passed the gate."""
