@@ -24,7 +24,7 @@ from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
 from hotloop.tune.knowledge import expected_start, propose
-from hotloop.tune.tuner import AUDITS, in_words
+from hotloop.tune.tuner import AUDITS, Tuner, in_words
 
 from ..thorough import tries
 
@@ -678,3 +678,23 @@ def test_tiny_steps_go_into_one_graph_at_once() -> None:
     assert loop.tuning is not None
     trial = next(each for each in loop.tuning.trials if each.lever == "several steps")
     assert (trial.verdict, loop.plan.graph) == ("kept", 16), trial.why
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batches", "prepares"), [(20, False), (2000, True)])
+def test_a_slow_first_step_does_not_make_a_short_run_worth_a_plan(
+    batches: int, prepares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[bool] = []
+    monkeypatch.setattr(Tuner, "_prepare", lambda tuner: prepared.append(True))
+    torch.manual_seed(0)
+    model, calls = nn.Linear(8, 1), itertools.count()
+
+    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        if not next(calls):
+            time.sleep(1)  # as long as libraries may take to load
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cuda")
+    loop.fit(DataLoader(TensorDataset(torch.randn(batches, 8), torch.randn(batches, 1)), 1), progress=False)
+    assert prepared == [True] * prepares

@@ -376,6 +376,7 @@ class Tuner:
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
         yield from self._worth_it(first)
         if not is_long:
+            yield from self._worth_it((yield from self._timed(1, 0.0)))  # in the first, libraries may load for a second
             self._prepare()
         self.watches, plain = WATCHED, math.inf
         while self.watches:
