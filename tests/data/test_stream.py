@@ -2,13 +2,14 @@
 
 import gc
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,6 +26,7 @@ from hotloop import Loop, stream
 from hotloop.data import length_of
 from hotloop.data.streams import Kind
 from hotloop.errors import BadArgument, DeviceUnavailable, EmptyLoader
+from hotloop.plan import Plan
 
 from ..thorough import tries
 
@@ -291,6 +293,48 @@ def test_a_part_that_was_chosen_anew_is_seen() -> None:
     assert values(next(iter(streamed))) == [1, 2]
     part.indices = [5, 6]
     assert values(next(iter(streamed))) == [5, 6]
+
+
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_a_part_that_was_changed_in_place_is_seen_in_the_next_epoch(form: Callable[[list[int]], Any]) -> None:
+    part = Subset(Subset(DATA, range(2, 10)), form([1, 2]))
+    streamed = stream(DataLoader(part, 4), "cpu")
+    assert values(next(iter(streamed))) == [3, 4]
+    part.indices[1] = 6  # type: ignore[index]
+    assert values(next(iter(streamed))) == [3, 8]
+
+
+class Iterated(list[int]):
+    """Indices that count how often somebody goes through all of them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return super().__iter__()
+
+    def __eq__(self, other: object) -> bool:
+        self.times += 1
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_nobody_goes_through_the_indices_of_a_part_in_each_step() -> None:
+    """As `random_split` makes them: there may be a million."""
+    rows = torch.arange(1000.0).view(1000, 1)
+    part = Subset(TensorDataset(rows, rows), Iterated(range(0, 1000, 2)))
+    model = nn.Linear(1, 1)
+    loop = Loop(
+        model,
+        torch.optim.SGD(model.parameters(), 1e-9),
+        nn.MSELoss(),
+        device="cpu",
+        plan=Plan("cpu", stream="resident"),
+    )
+    loop.fit(DataLoader(part, 1, shuffle=True), epochs=2, progress=False)
+    assert isinstance(part.indices, Iterated)
+    assert part.indices.times < 20, "of 1,000 steps"
 
 
 def test_tensors_made_in_inference_mode() -> None:

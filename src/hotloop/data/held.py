@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.data.resident import SameTensor, all_tensors, free_memory, some_bytes, writes
+from hotloop.data.resident import Same, all_tensors, free_memory, some_bytes, writes
 from hotloop.placement import map_tensors, move, tensors_in
 
 LARGE = 4 << 20  # bytes of a batch: to look whether a smaller one has changed takes as long as to copy it
@@ -39,7 +39,7 @@ class HeldBatches:
         if not all_tensors(batch) or not all(map(_is_plain, tensors)) or sum(t.nbytes for t in tensors) < LARGE:
             return move(batch, self._device)
         key = tuple(map(id, tensors))  # the tensors are held, so that no other can have the number
-        source = [part for tensor in tensors for part in (SameTensor(tensor), writes(tensor))]
+        source = [part for tensor in tensors for part in (Same(tensor), writes(tensor))]
         looked = [some_bytes(tensor) for tensor in tensors]
         held = self._held.get(key)
         if held is None or (held.source, held.looked) != (source, looked):

@@ -50,7 +50,7 @@ class _ResidentItems:
 
     items: Any  # nested as a batch is, each tensor with all items
     source: list[Any]
-    looked: dict[str, bytes]  # some of its memory, by name
+    looked: dict[str, object]  # some of its memory, by name
 
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
@@ -258,11 +258,16 @@ def _as_stacked(rows: Tensor) -> Tensor:
 
 
 def _state(dataset: Any) -> list[Any]:
-    """What changes when someone changes a dataset: which tensors it holds, how often each was written, which part."""
+    """What changes when someone changes a dataset: which tensors it holds, how often each was written, which part.
+
+    Asked before each batch, so that indices are not compared one by one: `_looked` does that before each epoch.
+    """
     if type(dataset) is Subset:
-        return [*dataset.indices, *_state(dataset.dataset)]
+        indices = dataset.indices
+        version = writes(indices) if isinstance(indices, Tensor) else None
+        return [Same(indices), len(indices), version, *_state(dataset.dataset)]
     tensors = _tensors_of(dataset) or ()
-    return [part for t in tensors for part in (SameTensor(t), writes(t))]
+    return [part for t in tensors for part in (Same(t), writes(t))]
 
 
 def writes(tensor: Tensor) -> object:
@@ -271,17 +276,17 @@ def writes(tensor: Tensor) -> object:
     return object() if version is None else version
 
 
-class SameTensor:
-    """A tensor that equals only itself; it is held, so that no other can take its place in memory."""
+class Same:
+    """An object that equals only itself; it is held, so that no other can take its place in memory."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = tensor
+    def __init__(self, held: object) -> None:
+        self._held = held
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SameTensor) and self._tensor is other._tensor
+        return isinstance(other, Same) and self._held is other._held
 
     def __hash__(self) -> int:
-        return id(self._tensor)
+        return id(self._held)
 
 
 def _on(dataset: Any, device: torch.device) -> Any:
@@ -308,13 +313,21 @@ def _forget_if_changed(dataset: Any, device: torch.device) -> None:
         del kept[device]
 
 
-def _looked(dataset: Any) -> dict[str, bytes]:
-    """All or some of the bytes of the tensors and arrays that a dataset holds on the host."""
+def _looked(dataset: Any) -> dict[str, object]:
+    """All or some of the bytes of what a dataset holds on the host, tensors and arrays, and the indices of a part."""
     if type(dataset) is Subset:
-        return _looked(dataset.dataset)
+        below = {f"dataset.{name}": some for name, some in _looked(dataset.dataset).items()}
+        return {"indices": _copied(dataset.indices)} | below
     tensors = _tensors_of(dataset)
     held = getattr(dataset, "__dict__", {}) if tensors is None else {str(i): each for i, each in enumerate(tensors)}
     return {name: some for name, each in held.items() if (some := some_bytes(each)) is not None}
+
+
+def _copied(indices: Any) -> object:
+    """The indices of a part as they are now, in a form that can be compared."""
+    if isinstance(indices, Tensor | np.ndarray):
+        return np.asarray(indices.cpu() if isinstance(indices, Tensor) else indices).tobytes()
+    return indices if isinstance(indices, range | tuple) else list(indices)
 
 
 def some_bytes(value: object) -> bytes | None:
