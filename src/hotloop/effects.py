@@ -266,7 +266,8 @@ class _Walk:
         if traits.is_sequence:
             self._sequence(value, path, depth)
         elif isinstance(value, set | frozenset):
-            self.seen.values[path] = (len(value), hash(frozenset(filter(_is_plain, value))))
+            is_plain = set(map(type, value)).issubset(_WORDS)  # then it is hashed without a call for each of its words
+            self.seen.values[path] = (len(value), hash(frozenset(value if is_plain else filter(_is_plain, value))))
         elif isinstance(value, types.FunctionType):
             self._function(value, path, depth)
         elif isinstance(value, types.MethodType):
@@ -346,8 +347,10 @@ class _Walk:
 
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
         self.seen.values[f"{path}[]"] = len(value)
-        of_modules = bool(value) and all(isinstance(each, nn.Module | Tensor | None) for each in value.values())
-        for number, (key, part) in enumerate(list(value.items())):
+        kinds = set(map(type, value.values())) - {type(None)}
+        of_modules = bool(kinds) and all(issubclass(kind, nn.Module | Tensor) for kind in kinds)
+        first = len(value) if of_modules else 4 * EDGE + 1  # of a vocabulary, not all is copied
+        for number, (key, part) in enumerate(list(itertools.islice(value.items(), first))):
             if number >= 4 * EDGE and not of_modules:
                 self.seen.complete = False
                 return

@@ -1,6 +1,8 @@
 """What hotloop does beside a step, counted from outside: expensive looks at rng states are rare."""
 
+import itertools
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -9,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset
 
 import hotloop
 
@@ -55,6 +58,55 @@ def test_an_evaluation_takes_no_full_look_at_rng_states(looks: Callable[[], int]
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu", plan="plain")
     loop.evaluate([(torch.randn(8, 4), torch.randn(8, 1))] * STEPS)
     assert looks() <= 24
+
+
+class Texts(Dataset[Any]):
+    def __init__(self, words: Any) -> None:
+        self.words = words
+
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, index: int) -> list[Tensor]:
+        return [torch.full((4,), index / 300), torch.ones(1)]
+
+
+def _calls_with(owner: str, words: Any) -> int:
+    """Python's function calls in a run in which somebody holds these words."""
+    torch.manual_seed(0)
+    model, data = nn.Linear(4, 1), Texts(words if owner == "dataset" else None)
+    if owner == "model":
+        model.words = words
+    held = words if owner == "objective" else None
+
+    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        assert held is words or owner != "objective"
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    calls = itertools.count()
+    sys.setprofile(lambda frame, event, argument: next(calls) if event == "call" else None)
+    try:
+        loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cpu")
+        loop.fit(DataLoader(data, 2), epochs=2, progress=False)
+    finally:
+        sys.setprofile(None)
+    return next(calls)
+
+
+def _numbered(words: list[str]) -> dict[str, int]:
+    return {word: number for number, word in enumerate(words)}
+
+
+@pytest.mark.parametrize("owner", ["model", "objective", "dataset"])
+@pytest.mark.parametrize("kind", [list, _numbered, dict.fromkeys, set], ids=["list", "dict", "dict of None", "set"])
+def test_nobody_goes_through_a_whole_vocabulary(
+    owner: str, kind: Callable[[list[str]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hotloop.tune.tuner.WORTH_ON_CPU", 100)
+    words = [f"word {number}" for number in range(50_000)]
+    _calls_with(owner, kind(words[:100]))  # what is imported and cached by the first
+    few, many = (_calls_with(owner, kind(words[:number])) for number in (100, 50_000))
+    assert many < few + 10_000
 
 
 class Operations(TorchDispatchMode):

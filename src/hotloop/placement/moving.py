@@ -137,12 +137,14 @@ def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset())
     elif isinstance(batch, Mapping):
         seen |= {id(batch)}
         for key, value in batch.items():
-            yield from tensors_in(value, f"{path}[{key!r}]", seen)
+            if type(value) not in _STAYS:  # of which a vocabulary has many
+                yield from tensors_in(value, f"{path}[{key!r}]", seen)
     elif isinstance(batch, list | tuple):
         seen |= {id(batch)}
         names = getattr(batch, "_fields", ())  # of a namedtuple
         for i, value in enumerate(batch):
-            yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]", seen)
+            if type(value) not in _STAYS:
+                yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]", seen)
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         seen |= {id(batch)}
         for field in dataclasses.fields(batch):
