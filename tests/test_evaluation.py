@@ -12,7 +12,7 @@ from torch import nn
 import hotloop
 from hotloop import evaluate
 from hotloop.errors import BadArgument, BatchError, DoesNotFit, EmptyLoader
-from hotloop.evaluation import Evaluation
+from hotloop.evaluation import Evaluation, _Tally
 from hotloop.objective import predict
 
 pytestmark = pytest.mark.usefixtures("light_heap")
@@ -476,3 +476,42 @@ def test_half_a_metric_is_named() -> None:
 
     with pytest.raises(BadArgument, match="metric 'half' has compute and no to and no reset"):
         evaluate(nn.Identity(), [(torch.ones(2), torch.ones(2))], {"half": Half()})
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.CrossEntropyLoss(),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 0.5, 3.0]), ignore_index=2),
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.NLLLoss(weight=torch.tensor([1.0, 0.5, 3.0])),
+    ],
+    ids=["plain", "weighted", "smooth", "sum", "nll"],
+)
+def test_a_loss_over_classes_is_that_of_all_batches_together(criterion: nn.CrossEntropyLoss | nn.NLLLoss) -> None:
+    torch.manual_seed(0)
+    output, target = torch.randn(500, 3).log_softmax(1), torch.randint(0, 3, (500,))
+    target[:7] = criterion.ignore_index  # a whole batch
+    target[30:40] = criterion.ignore_index
+    sizes = [7, *[3] * 150, 43]  # more batches than are added up at a time
+    batches = list(zip(output.split(sizes), target.split(sizes), strict=True))
+    expected = criterion(output, target) / (500 if criterion.reduction == "sum" else 1)
+    found = hotloop.evaluate(nn.Identity(), batches, {"right": lambda o, t: o.argmax(1) == t}, loss=criterion)
+    assert found["loss"] == pytest.approx(expected.item(), rel=1e-6)
+    assert found["right"] == pytest.approx((output.argmax(1) == target).double().mean().item())
+
+
+def test_batches_of_several_dtypes() -> None:
+    batches = [
+        (torch.tensor([[0.5]]), torch.tensor([[1.0]])),
+        (torch.tensor([[0.5]]).double(), torch.zeros(1, 1).double()),
+    ]
+    assert hotloop.evaluate(nn.Identity(), batches, loss=nn.MSELoss()) == {"loss": pytest.approx(0.25)}
+
+
+def test_a_number_that_waits_keeps_no_batch() -> None:
+    tally = _Tally({"first": lambda output, target: output[0, 0]}, None, torch.device("cpu"))
+    tally.add(torch.ones(2, 10_000), torch.ones(2), items=2)
+    assert [share.value.untyped_storage().nbytes() for share in tally._fresh] == [4]
+    assert tally.result() == {"first": 1.0}

@@ -1,12 +1,12 @@
 """`evaluate`: a model on held-out data, in inference mode, with metrics that stay on the device until the end."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Split
 from hotloop.ranks import Ranks
-from hotloop.reductions import Classes, Reduction, ReductionMode, eager
+from hotloop.reductions import Classes, Count, Reduction, ReductionMode, class_count, eager
 from hotloop.snapshot import Snapshot
 from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.step.sharding import is_sharded
@@ -54,6 +54,8 @@ class Metric(Protocol):
 
 
 ON_DEVICE = 256 * 2**20  # bytes of outputs that wait there before they are copied to the host
+MOST_FRESH = 64  # numbers that wait to be added up
+SMALL = 4096  # bytes that may wait with each of them
 Metrics = Mapping[str, Any]  # name → a metric of torchmetrics, or `(output, target) → tensor`
 
 
@@ -142,7 +144,7 @@ class Evaluation:
         written = "model(…)"
         pieces: list[Any] = []  # on the host
         waiting: list[Any] = []  # on the device
-        done = 0
+        size = done = 0  # bytes that wait, items
         with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
             for number, batch in enumerate(Stream(loader, self._device, origins=False)):
                 items = self._weighing.items_in(batch)
@@ -153,9 +155,10 @@ class Evaluation:
                 attempt(work, self._model, batch, f"batch {number}")
                 waiting += found
                 done += items
-                if sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_in(waiting)) > ON_DEVICE:
+                size += sum(tensor.numel() * tensor.element_size() for _, tensor in tensors_in(found))
+                if size > ON_DEVICE:
                     pieces.append(_on_host(waiting, written))
-                    waiting = []
+                    waiting, size = [], 0
                 tell(plural(done, "item"))
             if waiting:
                 pieces.append(_on_host(waiting, written))
@@ -319,6 +322,15 @@ def _losses(objective: Objective, model: nn.Module, batch: Any, mode: TorchFunct
     return uniform(watched(objective, model, batch, mode), batch)
 
 
+class _Share(NamedTuple):
+    """What a batch adds to a mean."""
+
+    name: str
+    value: Tensor  # a single number
+    times: Count  # that it is added
+    seen: Count  # what it adds to what the sum is divided by
+
+
 class _Tally:
     """Sums on the device; nothing is read back before `result`."""
 
@@ -330,8 +342,9 @@ class _Tally:
         self._loss, self._compare = loss, None if loss is None else compared(loss)
         # float64 keeps millions of items exact; Metal has none.
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
-        self._sums: dict[str, tuple[Tensor, int | float | Tensor]] = {}  # name → (sum, what it is divided by)
-        self._before = self._sums
+        self._sums: dict[str, tuple[Tensor, Count]] = {}  # name → (sum, what it is divided by)
+        self._fresh: list[_Share] = []  # not in the sums yet: added up together, which takes few operations
+        self._noted = 0  # of these, those of earlier batches
         self._several: set[str] = set()  # metrics that gave more values than one, or none: one is not a mean then
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
@@ -366,7 +379,9 @@ class _Tally:
 
     def take(self) -> None:
         """Before some items are added."""
-        self._before = dict(self._sums)
+        if len(self._fresh) >= MOST_FRESH:
+            self._add_fresh()
+        self._noted = len(self._fresh)
         if not self._stateful:
             return
         self._gathered = Snapshot()  # of nothing, if there is no memory to note it: nothing has changed then
@@ -378,7 +393,7 @@ class _Tally:
 
     def restore(self) -> None:
         """Take back what was added since."""
-        self._sums = self._before
+        del self._fresh[self._noted :]
         self._gathered.restore()
 
     @property
@@ -396,7 +411,10 @@ class _Tally:
         for name, function in self._means.items():
             value = function(logits_of(output), target)
             try:  # a tuple is (values, weights), as of training metrics
-                values, weights = map(torch.as_tensor, value if isinstance(value, tuple) else (value, 1))
+                if isinstance(value, tuple):
+                    values, weights = map(torch.as_tensor, value)
+                else:
+                    values = torch.as_tensor(value)
             except (TypeError, ValueError, RuntimeError) as error:  # whatever torch raises for what is no number
                 raise BadArgument(
                     f"metric {name!r} returned {an(type(value).__name__)}",
@@ -409,6 +427,9 @@ class _Tally:
         if self._compare is not None:
             output, key = logits_of(output), None
             if isinstance(output, Tensor) and isinstance(target, Tensor):  # anything else may hide what decides
+                if _is_mean_over_classes(self._loss, target):
+                    self._add("loss", self._compare(output, target), _classes_counted(self._loss, output, target))
+                    return
                 key = ("loss", output.shape, target.shape)
             self.add_losses(*self.read(key, items, partial(self._compared, output, target, items)))
 
@@ -428,7 +449,7 @@ class _Tally:
         if known is not None and not any(each.by_values for each in known.values()):
             return losses_in(None), known
         if known is not None and len(known) == 1 and all(each.classes for each in known.values()):
-            counted = Classes()  # which compiled models show too
+            counted = Classes(guards=False)  # which compiled models show too
             losses = losses_in(counted)
             count = items if counted.count is None else counted.count
             return losses, {name: replace(each, count=count) for name, each in known.items()}
@@ -469,25 +490,51 @@ class _Tally:
         if values.dim() and values.numel() != 1:
             self._several.add(name)
         if values.dim() and name in self._several:
-            total, seen = self._sums.get(name, (self._zero, 0))
-            self._sums[name] = (total + values.sum(dtype=total.dtype), seen + values.numel())
+            self._fresh.append(_Share(name, values.sum(dtype=self._zero.dtype), 1, values.numel()))
         else:
             self._add(name, values, items)
 
     def _add_weighted(self, name: str, values: Tensor, weights: Tensor) -> None:
-        total, seen = self._sums.get(name, (self._zero, 0))
-        added = (values * weights).sum(dtype=total.dtype)
-        self._sums[name] = (total + added, seen + weights.sum(dtype=total.dtype))
+        exact = self._zero.dtype
+        self._fresh.append(_Share(name, (values * weights).sum(dtype=exact), 1, weights.sum(dtype=exact)))
 
-    def _add(self, name: str, value: Tensor, items: int | float | Tensor) -> None:
+    def _add(self, name: str, value: Tensor, items: Count) -> None:
         """Add a mean over `items`."""
-        total, seen = self._sums.get(name, (self._zero, 0))
-        added = value.reshape(()).to(total.dtype) * items
-        if isinstance(items, Tensor):
-            added = torch.where(items > 0, added, 0.0)  # the mean of nothing may be NaN
-        self._sums[name] = (total + added if isinstance(items, Tensor) or items else total, seen + items)
+        value = value.reshape(()) if value.dim() else value
+        if type(value) is Tensor and value.untyped_storage().nbytes() > SMALL:
+            value = value.clone()  # an entry of a large tensor, which would wait with it
+        self._fresh.append(_Share(name, value, items, items))
+
+    def _add_fresh(self) -> None:
+        """Add to the sums what has come since the last time."""
+        by_name: dict[str, list[_Share]] = {}
+        for share in self._fresh:
+            by_name.setdefault(share.name, []).append(share)
+        for name, shares in by_name.items():
+            total, seen = self._sums.get(name, (self._zero, 0))
+            alike: dict[int | float, list[Tensor]] = {}
+            for share in shares:
+                if not isinstance(share.times, Tensor) and share.times:  # the mean of nothing may be NaN
+                    alike.setdefault(share.times, []).append(share.value)
+            for times, values in alike.items():
+                total = total + self._stacked(values).sum() * times
+            if pairs := [(share.value, share.times) for share in shares if isinstance(share.times, Tensor)]:
+                means, counts = map(self._stacked, zip(*pairs, strict=True))
+                total = total + torch.where(counts > 0, means * counts, 0.0).sum()
+            seen = seen + sum(share.seen for share in shares if not isinstance(share.seen, Tensor))
+            if counted := [share.seen for share in shares if isinstance(share.seen, Tensor)]:
+                seen = seen + self._stacked(counted).sum()
+            self._sums[name] = (total, seen)
+        self._fresh, self._noted = [], 0
+
+    def _stacked(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Single numbers in one tensor, exact."""
+        if len({number.dtype for number in numbers}) > 1:
+            numbers = [number.to(self._zero.dtype) for number in numbers]
+        return torch.stack(list(numbers)).to(self._zero.dtype)
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
+        self._add_fresh()
         if ranks is not None:
             self._add_up(ranks)
         values: dict[str, Tensor] = {name: total / seen for name, (total, seen) in self._sums.items()}
@@ -515,6 +562,20 @@ class _Tally:
         for metric in self._stateful.values():
             if getattr(metric, "process_group", self) is None:
                 metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
+
+
+def _is_mean_over_classes(loss: object, target: Tensor) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
+    """Whether a criterion is one of PyTorch's whose count is known without watching it."""
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss) or type(loss) not in (nn.CrossEntropyLoss, nn.NLLLoss):
+        return False
+    return loss.reduction == "mean" and not target.is_floating_point()
+
+
+def _classes_counted(loss: nn.CrossEntropyLoss | nn.NLLLoss, output: Tensor, target: Tensor) -> Tensor:
+    """What such a loss is the mean over."""
+    count = class_count(output, target, loss.weight, ignore_index=loss.ignore_index)
+    assert count is not None
+    return count
 
 
 def _refused(name: str, metric: Metric, output: Any, target: Any, error: Exception) -> BatchError:

@@ -49,12 +49,13 @@ def total_of(reductions: Iterable[Reduction]) -> Reduction:
 class Classes(TorchFunctionMode):
     """Counts the targets of the losses over classes that are called inside; small enough for the compiler to trace.
 
-    A loss all of whose targets are ignored is 0 inside, with a gradient of 0, instead of 0/0.
+    `guards`: a loss all of whose targets are ignored is 0 inside, with a gradient of 0, instead of 0/0.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, guards: bool = True) -> None:
         super().__init__()
         self.count: Tensor | None = None
+        self._guards = guards
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -62,7 +63,7 @@ class Classes(TorchFunctionMode):
             count = class_count(*args, **kwargs)
             if count is not None:
                 self.count = count
-                return _guarded_loss(func, count, args, kwargs)
+                return _guarded_loss(func, count, args, kwargs) if self._guards else func(*args, **kwargs)
         return func(*args, **kwargs)
 
 

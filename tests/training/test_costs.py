@@ -83,14 +83,32 @@ def _calls_with(owner: str, words: Any) -> int:
         assert held is words or owner != "objective"
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
+    def work() -> None:
+        loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cpu")
+        loop.fit(DataLoader(data, 2), epochs=2, progress=False)
+
+    return _calls(work)
+
+
+def _calls(work: Callable[[], object]) -> int:
     calls = itertools.count()
     sys.setprofile(lambda frame, event, argument: next(calls) if event == "call" else None)
     try:
-        loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cpu")
-        loop.fit(DataLoader(data, 2), epochs=2, progress=False)
+        work()
     finally:
         sys.setprofile(None)
     return next(calls)
+
+
+@pytest.mark.parametrize("call", ["predict", "evaluate"])
+def test_each_batch_of_a_long_evaluation_costs_the_same(call: str) -> None:
+    model = nn.Linear(4, 2)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), device="cpu")
+    work = getattr(loop, call)
+    batch = (torch.randn(2, 4), torch.tensor([0, 1]))
+    work([batch] * 10)
+    few, many = (_calls(lambda number=number: work([batch] * number)) for number in (100, 500))  # type: ignore[misc]
+    assert many < 6 * few
 
 
 def _numbered(words: list[str]) -> dict[str, int]:
