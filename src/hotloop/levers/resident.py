@@ -22,7 +22,8 @@ class ResidentLever(Lever):
     and arrays of up to 512 KiB as a whole, larger ones in 1,024 places of 256 bytes spread over them, which takes a few
     tenths of a millisecond. So it may miss a change of a few rows among many thousands, and a write to a tensor already
     on a GPU that bypasses PyTorch's counter. `resident = True` is a promise: of such a dataset, hotloop checks tensors
-    and arrays among its attributes, and nothing else.
+    and arrays among its attributes, and nothing else. Indices of a `Subset` that are changed in place
+    (`part.indices[3] = 7`) count from the next epoch on.
 
     **What it costs.** One copy of the dataset, and the memory for it.
 
