@@ -1,98 +1,162 @@
-"""What the start of a run costs: the tuner with nothing known, and with the plan of an earlier run.
+"""What the start of a run costs: short runs in new processes, by the tutorial's loop and by `Loop(…).fit(…)`.
 
-python benchmarks/starts.py cnn --seconds 90 --json benchmarks/results/starts.json
+    python benchmarks/starts.py cnn resnet18 llama --seconds 1,2 --out benchmarks/results/starts.json
 
-Two processes train the same workload with `plan="auto"`, one after the other, with one cache of plans. The first also
-shows that training goes on while a compilation is prepared: the steps that ran meanwhile, and when it was adopted.
+Every run has a process of its own with nothing in the caches, and trains as many items as the tutorial's loop does in
+so many seconds once it runs. The clock counts everything from there on: moving the model, the data, the first step, in
+which libraries load, and plans. Processes start together and run by turns, each alone.
 """
 
 import argparse
+import itertools
 import json
 import os
-import signal
+import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 
 import hotloop
+from hotloop.bench.about import commit, hardware, versions
+from hotloop.bench.contestants import contestants
+from hotloop.bench.contestants.hot import in_words, loop_of
+from hotloop.bench.end_to_end import CACHES, of_length, pace_of
 from hotloop.bench.workloads import workload
-from hotloop.levers import levers_of
-from hotloop.tune.tuner import Tuner
+from hotloop.clock import synchronize
+from hotloop.files import write_json
+
+KINDS = ("tutorial", "default")
+PACE = 3.0  # seconds of the tutorial's loop that its rate is taken from
 
 
-def train(name: str, seconds: float, quick: bool) -> dict[str, Any]:
-    """Train for so many seconds; how long the tuner held training up, and what happened when."""
-    device = hotloop.pick().device
-    parts = workload(name, device, quick=quick).parts()
-    loop = hotloop.Loop(parts.model, parts.optimizer, parts.loss, objective=parts.objective, device=device)
-    held: list[dict[str, Any]] = []
-    stalls: list[dict[str, float]] = []
-    look, step = Tuner.look, hotloop.Loop.step
-    start = time.perf_counter()
+@dataclass(frozen=True)
+class Start:
+    """A run of one workload and length."""
 
-    def timed_look(self: Tuner, *arguments: Any) -> None:
-        began, before = time.perf_counter(), loop.plan
-        look(self, *arguments)
-        taken = time.perf_counter() - began
-        if taken > 0.01 or loop.plan != before:
-            entry = {"at": began - start, "step": loop.steps, "seconds": taken, "levers": levers_of(loop.plan)}
-            held.append({**entry, "still open": self.is_busy})
+    workload: str
+    length: float  # seconds of the tutorial's loop once it runs
+    items: int
+    tutorial: list[float]  # seconds of each turn
+    default: list[float]
+    plan: str  # of the last turn
 
-    def timed_step(self: hotloop.Loop, batch: Any) -> torch.Tensor:
-        began = time.perf_counter()
-        result = step(self, batch)
-        taken = time.perf_counter() - began
-        if taken > 0.3:
-            stalls.append({"at": began - start, "step": loop.steps, "seconds": taken})
-        return result
+    @property
+    def times(self) -> float:
+        return statistics.median(self.tutorial) / statistics.median(self.default)
 
-    Tuner.look, hotloop.Loop.step = timed_look, timed_step  # type: ignore[method-assign]
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
-    report = loop.fit(parts.loader, epochs=10**6, progress=False)
-    rates = [epoch.items / epoch.seconds for epoch in report.epochs if epoch.seconds]
-    return {
-        "tuner held training up": held,
-        "single calls over 0.3 s": stalls[:8],
-        "steps": loop.steps,
-        "items per second, first and last epochs": [rates[0], rates[-1]] if rates else [],
-        "levers": levers_of(loop.plan),
-        "trials": [f"{t.lever}: {t.verdict} ({t.why})" for t in loop.tuning.trials] if loop.tuning else [],
-    }
+
+def rate(name: str, device: torch.device, quick: bool) -> dict[str, Any]:
+    """Items per second of the tutorial's loop once it runs."""
+    work = workload(name, device, quick=quick)
+    steps = contestants(["tutorial"])["tutorial"](work.parts(), device).steps
+    assert steps is not None
+    list(itertools.islice(steps(), 3 if quick else 10))
+    return {"rate": pace_of(steps(), work, device, PACE * (0.01 if quick else 1)).items_per_second}
+
+
+def run(name: str, device: torch.device, quick: bool, kind: str, items: float) -> dict[str, Any]:
+    """Train on about so many items, when a line comes in."""
+    work, epochs = of_length(workload(name, device, quick=quick), items)
+    parts, start = work.parts(), contestants(["tutorial"])["tutorial"]
+    torch.ones(1, device=device)  # the driver is there, as in any script that has asked for the device
+    synchronize(device)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    clock, words = time.perf_counter(), ""
+    if kind == "tutorial":
+        steps = start(parts, device).steps
+        assert steps is not None
+        for _ in itertools.islice(steps(), epochs * -(-work.items // work.batch)):
+            pass
+    else:
+        loop = loop_of(parts, device, "auto")
+        loop.fit(parts.loader, epochs=epochs, device_transform=parts.device_transform, progress=False)
+        words = in_words(loop.plan)
+    synchronize(device)
+    return {"seconds": time.perf_counter() - clock, "items": epochs * work.items, "plan": words}
+
+
+class Process:
+    """This file in a process of its own, with caches of its own."""
+
+    def __init__(self, *told: object, folder: Path) -> None:
+        caches = {name: tempfile.mkdtemp(dir=folder) for name in CACHES}
+        command = [sys.executable, __file__, "--one", *map(str, told)]
+        self._process = subprocess.Popen(  # noqa: S603  # this very file
+            command, env=os.environ | caches, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def wait(self) -> None:
+        """Wait until it could begin."""
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline()) and line != "ready\n":
+            pass
+
+    def result(self) -> dict[str, Any]:
+        """Let it begin; returns what it printed last."""
+        told, _ = self._process.communicate("go\n")
+        if self._process.returncode:
+            raise SystemExit(f"{' '.join(map(str, self._process.args))} ended with {self._process.returncode}")  # type: ignore[arg-type]
+        return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def measured(name: str, length: float, pace: float, turns: int, told: list[str], folder: Path) -> Start:
+    """One workload and length: the turns of both loops, one after the other."""
+    order = [kind for _ in range(turns) for kind in KINDS]
+    processes = [Process(name, *told, "--kind", kind, "--items", pace * length, folder=folder) for kind in order]
+    for process in processes:
+        process.wait()
+    found = [process.result() for process in processes]
+    seconds = {kind: [each["seconds"] for each, own in zip(found, order, strict=True) if own == kind] for kind in KINDS}
+    return Start(name, length, found[0]["items"], seconds["tutorial"], seconds["default"], found[-1]["plan"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workload", nargs="?", default="cnn")
-    parser.add_argument("--seconds", type=float, default=90, help="of the first run; the second takes a third")
-    parser.add_argument("--quick", action="store_true", help="a tiny workload, to see that it runs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="as `hotloop bench` names them")
+    parser.add_argument("--seconds", default="1,2", help="of the tutorial's loop, separated by commas")
+    parser.add_argument("--turns", type=int, default=2, help="of each loop")
+    parser.add_argument("--device", help="such as cpu; by default the best there is")
+    parser.add_argument("--quick", action="store_true", help="tiny workloads, to see that it runs")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(train(arguments.workload, arguments.seconds, arguments.quick)))
+    parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--items", type=float, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.out is not None and not given.out.parent.is_dir():
+        parser.error(f"--out: there is no folder {given.out.parent}")
+    device = hotloop.pick(given.device or "auto").device
+    if given.one:
+        told = (given.workloads[0], device, given.quick)
+        print(json.dumps(run(*told, given.kind, given.items) if given.kind else rate(*told)))
         return
-    found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as cache:
-        for name, seconds in (("nothing known", arguments.seconds), ("plan known", arguments.seconds / 3)):
-            command = [sys.executable, __file__, arguments.workload, "--one", "--seconds", str(seconds)]
-            command += ["--quick"] * arguments.quick
-            done = subprocess.run(  # noqa: S603  # this very file
-                command, env={**os.environ, "HOTLOOP_CACHE": cache}, check=True, stdout=subprocess.PIPE, text=True
-            )
-            found[name] = json.loads(done.stdout.splitlines()[-1])
-            print(f"{name}:\n{json.dumps(found[name], indent=1)}")
-    if arguments.json:
-        choice = hotloop.pick()
-        about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "device": choice.name or str(choice.device)}
-        found = {**about, "torch": torch.__version__, "workload": arguments.workload, **found}
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+    options = ["--device", str(device), *["--quick"] * given.quick]
+    console, starts = Console(), list[Start]()
+    with tempfile.TemporaryDirectory(prefix="hotloop-starts-") as folder:
+        for name in given.workloads:
+            pace = Process(name, *options, folder=Path(folder)).result()["rate"]
+            for length in map(float, given.seconds.split(",")):
+                start = measured(name, length, pace, given.turns, options, Path(folder))
+                starts.append(start)
+                console.print(f"{name}, {length:g} s: {start.times:.2f} times the tutorial's loop", highlight=False)
+    table = Table("workload", "run of", "tutorial", "default", "times", "plan")
+    for each in starts:
+        both = (", ".join(f"{one:.2f} s" for one in seconds) for seconds in (each.tutorial, each.default))
+        table.add_row(each.workload, f"{each.length:g} s", *both, f"{each.times:.2f}", each.plan)
+    console.print(table)
+    if given.out:
+        about = {"hardware": hardware([device]), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+        about |= {"commit": commit(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
+        write_json(given.out, about | {"starts": [asdict(each) | {"times": each.times} for each in starts]})
 
 
 if __name__ == "__main__":

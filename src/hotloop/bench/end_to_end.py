@@ -218,7 +218,7 @@ class _Trial:
 
     def _whole_run(self, name: str, length: float, plan: Plan | str, warm: bool) -> None:
         assert self.pace is not None
-        work, epochs = _of_length(self.work, self.pace.items_per_second * length)
+        work, epochs = of_length(self.work, self.pace.items_per_second * length)
         parts = work.parts()
         fresh_start(self.device)
         if self.device.type == "cuda":
@@ -347,7 +347,7 @@ def _close(steps: Iterator[Losses]) -> None:
         close()
 
 
-def _of_length(work: Workload, items: float) -> tuple[Workload, int]:
+def of_length(work: Workload, items: float) -> tuple[Workload, int]:
     """The workload and a number of epochs for about so many items; of a long epoch only a part is taken."""
     if items >= work.items * 2 / 3:
         return work, max(1, round(items / work.items))
