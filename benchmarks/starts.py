@@ -10,6 +10,7 @@ which libraries load, and plans. Processes start together and run by turns, each
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -30,7 +31,7 @@ from hotloop.bench.about import commit, hardware, versions
 from hotloop.bench.contestants import contestants
 from hotloop.bench.contestants.hot import in_words, loop_of
 from hotloop.bench.end_to_end import CACHES, of_length, pace_of
-from hotloop.bench.workloads import workload
+from hotloop.bench.workloads import WORKLOADS, workload
 from hotloop.clock import synchronize
 from hotloop.files import write_json
 
@@ -120,10 +121,18 @@ def measured(name: str, length: float, pace: float, turns: int, told: list[str],
     return Start(name, length, found[0]["items"], seconds["tutorial"], seconds["default"], found[-1]["plan"])
 
 
+def lengths(words: str) -> list[float]:
+    """Seconds, separated by commas."""
+    found = [float(word) for word in words.split(",")]
+    if not all(0 < seconds < math.inf for seconds in found):
+        raise ValueError(words)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="as `hotloop bench` names them")
-    parser.add_argument("--seconds", default="1,2", help="of the tutorial's loop, separated by commas")
+    parser.add_argument("--seconds", type=lengths, default=[1.0, 2.0], help="of the tutorial's loop, such as 1,2")
     parser.add_argument("--turns", type=int, default=2, help="of each loop")
     parser.add_argument("--device", help="such as cpu; by default the best there is")
     parser.add_argument("--quick", action="store_true", help="tiny workloads, to see that it runs")
@@ -134,7 +143,12 @@ def main() -> None:
     given = parser.parse_args()
     if given.out is not None and not given.out.parent.is_dir():
         parser.error(f"--out: there is no folder {given.out.parent}")
-    device = hotloop.pick(given.device or "auto").device
+    if unknown := set(given.workloads) - {*WORKLOADS}:
+        parser.error(f"there is no workload {min(unknown)!r}; there are {', '.join(WORKLOADS)}")
+    try:
+        device = hotloop.pick(given.device or "auto").device
+    except hotloop.HotloopError as error:
+        parser.error(f"--device: {error}")
     if given.one:
         told = (given.workloads[0], device, given.quick)
         print(json.dumps(run(*told, given.kind, given.items) if given.kind else rate(*told)))
@@ -144,7 +158,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hotloop-starts-") as folder:
         for name in given.workloads:
             pace = Process(name, *options, folder=Path(folder)).result()["rate"]
-            for length in map(float, given.seconds.split(",")):
+            for length in given.seconds:
                 start = measured(name, length, pace, given.turns, options, Path(folder))
                 starts.append(start)
                 console.print(f"{name}, {length:g} s: {start.times:.2f} times the tutorial's loop", highlight=False)

@@ -1,9 +1,11 @@
 """`evaluate`: exact over uneven batches, nothing changed, one wait."""
 
 import gc
+import itertools
 import math
 import warnings
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -515,3 +517,21 @@ def test_a_number_that_waits_keeps_no_batch() -> None:
     tally.add(torch.ones(2, 10_000), torch.ones(2), items=2)
     assert [share.value.untyped_storage().nbytes() for share in tally._fresh] == [4]
     assert tally.result() == {"first": 1.0}
+
+
+@pytest.mark.parametrize("fails", range(1, 7))
+def test_memory_that_runs_out_while_numbers_are_added_up(fails: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [(torch.full((2, 1), float(n)), torch.zeros(2, 1)) for n in range(100)]
+    metrics = {"mean": lambda output, target: output.flatten(), "first": lambda output, target: output[0, 0]}
+    expected = evaluate(nn.Identity(), batches, metrics, loss=nn.L1Loss())
+    stack, calls = torch.stack, itertools.count(1)
+
+    def scarce(*given: Any, **options: Any) -> torch.Tensor:
+        if next(calls) == fails:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return stack(*given, **options)
+
+    monkeypatch.setattr(torch, "stack", scarce)
+    assert evaluate(nn.Identity(), batches, metrics, loss=nn.L1Loss()) == expected
+    assert next(calls) > fails
+    assert expected["mean"] == expected["loss"] == 49.5

@@ -349,11 +349,9 @@ class _Walk:
         self.seen.values[f"{path}[]"] = len(value)
         kinds = set(map(type, value.values())) - {type(None)}
         of_modules = bool(kinds) and all(issubclass(kind, nn.Module | Tensor) for kind in kinds)
-        first = len(value) if of_modules else 4 * EDGE + 1  # of a vocabulary, not all is copied
-        for number, (key, part) in enumerate(list(itertools.islice(value.items(), first))):
-            if number >= 4 * EDGE and not of_modules:
-                self.seen.complete = False
-                return
+        most = len(value) if of_modules else 4 * EDGE
+        self.seen.complete &= len(value) <= most
+        for number, (key, part) in enumerate(list(itertools.islice(value.items(), most))):
             name = key if isinstance(key, str) else f"#{number}"
             inner = f"{path}.{name}" if of_modules else f"{path}[{name}]"
             if isinstance(value, dict):

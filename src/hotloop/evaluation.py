@@ -379,9 +379,9 @@ class _Tally:
 
     def take(self) -> None:
         """Before some items are added."""
-        if len(self._fresh) >= MOST_FRESH:
+        self._noted = len(self._fresh)  # before memory can run out below
+        if self._noted >= MOST_FRESH:
             self._add_fresh()
-        self._noted = len(self._fresh)
         if not self._stateful:
             return
         self._gathered = Snapshot()  # of nothing, if there is no memory to note it: nothing has changed then
@@ -506,12 +506,13 @@ class _Tally:
         self._fresh.append(_Share(name, value, items, items))
 
     def _add_fresh(self) -> None:
-        """Add to the sums what has come since the last time."""
+        """Add to the sums what has come since the last time: all of it, or nothing where memory runs out."""
+        sums = dict(self._sums)
         by_name: dict[str, list[_Share]] = {}
         for share in self._fresh:
             by_name.setdefault(share.name, []).append(share)
         for name, shares in by_name.items():
-            total, seen = self._sums.get(name, (self._zero, 0))
+            total, seen = sums.get(name, (self._zero, 0))
             alike: dict[int | float, list[Tensor]] = {}
             for share in shares:
                 if not isinstance(share.times, Tensor) and share.times:  # the mean of nothing may be NaN
@@ -524,8 +525,8 @@ class _Tally:
             seen = seen + sum(share.seen for share in shares if not isinstance(share.seen, Tensor))
             if counted := [share.seen for share in shares if isinstance(share.seen, Tensor)]:
                 seen = seen + self._stacked(counted).sum()
-            self._sums[name] = (total, seen)
-        self._fresh, self._noted = [], 0
+            sums[name] = (total, seen)
+        self._sums, self._fresh, self._noted = sums, [], 0
 
     def _stacked(self, numbers: Sequence[Tensor]) -> Tensor:
         """Single numbers in one tensor, exact."""

@@ -410,7 +410,7 @@ class Tuner:
     def _prepare(self) -> None:
         """Start slow preparations beside the first steps."""
         target = self.subject.scene(self._next.loader)
-        if target.may_be_heavy:  # CUDA loads kernels in one thread at a time: what a small network needs not delays it
+        if target.may_be_heavy:  # a small network would wait for kernels that it does not need
             load_beside(self.subject.device, comparison)
             for lever in LEVERS:
                 lever.prepare(target)
