@@ -290,11 +290,13 @@ class _Attributes(_Same):
 
     def changed(self) -> list[str]:
         """Names of attributes that are no longer what they were."""
-        now = _own_values(self.table)
-        other = [n for n in now.keys() | self._values.keys() if not _same_value(now.get(n), self._values.get(n))]
-        inside = {id(container) for container, before in self._contents if not _same_items(container, before)}
+        now, before = _own_values(self.table), self._values
+        other: Iterable[str] = ()
+        if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):  # few do
+            other = [n for n in now.keys() | before.keys() if not _same_value(now.get(n), before.get(n))]
+        inside = {id(container) for container, held in self._contents if not _same_items(container, held)}
         inside |= {id(tensor) for tensor, _, version in self._tensors if version_of(tensor) != version}
-        return sorted({*other, *(name for name, value in self._values.items() if id(value) in inside)})
+        return sorted({*other, *(name for name, value in before.items() if id(value) in inside)})
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -496,13 +498,15 @@ class PassSnapshot:
 
     def _everything(self) -> Snapshot:
         """All that a pass may change, but for weights, of which there may be too many."""
-        for generator, name in self._own_generators():
+        modules = self._inner()
+        for generator, name in _own_generators(modules):
             if id(generator) not in self._generators:
                 self._generators[id(generator)] = generator
                 self._rngs[Rng.of(generator)] = name
-        self._versions = [(p, version_of(p)) for p in self._parameters()]
-        tables = [buffers_of(inner) for inner in self._inner() if buffers_of(inner)]
-        attributes = [_Attributes(table, name) for table, name in self._own_attributes()]
+        self._versions = [(p, version_of(p)) for p in _parameters(modules)]
+        tables = [table for table in map(buffers_of, modules) if table]
+        attributes = [_Attributes(vars(inner), type(inner).__name__) for inner in modules]
+        attributes += [_Attributes(group, "optimizer.param_groups") for group in self.groups()]
         return Snapshot([*attributes, _Buffers(tables, self._device)]).rngs(self._rngs)
 
     def _see_rngs(self, touched: list[tuple[object, str]]) -> None:
@@ -554,21 +558,6 @@ class PassSnapshot:
                 stacklevel=2,
             )
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        return (p for inner in self._inner() for p in parameters_of(inner).values() if p is not None and not is_lazy(p))
-
-    def _own_attributes(self) -> Iterator[tuple[dict[str, Any], str]]:
-        """Where modules keep what is neither a weight nor a buffer, and optimizers their settings."""
-        yield from ((vars(inner), type(inner).__name__) for inner in self._inner())
-        yield from ((group, "optimizer.param_groups") for group in self.groups())
-
-    def _own_generators(self) -> Iterator[tuple[Generator, str]]:
-        """Generators that modules have for themselves."""
-        for inner in self._inner():
-            for name, value in vars(inner).items():
-                if name not in _OF_MODULES and isinstance(value, Generator):
-                    yield value, f"{type(inner).__name__}.{name}"
-
     def _inner(self) -> Iterable[nn.Module]:
         return dict.fromkeys(inner for module in self._modules for inner in module.modules())
 
@@ -577,6 +566,18 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
 _OF_MODULES = frozenset((*vars(nn.Module()), "params", HOOKS_INSTALLED))
 _VALUES = (*_PLAIN, tuple, frozenset)
+
+
+def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    return (p for inner in modules for p in parameters_of(inner).values() if p is not None and not is_lazy(p))
+
+
+def _own_generators(modules: Iterable[nn.Module]) -> Iterator[tuple[Generator, str]]:
+    """Generators that modules have for themselves."""
+    for inner in modules:
+        for name, value in vars(inner).items():
+            if name not in _OF_MODULES and type(value) not in _VALUES and isinstance(value, Generator):
+                yield value, f"{type(inner).__name__}.{name}"
 
 
 def _plain_values(module: nn.Module) -> dict[str, Any]:

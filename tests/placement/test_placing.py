@@ -81,6 +81,17 @@ def test_attributes_may_be_graphs() -> None:
     assert str(told[0].message).count("fix: ") == len(nodes), "each tensor once"
 
 
+def test_what_several_layers_hold_is_told_once() -> None:
+    settings = {"scale": torch.zeros(1)}
+    layers = [nn.Linear(2, 2) for _ in range(3)]
+    for layer in layers:
+        layer.settings = settings  # type: ignore[assignment]
+    with pytest.warns(LeftBehindWarning) as told:
+        place(nn.Sequential(*layers), "meta")
+    assert str(told[0].message).count("fix: ") == 1
+    assert "model.0.settings['scale']" in str(told[0].message)
+
+
 def test_a_module_that_refuses_to_move_is_found() -> None:
     class Stubborn(nn.Linear):
         def _apply(self, fn, recurse=True):  # type: ignore[no-untyped-def]

@@ -863,6 +863,56 @@ def test_survival_on_a_gpu_that_is_too_small(plan: hotloop.Plan) -> None:
     torch.testing.assert_close(tight, free, rtol=2e-3, atol=2e-4)
 
 
+def heavy() -> nn.Module:
+    """128 MiB of weights; next to nothing for the items."""
+    torch.manual_seed(2)
+    return nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))).cuda()
+
+
+def by_loop(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    loop = Loop(model, optimizer, nn.MSELoss(), device="cuda", plan=hotloop.Plan("cuda:0"))
+    for _ in range(FIRST_UPDATES):
+        loop.step(batch)
+
+
+def by_hand(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    for _ in range(FIRST_UPDATES):
+        optimizer.zero_grad()
+        F.mse_loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+
+
+def first_updates(train: Callable[[nn.Module, tuple[Tensor, Tensor]], None]) -> tuple[float, list[Tensor]]:
+    """The peak of the first updates in MiB, and the weights that they left."""
+    model, batch = heavy(), (torch.ones(4, 2048, device="cuda"), torch.zeros(4, 2048, device="cuda"))
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    train(model, batch)
+    return (torch.cuda.max_memory_allocated() - before) / 2**20, [w.detach().cpu() for w in model.parameters()]
+
+
+@pytest.mark.gpu
+def test_the_first_updates_take_what_the_optimizer_takes_where_there_is_plenty() -> None:
+    plain, expected = first_updates(by_hand)
+    peak, weights = first_updates(by_loop)
+    assert peak < plain + 2
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
+@pytest.mark.gpu
+def test_the_first_updates_need_no_more_than_they_leave_where_there_is_little() -> None:
+    plain, expected = first_updates(by_hand)  # with temporaries of the whole
+    with capped(round(128 + plain - 24)):  # the weights are new as well
+        with pytest.raises(torch.OutOfMemoryError):
+            first_updates(by_hand)
+        torch.cuda.empty_cache()
+        _, weights = first_updates(by_loop)
+    torch.testing.assert_close(weights, expected, rtol=0, atol=0)
+
+
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::hotloop.errors.MemoryWarning")
 @pytest.mark.parametrize("graph", [0, 1])

@@ -88,11 +88,12 @@ def _bring_along(optimizer: Optimizer, moved: dict[int, nn.Parameter]) -> None:
 
 def _left_behind(model: nn.Module, target: torch.device) -> Iterator[tuple[str, str, Tensor]]:
     """Tensors on another device that modules hold as plain attributes: (module path, attribute, tensor)."""
+    seen: set[int] = set()  # a configuration is in every layer
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if name in REGISTERED or isinstance(value, nn.Module):
                 continue
-            for where, tensor in tensors_in(value, name, set()):  # which may be a graph
+            for where, tensor in tensors_in(value, name, seen):
                 if tensor.device != target:
                     yield path, where, tensor
 

@@ -167,7 +167,7 @@ class EagerStep:
         optimizers, scaler = self.trained.optimizers, self.scaler
         most, most_value = self._plan.clip_norm, self._plan.clip_value
         clips = most is not None or most_value is not None
-        may_run_out = self._memory is not None and not self.is_capturing
+        memory = None if self.is_capturing else self._memory
         before = scaler.get_scale() if self._scales else 0.0
         try:  # what fails for want of memory has done nothing, so that it can be repeated
             if self.across is not None:
@@ -187,7 +187,10 @@ class EagerStep:
             with fused_steps(optimizers, is_scaled=self._scales and not clips):
                 if closure is not None:
                     optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
-                elif self._memory and may_run_out and (self._updates < FIRST_UPDATES or self._memory.portion.is_tight):
+                elif memory is not None and (
+                    memory.portion.is_tight
+                    or (self._updates < FIRST_UPDATES and not memory.is_plenty_for(self.trained.parameters))
+                ):
                     with guarded(optimizers):
                         for optimizer in optimizers:
                             surely(partial(scaler.step, optimizer), self._device)
@@ -197,7 +200,7 @@ class EagerStep:
             if self._scales:
                 surely(scaler.update, self._device)
         except Exception as error:
-            if not may_run_out or not is_out_of_memory(error):
+            if memory is None or not is_out_of_memory(error):
                 raise
             raise half_updated(error) from error
         # The public sign of a skipped step: the scale backs off. (It reads one number; the step has just read another.)
