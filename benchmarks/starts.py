@@ -4,7 +4,7 @@
 
 Every run has a process of its own with nothing in the caches, and trains as many items as the tutorial's loop does in
 so many seconds once it runs. The clock counts everything from there on: moving the model, the data, the first step, in
-which libraries load, and plans. Processes start together and run by turns, each alone.
+which libraries load, and plans. Processes of a workload start together and run by turns, each alone.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,9 +65,10 @@ def rate(name: str, device: torch.device, quick: bool) -> dict[str, Any]:
     return {"rate": pace_of(steps(), work, device, PACE * (0.01 if quick else 1)).items_per_second}
 
 
-def run(name: str, device: torch.device, quick: bool, kind: str, items: float) -> dict[str, Any]:
-    """Train on about so many items, when a line comes in."""
-    work, epochs = of_length(workload(name, device, quick=quick), items)
+def run(name: str, device: torch.device, quick: bool, kind: str) -> dict[str, Any]:
+    """Train on about as many items as a first line says, when a second one comes in."""
+    whole = workload(name, device, quick=quick)
+    work, epochs = of_length(whole, float(sys.stdin.readline()))
     parts, start = work.parts(), contestants(["tutorial"])["tutorial"]
     torch.ones(1, device=device)  # the driver is there, as in any script that has asked for the device
     synchronize(device)
@@ -96,9 +98,12 @@ class Process:
             command, env=os.environ | caches, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def wait(self) -> None:
-        """Wait until it could begin."""
+    def prepare(self, items: float) -> None:
+        """Tell it how many items there are, and wait until it could begin."""
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        self._process.stdin.write(f"{items}\n")
+        self._process.stdin.flush()
         while (line := self._process.stdout.readline()) and line != "ready\n":
             pass
 
@@ -110,15 +115,20 @@ class Process:
         return json.loads(told.splitlines()[-1])  # type: ignore[no-any-return]
 
 
-def measured(name: str, length: float, pace: float, turns: int, told: list[str], folder: Path) -> Start:
-    """One workload and length: the turns of both loops, one after the other."""
+def measured(name: str, seconds: Sequence[float], turns: int, told: list[str], folder: Path) -> Iterator[Start]:
+    """One workload in all lengths: the turns of both loops, one after the other."""
     order = [kind for _ in range(turns) for kind in KINDS]
-    processes = [Process(name, *told, "--kind", kind, "--items", pace * length, folder=folder) for kind in order]
-    for process in processes:
-        process.wait()
-    found = [process.result() for process in processes]
-    seconds = {kind: [each["seconds"] for each, own in zip(found, order, strict=True) if own == kind] for kind in KINDS}
-    return Start(name, length, found[0]["items"], seconds["tutorial"], seconds["default"], found[-1]["plan"])
+    first = Process(name, *told, folder=folder)
+    every = [[Process(name, *told, "--kind", kind, folder=folder) for kind in order] for _ in seconds]
+    pace = first.result()["rate"]
+    for length, processes in zip(seconds, every, strict=True):
+        for process in processes:
+            process.prepare(pace * length)
+        found = [process.result() for process in processes]
+        taken = {
+            kind: [each["seconds"] for each, own in zip(found, order, strict=True) if own == kind] for kind in KINDS
+        }
+        yield Start(name, length, found[0]["items"], taken["tutorial"], taken["default"], found[-1]["plan"])
 
 
 def lengths(words: str) -> list[float]:
@@ -139,7 +149,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
-    parser.add_argument("--items", type=float, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.out is not None and not given.out.parent.is_dir():
         parser.error(f"--out: there is no folder {given.out.parent}")
@@ -151,26 +160,25 @@ def main() -> None:
         parser.error(f"--device: {error}")
     if given.one:
         told = (given.workloads[0], device, given.quick)
-        print(json.dumps(run(*told, given.kind, given.items) if given.kind else rate(*told)))
+        print(json.dumps(run(*told, given.kind) if given.kind else rate(*told)))
         return
     options = ["--device", str(device), *["--quick"] * given.quick]
+    about = {"hardware": hardware([device]), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    about |= {"commit": commit(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
     console, starts = Console(), list[Start]()
     with tempfile.TemporaryDirectory(prefix="hotloop-starts-") as folder:
         for name in given.workloads:
-            pace = Process(name, *options, folder=Path(folder)).result()["rate"]
-            for length in given.seconds:
-                start = measured(name, length, pace, given.turns, options, Path(folder))
+            for start in measured(name, given.seconds, given.turns, options, Path(folder)):
                 starts.append(start)
-                console.print(f"{name}, {length:g} s: {start.times:.2f} times the tutorial's loop", highlight=False)
+                words = f"{name}, {start.length:g} s: {start.times:.2f} times the tutorial's loop"
+                console.print(words, highlight=False)
+                if given.out:  # what was measured stays, whatever happens to the rest
+                    write_json(given.out, about | {"starts": [asdict(each) | {"times": each.times} for each in starts]})
     table = Table("workload", "run of", "tutorial", "default", "times", "plan")
     for each in starts:
         both = (", ".join(f"{one:.2f} s" for one in seconds) for seconds in (each.tutorial, each.default))
         table.add_row(each.workload, f"{each.length:g} s", *both, f"{each.times:.2f}", each.plan)
     console.print(table)
-    if given.out:
-        about = {"hardware": hardware([device]), "date": datetime.now(UTC).isoformat(timespec="seconds")}
-        about |= {"commit": commit(), "versions": versions(), "command": " ".join(["python", *sys.argv])}
-        write_json(given.out, about | {"starts": [asdict(each) | {"times": each.times} for each in starts]})
 
 
 if __name__ == "__main__":

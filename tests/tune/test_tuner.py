@@ -698,3 +698,21 @@ def test_a_slow_first_step_does_not_make_a_short_run_worth_a_plan(
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cuda")
     loop.fit(DataLoader(TensorDataset(torch.randn(batches, 8), torch.randn(batches, 1)), 1), progress=False)
     assert prepared == [True] * prepares
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("batches", "prepares"), [(12, False), (24, True)])
+def test_the_steps_before_a_plan_do_not_count_among_those_that_it_pays_for(
+    batches: int, prepares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared: list[bool] = []
+    monkeypatch.setattr(Tuner, "_prepare", lambda tuner: prepared.append(True))
+    model = nn.Linear(8, 1)
+
+    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        time.sleep(0.04)  # 0.3 s are worth a plan, which begins after 7 of these
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cuda")
+    loop.fit(DataLoader(TensorDataset(torch.randn(batches, 8), torch.randn(batches, 1)), 1), progress=False)
+    assert prepared == [True] * prepares

@@ -374,9 +374,9 @@ class Tuner:
         if is_long:
             self._prepare()
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
-        yield from self._worth_it(first)
-        if not is_long:
-            yield from self._worth_it((yield from self._timed(1, 0.0)))  # in the first, libraries may load for a second
+        yield from self._worth_it(first, WATCHED + PLAIN_STEPS)
+        if not is_long:  # in the first step, libraries may load for a second
+            yield from self._worth_it((yield from self._timed(1, 0.0)), WATCHED + PLAIN_STEPS)
             self._prepare()
         self.watches, plain = WATCHED, math.inf
         while self.watches:
@@ -442,22 +442,23 @@ class Tuner:
         cost = 2 * len(self.subject.objectives)
         return not self._effects and self._gate.passes + cost <= MOST_PASSES + (cost if has_sign else 0)
 
-    def _worth_it(self, plain: float) -> "Course[None]":
-        """Wait until the run is long enough for a plan."""
+    def _worth_it(self, plain: float, before: int = 0) -> "Course[None]":
+        """Wait until the run is long enough for a plan that begins after so many batches."""
         while True:
             left = self._next.left
             if self.considered_for is None or left is None or left > self.considered_for:
-                if left is None or self._is_worth_it(left, plain):
+                if left is None or self._is_worth_it(left, plain, before):
                     return
                 self.considered_for = left
             self._sleeps = True
             yield math.inf
 
-    def _is_worth_it(self, left: int, plain: float) -> bool:
+    def _is_worth_it(self, left: int, plain: float, before: int) -> bool:
         """Whether a plan pays for so many batches; on a CPU no clock decides, so that a run can be repeated."""
         if self.subject.device.type == "cpu":
             return left >= WORTH_ON_CPU
-        return left * plain >= max(WORTH_A_PLAN, expected_start(self.subject.scene(self._next.loader)) / SAVED)
+        start = expected_start(self.subject.scene(self._next.loader))
+        return (left - before) * plain >= max(WORTH_A_PLAN, start / SAVED)
 
     def _adopted(self, plain: float) -> Proposal:
         """Adopt the proposed plan, after its levers that change rounding have passed the gate."""
