@@ -117,7 +117,7 @@ class Process:
 
 def measured(name: str, seconds: Sequence[float], turns: int, told: list[str], folder: Path) -> Iterator[Start]:
     """One workload in all lengths: the turns of both loops, one after the other."""
-    order = [kind for _ in range(turns) for kind in KINDS]
+    order = KINDS * turns
     first = Process(name, *told, folder=folder)
     every = [[Process(name, *told, "--kind", kind, folder=folder) for kind in order] for _ in seconds]
     pace = first.result()["rate"]
@@ -125,10 +125,8 @@ def measured(name: str, seconds: Sequence[float], turns: int, told: list[str], f
         for process in processes:
             process.prepare(pace * length)
         found = [process.result() for process in processes]
-        taken = {
-            kind: [each["seconds"] for each, own in zip(found, order, strict=True) if own == kind] for kind in KINDS
-        }
-        yield Start(name, length, found[0]["items"], taken["tutorial"], taken["default"], found[-1]["plan"])
+        tutorial, default = ([each["seconds"] for each in found[turn::2]] for turn in range(2))
+        yield Start(name, length, found[0]["items"], tutorial, default, found[-1]["plan"])
 
 
 def lengths(words: str) -> list[float]:
@@ -143,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="as `hotloop bench` names them")
     parser.add_argument("--seconds", type=lengths, default=[1.0, 2.0], help="of the tutorial's loop, such as 1,2")
-    parser.add_argument("--turns", type=int, default=2, help="of each loop")
+    parser.add_argument("--turns", type=int, default=3, help="of each loop")
     parser.add_argument("--device", help="such as cpu; by default the best there is")
     parser.add_argument("--quick", action="store_true", help="tiny workloads, to see that it runs")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here")

@@ -52,6 +52,7 @@ from hotloop.tune.trial import material_of, tune
 T = TypeVar("T")
 WORTH_A_PLAN = 0.3  # seconds that a run must still take at least, or its length is not known
 SAVED = 0.6  # of the time of eager steps, which a plan saves; it must begin within that
+CLEARLY = 1.25  # times what a plan must be worth, before it is known how long steps take that nothing disturbs
 WORTH_PREPARING = 100  # batches that must still come, before it is known how long they take
 WORTH_ON_CPU = 100  # batches that must still come: what a CPU's plan costs is a few of them, however long they take
 WATCHED = 3  # steps with a look at what they change in the person's objects; OOM retry looks at passes then, too
@@ -374,9 +375,10 @@ class Tuner:
         if is_long:
             self._prepare()
         first = yield from self._timed(1, 0.0)  # in which libraries load and optimizers allocate
-        yield from self._worth_it(first, WATCHED + PLAIN_STEPS)
+        yield from self._worth_it(first / CLEARLY, WATCHED + PLAIN_STEPS)
         if not is_long:  # in the first step, libraries may load for a second
-            yield from self._worth_it((yield from self._timed(1, 0.0)), WATCHED + PLAIN_STEPS)
+            second = yield from self._timed(1, 0.0)
+            yield from self._worth_it(second / CLEARLY, WATCHED + PLAIN_STEPS)
             self._prepare()
         self.watches, plain = WATCHED, math.inf
         while self.watches:
