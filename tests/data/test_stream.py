@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -61,6 +62,9 @@ def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(5)
 
 
+JOINED = ConcatDataset([Subset(DATA, range(9, 3, -1)), ConcatDataset([DATA]), Subset(DATA, [])])
+
+
 class AsItGoes(Sampler[int]):
     """Draws each index from the global generator when it is asked for it, which workers do in advance."""
 
@@ -87,6 +91,9 @@ LOADERS: dict[str, Any] = {
     ),
     "draws as it goes, with a worker": lambda: DataLoader(DATA, 2, sampler=AsItGoes(), num_workers=1),
     "a part": lambda: DataLoader(Subset(DATA, list(range(20, 2, -1))), 4, shuffle=True, generator=seeded()),
+    "joined": lambda: DataLoader(JOINED, 4, shuffle=True, generator=seeded(), drop_last=True),
+    "a part of what is joined": lambda: DataLoader(Subset(JOINED, [-1, 2, 0, 25, 24, 6]), 4, shuffle=True),
+    "joined, one by one": lambda: DataLoader(JOINED, batch_size=None, shuffle=True, num_workers=1),
     "own items": lambda: DataLoader(Own(), 4, shuffle=True, generator=seeded()),
     "own items, marked": lambda: DataLoader(Marked(), 4, shuffle=True, generator=seeded()),
     "iterable": lambda: DataLoader(Endless(), 3),
@@ -204,7 +211,15 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-@pytest.mark.parametrize("wrap", [lambda d: d, lambda d: Subset(d, [1, 2]), lambda d: Subset(Subset(d, [3, 0]), [1])])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda d: d,
+        lambda d: Subset(d, [1, 2]),
+        lambda d: Subset(Subset(d, [3, 0]), [1]),
+        lambda d: ConcatDataset([Subset(d, [3]), d]),
+    ],
+)
 def test_whatever_was_changed_is_seen_in_the_next_epoch(change: Any, wrap: Any) -> None:
     data = TensorDataset(torch.zeros(4))
     streamed = stream(DataLoader(wrap(data), 4), "cpu")
@@ -285,6 +300,34 @@ def test_data_written_through_numpy_is_seen_on_cuda() -> None:
         (batch,) = next(iter(streamed))
         assert batch.unique().tolist() == [number]
         values.numpy()[:] += 1
+
+
+def test_datasets_that_are_joined_may_be_exchanged() -> None:
+    joined = ConcatDataset([Subset(DATA, [1]), Subset(DATA, [2])])
+    streamed = stream(DataLoader(joined, 4), "cpu")
+    assert values(next(iter(streamed))) == [1, 2]
+    joined.datasets[1] = Subset(DATA, [5])
+    assert values(next(iter(streamed))) == [1, 5]
+
+
+NOT_ONE: dict[str, Any] = {
+    "of several shapes or types": lambda: ConcatDataset(
+        [TensorDataset(torch.ones(4, 2)), TensorDataset(torch.ones(4, 3))]
+    ),
+    "shapes or types": lambda: ConcatDataset([TensorDataset(torch.ones(4)), TensorDataset(torch.ones(4).long())]),
+    "another item": lambda: ConcatDataset([DATA, Own()]),
+    "more than 64": lambda: ConcatDataset([TensorDataset(torch.ones(4)) for _ in range(65)]),
+}
+
+
+@pytest.mark.parametrize("words", NOT_ONE)
+def test_datasets_that_are_joined_and_are_no_one_tensor_are_read_by_the_loader(words: str) -> None:
+    loader = DataLoader(NOT_ONE[words](), 4)
+    streamed = stream(loader, "cpu")
+    assert streamed.kind != "resident"
+    assert values(next(iter(streamed))) == values(next(iter(loader)))
+    with pytest.raises(BadArgument, match=words):
+        stream(loader, "cpu", "resident")
 
 
 def test_a_part_that_was_chosen_anew_is_seen() -> None:

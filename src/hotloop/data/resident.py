@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Subset,
     TensorDataset,
@@ -40,6 +41,7 @@ from hotloop.placement import map_tensors, tensors_in, upload
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
 PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
+MOST_TENSORS = 64  # below a dataset: they are asked before each batch whether somebody has written to them
 _UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)  # which PyTorch takes for a mask, or refuses
 _kept: Any = WeakIdKeyDictionary()  # of datasets, each with its items by device
 
@@ -69,8 +71,13 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
         return "the dataset may give another item each time; set dataset.resident = True if it does not"
     if _tensors_of(dataset) is None and not all_tensors(default_collate([dataset[0]])):
         return "its items hold more than tensors and numbers"
-    if any(tensor.layout != torch.strided for tensor in _tensors_of(dataset) or ()):
+    tensors = _tensors_of(dataset) or ()
+    if any(tensor.layout != torch.strided for tensor in tensors):
         return "its tensors are sparse"
+    if len(tensors) > MOST_TENSORS:
+        return f"it is made of {len(tensors)} tensors, and more than {MOST_TENSORS} are not looked after"
+    if len(_forms(dataset)) > 1:
+        return "the datasets that it joins have items of several shapes or types"
     if device.type == "cuda" and not _fits(dataset, device):
         return f"it does not fit into {SHARE:.0%} of the free memory of {device}"
     return None
@@ -210,16 +217,28 @@ def _as_is(drawn: Any) -> Any:
 
 def is_constant(dataset: Any) -> bool:
     """Whether a dataset gives the same tensors for the same index, always."""
-    if type(dataset) is Subset:
-        return is_constant(dataset.dataset)
-    return type(dataset) is TensorDataset or getattr(dataset, "resident", False) is True
+    if type(dataset) is Subset and is_constant(dataset.dataset):
+        return True
+    return _tensors_of(dataset) is not None or getattr(dataset, "resident", False) is True
 
 
 def _tensors_of(dataset: Any) -> tuple[Tensor, ...] | None:
-    """The tensors below a TensorDataset, or a subset of one; None for any other dataset."""
+    """The tensors below a TensorDataset, a subset of one, or several that are joined; None for any other dataset."""
     if type(dataset) is Subset:
         return _tensors_of(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        parts = [_tensors_of(part) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else tuple(t for part in parts for t in part or ())
     return dataset.tensors if type(dataset) is TensorDataset else None
+
+
+def _forms(dataset: Any) -> set[object]:
+    """What items of tensors look like: one form, or several where datasets are joined."""
+    if type(dataset) is Subset:
+        return _forms(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return {form for part in dataset.datasets for form in _forms(part)}
+    return {tuple((t.shape[1:], t.dtype, t.device) for t in _tensors_of(dataset) or ())}
 
 
 def all_tensors(batch: Any) -> bool:
@@ -238,6 +257,8 @@ def _all_items(dataset: Any) -> Any:
     if type(dataset) is Subset and _tensors_of(dataset) is not None:
         index = _rows(dataset.indices)
         return [tensor[index] for tensor in _all_items(dataset.dataset)]
+    if type(dataset) is ConcatDataset and _tensors_of(dataset) is not None:
+        return [torch.cat(tensors) for tensors in zip(*map(_all_items, dataset.datasets), strict=True)]
     return default_collate([dataset[i] for i in range(len(dataset))])
 
 
@@ -248,7 +269,7 @@ def _rows(drawn: Any) -> Tensor:
     if isinstance(drawn, list | tuple) and drawn and isinstance(drawn[0], Tensor):
         return torch.stack(list(drawn))  # one of a single number, too, gives its item a dimension
     index = torch.as_tensor(drawn)
-    return index.long() if index.dtype in _UNSIGNED else index
+    return index.long() if index.dtype in _UNSIGNED or not index.numel() else index
 
 
 def _as_stacked(rows: Tensor) -> Tensor:
@@ -266,6 +287,8 @@ def _state(dataset: Any) -> list[Any]:
         indices = dataset.indices
         version = writes(indices) if isinstance(indices, Tensor) else None
         return [Same(indices), len(indices), version, *_state(dataset.dataset)]
+    if type(dataset) is ConcatDataset:
+        return [each for part in dataset.datasets for each in (Same(part), *_state(part))]
     tensors = _tensors_of(dataset) or ()
     return [part for t in tensors for part in (Same(t), writes(t))]
 
@@ -318,6 +341,9 @@ def _looked(dataset: Any) -> dict[str, object]:
     if type(dataset) is Subset:
         below = {f"dataset.{name}": some for name, some in _looked(dataset.dataset).items()}
         return {"indices": _copied(dataset.indices)} | below
+    if type(dataset) is ConcatDataset:
+        parts = enumerate(map(_looked, dataset.datasets))
+        return {f"datasets.{i}.{name}": some for i, part in parts for name, some in part.items()}
     tensors = _tensors_of(dataset)
     held = getattr(dataset, "__dict__", {}) if tensors is None else {str(i): each for i, each in enumerate(tensors)}
     return {name: some for name, each in held.items() if (some := some_bytes(each)) is not None}

@@ -14,8 +14,8 @@ class ResidentLever(Lever):
     generator, and the rng state afterwards is the same.
 
     **What it needs.** A plain `DataLoader`, in order, with the default `collate_fn`, over items that are always the
-    same tensors: a `TensorDataset`, a `Subset` of one, or a dataset with `resident = True`. On a GPU, all of it must
-    fit into half of the free memory.
+    same tensors: a `TensorDataset`, a `Subset` of one, a `ConcatDataset` of these whose items have one shape and type,
+    or a dataset with `resident = True`. On a GPU, all of it must fit into half of the free memory.
 
     **When the data changes.** hotloop sees a write that PyTorch counts (`tensor[3] = 0`), and one that it does not
     count (through NumPy or `.data`), by the next epoch at the latest, and copies the data again. It compares tensors
