@@ -271,7 +271,7 @@ BUGS = [
     Bug(
         "ranks: a rank weighs as much as the others, whatever its batch",
         "step/across.py",
-        "window.weight = mean if self._on_device else float(mean)",
+        "window.weight = mean if self.agreement.on_device else float(mean)",
         "pass",
         (RANKED,),
     ),

@@ -1,6 +1,7 @@
 """A training that saves, and goes on from what it finds: `resuming.py FOLDER NAME [RANK STEP [SIGNAL]]`.
 
-At the step, the rank sends itself the signal, when a checkpoint is there.
+At the step, the rank sends itself the signal, when a checkpoint is there. A run that is "slowly" in its name has one of
+nearly every step.
 """
 
 import json
@@ -23,12 +24,13 @@ from hotloop.checkpoint.store import Store
 
 folder, name, *rest = sys.argv[1:]
 where = Path(folder)
-saved, steps = where / f"saved {name}", []
+saved, steps, is_slow = where / f"saved {name}", [], "slowly" in name
 
 
 def objective(model: nn.Module, batch: Any) -> Tensor:
     if model.training:
         steps.append(1)
+        time.sleep(0.1 * is_slow)
         if rest and (RANK, len(steps)) == (int(rest[0]), int(rest[1])):
             while Store(saved).latest() is None:  # its writer is a thread beside the training
                 time.sleep(0.02)
@@ -55,7 +57,7 @@ report = loop.fit(
     epochs=3,
     validate=DataLoader(rows(), 11),
     save=saved,
-    every="2 steps",
+    every="1 steps" if is_slow else "2 steps",
     resume=True,
     progress=False,
     monitor=False,

@@ -76,13 +76,16 @@ def test_the_tuner_decides_once_for_all_ranks(ended: Path) -> None:
     assert told[1] == told[0]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("parallel", "step"),
+    [("ddp", 8), ("fsdp", 8), ("ddp slowly", 10)],  # the tenth batch is smaller, and the first one after that
+)
 def test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not(
-    parallel: str, launch: Launcher, tmp_path: Path
+    parallel: str, step: int, launch: Launcher, tmp_path: Path
 ) -> None:
     script, names = HERE / "resuming.py", (f"{parallel} whole", f"{parallel} killed")
     assert all(rank.code == 0 for rank in launch(script, str(tmp_path), names[0]).wait())
-    killed = launch(script, str(tmp_path), names[1], "1", "8").wait()
+    killed = launch(script, str(tmp_path), names[1], "1", str(step)).wait()
     assert killed[1].code == -9
     assert killed[0].code not in (0, None), "the other rank does not go on alone"
     again = launch(script, str(tmp_path), names[1]).wait()

@@ -4,8 +4,9 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -25,7 +26,7 @@ from hotloop.step.objectives import TrainedObjective
 from hotloop.step.window import Window
 from hotloop.text import shorten
 
-SEEN = 3  # updates, in which it shows which parameters get gradients; then DDP is built
+SEEN = 3  # updates, in which it shows which parameters get gradients and how losses are weighed; then DDP is built
 TIMED, KEPT = 4, 64  # one update in so many is timed, and so many of them are kept
 DDP_WARM_UP = 11  # passes before a capture: in the first two DDP sorts its buckets, and ten are timed for its log
 DDP_LOGS = 100  # one pass in so many is timed for that log, with events on which a capture fails
@@ -62,6 +63,20 @@ class UpdateTimes:
         return median(own for own, _ in times), median(end - own for own, end in times)
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How ranks weigh losses, as the batches of the first windows have shown.
+
+    It is in checkpoints: a resumed run begins with other batches, and weights in another unit would round otherwise.
+    """
+
+    windows: int = 0  # in which ranks have agreed
+    unit: float = 1.0  # in which all of them count weights
+    ratio: float | None = None  # what an item weighs, where that is the same in the batches of all ranks
+    on_device: bool = False  # whether weights are added up there
+    is_sum: bool = False  # whether losses are sums, which have no weights
+
+
 class AcrossRanks(ABC):
     """Stands in for an objective, and averages its gradients over all ranks.
 
@@ -84,11 +99,8 @@ class AcrossRanks(ABC):
         self.ranks, self.is_even, self.is_filler = ranks, is_even, is_filler
         self.model, self.trained, self.objective = model, trained, objective
         self._finished = 0  # windows
-        self._agreements = 0  # of ranks on how they weigh, in the first windows
-        self._unit = 1.0  # in which all ranks count weights
-        self._is_sum = False  # whether losses are sums, which have no weights
-        self._ratio: float | None = None  # what an item weighs, where that is the same in the batches of all ranks
-        self._on_device = False  # whether weights are added up there
+        self.agreement = Agreement()
+        self._agreed_in: int | None = None  # window
         self._was_told = False  # that a loss is weighed by its items
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
         self._is_lost = False  # whether a pass failed that cannot be repeated
@@ -128,17 +140,26 @@ class AcrossRanks(ABC):
         """The loss times its weight among those of all ranks."""
         total = losses.total
         is_filler = self.is_filler()
-        if self._agreements <= min(self._finished, SEEN - 1):
+        if self.agreement.windows < SEEN and self._agreed_in != self._finished:
             self._agree(losses)
         self._hold_to_agreement(losses)
         if is_filler:
             losses.weight = losses.mass * 0
-        weighed = window.weighed(losses, unit=lambda _: self._unit)
+        weighed = window.weighed(losses, unit=lambda _: self.agreement.unit)
         if losses.is_sum:
             weighed = None if is_filler else total * self.ranks.size
         if is_last:
             self._begin_sum(window)
         return total * 0.0 if weighed is None else weighed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The agreement of the ranks, and how many they are."""
+        return {"ranks": self.ranks.size, **asdict(self.agreement)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a `state_dict`; other ranks have batches of other sizes, and agree anew."""
+        agreed = {name: value for name, value in state.items() if name != "ranks"}
+        self.agreement = Agreement(**agreed) if state["ranks"] == self.ranks.size else Agreement()
 
     def share_buffers(self) -> None:
         """Broadcast the buffers of rank 0, since each rank has those of its own batches, as in batch normalisation."""
@@ -161,7 +182,7 @@ class AcrossRanks(ABC):
         (total, work), self._sum = self._sum, None
         work.wait()
         mean = total / self.ranks.size
-        window.weight = mean if self._on_device else float(mean)
+        window.weight = mean if self.agreement.on_device else float(mean)
 
     def _agree(self, losses: Losses) -> None:
         """In the first windows: agree how losses are weighed, so that all ranks reduce weights in the same steps.
@@ -173,16 +194,16 @@ class AcrossRanks(ABC):
         ratio = float(mass / max(losses.count, 1)) if is_by_items else None
         every = self.ranks.gather([float(losses.unit), ratio, isinstance(mass, Tensor), losses.is_sum])
         units, ratios, on_device, sums = zip(*every, strict=True)
-        self._unit, self._on_device, self._is_sum = max(units), any(on_device), all(sums)
-        self._ratio = ratios[0] if len(set(ratios)) == 1 else None
-        self._agreements += 1
+        common = ratios[0] if len(set(ratios)) == 1 else None
+        self.agreement = Agreement(self.agreement.windows + 1, max(units), common, any(on_device), all(sums))
+        self._agreed_in = self._finished
 
     def _hold_to_agreement(self, losses: Losses) -> None:
         """Weigh a loss as ranks agreed, and warn where it is unlike the first; a new agreement would synchronize."""
-        mass, ratio = losses.mass, self._ratio
-        is_other = losses.is_sum != self._is_sum
-        losses.is_sum = self._is_sum
-        if ratio is not None and not self._is_sum:
+        mass, ratio = losses.mass, self.agreement.ratio
+        is_other = losses.is_sum != self.agreement.is_sum
+        losses.is_sum = self.agreement.is_sum
+        if ratio is not None and not losses.is_sum:
             is_other = is_other or isinstance(mass, Tensor) or not math.isclose(mass, ratio * losses.count)
             losses.weight = ratio * losses.count if is_other else losses.weight
         if is_other and not self._was_told:
@@ -197,11 +218,12 @@ class AcrossRanks(ABC):
 
     def _begin_sum(self, window: Window) -> None:
         """Start the all-reduce of the window's weight, which overlaps the backward pass."""
-        if self._is_sum or self._sum is not None or (self._ratio is not None and self.is_even()):
+        agreed = self.agreement
+        if agreed.is_sum or self._sum is not None or (agreed.ratio is not None and self.is_even()):
             return  # sums have no weight, a pass over the same batch that failed has begun it, or it is known
         weight = window.weight.detach() if isinstance(window.weight, Tensor) else torch.tensor(float(window.weight))
-        total = weight.to(self.ranks.device if self._on_device else "cpu", torch.float32, copy=True)
-        group = self.ranks.group if self._on_device else self.ranks.hosts
+        total = weight.to(self.ranks.device if agreed.on_device else "cpu", torch.float32, copy=True)
+        group = self.ranks.group if agreed.on_device else self.ranks.hosts
         self._sum = (total, dist.all_reduce(total, group=group, async_op=True))
 
 

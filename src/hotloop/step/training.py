@@ -252,10 +252,11 @@ class TrainingStep:
                 eager.scaler = theirs[eager.trained.name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts and loss scales, between two windows."""
+        """Counts, loss scales and what ranks have agreed on, between two windows."""
         scalers = {e.trained.name: e.scaler.state_dict() for e in self.eagers if e.scaler.is_enabled()}
-        alternating = self._alternating.state_dict()
-        return {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers, **alternating}
+        across = {e.trained.name: e.across.state_dict() for e in self.eagers if e.across is not None}
+        counts = {"steps": self.counts.steps, "skipped": self.counts.skipped, "scalers": scalers, "across": across}
+        return counts | self._alternating.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`; gradients of an unfinished window are dropped."""
@@ -265,6 +266,8 @@ class TrainingStep:
             eager.begin()
             if eager.scaler.is_enabled() and eager.trained.name in state["scalers"]:
                 eager.scaler.load_state_dict(state["scalers"][eager.trained.name])
+            if eager.across is not None and (agreed := state.get("across", {}).get(eager.trained.name)) is not None:
+                eager.across.load_state_dict(agreed)
 
 
 def _noted(seen: Inspection, device: torch.device, objective: Objective, model: nn.Module, batch: Any) -> Any:

@@ -61,6 +61,10 @@ def seconds(value: Any) -> str | None:
     return None if type(value) in (int, float) and math.isfinite(value) and value >= 0 else ""
 
 
+def unit(value: Any) -> str | None:
+    return None if seconds(value) is None and value else ""
+
+
 def text(value: Any) -> str | None:
     return None if type(value) is str else ""
 
@@ -396,6 +400,7 @@ _LEARNT = {
     "_largest": count,
     "_patience": positive,
 }
+_AGREEMENT = fields(ranks=positive, windows=count, unit=unit, ratio=optional(seconds), on_device=flag, is_sum=flag)
 LOOP = fields(
     ("considered",),
     others=each(anything),
@@ -406,10 +411,11 @@ LOOP = fields(
     schedulers=each(anything),
     kinds=each(text),
     update=fields(
-        ("windows", "losses"),
+        ("windows", "losses", "across"),
         steps=count,
         skipped=count,
         scalers=table(text, table(text, seconds)),
+        across=table(text, _AGREEMENT),
         windows=count,
         losses=table(text, tensor),
     ),
