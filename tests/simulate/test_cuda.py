@@ -41,6 +41,18 @@ def test_an_old_card_has_no_bf16_of_its_own_and_no_flash_attention(run) -> None:
     assert ran.out.splitlines() == ["False", "torch.Size([1, 2, 4, 8])"]
 
 
+def test_the_share_of_memory_is_what_was_set(run) -> None:
+    ran = run(
+        """
+        import torch
+        print(torch.cuda.get_per_process_memory_fraction())
+        torch.cuda.set_per_process_memory_fraction(0.25, torch.device("cuda:0"))
+        print(torch.cuda.get_per_process_memory_fraction(0), torch.cuda.memory.get_per_process_memory_fraction("cuda"))
+        """
+    )
+    assert ran.out.splitlines() == ["1.0", "0.25 0.25"]
+
+
 def test_memory_goes_up_and_down(run) -> None:
     ran = run(
         """

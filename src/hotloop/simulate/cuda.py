@@ -181,6 +181,7 @@ class Cuda:
         self._gpu = gpu
         self._teller = gpu.teller
         self._memories = memories  # of each device
+        self._shares: dict[int, float] = {}  # of memory, which this process may take
         self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
         self._stream = SimulatedStream()
         self._generator = torch.Generator(device="cuda")
@@ -275,6 +276,10 @@ class Cuda:
             for memory in self._memories:
                 memory.empty_cache()
 
+        def share(fraction: float, device: Any = None) -> None:
+            self._shares[self._there(device)] = fraction
+            self._memory(device).set_per_process_memory_fraction(fraction)
+
         def configure(words: str) -> None:
             for memory in self._memories:
                 memory.set_allocator_settings(words)
@@ -298,9 +303,8 @@ class Cuda:
             "reset_accumulated_host_memory_stats": lambda: None,
             "reset_peak_host_memory_stats": lambda: None,
             "empty_cache": empty,
-            "set_per_process_memory_fraction": lambda fraction, device=None: self._memory(
-                device
-            ).set_per_process_memory_fraction(fraction),
+            "set_per_process_memory_fraction": share,
+            "get_per_process_memory_fraction": lambda device=None: self._shares.get(self._there(device), 1.0),
             **answer_below_cuda(self._exchange, configure),
         }
 

@@ -64,7 +64,7 @@ class UpdateTimes:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class AgreedWeights:
     """How ranks weigh losses, as the batches of the first windows have shown.
 
     It is in checkpoints: a resumed run begins with other batches, and weights in another unit would round otherwise.
@@ -99,7 +99,7 @@ class AcrossRanks(ABC):
         self.ranks, self.is_even, self.is_filler = ranks, is_even, is_filler
         self.model, self.trained, self.objective = model, trained, objective
         self._finished = 0  # windows
-        self.agreement = Agreement()
+        self.agreement = AgreedWeights()
         self._agreed_in: int | None = None  # window
         self._was_told = False  # that a loss is weighed by its items
         self._sum: tuple[Tensor, Any] | None = None  # of weights, on its way
@@ -159,7 +159,7 @@ class AcrossRanks(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`; other ranks have batches of other sizes, and agree anew."""
         agreed = {name: value for name, value in state.items() if name != "ranks"}
-        self.agreement = Agreement(**agreed) if state["ranks"] == self.ranks.size else Agreement()
+        self.agreement = AgreedWeights(**agreed) if state["ranks"] == self.ranks.size else AgreedWeights()
 
     def share_buffers(self) -> None:
         """Broadcast the buffers of rank 0, since each rank has those of its own batches, as in batch normalisation."""
@@ -195,7 +195,7 @@ class AcrossRanks(ABC):
         every = self.ranks.gather([float(losses.unit), ratio, isinstance(mass, Tensor), losses.is_sum])
         units, ratios, on_device, sums = zip(*every, strict=True)
         common = ratios[0] if len(set(ratios)) == 1 else None
-        self.agreement = Agreement(self.agreement.windows + 1, max(units), common, any(on_device), all(sums))
+        self.agreement = AgreedWeights(self.agreement.windows + 1, max(units), common, any(on_device), all(sums))
         self._agreed_in = self._finished
 
     def _hold_to_agreement(self, losses: Losses) -> None:
