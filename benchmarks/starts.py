@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -68,7 +69,9 @@ def rate(name: str, device: torch.device, quick: bool) -> dict[str, Any]:
 def run(name: str, device: torch.device, quick: bool, kind: str) -> dict[str, Any]:
     """Train on about as many items as a first line says, when a second one comes in."""
     whole = workload(name, device, quick=quick)
-    work, epochs = of_length(whole, float(sys.stdin.readline()))
+    if not (line := sys.stdin.readline()):
+        raise SystemExit(1)  # the one that would have told is gone, and says why
+    work, epochs = of_length(whole, float(line))
     parts, start = work.parts(), contestants(["tutorial"])["tutorial"]
     torch.ones(1, device=device)  # the driver is there, as in any script that has asked for the device
     synchronize(device)
@@ -102,8 +105,9 @@ class Process:
         """Tell it how many items there are, and wait until it could begin."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{items}\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # `result` tells of one that has ended
+            self._process.stdin.write(f"{items}\n")
+            self._process.stdin.flush()
         while (line := self._process.stdout.readline()) and line != "ready\n":
             pass
 
@@ -150,6 +154,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.out is not None and not given.out.parent.is_dir():
         parser.error(f"--out: there is no folder {given.out.parent}")
+    if given.turns < 1:
+        parser.error(f"--turns {given.turns}: at least 1")
     if unknown := set(given.workloads) - {*WORKLOADS}:
         parser.error(f"there is no workload {min(unknown)!r}; there are {', '.join(WORKLOADS)}")
     try:

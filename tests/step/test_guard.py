@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hotloop.errors import DoesNotFit
 from hotloop.snapshot import Snapshot
 from hotloop.step import guard
-from hotloop.step.guard import guarded_step
+from hotloop.step.guard import guarded_step, is_plenty
 
 from ..thorough import tries
 
@@ -281,6 +281,23 @@ def test_an_error_of_another_kind_is_raised_at_once() -> None:
     with pytest.raises(ValueError, match="mine"):
         guarded_step(torch.optim.Adam(made, 0.1), refuses)
     assert len(calls) == 1
+
+
+class Foreign(torch.optim.SGD):
+    """An optimizer of another package, of which nobody knows what it allocates."""
+
+
+def test_memory_is_plenty_only_for_optimizers_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [nn.Parameter(torch.zeros(1000)), nn.Parameter(torch.zeros(24))]
+    ours, device = torch.optim.Adam(made), torch.device("cuda")
+    monkeypatch.setattr("hotloop.step.guard.free", lambda device: 16 * 4096 + 1)
+    assert is_plenty([ours], device)
+    assert not is_plenty([ours, ours], device), "both allocate"
+    assert not is_plenty([Foreign(made)], device)
+    ours.register_step_pre_hook(lambda *_: None)
+    assert not is_plenty([ours], device), "so may a hook"
+    monkeypatch.undo()
+    assert not is_plenty([torch.optim.Adam(made)], torch.device("cpu")), "which does not tell how much is free"
 
 
 @pytest.mark.gpu

@@ -843,3 +843,26 @@ def test_a_model_whose_hook_leaves_weights_out_of_its_state(tmp_path: Path, froz
         with pytest.raises(BadArgument, match=r"load_state_dict differ in 0\.weight, 0\.bias"):
             again.fit(shuffled(), save=tmp_path, resume=True, progress=False)
         assert torch.equal(again.model[1].weight, before), "nothing has changed"  # type: ignore[index,union-attr]
+
+
+AGREED = {"ranks": 1, "windows": 3, "unit": 8.0, "ratio": None, "on_device": False, "is_sum": False}
+WRONG = [
+    {"unit": 0.0},
+    {"unit": float("nan")},
+    {"unit": "8"},
+    {"windows": -1},
+    {"ratio": -1.0},
+    {"is_sum": 1},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_what_ranks_are_said_to_have_agreed_on_is_checked(wrong: dict[str, Any]) -> None:
+    model = nn.Linear(2, 1)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.MSELoss(), device="cpu")
+    state = loop.state_dict()
+    state["update"]["across"] = {"loss": AGREED}
+    loop.load_state_dict(state)
+    state["update"]["across"] = {"loss": AGREED | wrong}
+    with pytest.raises(HotloopError, match="across"):
+        loop.load_state_dict(state)

@@ -681,36 +681,25 @@ def test_tiny_steps_go_into_one_graph_at_once() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("batches", "prepares"), [(20, False), (2000, True)])
-def test_a_slow_first_step_does_not_make_a_short_run_worth_a_plan(
-    batches: int, prepares: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("batches", "first", "others", "prepares"),
+    [
+        (20, 1.0, 0.0, False),  # seconds: in the first step, libraries may load
+        (2000, 1.0, 0.0, True),
+        (12, 0.04, 0.04, False),  # 0.3 s are worth a plan, which begins after 7 steps
+        (24, 0.04, 0.04, True),
+    ],
+)
+def test_a_plan_is_prepared_where_the_steps_that_follow_pay_for_it(
+    batches: int, first: float, others: float, prepares: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepared: list[bool] = []
     monkeypatch.setattr(Tuner, "_prepare", lambda tuner: prepared.append(True))
     torch.manual_seed(0)
-    model, calls = nn.Linear(8, 1), itertools.count()
+    model, pauses = nn.Linear(8, 1), itertools.chain([first], itertools.repeat(others))
 
     def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
-        if not next(calls):
-            time.sleep(1)  # as long as libraries may take to load
-        return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cuda")
-    loop.fit(DataLoader(TensorDataset(torch.randn(batches, 8), torch.randn(batches, 1)), 1), progress=False)
-    assert prepared == [True] * prepares
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("batches", "prepares"), [(12, False), (24, True)])
-def test_the_steps_before_a_plan_do_not_count_among_those_that_it_pays_for(
-    batches: int, prepares: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prepared: list[bool] = []
-    monkeypatch.setattr(Tuner, "_prepare", lambda tuner: prepared.append(True))
-    model = nn.Linear(8, 1)
-
-    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
-        time.sleep(0.04)  # 0.3 s are worth a plan, which begins after 7 of these
+        time.sleep(next(pauses))
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cuda")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from hotloop.checkpoint.tensorfile import HostSource, Source, TensorEntry, bytes_of, in_file_order
+from hotloop.device.room import free
 
 BLOCK = 1 << 24  # bytes of a pinned buffer; a power of two, to which PyTorch would round it up
 
@@ -133,12 +134,12 @@ def fits(need: int, *, free: int, reserved: int, peak: int) -> bool:
 
 
 def _has_room(device: torch.device, tensors: Iterable[Tensor]) -> bool:
-    if device.type != "cuda":
+    unused = free(device)
+    if unused is None:
         return True
     need = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
-    free, _ = torch.cuda.mem_get_info(device)
     reserved, peak = torch.cuda.memory_reserved(device), torch.cuda.max_memory_allocated(device)
-    return fits(need, free=free, reserved=reserved, peak=peak)
+    return fits(need, free=unused, reserved=reserved, peak=peak)
 
 
 def _cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

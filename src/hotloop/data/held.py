@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.data.resident import Same, all_tensors, free_memory, some_bytes, writes
+from hotloop.data.resident import Same, all_tensors, some_bytes, writes
+from hotloop.device.room import room
 from hotloop.placement import map_tensors, move, tensors_in
 
 LARGE = 4 << 20  # bytes of a batch: to look whether a smaller one has changed takes as long as to copy it
@@ -57,7 +58,7 @@ class HeldBatches:
         if self._device.type != "cuda":
             return True
         held = sum(t.nbytes for each in self._held.values() if each.copy is not None for _, t in tensors_in(each.copy))
-        return held + sum(tensor.nbytes for tensor in tensors) <= SHARE * (free_memory(self._device) + held)
+        return held + sum(tensor.nbytes for tensor in tensors) <= SHARE * ((room(self._device) or 0) + held)
 
 
 def _is_plain(tensor: Tensor) -> bool:

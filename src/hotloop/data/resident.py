@@ -36,6 +36,7 @@ from hotloop.data.origin import BatchOrigin, is_in_order, twin
 from hotloop.data.position import Position
 from hotloop.data.rng import LoaderRng
 from hotloop.data.samplers import has_known_sampler, index_sampler
+from hotloop.device.room import room
 from hotloop.placement import map_tensors, tensors_in, upload
 
 SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
@@ -372,10 +373,4 @@ def _fits(dataset: Any, device: torch.device) -> bool:
     if device in _kept.get(dataset, {}):
         return True
     needed = len(dataset) * sum(tensor.nbytes for _, tensor in tensors_in(dataset[0]) if tensor.device != device)
-    return needed <= SHARE * free_memory(device)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes of a CUDA device that nothing uses, those included that PyTorch keeps for itself."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return needed <= SHARE * (room(device) or 0)

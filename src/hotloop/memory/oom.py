@@ -89,21 +89,6 @@ def is_capturing() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
-def free(device: torch.device) -> int | None:
-    """Bytes that nobody has on a device, as far as it tells: other processes and a cap are counted in."""
-    if device.type != "cuda":
-        return None
-    unused, total = torch.cuda.mem_get_info(device)
-    cap = int(total * torch.cuda.get_per_process_memory_fraction(device))
-    return min(unused, cap - torch.cuda.memory_reserved(device))
-
-
-def room(device: torch.device) -> int | None:
-    """Bytes that could still be taken on a device: the free ones, and those that PyTorch holds for later."""
-    unused = free(device)
-    return None if unused is None else unused + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
 def does_not_fit(failure: Failure, held: DeviceHoldings, device: torch.device) -> DoesNotFit:
     """The error for a single item that is too large: what filled the memory, and what would make it fit."""
     now = usage(device)

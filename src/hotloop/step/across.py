@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any
 
@@ -158,7 +158,7 @@ class AcrossRanks(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a `state_dict`; other ranks have batches of other sizes, and agree anew."""
-        agreed = {name: value for name, value in state.items() if name != "ranks"}
+        agreed = {field.name: state[field.name] for field in fields(AgreedWeights)}
         self.agreement = AgreedWeights(**agreed) if state["ranks"] == self.ranks.size else AgreedWeights()
 
     def share_buffers(self) -> None:

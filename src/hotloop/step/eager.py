@@ -21,7 +21,7 @@ from hotloop.objective import Losses, autocast, uniform
 from hotloop.plan import Plan
 from hotloop.snapshot import Gradients
 from hotloop.step.across import AcrossRanks
-from hotloop.step.guard import guarded
+from hotloop.step.guard import guarded, is_plenty
 from hotloop.step.objectives import TrainedObjective, needs_closure
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
@@ -189,7 +189,7 @@ class EagerStep:
                     optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
                 elif memory is not None and (
                     memory.portion.is_tight
-                    or (self._updates < FIRST_UPDATES and not memory.is_plenty_for(self.trained.parameters))
+                    or (self._updates < FIRST_UPDATES and not is_plenty(optimizers, self._device))
                 ):
                     with guarded(optimizers):
                         for optimizer in optimizers:

@@ -10,11 +10,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hotloop._torch import global_step_hooks, step_hooks
+from hotloop.device.room import free
 from hotloop.memory.oom import ATTEMPTS, clear, half_updated, is_out_of_memory
 from hotloop.placement import tensors_in
 from hotloop.snapshot import Snapshot, is_container
 
 PART = 64 * 2**20  # bytes of weights that are updated together
+PLENTY = 16  # times the weights: more than any optimizer of PyTorch keeps and computes with
 _TOGETHER = ("LBFGS",)  # optimizers of PyTorch whose weights depend on one another
 
 
@@ -32,6 +34,16 @@ def guarded(optimizers: Sequence[Optimizer]) -> Iterator[None]:
                 del vars(optimizer)["step"]
             else:
                 vars(optimizer)["step"] = own
+
+
+def is_plenty(optimizers: Sequence[Optimizer], device: torch.device) -> bool:
+    """Whether the free memory surely holds all that steps allocate; what others than PyTorch's take is not known."""
+    unused = free(device)
+    if unused is None or not all(map(_is_separable, optimizers)):
+        return False
+    weights = (weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"])
+    needed: int = PLENTY * sum(weight.nbytes for weight in weights)
+    return unused > needed
 
 
 def guarded_step(optimizer: Optimizer, step: Callable[[], Any]) -> None:

@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from hotloop.device.room import room
 from hotloop.errors import MemoryWarning
 from hotloop.memory.fragmentation import Fragmented, mend
 from hotloop.memory.micro_batches import bounds
-from hotloop.memory.oom import Failure, clear, does_not_fit, free, is_out_of_memory, room
+from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory
 from hotloop.memory.usage import DeviceHoldings, holdings
 from hotloop.snapshot import PassSnapshot
 from hotloop.step.portion import Portion
 from hotloop.text import shorten
 
 T = TypeVar("T")
-PLENTY = 16  # times the weights: more than any optimizer of PyTorch keeps and computes with
 
 
 def nothing() -> None:
@@ -74,11 +74,6 @@ class OutOfMemory:
             raise does_not_fit(failure, held or self._held(), self.device)
         self.portion.failed(size)
         self._told(size, self.portion.of(size))
-
-    def is_plenty_for(self, weights: Sequence[nn.Parameter]) -> bool:
-        """Whether the free memory surely holds what an optimizer allocates for these weights."""
-        unused = free(self.device)
-        return unused is not None and unused > PLENTY * sum(weight.nbytes for weight in weights)
 
     @contextmanager
     def repeating(self) -> Iterator[None]:

@@ -13,9 +13,10 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import DataLoader
 
 from hotloop.data.origin import check_loader, check_readable_again
+from hotloop.device.room import room
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import holds_rows
-from hotloop.memory.oom import clear, is_out_of_memory, room
+from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.usage import usage
 from hotloop.objective import items_in
 from hotloop.placement import move

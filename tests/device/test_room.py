@@ -1,0 +1,30 @@
+"""How much memory of a GPU can still be taken: other processes, a cap, and what PyTorch holds count."""
+
+import pytest
+import torch
+
+from hotloop.device.room import free, room
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """100 bytes, of which others have 10; this process holds 40 and uses 25 of them."""
+    told = {"mem_get_info": (50, 100), "memory_reserved": 40, "memory_allocated": 25}
+    for name, answer in {**told, "get_per_process_memory_fraction": 1.0}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, answer=answer: answer)
+    return monkeypatch
+
+
+def test_what_pytorch_holds_can_be_taken_and_is_not_free(gpu: pytest.MonkeyPatch) -> None:
+    assert (free(CUDA), room(CUDA)) == (50, 65)
+
+
+def test_a_cap_counts(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.6)
+    assert (free(CUDA), room(CUDA)) == (20, 35)
+
+
+def test_a_cpu_does_not_tell() -> None:
+    assert free(torch.device("cpu")) is room(torch.device("cpu")) is None
