@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from hotloop.device.room import free, room
+import hotloop
+from hotloop.device.room import free, room, share
 
 CUDA = torch.device("cuda", 0)
+UNNUMBERED = torch.device("cuda")
 
 
 @pytest.fixture
@@ -28,3 +30,17 @@ def test_a_cap_counts(gpu: pytest.MonkeyPatch) -> None:
 
 def test_a_cpu_does_not_tell() -> None:
     assert free(torch.device("cpu")) is room(torch.device("cpu")) is None
+
+
+def test_a_gpu_without_a_number_is_the_current_one() -> None:
+    with hotloop.simulate("h200"):
+        torch.cuda.set_per_process_memory_fraction(0.5)
+        assert share(UNNUMBERED) == share(CUDA) == 0.5
+        assert (free(UNNUMBERED), room(UNNUMBERED)) == (free(CUDA), room(CUDA))
+
+
+@pytest.mark.gpu
+def test_a_gpu_without_a_number_is_the_current_one_on_cuda() -> None:
+    index = torch.cuda.current_device()
+    assert share(UNNUMBERED) == share(torch.device("cuda", index)) == 1.0
+    assert free(UNNUMBERED) > 0

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import torch
 
+from hotloop.device.room import share
 from hotloop.errors import DoesNotFit, HotloopError
 from hotloop.memory.fragmentation import Fragmented, are_on, judged, statistics
 from hotloop.memory.usage import DeviceHoldings, Usage, usage
@@ -105,7 +106,7 @@ def does_not_fit(failure: Failure, held: DeviceHoldings, device: torch.device) -
     return DoesNotFit(
         f"a single item does not fit into the memory of {device}\n"
         f"  what fills it: {said}{of}\n  torch says: {failure.said}",
-        fix="; ".join(_advice(held, activations, now, _share(device))),
+        fix="; ".join(_advice(held, activations, now, share(device))),
     )
 
 
@@ -150,8 +151,3 @@ def _allocated(device: torch.device) -> int | None:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return torch.mps.current_allocated_memory() if device.type == "mps" else None
-
-
-def _share(device: torch.device) -> float:
-    """The share of a device that this process may take."""
-    return torch.cuda.get_per_process_memory_fraction(device) if device.type == "cuda" else 1.0

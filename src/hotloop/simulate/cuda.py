@@ -276,8 +276,11 @@ class Cuda:
             for memory in self._memories:
                 memory.empty_cache()
 
+        def shared(device: Any = None) -> float:
+            return self._shares.get(self._there(_numbered(device)), 1.0)
+
         def share(fraction: float, device: Any = None) -> None:
-            self._shares[self._there(device)] = fraction
+            self._shares[self._there(_numbered(device))] = fraction
             self._memory(device).set_per_process_memory_fraction(fraction)
 
         def configure(words: str) -> None:
@@ -304,7 +307,7 @@ class Cuda:
             "reset_peak_host_memory_stats": lambda: None,
             "empty_cache": empty,
             "set_per_process_memory_fraction": share,
-            "get_per_process_memory_fraction": lambda device=None: self._shares.get(self._there(device), 1.0),
+            "get_per_process_memory_fraction": shared,
             **answer_below_cuda(self._exchange, configure),
         }
 
@@ -362,3 +365,10 @@ def _index(device: Any) -> int:
     """The number of a GPU, however it is named; the current one's where it is not."""
     index = device if device is None or isinstance(device, int) else torch.device(device).index
     return exchange_device(-1) if index is None or index < 0 else index
+
+
+def _numbered(device: Any) -> Any:
+    """A GPU named with its number, or by None: PyTorch's own error about the others, where PyTorch has it."""
+    if device is not None and not isinstance(device, int) and torch.device(device).index is None:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+    return device
