@@ -209,9 +209,13 @@ class Core:
         self.modes.eval()
         if self.together.ranks is not None:
             self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
+        self.end_workers()
+        self.give_back()
+
+    def end_workers(self) -> None:
+        """End those that wait for another epoch."""
         if self.stream is not None:
             self.stream.close()
-        self.give_back()
 
     def give_back(self) -> None:
         """Revert the plan between fits, when the person may flatten weights by `.view`, script or copy the model.

@@ -230,6 +230,8 @@ class Fit:
                         whole = self._train(number, epoch())
                         if whole and length is None:
                             self.core.together.meet(self.core.epoch, self.consumed)
+                        if whole and number == epochs:
+                            self.core.end_workers()  # which takes a while, in which a GPU is still busy
                         if not self.core.watch.items_seen:
                             break  # stopped before the first batch
                         self._finish(validate, metrics, wait=wait)

@@ -98,7 +98,6 @@ class Watch:
         self.items, self._sums, self._totals = 0, None, []
         self._fresh, self._recent = [], deque()
         self._flight = None
-        self._last_look = self._last_look or time.monotonic()  # the first steps wait for no kernel that looking needs
 
     def _note_single(self) -> None:
         """Add the losses of single batches; the next time as many together as come in half the interval of looks."""
@@ -222,6 +221,7 @@ class Watch:
     def _look(self, now: float) -> None:
         if self._flight is not None and self._flight.landed():
             self._land(self._flight, wait=False)
+        self._last_look = self._last_look or now  # the first steps wait for no kernel that looking needs
         if self._flight is None and now - self._last_look > READ_EVERY:
             self._last_look = now
             self._flight = self._take_off()
