@@ -28,6 +28,10 @@ def test_what_a_search_may_take_grows_with_the_convolutions() -> None:
     assert expected_search(nn.Linear(3, 3)) == 0 < expected_search(network())
 
 
+def test_no_search_pays_for_the_patches_of_a_transformer() -> None:
+    assert expected_search(nn.Sequential(nn.Conv2d(3, 192, 16, stride=16), nn.Flatten(2), nn.Linear(196, 10))) == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("own", "inside"), [(10, CANDIDATES), (7, 7), (0, 0)])
 def test_few_candidates_are_tried_unless_the_person_wants_another_number(

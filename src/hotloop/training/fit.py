@@ -227,11 +227,9 @@ class Fit:
                     for number in range(self.first + 1, epochs + 1):
                         if self._is_asked():
                             break
-                        whole = self._train(number, epoch())
+                        whole = self._train(number, epoch(), last=number == epochs)
                         if whole and length is None:
                             self.core.together.meet(self.core.epoch, self.consumed)
-                        if whole and number == epochs:
-                            self.core.end_workers()  # which takes a while, in which a GPU is still busy
                         if not self.core.watch.items_seen:
                             break  # stopped before the first batch
                         self._finish(validate, metrics, wait=wait)
@@ -298,7 +296,7 @@ class Fit:
         words = ending_words(self.stop.why or "", place, saved, is_writing=is_writing)
         self.display.say(f"{words}: nothing is left to train" if self._is_patience_over and not self._items else words)
 
-    def _train(self, number: int, work: Iterable[Work]) -> bool:
+    def _train(self, number: int, work: Iterable[Work], *, last: bool) -> bool:
         """Train one epoch or the rest of it; returns whether it came to its end."""
         self._between = False
         clock = Clock(self.loop.device)
@@ -339,13 +337,19 @@ class Fit:
                 raise
             if of_a_loader:  # the signal also reached its workers; nothing was left half done here
                 self._must_end()
+        self._pass_on(number, clock, whole=whole)
+        if whole and last:
+            self.core.end_workers()  # which takes a while, in which a GPU is still busy
+        return whole
+
+    def _pass_on(self, number: int, clock: Clock, *, whole: bool) -> None:
+        """Queue the epoch, or the part of it that was trained, for `_finish`."""
         if self.core.watch.items_seen:
             scores = EpochScores() if self.scored is None else self.scored.end_epoch()  # read after the losses
             means = self.core.watch.end_epoch()
             self._pending.append(Trained(number, means, clock, clock.lap(), self._epoch_earlier, whole, scores))
         if whole:
             self._epoch_earlier = 0.0
-        return whole
 
     def _scoring(self) -> AbstractContextManager[None]:
         """Context of a step, in which training metrics leave out a filler batch of this rank."""

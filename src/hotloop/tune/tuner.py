@@ -568,7 +568,7 @@ class Tuner:
         while now > limit and (pulled := _pulled(plan, begin)):
             doubtful = sorted(pulled, key=doubt)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
-                self._drop(lever.name, f"with it a step took {now / plain:.3g} times as long")
+                self._drop(lever.name, _slowness(now / plain))
                 plan = lever.off(plan)
             yield from self._carry_out(plan, "what was slower is left out")
             now = yield from self._settled() if plan != begin else self._timed(TIMED_STEPS, TIMED_SECONDS)
@@ -649,7 +649,7 @@ class Tuner:
         if then < now / FASTER:
             self._explain(lever.name, "kept", lever.what, now / then)
             return then
-        yield from self._taken_back(lever, plan, f"with it a step took {then / now:.3g} times as long")
+        yield from self._taken_back(lever, plan, _slowness(then / now))
         return None
 
     def _taken_back(self, lever: Lever, plan: Plan, why: str) -> "Course[None]":
@@ -667,7 +667,9 @@ class Tuner:
             return "in fp32 the algorithms of the first steps stay"
         if self._shapes_vary:
             return "each new shape would be searched for"
-        return _would_hold_up("a search", expected_search(self.subject.model), ahead, now)
+        if not (seconds := expected_search(self.subject.model)):
+            return "its convolutions only cut images into patches"
+        return _would_hold_up("a search", seconds, ahead, now)
 
     def _compiled(self, now: float) -> "Course[float | None]":
         """Compile where that may pay back; returns the seconds of a batch then."""
@@ -710,7 +712,7 @@ class Tuner:
             if then < now / FASTER:
                 self._explain(lever.name, "kept", lever.what, now / then)
                 return then
-            why = f"with it a step took {then / now:.2g} times as long"
+            why = _slowness(then / now)
         yield from self._taken_back(lever, plan, why)
         return None
 
@@ -873,6 +875,13 @@ def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence
         return None
     known = f" ({evidence})" if evidence else ""
     return f"{what} of about {duration(seconds)}{known} would hold up a run that takes {duration(left)} more"
+
+
+def _slowness(ratio: float) -> str:
+    """Why a lever is dropped, by the time of a step with it and without it."""
+    if round(ratio, 2) == 1:
+        return "with it a step took as long as without it"
+    return f"with it a step took {ratio:.3g} times as long"
 
 
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
