@@ -36,7 +36,8 @@ class CudnnBenchmarkLever(Lever):
     **What it costs.** 0.1 to 0.2 s for each convolution of the model, and the memory of the largest algorithm tried.
     hotloop tries four candidates for each shape; PyTorch's default of ten takes up to five times as long and was 1.5%
     faster at best. Another number in `torch.backends.cudnn.benchmark_limit` is respected. During training, a run begins
-    the search only if hotloop expects it to delay the rest by less than 3%.
+    the search only if hotloop expects it to delay the rest by less than 3%, and not for a vision transformer, whose one
+    convolution cuts images into patches.
 
     **By hand.**
 

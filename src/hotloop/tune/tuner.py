@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import nn
 
+from hotloop.clock import Clock
 from hotloop.data import Stream
 from hotloop.effects import look
 from hotloop.errors import LossNotFinite
@@ -587,13 +588,13 @@ class Tuner:
             return
         if sign is None and self._costs_too_much(ahead):
             return
-        start = time.perf_counter()
+        clock = Clock(self.subject.device)  # of the device: steps may be queued that it has not begun
         batch = ahead.example
         with without_dropout(self.subject.modules):
             with self._loop.as_written() as step:
                 plain = self._gate.gradients(step, batch)
             other = self._gate.gradients(self._loop.step, batch)
-        self.seconds += time.perf_counter() - start
+        self.seconds += clock.seconds()
         why = None
         # Nothing is told where there is no room, the person's code has failed, or fp32 does no better.
         failed = isinstance(plain, str) or isinstance(other, str)
