@@ -1,4 +1,4 @@
-"""A batch that does not fit: which layer, which shape, what it expects."""
+"""A batch that cannot be used: which layer, which shape, what it expects."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ LAYERS: dict[str, tuple[nn.Module, torch.Tensor, str]] = {
 @pytest.mark.parametrize(("layer", "batch", "says"), LAYERS.values(), ids=LAYERS)
 def test_the_layer_is_named_with_what_it_expects(layer: nn.Module, batch: torch.Tensor, says: str) -> None:
     text = message(nn.Sequential(nn.Identity(), layer), batch)
-    assert text.startswith(f"batch 3 of epoch 1 does not fit: layer 1, {type(layer).__name__}(")
+    assert text.startswith(f"batch 3 of epoch 1 cannot be used: layer 1, {type(layer).__name__}(")
     assert says in text
     assert f"batch[0] {tuple(batch.shape)}" in text
     assert "torch says:" in text

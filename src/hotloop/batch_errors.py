@@ -85,7 +85,7 @@ def explanation(
         return None
     what, fix = owner
     shapes = "; ".join(f"{name} {_shape(t)}" for name, t in tensors_in(batch))
-    return BatchError(f"{where} does not fit: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
+    return BatchError(f"{where} cannot be used: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
 
 
 def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> HotloopError | None:
@@ -95,7 +95,7 @@ def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> Hot
         return None
     kind = type(inputs).__name__
     return BatchError(
-        f"{where} does not fit: the model was given the {kind} of its inputs as one argument, and took it for a tensor"
+        f"{where} cannot be used: the model was given the {kind} of its inputs as one argument, and took it for a tensor"
         f"\n  the {kind} has: {', '.join(map(str, inputs))}",
         fix="say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: loss(model(**batch[0]),"
         " batch[1])), with .logits of Hugging Face models",

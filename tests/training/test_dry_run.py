@@ -298,8 +298,8 @@ def fails(record: Any) -> None:
     ("part", "options", "words"),
     [
         ("training", {"loader": DataLoader(Damaged(), 2)}, "OSError: .*no such picture"),
-        ("training", {"loader": [(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long))] * 3}, "does not fit"),
-        ("validation", {"validate": [(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long))]}, "does not fit"),
+        ("training", {"loader": [(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long))] * 3}, "cannot be used"),
+        ("validation", {"validate": [(torch.zeros(4, 5), torch.zeros(4, dtype=torch.long))]}, "cannot be used"),
         ("validation", {"metrics": {"odd": lambda output, target: 1 / 0}}, "ZeroDivisionError"),
         ("on_step", {"on_step": fails}, "RuntimeError: no display"),
         ("on_epoch", {"on_epoch": fails}, "RuntimeError: no display"),

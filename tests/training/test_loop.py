@@ -263,7 +263,7 @@ def test_a_batch_that_does_not_fit_is_named(task, sgd) -> None:
     loop = Loop(model, sgd(model), nn.CrossEntropyLoss(), device="cpu")
     good, bad = (torch.zeros(2, 6), torch.zeros(2).long()), (torch.zeros(2, 5), torch.zeros(2).long())
     before = [p.clone() for p in model.parameters()]
-    with pytest.raises(BatchError, match=r"batch 2 of epoch 1 does not fit: layer 0, Linear.*must be 6"):
+    with pytest.raises(BatchError, match=r"batch 2 of epoch 1 cannot be used: layer 0, Linear.*must be 6"):
         with_loop(loop, [good, good, bad])
     assert loop.steps == 2
     assert not all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
