@@ -95,8 +95,8 @@ def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> Hot
         return None
     kind = type(inputs).__name__
     return BatchError(
-        f"{where} cannot be used: the model was given the {kind} of its inputs as one argument, and took it for a tensor"
-        f"\n  the {kind} has: {', '.join(map(str, inputs))}",
+        f"{where} cannot be used: the model was given the {kind} of its inputs as one argument, and took it for a"
+        f" tensor\n  the {kind} has: {', '.join(map(str, inputs))}",
         fix="say how it is called, in place of loss=: Loop(…, objective=lambda model, batch: loss(model(**batch[0]),"
         " batch[1])), with .logits of Hugging Face models",
     )

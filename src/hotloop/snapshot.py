@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from operator import is_
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -296,6 +296,8 @@ class _Attributes(_Same):
             other = [n for n in now.keys() | before.keys() if not _same_value(now.get(n), before.get(n))]
         inside = {id(container) for container, held in self._contents if not _same_items(container, held)}
         inside |= {id(tensor) for tensor, _, version in self._tensors if version_of(tensor) != version}
+        if not other and not inside:
+            return []
         return sorted({*other, *(name for name, value in before.items() if id(value) in inside)})
 
     @torch.no_grad()
@@ -562,10 +564,23 @@ class PassSnapshot:
         return dict.fromkeys(inner for module in self._modules for inner in module.modules())
 
 
+class _Kinds(dict[type, bool]):
+    """Whether a type is one of these, asked once: a pass that is looked at asks of every attribute of every module."""
+
+    def __init__(self, *kinds: type) -> None:
+        self._kinds = kinds
+
+    def __missing__(self, kind: type) -> bool:
+        found = self[kind] = issubclass(kind, self._kinds)
+        return found
+
+
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
 _OF_MODULES = frozenset((*vars(nn.Module()), "params", HOOKS_INSTALLED))
-_VALUES = (*_PLAIN, tuple, frozenset)
+_CONTAINERS = _Kinds(list, dict, set, deque, MutableMapping)
+_HELD = _Kinds(*_PLAIN, tuple, frozenset, list, dict, set, deque, MutableMapping)
+_GENERATORS = _Kinds(*get_args(Generator))
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
@@ -576,7 +591,7 @@ def _own_generators(modules: Iterable[nn.Module]) -> Iterator[tuple[Generator, s
     """Generators that modules have for themselves."""
     for inner in modules:
         for name, value in vars(inner).items():
-            if name not in _OF_MODULES and type(value) not in _VALUES and isinstance(value, Generator):
+            if name not in _OF_MODULES and _GENERATORS[type(value)]:
                 yield value, f"{type(inner).__name__}.{name}"
 
 
@@ -594,8 +609,7 @@ def _own_values(table: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in table.items()
-        if name not in _OF_MODULES
-        and (isinstance(value, _VALUES) or is_container(value) or (type(value) is Tensor and _is_plain(value)))
+        if name not in _OF_MODULES and (_HELD[kind := type(value)] or (kind is Tensor and _is_plain(value)))
     }
 
 
@@ -637,7 +651,7 @@ def _containers(batch: Any) -> Iterator[Any]:
 
 def is_container(value: object) -> bool:
     """Whether something can be added to it or taken from it."""
-    return isinstance(value, list | dict | set | deque | MutableMapping)
+    return _CONTAINERS[type(value)]
 
 
 def held_by(container: Any) -> Any:
