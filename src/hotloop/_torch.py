@@ -107,6 +107,7 @@ METADATA = "_metadata"  # attribute of a module's state_dict: the versions of it
 BatchNorm: type[nn.Module] = _BatchNorm  # what all layers of batch normalisation have in common, `SyncBatchNorm` too
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"  # attributes of a module: what is registered in it
 REGISTERED = (PARAMETERS, BUFFERS, MODULES)
+OF_MODULES = frozenset(vars(nn.Module()))  # attributes that every module has: what is registered, hooks, `training`
 # Attributes of modules and optimizers that their state_dict alone uses; FSDP and hotloop put hooks there.
 OF_STATE_DICT = (
     *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"),

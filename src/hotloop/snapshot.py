@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop._torch import buffers_of, foreach_add_, foreach_copy_, map_leaves, parameters_of, version_of
+from hotloop._torch import OF_MODULES, buffers_of, foreach_add_, foreach_copy_, map_leaves, parameters_of, version_of
 from hotloop.attributes import HOOKS_INSTALLED
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
@@ -577,7 +577,7 @@ class _Kinds(dict[type, bool]):
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
-_OF_MODULES = frozenset((*vars(nn.Module()), "params", HOOKS_INSTALLED))
+_OF_MODULES = OF_MODULES | {"params", HOOKS_INSTALLED}
 _CONTAINERS = _Kinds(list, dict, set, deque, MutableMapping)
 _HELD = _Kinds(*_PLAIN, tuple, frozenset, list, dict, set, deque, MutableMapping)
 _GENERATORS = _Kinds(*get_args(Generator))

@@ -19,7 +19,7 @@ from hotloop.text import an
 T = TypeVar("T")
 LARGE = 64 << 20  # bytes of a tensor that is worth pinned memory for its copy
 PIECE = 16 << 20  # bytes that are copied at a time
-_STAYS = frozenset((str, bytes, int, float, bool, type(None)))  # has no tensors in it
+STAYS = frozenset((str, bytes, int, float, bool, type(None)))  # has no tensors in it
 
 
 def move(batch: T, device: str | torch.device) -> T:
@@ -137,13 +137,13 @@ def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset())
     elif isinstance(batch, Mapping):
         seen |= {id(batch)}
         for key, value in batch.items():
-            if type(value) not in _STAYS:  # of which a vocabulary has many
+            if type(value) not in STAYS:  # of which a vocabulary has many
                 yield from tensors_in(value, f"{path}[{key!r}]", seen)
     elif isinstance(batch, list | tuple):
         seen |= {id(batch)}
         names = getattr(batch, "_fields", ())  # of a namedtuple
         for i, value in enumerate(batch):
-            if type(value) not in _STAYS:
+            if type(value) not in STAYS:
                 yield from tensors_in(value, f"{path}.{names[i]}" if names else f"{path}[{i}]", seen)
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         seen |= {id(batch)}
@@ -197,7 +197,7 @@ def _is_there(value: Any, device: torch.device) -> bool:
     elif kind is dict:
         parts = value.values()
     else:
-        return kind in _STAYS
+        return kind in STAYS
     for part in parts:  # noqa: SIM110  # `all` would make a generator, in every step
         if not _is_there(part, device):
             return False

@@ -25,6 +25,7 @@ from torch.utils.data import Dataset, Subset
 from hotloop._torch import (
     BUFFERS,
     FUSED_NOTES,
+    OF_MODULES,
     PARAMETERS,
     SCHEDULER_NOTES,
     SCHEDULERS,
@@ -53,6 +54,7 @@ from hotloop.text import shorten
 from hotloop.training.claims import check_module, check_sharing, check_tensors, generator, require, unusable
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
+_OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself
 _MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are not its attributes
 _LITTLE = 1 << 20  # bytes of what a dataset keeps: more is data or a cache of it
 _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
@@ -216,7 +218,7 @@ class Changes:
             room = holders.get(id(owner))
             if room is None:
                 return False
-            if isinstance(owner, nn.Module) and name in _of_modules():
+            if isinstance(owner, nn.Module) and name in _OF_MODULES:
                 return name in (PARAMETERS, BUFFERS) or installed_once(name, value)
             return parts_of(value, room) is not None or (isinstance(value, Tensor) and value.grad_fn is not None)
 
@@ -414,14 +416,8 @@ def _can_be_packed(thing: Any) -> bool:
 def _internals_of(owner: object) -> frozenset[str]:
     """Attributes that PyTorch keeps for itself."""
     if isinstance(owner, nn.Module):
-        return _of_modules()
+        return _OF_MODULES
     return _of_optimizers() if isinstance(owner, Optimizer) else frozenset()
-
-
-@cache
-def _of_modules() -> frozenset[str]:
-    """Attributes of every `nn.Module`, except `training`."""
-    return (frozenset(vars(nn.Module())) | {HOOKS_INSTALLED}) - {"training"}
 
 
 @cache
