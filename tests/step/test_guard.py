@@ -296,8 +296,18 @@ def test_memory_is_plenty_only_for_optimizers_that_are_known(monkeypatch: pytest
     assert not is_plenty([Foreign(made)], device)
     ours.register_step_pre_hook(lambda *_: None)
     assert not is_plenty([ours], device), "so may a hook"
+
+
+def test_main_memory_is_plenty_where_it_is_free_and_the_process_has_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    adam, cpu = torch.optim.Adam([nn.Parameter(torch.zeros(1000))]), torch.device("cpu")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert is_plenty([adam], cpu)
+    monkeypatch.setattr("hotloop.step.guard.machine_memory", lambda: (16 * 4000, 2**30))
+    assert not is_plenty([adam], cpu)
     monkeypatch.undo()
-    assert not is_plenty([torch.optim.Adam(made)], torch.device("cpu")), "which does not tell how much is free"
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (2**40, 2**40))
+    assert not is_plenty([adam], cpu), "the limit counts addresses, and nobody knows how many are left"
 
 
 @pytest.mark.gpu
