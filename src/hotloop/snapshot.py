@@ -578,8 +578,8 @@ class _Kinds(dict[type, bool]):
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 # What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
 _OF_MODULES = OF_MODULES | {"params", HOOKS_INSTALLED}
-_CONTAINERS = _Kinds(list, dict, set, deque, MutableMapping)
-_HELD = _Kinds(*_PLAIN, tuple, frozenset, list, dict, set, deque, MutableMapping)
+_FILLABLE = (list, dict, set, deque, MutableMapping)
+_CONTAINERS, _HELD = _Kinds(*_FILLABLE), _Kinds(*_PLAIN, tuple, frozenset, *_FILLABLE)
 _GENERATORS = _Kinds(*get_args(Generator))
 
 

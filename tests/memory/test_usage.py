@@ -231,3 +231,18 @@ def test_a_gpu_tells_its_figures_apart() -> None:
     assert after.total is not None
     assert 0 < after.free < after.total
     assert after.process is None or after.process >= after.reserved
+
+
+@pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="Linux alone tells the limits of a process")
+@pytest.mark.parametrize("kind", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_a_limit_of_the_process_counts(tmp_path: Path, kind: str) -> None:
+    process, limit = psutil.Process(), getattr(psutil, kind, None)
+    before, now = process.rlimit(limit), process.memory_info()
+    most = {"RLIMIT_AS": now.vms, "RLIMIT_DATA": now.data}[kind] + 8 * GIB
+    process.rlimit(limit, (most, before[1]))
+    try:
+        free, total = machine_memory(tmp_path)
+    finally:
+        process.rlimit(limit, before)
+    assert total == min(most, 64 * GIB)
+    assert 7 * GIB < free <= 8 * GIB

@@ -39,25 +39,12 @@ def guarded(optimizers: Sequence[Optimizer]) -> Iterator[None]:
 
 def is_plenty(optimizers: Sequence[Optimizer], device: torch.device) -> bool:
     """Whether the free memory surely holds all that steps allocate; what others than PyTorch's take is not known."""
-    unused = _main_memory() if device.type == "cpu" else free(device)
+    unused = machine_memory()[0] if device.type == "cpu" else free(device)
     if unused is None or not all(map(_is_separable, optimizers)):
         return False
     weights = (weight for optimizer in optimizers for group in optimizer.param_groups for weight in group["params"])
     needed: int = PLENTY * sum(weight.nbytes for weight in weights)
     return unused > needed
-
-
-def _main_memory() -> int | None:
-    """Free bytes of main memory; None where the process has a limit of its own, as by `ulimit -v`."""
-    try:
-        import resource  # noqa: PLC0415  # not on Windows
-    except ImportError:
-        pass
-    else:
-        kinds = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
-        if any(resource.getrlimit(kind)[0] != resource.RLIM_INFINITY for kind in kinds):
-            return None
-    return machine_memory()[0]
 
 
 def guarded_step(optimizer: Optimizer, step: Callable[[], Any]) -> None:

@@ -337,12 +337,12 @@ class Fit:
                 raise
             if of_a_loader:  # the signal also reached its workers; nothing was left half done here
                 self._must_end()
-        self._pass_on(number, clock, whole=whole)
+        self._queue(number, clock, whole=whole)
         if whole and last:
             self.core.end_workers()  # which takes a while, in which a GPU is still busy
         return whole
 
-    def _pass_on(self, number: int, clock: Clock, *, whole: bool) -> None:
+    def _queue(self, number: int, clock: Clock, *, whole: bool) -> None:
         """Queue the epoch, or the part of it that was trained, for `_finish`."""
         if self.core.watch.items_seen:
             scores = EpochScores() if self.scored is None else self.scored.end_epoch()  # read after the losses
