@@ -301,5 +301,5 @@ def test_memory_is_plenty_only_for_optimizers_that_are_known(monkeypatch: pytest
 def test_main_memory_is_plenty_where_it_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     adam, cpu = torch.optim.Adam([nn.Parameter(torch.zeros(1000))]), torch.device("cpu")
     assert is_plenty([adam], cpu)
-    monkeypatch.setattr("hotloop.step.guard.machine_memory", lambda: (16 * 4000, 2**30))
+    monkeypatch.setattr("hotloop.step.guard.main_memory_left", lambda: 16 * 4000)
     assert not is_plenty([adam], cpu)

@@ -560,7 +560,7 @@ def test_an_optimizer_that_cannot_be_restored_is_an_error_that_says_so(options: 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_first_updates_can_be_restored(precision: Any, fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """There an optimizer allocates what it keeps."""
-    monkeypatch.setattr("hotloop.step.guard.machine_memory", lambda: (0, 2**30))
+    monkeypatch.setattr("hotloop.step.guard.main_memory_left", lambda: 0)
     results = []
     for operations in (None, 3):
         model = plain_network()

@@ -146,12 +146,25 @@ def holdings(model: nn.Module, optimizers: Optimizer | Iterable[Optimizer] = ())
 
 
 def machine_memory(root: Path = Path("/")) -> tuple[int, int]:
-    """Free and total bytes of main memory that this process may take: a container's share, and within `ulimit`."""
+    """Free and total bytes of main memory that this process may take: of a container, its share."""
     memory = psutil.virtual_memory()
     free, total = memory.available, memory.total
-    for limit, used in (*_limits(root), *_own_limits()):
+    for limit, used in _limits(root):
         free, total = min(free, max(limit - used, 0)), min(total, limit)
     return min(free, total), total
+
+
+def main_memory_left() -> int:
+    """Bytes of main memory that this process can still take: the free ones, within `ulimit -v` and `-d`."""
+    left, _ = machine_memory()
+    process = psutil.Process()
+    if hasattr(process, "rlimit"):  # Linux alone tells
+        now = process.memory_info()
+        for kind, used in ((psutil.RLIMIT_AS, now.vms), (psutil.RLIMIT_DATA, now.data)):
+            limit, _ = process.rlimit(kind)
+            if limit != psutil.RLIM_INFINITY:
+                left = min(left, max(limit - used, 0))
+    return left
 
 
 def _limits(root: Path) -> Iterator[tuple[int, int]]:
@@ -169,18 +182,6 @@ def _limits(root: Path) -> Iterator[tuple[int, int]]:
                 yield limit, max((used or 0) - _statistic(folder / "memory.stat", cache), 0)
             if folder == base:
                 break
-
-
-def _own_limits() -> Iterator[tuple[int, int]]:
-    """Limit and use of this process's addresses and data, as `ulimit -v` and `-d` set them; Linux alone tells."""
-    process = psutil.Process()
-    if not hasattr(process, "rlimit"):
-        return
-    now = process.memory_info()
-    for kind, used in ((psutil.RLIMIT_AS, now.vms), (psutil.RLIMIT_DATA, now.data)):
-        limit, _ = process.rlimit(kind)
-        if limit != psutil.RLIM_INFINITY:
-            yield limit, used
 
 
 def _group(root: Path, controller: str) -> str:
