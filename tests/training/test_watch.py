@@ -99,6 +99,25 @@ def test_on_a_gpu_the_same_is_found_a_little_later() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("batches", [3, 200, 700])
+def test_on_a_gpu_losses_of_any_number_and_kind_are_added_up(no_waits, batches: int) -> None:
+    watch = Watch(torch.device("cuda"), single=True)
+    watch.begin_epoch()
+    values = torch.arange(float(batches), device="cuda")
+    counts = (torch.arange(batches, device="cuda") % 3 + 1).unbind()
+    with no_waits():
+        for number, (value, count) in enumerate(zip(values.unbind(), counts, strict=True)):
+            parts = {"first": value, "second": value.bfloat16() * 0 + 2}
+            watch.see(parts, count if number % 2 else number % 3 + 1)
+        state = watch.state_dict()
+    expected = sum(n * (n % 3 + 1) for n in range(batches)) / sum(n % 3 + 1 for n in range(batches))
+    assert watch.means() == pytest.approx({"first": expected, "second": 2.0})
+    resumed = Watch(torch.device("cuda"), single=True)
+    resumed.load_state_dict(state)
+    assert resumed.means() == pytest.approx({"first": expected, "second": 2.0})
+
+
+@pytest.mark.gpu
 def test_the_loss_is_read_without_waiting(no_waits) -> None:
     watch = Watch(torch.device("cuda"), single=True)
     watch.begin_epoch()
@@ -149,6 +168,47 @@ def test_a_loss_that_is_alone_is_seen_as_others_are(
     assert one.means() == pytest.approx(other.means(), rel=1e-6, abs=1e-6)
     assert one.items == other.items == sum(items for _, items in batches)
     assert one.state_dict()["names"] == ("loss",)
+
+
+LOSSES = st.tuples(st.floats(-10, 10, width=32), st.floats(-10, 10, width=32))
+STRETCHES = st.tuples(st.lists(LOSSES, min_size=1, max_size=5), st.integers(1, 9), st.booleans(), st.booleans())
+
+
+@given(stretches=st.lists(STRETCHES, min_size=1, max_size=40), saved_after=st.integers(0, 40))
+@settings(deadline=None, max_examples=60)
+def test_means_are_the_same_however_losses_come_and_wherever_a_run_goes_on(
+    stretches: list[tuple[list[tuple[float, float]], int, bool, bool]], saved_after: int
+) -> None:
+    """Alone or several at once, with items that the host knows or the device, read before or after a save."""
+    watch, sums, items = accelerated(), [0.0, 0.0], 0
+    for number, (losses, count, is_on_device, is_read) in enumerate(stretches):
+        given = torch.tensor(count) if is_on_device else count
+        if len(losses) == 1:
+            watch.see(dict(zip("ab", torch.tensor(losses[0]), strict=True)), given)
+        else:
+            watch.see_stretch("ab", (torch.tensor(losses),), given, [None] * len(losses))
+        if is_read:
+            watch._losses.take_off()
+        for row in losses:
+            items += count
+            sums = [total + loss * count for total, loss in zip(sums, row, strict=True)]
+        if number == saved_after:
+            state, watch = watch.state_dict(), accelerated()
+            watch.load_state_dict(state)
+    assert watch.items == items
+    assert watch.means() == pytest.approx({"a": sums[0] / items, "b": sums[1] / items}, rel=1e-9, abs=1e-9)
+    if saved_after != len(stretches) - 1:
+        assert watch.latest == pytest.approx(sum(stretches[-1][0][-1]))
+
+
+def test_an_epoch_has_its_own_losses_although_they_are_read_in_the_next_one() -> None:
+    watch = accelerated()
+    watch.see({"loss": torch.tensor(1.0)}, 2)
+    first = watch.end_epoch()
+    watch.begin_epoch(2)
+    watch.see({"loss": torch.tensor(5.0)}, 2)
+    assert watch.means() == {"loss": 5.0}
+    assert first.means() == {"loss": 1.0}
 
 
 @pytest.mark.parametrize("make", [accelerated, lambda: Watch(CPU, single=True)], ids=["accelerator", "cpu"])

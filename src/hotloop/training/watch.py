@@ -3,12 +3,13 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +18,9 @@ from hotloop.errors import LossNotFinite
 from hotloop.text import plural, shorten
 
 READ_EVERY = 0.25  # seconds between two looks at a loss on an accelerator
-MOST_FRESH = 256  # losses that wait to be added up
+MOST_FRESH = 256  # losses that wait to be read, each in a tensor of its own
 MOST_SINGLE = 32  # single losses that wait to be looked at together
+FEW = 32  # tensors that are copied to the host one by one: for the first of them, no kernel need be loaded
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
@@ -27,25 +29,59 @@ _ONE = ("loss",)  # the name of a loss that is alone
 
 
 class Seen(NamedTuple):
-    """Losses of one batch, or of those of a stretch."""
+    """One batch, or those of a stretch."""
 
     batch: int  # the last of them since the start of the run, from 1
     epoch: int
-    origins: Sequence[BatchOrigin | None]
-    losses: Collection[Tensor]  # of each batch, its named losses, on the device
+    origins: Sequence[BatchOrigin | None]  # of each batch
     items: int | Tensor  # in each batch
 
-    def rows(self, names: int) -> Tensor:
-        """The losses, one row for each batch."""
-        return _stacked([*self.losses]).view(-1, names)
+
+class EpochLosses:
+    """The losses of an epoch: added up on the host, or on their way there."""
+
+    def __init__(self) -> None:
+        self.totals: list[float] = []  # of each named loss, weighed by items
+        self.flights: deque[_Flight] = deque()
+        self._seen: list[Seen] = []  # whose losses are still on the device alone
+        self._losses: list[Tensor] = []  # of these, batch by batch
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was no batch."""
+        return not (self.totals or self.flights or self._seen)
+
+    def add(self, seen: Seen, losses: Collection[Tensor]) -> None:
+        """Note losses that stay on the device for now."""
+        self._seen.append(seen)
+        self._losses.extend(losses)
+        if len(self._losses) >= MOST_FRESH:
+            self._losses = [_joined(self._losses)]
+
+    def take_off(self) -> None:
+        """Send all that is still on the device alone to the host, without waiting."""
+        if self._seen:
+            self.flights.append(_Flight(self._seen, self._losses))
+            self._seen, self._losses = [], []
+
+    def has_landed(self) -> bool:
+        """Whether all that was sent has reached the host."""
+        return not self.flights or self.flights[-1].has_landed()
+
+    def unread(self, names: int) -> Tensor | None:
+        """Sums of all that is not in the totals, computed on the device; None where nothing is."""
+        sums: Tensor | None = None
+        for seen, losses in (*((flight.seen, flight.losses) for flight in self.flights), (self._seen, self._losses)):
+            if seen:
+                added = _sums(seen, _joined(losses).view(-1, names))
+                sums = added if sums is None else sums + added
+        return sums
 
 
 class Watch:
     """Mean losses of an epoch, the latest known loss, and the curve of a run.
 
-    On an accelerator the losses stay there: they are added up and read from time to time, by a copy that nothing
-    waits for. A loss that is not finite makes the sum not finite, so the sum alone tells that something happened since
-    the last look; the losses since then are kept, and only in that case searched.
+    On an accelerator the losses stay there, and are read from time to time, by a copy that nothing waits for.
     """
 
     def __init__(
@@ -68,11 +104,7 @@ class Watch:
         self.latest: float | None = None  # total loss of a batch a moment ago
         self.curve: list[tuple[int, float]] = []
         self._stride = 1
-        self._totals: list[float] = []  # sums of the losses, on a CPU
-        self._sums: Tensor | None = None  # the same on an accelerator
-        self._fresh: list[Seen] = []  # not in the sums yet
-        self._recent: deque[Seen] = deque()  # not known to be finite yet
-        self._flight: _Flight | None = None
+        self._losses = EpochLosses()
         self._last_look = 0.0
         self._single: list[tuple[Tensor, int, BatchOrigin | None]] = []  # losses, items, origins that are not noted yet
         self._wait = 1  # for so many of them
@@ -88,16 +120,14 @@ class Watch:
     @property
     def items_seen(self) -> bool:
         """Whether the epoch had a batch."""
-        return bool(self._totals) or self._sums is not None or bool(self._fresh or self._single)
+        return bool(self._single) or not self._losses.is_empty
 
     def begin_epoch(self, epoch: int = 1, stream: Stream[Any] | None = None) -> None:
         """Reset the sums; `stream` is the source of the batches."""
         self._batches += len(self._single)
         self._single = []
         self._epoch, self._stream = epoch, stream
-        self.items, self._sums, self._totals = 0, None, []
-        self._fresh, self._recent = [], deque()
-        self._flight = None
+        self.items, self._losses = 0, EpochLosses()
 
     def _note_single(self) -> None:
         """Add the losses of single batches; the next time as many together as come in half the interval of looks."""
@@ -110,7 +140,7 @@ class Watch:
             losses, _, origins = zip(*alike, strict=True)
             self._batches += len(losses)
             self.items = self.items + count * len(losses)
-            self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
+            self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
 
     def see(self, parts: dict[str, Tensor], count: int | Tensor) -> None:
         """Add the losses of one batch, detached; on a CPU they are checked at once, before they reach the weights."""
@@ -128,9 +158,8 @@ class Watch:
         self.names = parts.keys()
         self._batches += 1
         self.items = self.items + count
-        stream, fresh = self._stream, self._fresh
-        origins = _NOWHERE if stream is None else (stream.origin,)
-        fresh.append(Seen(self._batches, self._epoch, origins, parts.values(), count))
+        origins = _NOWHERE if self._stream is None else (self._stream.origin,)
+        self._losses.add(Seen(self._batches, self._epoch, origins, count), parts.values())
         self._look(time.monotonic())
 
     def see_stretch(
@@ -146,7 +175,7 @@ class Watch:
         self.names = names
         self._batches += len(origins)
         self.items = self.items + count * len(origins)
-        self._fresh.append(Seen(self._batches, self._epoch, origins, losses, count))
+        self._losses.add(Seen(self._batches, self._epoch, origins, count), losses)
         self._look(time.monotonic())
 
     def _see_now(self, parts: dict[str, Tensor], items: int | Tensor) -> None:
@@ -158,7 +187,7 @@ class Watch:
             self._stop(self._batches + 1, self._epoch, origin, numbers, items)
         self._batches += 1  # not before: the batch may be repeated in another precision
         self.items = self.items + items
-        totals = self._totals = self._totals or [0.0] * len(numbers)
+        totals = self._losses.totals = self._losses.totals or [0.0] * len(numbers)
         for place, number in enumerate(numbers):
             totals[place] += number * float(items)
         self._note(self._batches, loss)
@@ -167,10 +196,8 @@ class Watch:
         """The mean losses of the epoch, perhaps still on the device."""
         if self._single:
             self._note_single()
-        if self._sums is None and not self._fresh:
-            means = {n: total / (float(self.items) or 1.0) for n, total in zip(self.names, self._totals, strict=False)}
-            return Ending(self, None, tuple(self.names), self.items, means)
-        return Ending(self, self._take_off(), tuple(self.names), self.items, {})
+        self._losses.take_off()
+        return Ending(self, self._losses, tuple(self.names), self.items)
 
     def means(self) -> dict[str, float]:
         """Mean losses per item over the epoch so far. Synchronizes."""
@@ -180,7 +207,6 @@ class Watch:
         """Losses and counts as plain data and tensors; no synchronization."""
         if self._single:
             self._note_single()
-        sums = self._add_fresh() if self._fresh or self._sums is not None else None
         return {
             "names": tuple(self.names),
             "batches": self.batches,
@@ -188,65 +214,39 @@ class Watch:
             "latest": self.latest,
             "curve": list(self.curve),
             "stride": self._stride,
-            "totals": list(self._totals),
-            "sums": sums,
+            "totals": list(self._losses.totals),
+            "sums": self._losses.unread(len(self.names)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a `state_dict`; one from inside an epoch is loaded again when the epoch has begun."""
         self.names, self._batches, self.latest = state["names"], state["batches"], state["latest"]
         self.curve, self._stride = [(batch, loss) for batch, loss in state["curve"]], state["stride"]
-        self.items, self._totals = state["items"], list(state["totals"])
-        self._sums = None if state["sums"] is None else state["sums"].to(self.device)
-
-    def _add_fresh(self) -> Tensor:
-        if self._sums is None:
-            # float64 keeps the mean of a long epoch exact; Metal has none.
-            exact = torch.float32 if self.device.type == "mps" else torch.float64
-            self._sums = torch.zeros(len(self.names), device=self.device, dtype=exact)
-        # Counts on the device are not compared: that would wait for it.
-        for _, alike in groupby(self._fresh, key=lambda s: s.items if type(s.items) is int else -id(s)):
-            group = list(alike)
-            count = group[0].items
-            rows = _stacked([loss for seen in group for loss in seen.losses]).view(-1, len(self.names))
-            total = rows.sum(0, dtype=self._sums.dtype)
-            if isinstance(count, Tensor):
-                self._sums.add_(total * count)
-            else:
-                self._sums.add_(total, alpha=count)
-        self._recent.extend(self._fresh)
-        self._fresh = []
-        return self._sums
+        self.items, self._losses = state["items"], EpochLosses()
+        totals, unread = list(state["totals"]), state["sums"]
+        if unread is not None:
+            totals = [a + b for a, b in zip(totals or [0.0] * len(unread), unread.tolist(), strict=True)]
+        self._losses.totals = totals
 
     def _look(self, now: float) -> None:
-        if self._flight is not None and self._flight.landed():
-            self._land(self._flight, wait=False)
-        self._last_look = self._last_look or now  # the first steps wait for no kernel that looking needs
-        if self._flight is None and now - self._last_look > READ_EVERY:
+        flights = self._losses.flights
+        if flights and flights[0].has_landed():
+            self._land(self._losses)
+        self._last_look = self._last_look or now  # nothing is read during the first steps, in which libraries load
+        if not flights and now - self._last_look > READ_EVERY:
             self._last_look = now
-            self._flight = self._take_off()
-        elif len(self._fresh) >= MOST_FRESH:
-            self._add_fresh()
+            self._losses.take_off()
 
-    def _take_off(self) -> "_Flight":
-        sums = self._add_fresh()
-        # A run that goes on after the last batch of an epoch has seen none of it; then nothing is noted.
-        last = self._recent[-1].rows(len(self.names))[-1] if self._recent else sums
-        return _Flight(torch.cat([sums, last.to(sums.dtype)]), self._recent)
-
-    def _land(self, flight: "_Flight", *, wait: bool) -> list[float]:
-        """Take the sums of a finished copy, and raise where they are not finite."""
-        numbers = flight.numbers(wait=wait)
-        if self._flight is flight:
-            self._flight = None
-        if not all(map(math.isfinite, numbers)):
-            self._find_the_culprit(flight.recent)
-        while flight.recent and flight.recent[0].batch < flight.batch:
-            flight.recent.popleft()
-        half = len(numbers) // 2
-        if flight.batch:
-            self._note(flight.batch, sum(numbers[half:]))
-        return numbers[:half]
+    def _land(self, losses: EpochLosses) -> None:
+        """Add up the losses of the copy that was begun first, and raise where one is not finite."""
+        flight = losses.flights.popleft()
+        rows, items = flight.read()
+        if not np.isfinite(rows).all():
+            self._find_the_culprit(flight.seen, rows)
+        # One after the other, so that the sum does not depend on when they were read.
+        before = losses.totals or [0.0] * rows.shape[1]
+        losses.totals = np.cumsum(np.vstack([before, rows * items[:, None]]), 0)[-1].tolist()
+        self._note(flight.seen[-1].batch, float(rows[-1].sum()))
 
     def _note(self, batch: int, loss: float) -> None:
         self.latest = loss
@@ -258,12 +258,13 @@ class Watch:
                 self.curve = self.curve[::2]
                 self._stride *= 2
 
-    def _find_the_culprit(self, recent: Iterable[Seen]) -> None:
-        for seen in recent:
-            rows = seen.rows(len(self.names)).tolist()
-            for row, (numbers, origin) in enumerate(zip(rows, seen.origins, strict=True)):
-                if not all(map(math.isfinite, numbers)):
-                    self._stop(seen.batch - len(rows) + 1 + row, seen.epoch, origin, numbers, seen.items)
+    def _find_the_culprit(self, every: Sequence[Seen], rows: Any) -> None:
+        numbers = iter(rows.tolist())
+        for seen in every:
+            for batch, origin in enumerate(seen.origins, seen.batch - len(seen.origins) + 1):
+                losses = next(numbers)
+                if not all(map(math.isfinite, losses)):
+                    self._stop(batch, seen.epoch, origin, losses, seen.items)
 
     def _stop(
         self, batch: int, epoch: int, origin: BatchOrigin | None, losses: list[float], items: int | Tensor
@@ -292,56 +293,91 @@ class Watch:
 
 @dataclass(frozen=True)
 class Ending:
-    """The mean losses of an epoch, on the host or still on the device."""
+    """The mean losses of an epoch, on the host or on their way there."""
 
     watch: Watch
-    flight: "_Flight | None"
+    losses: EpochLosses
     names: tuple[str, ...]
     items: int | Tensor
-    known: dict[str, float]
 
     def landed(self) -> bool:
-        return self.flight is None or self.flight.landed()
+        return self.losses.has_landed()
 
     def means(self) -> dict[str, float]:
-        """Mean losses per item; synchronizes where they are still on the device."""
-        if self.flight is None:
-            return self.known
-        sums = self.watch._land(self.flight, wait=True)
-        return {name: total / (float(self.items) or 1.0) for name, total in zip(self.names, sums, strict=True)}
-
-
-def _stacked(losses: Sequence[Tensor]) -> Tensor:
-    """Losses of any shape in one row."""
-    if len(losses) == 1:
-        return losses[0].reshape(-1)
-    if any(map(torch.Tensor.dim, losses)):
-        return torch.cat([loss.reshape(-1) for loss in losses])
-    return torch.stack(losses)  # type: ignore[arg-type]  # any sequence will do
+        """Mean losses per item; waits for those that have not reached the host."""
+        while self.losses.flights:
+            self.watch._land(self.losses)
+        items = float(self.items) or 1.0
+        return {name: total / items for name, total in zip(self.names, self.losses.totals, strict=False)}
 
 
 class _Flight:
-    """A copy of numbers from the device to the host, without blocking."""
+    """A copy of losses from the device to the host, without blocking."""
 
-    def __init__(self, values: Tensor, recent: "deque[Seen]") -> None:
-        self.recent = recent  # what the numbers will say something about
-        self.batch = recent[-1].batch if recent else 0
-        self._values = values
+    def __init__(self, seen: list[Seen], losses: list[Tensor]) -> None:
+        self.seen, self.losses = seen, losses
+        self._values, self._items = losses, [each.items for each in seen if isinstance(each.items, Tensor)]
         self._event: torch.cuda.Event | None = None
-        if values.is_cuda:
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self._values.copy_(values, non_blocking=True)
+        if losses[0].is_cuda:
+            self._values, self._items = _pinned(losses), _pinned(self._items) if self._items else []
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def landed(self) -> bool:
+    def has_landed(self) -> bool:
         return self._event is None or self._event.query()
 
-    def numbers(self, *, wait: bool) -> list[float]:
-        if wait and self._event is not None:
+    def read(self) -> tuple[Any, Any]:
+        """The losses, one row for each batch, and the items of each; waits for them."""
+        if self._event is not None:
             self._event.synchronize()
-        numbers: list[float] = self._values.tolist()
-        return numbers
+        counts = iter(_numbers(self._items) if self._items else ())
+        items = [next(counts) if isinstance(seen.items, Tensor) else seen.items for seen in self.seen]
+        of_batches = np.repeat(np.array(items, np.float64), [len(seen.origins) for seen in self.seen])
+        return _numbers(self._values).reshape(len(of_batches), -1), of_batches
+
+
+def _pinned(tensors: list[Tensor]) -> list[Tensor]:
+    """Copies in pinned memory, which are there when the device has come so far."""
+    if len(tensors) > FEW:
+        tensors = [_joined(tensors)]
+    kinds = {tensor.dtype for tensor in tensors}
+    sizes = [tensor.numel() for tensor in tensors]
+    whole = torch.empty(sum(sizes), dtype=kinds.pop() if len(kinds) == 1 else torch.float64, pin_memory=True)
+    for part, tensor in zip(whole.split(sizes), tensors, strict=True):
+        part.copy_(tensor.reshape(-1), non_blocking=True)
+    return [whole]
+
+
+def _numbers(tensors: list[Tensor]) -> Any:
+    """The numbers of tensors of any shape as one array."""
+    return np.concatenate([tensor.reshape(-1).cpu().double().numpy() for tensor in tensors])
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of any shape in one row."""
+    if len(tensors) == 1:
+        return tensors[0].reshape(-1)
+    if any(map(torch.Tensor.dim, tensors)):
+        return torch.cat([tensor.reshape(-1) for tensor in tensors])
+    return torch.stack(tensors)  # type: ignore[arg-type]  # any sequence will do
+
+
+def _sums(every: Sequence[Seen], rows: Tensor) -> Tensor:
+    """The sums of losses, weighed by items, on the device."""
+    # float64 keeps the mean of a long epoch exact; Metal has none.
+    exact = torch.float32 if rows.device.type == "mps" else torch.float64
+    sums = torch.zeros(rows.shape[1], device=rows.device, dtype=exact)
+    first = 0
+    # Counts on the device are not compared: that would wait for it.
+    for _, alike in groupby(every, key=lambda seen: seen.items if type(seen.items) is int else -id(seen)):
+        group = list(alike)
+        last, items = first + sum(len(seen.origins) for seen in group), group[0].items
+        total, first = rows[first:last].sum(0, dtype=exact), last
+        if isinstance(items, Tensor):
+            sums.add_(total * items)
+        else:
+            sums.add_(total, alpha=items)
+    return sums
 
 
 def _batch(origin: BatchOrigin | None) -> str:
