@@ -192,4 +192,4 @@ def memory_of(value: object, most: int | None = None) -> Any:
     steps = zip(value.shape, value.stride(), strict=True)
     extent = (1 + sum((size - 1) * stride for size, stride in steps)) * value.element_size()
     # By address: no operation of PyTorch, which a mode such as FakeTensorMode would take for one of the model.
-    return np.ctypeslib.as_array((ctypes.c_uint8 * extent).from_address(value.data_ptr()))
+    return np.frombuffer(memoryview((ctypes.c_uint8 * extent).from_address(value.data_ptr())), np.uint8)

@@ -9,6 +9,8 @@ items have changed that, or the dataset was changed in the process that trains, 
 Not seen: what a library keeps in its own modules, and what lies outside of Python.
 """
 
+import functools
+import mmap
 import multiprocessing
 import random
 import time
@@ -136,8 +138,8 @@ class EpochWorkers:
 
 
 def _shared(length: int) -> Any:
-    """An array that workers write to; no tensor, since epochs may begin in inference mode."""
-    return np.frombuffer(multiprocessing.RawArray("q", length), np.int64)
+    """An array that forked workers write to; no tensor, since epochs may begin in inference mode."""
+    return np.frombuffer(mmap.mmap(-1, 8 * length), np.int64)
 
 
 class _Birth:
@@ -152,7 +154,7 @@ class _Birth:
         global _this_worker  # noqa: PLW0603 - one per process
         info = get_worker_info()
         assert info is not None
-        _this_worker = _Worker(self, number, seeds_are_known=_is_seeded(info.seed - number, number))
+        _this_worker = _Worker(self, number, _Seeds(info.seed - number, number))
         if self.init is not None:
             self.init(number)
             _this_worker.state = DatasetState(self.makers)
@@ -167,11 +169,11 @@ class _Birth:
 class _Worker:
     """In a worker: what it was started with."""
 
-    def __init__(self, birth: _Birth, number: int, *, seeds_are_known: bool) -> None:
+    def __init__(self, birth: _Birth, number: int, seeds: "_Seeds") -> None:
         self.state = birth.state
         self._birth = birth
         self._number = number
-        self._seeds_are_known = seeds_are_known
+        self._seeds = seeds
         self._epoch = 0
 
     def begin(self, epoch: int, base_seed: int) -> None:
@@ -180,7 +182,7 @@ class _Worker:
             return
         self._epoch = epoch
         try:
-            is_new = self._seeds_are_known and self._begin(base_seed)
+            is_new = self._seeds.are_known and self._begin(base_seed)
         except Exception:  # noqa: BLE001 - whatever it is, a new worker raises it at the right place
             is_new = False
         self._birth.answers[self._number] = epoch if is_new else -epoch
@@ -230,11 +232,20 @@ def _numpy_seed(base_seed: int, number: int) -> Any:
     return np.random.SeedSequence(words).generate_state(4)
 
 
-def _is_seeded(base_seed: int, number: int) -> bool:
-    """Whether PyTorch has seeded this worker as `_seed` does; a later version may do it in another way."""
-    numpy, ours = np.random.get_state(), np.random.RandomState(_numpy_seed(base_seed, number)).get_state()
-    return (
-        torch.initial_seed() == base_seed + number
-        and random.getstate() == random.Random(base_seed + number).getstate()  # noqa: S311
-        and all(np.array_equal(a, b) for a, b in zip(numpy, ours, strict=True))
-    )
+class _Seeds:
+    """How PyTorch has seeded this worker; compared with `_seed` only where there is a second epoch to begin."""
+
+    def __init__(self, base_seed: int, number: int) -> None:
+        self._base_seed, self._number = base_seed, number
+        self._torch, self._python, self._numpy = torch.initial_seed(), random.getstate(), np.random.get_state()
+
+    @functools.cached_property
+    def are_known(self) -> bool:
+        """Whether it is what `_seed` does; a later version of PyTorch may do it in another way."""
+        seed = self._base_seed + self._number
+        ours = np.random.RandomState(_numpy_seed(self._base_seed, self._number)).get_state()
+        return (
+            self._torch == seed
+            and self._python == random.Random(seed).getstate()  # noqa: S311
+            and all(np.array_equal(a, b) for a, b in zip(self._numpy, ours, strict=True))
+        )

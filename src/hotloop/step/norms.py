@@ -1,6 +1,7 @@
 """`NormReader`: the gradient norm of the last update, brought to the host without synchronization."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -31,9 +32,12 @@ class NormReader:
     def __init__(self, loop: HasStep) -> None:
         self._loop = loop
         self._flight: tuple[list[str], Tensor, torch.cuda.Event | None] | None = None
-        # A norm of shards is a sum over ranks, all of which must ask; PyTorch has none of sparse gradients.
-        is_sparse = any(getattr(module, "sparse", False) is True for module in loop.step.model.modules())
-        self._is_possible = not is_sharded(loop.step.model) and not is_sparse
+
+    @cached_property
+    def _is_possible(self) -> bool:
+        """A norm of shards is a sum over ranks, all of which must ask; PyTorch has none of sparse gradients."""
+        model = self._loop.step.model
+        return not (is_sharded(model) or any(getattr(module, "sparse", False) is True for module in model.modules()))
 
     @property
     def knows_without_asking(self) -> bool:

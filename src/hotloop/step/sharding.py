@@ -75,7 +75,9 @@ def _check(model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Non
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a model has sharded parameters."""
+    """Whether a model has sharded parameters, which need a process group."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
     return any(hasattr(parameter, "full_tensor") for parameter in model.parameters())
 
 
@@ -106,8 +108,10 @@ def _gathered(shard: Any) -> Tensor:
 
 def team_of(model: nn.Module, ranks: Ranks | None) -> Team | None:
     """The ranks that hold a model's shards and write and read its checkpoints; None for an unsharded model."""
+    if ranks is None:
+        return None
     shard: Any = next((parameter for parameter in model.parameters() if hasattr(parameter, "full_tensor")), None)
-    if ranks is None or shard is None:
+    if shard is None:
         return None
     return Team(ranks.rank, ranks.size, ranks.gather, partial(_joined, shard.device_mesh), timeout().total_seconds())
 
