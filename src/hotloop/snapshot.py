@@ -24,6 +24,7 @@ from hotloop.text import shorten
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
+FEW = 8  # tensors that are copied one by one: the kernel that copies many takes 15 ms to load on a GPU
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
 E = TypeVar("E")
@@ -184,21 +185,19 @@ class _Values(_Same):
         copies = [self._copy(tensor.detach()) for tensor in tensors]
         kinds = {(t.dtype, t.device, c.device): None for t, c in zip(tensors, copies, strict=True)}
         pairs = list(zip(tensors, copies, strict=True))
-        # Tensors of one kind are copied in one kernel.
+        # Many tensors of one kind are copied in one kernel.
         self._alike = [
             tuple(zip(*(p for p in pairs if (p[0].dtype, p[0].device, p[1].device) == kind), strict=True))
             for kind in kinds
         ]
 
-    @torch.no_grad()
     def take(self) -> None:
         for tensors, copies in self._alike:
-            foreach_copy_(copies, tensors)
+            _copy_all(copies, tensors)
 
-    @torch.no_grad()
     def restore(self) -> None:
         for tensors, copies in self._alike:
-            foreach_copy_(tensors, copies)
+            _copy_all(tensors, copies)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if self._on_host:
@@ -209,6 +208,15 @@ class _Values(_Same):
             if tensor.device.type == "cpu" or not is_out_of_memory(error):
                 raise
         return tensor.cpu()
+
+
+@torch.no_grad()
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    if len(targets) > FEW:
+        foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 class _Items(_Same):
