@@ -328,7 +328,7 @@ class _Flight:
 
     def read(self) -> tuple[Any, Any]:
         """The losses, one row for each batch, and the items of each; waits for them."""
-        if self._event is not None:
+        if self._event is not None and not self._event.query():
             self._event.synchronize()
         counts = iter(_numbers(self._items) if self._items else ())
         items = [next(counts) if isinstance(seen.items, Tensor) else seen.items for seen in self.seen]
