@@ -21,7 +21,7 @@ def can_draw_at_once(loader: DataLoader[Any]) -> bool:
         return False
     sampler = batches.sampler
     each_once = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
-    return each_once and _is_as_pytorch_draws()
+    return each_once and _is_as_pytorch_draws(seeded=sampler.generator is not None, drop_last=batches.drop_last)
 
 
 def draws_at_once(loader: DataLoader[Any], *, seeds_workers: bool) -> Iterator[Tensor]:
@@ -50,29 +50,24 @@ def _batches(sampler: RandomSampler, size: int, drop_last: bool) -> Iterator[Ten
 
 
 @cache
-def _is_as_pytorch_draws() -> bool:
-    """Compare with PyTorch's own machinery, once: a later version may draw differently."""
-    before = torch.get_rng_state()
+def _is_as_pytorch_draws(*, seeded: bool, drop_last: bool) -> bool:
+    """Compare with PyTorch's own machinery, once for a kind of loader: a later version may draw differently."""
+    before, seen = torch.get_rng_state(), []
     try:
-        return all(_agrees(seeded, drop_last) for seeded in (False, True) for drop_last in (False, True))
+        for ours in (False, True):
+            torch.default_generator.manual_seed(5)  # that of the host alone
+            generator = torch.Generator().manual_seed(7) if seeded else None
+            data = TensorDataset(torch.arange(11))
+            loader = DataLoader(data, 4, shuffle=True, drop_last=drop_last, generator=generator)
+            order: list[Any] = []
+            for _ in range(2):
+                if ours:
+                    order += [rows.tolist() for rows in draws_at_once(loader, seeds_workers=True)]
+                else:
+                    order += [batch.tolist() for (batch,) in twin(loader)]
+            order.append(torch.get_rng_state().tolist())
+            order.append(generator.get_state().tolist() if generator is not None else None)
+            seen.append(order)
     finally:
         torch.set_rng_state(before)
-
-
-def _agrees(seeded: bool, drop_last: bool) -> bool:
-    seen = []
-    for ours in (False, True):
-        torch.default_generator.manual_seed(5)  # that of the host alone
-        generator = torch.Generator().manual_seed(7) if seeded else None
-        data = TensorDataset(torch.arange(11))
-        loader = DataLoader(data, 4, shuffle=True, drop_last=drop_last, generator=generator)
-        order: list[Any] = []
-        for _ in range(2):
-            if ours:
-                order += [rows.tolist() for rows in draws_at_once(loader, seeds_workers=True)]
-            else:
-                order += [batch.tolist() for (batch,) in twin(loader)]
-        order.append(torch.get_rng_state().tolist())
-        order.append(generator.get_state().tolist() if generator is not None else None)
-        seen.append(order)
     return seen[0] == seen[1]
