@@ -235,7 +235,7 @@ BUGS = [
     Bug(
         "memory: buffers that passes are known to change are not restored",
         "snapshot.py",
-        "            foreach_copy_(tensors, copies)\n",
+        "            _copy_all(tensors, copies)\n",
         "            pass\n",
         ("tests/test_snapshot.py", STARVED),
     ),
