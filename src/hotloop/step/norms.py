@@ -1,12 +1,12 @@
 """`NormReader`: the gradient norm of the last update, brought to the host without synchronization."""
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from hotloop.placement.host_copy import HostCopy
 from hotloop.step.eager import EagerStep, norm_of
 from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
@@ -31,7 +31,7 @@ class NormReader:
 
     def __init__(self, loop: HasStep) -> None:
         self._loop = loop
-        self._flight: tuple[list[str], Tensor, torch.cuda.Event | None] | None = None
+        self._flight: tuple[list[str], HostCopy] | None = None
 
     @cached_property
     def _is_possible(self) -> bool:
@@ -64,21 +64,15 @@ class NormReader:
         if step.plan.clip_norm is None:
             for eager in step.eagers:
                 eager.norm = None  # it is that of one step, and told once
-        norms, event = torch.stack([norm.detach().float() for norm in found.values()]), None
-        if norms.is_cuda:
-            norms = torch.empty(norms.shape, pin_memory=True).copy_(norms, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self._flight = list(found), norms, event
+        self._flight = list(found), HostCopy([*found.values()])
         return True
 
     def read(self) -> dict[str, float]:
         """The norms that have reached the host, once."""
-        if self._flight is None or not (self._flight[2] is None or self._flight[2].query()):
+        if self._flight is None or not self._flight[1].has_landed():
             return {}
-        (names, norms, _), self._flight = self._flight, None
-        values: Sequence[float] = norms.tolist()
-        return dict(zip(names, values, strict=True))
+        (names, norms), self._flight = self._flight, None
+        return dict(zip(names, norms.numbers().tolist(), strict=True))
 
 
 def _norm(step: TrainingStep, eager: EagerStep) -> Tensor | None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hotloop.errors import BadArgument
 from hotloop.evaluation import Metrics, check_metrics
 from hotloop.objective import Criterion, compared, items_in
+from hotloop.placement.host_copy import HostCopy
 from hotloop.ranks import Ranks
 
 
@@ -94,10 +95,7 @@ class Scored(nn.Module):
 
     def end_epoch(self) -> "EpochScores":
         """The sums of the epoch, perhaps still on the device."""
-        totals = self.totals.clone()
-        if totals.is_cuda:  # read when the losses of the epoch are, which are sent after it
-            totals = torch.empty(totals.shape, dtype=totals.dtype, pin_memory=True).copy_(totals, non_blocking=True)
-        return EpochScores(tuple(self._metrics), totals)
+        return EpochScores(tuple(self._metrics), HostCopy([self.totals.clone()]))
 
 
 def _weighted(metric: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -111,13 +109,13 @@ class EpochScores:
     """Training metrics of an epoch."""
 
     names: tuple[str, ...] = ()
-    totals: Tensor | None = None  # on the host, once the losses of the epoch are there
+    totals: HostCopy | None = None
 
     def means(self, ranks: Ranks | None) -> dict[str, float]:
         """The metrics, over the items of all ranks."""
         if self.totals is None:
             return {}
-        sums: list[float] = self.totals.flatten().tolist()
+        sums: list[float] = self.totals.numbers().tolist()
         if ranks is not None:
             sums = list(ranks.total(sums))
         means = {}

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from hotloop.data import BatchOrigin, Stream
 from hotloop.errors import LossNotFinite
+from hotloop.placement.host_copy import HostCopy, in_one_row
 from hotloop.text import plural, shorten
 
 READ_EVERY = 0.25  # seconds between two looks at a loss on an accelerator
 MOST_FRESH = 256  # losses that wait to be read, each in a tensor of its own
 MOST_SINGLE = 32  # single losses that wait to be looked at together
-FEW = 32  # tensors that are copied to the host one by one: for the first of them, no kernel need be loaded
 MOST_POINTS = 1000  # of the curve; beyond that every other one is dropped
 
 
@@ -56,7 +56,7 @@ class EpochLosses:
         self._seen.append(seen)
         self._losses.extend(losses)
         if len(self._losses) >= MOST_FRESH:
-            self._losses = [_joined(self._losses)]
+            self._losses = [in_one_row(self._losses)]
 
     def take_off(self) -> None:
         """Send all that is still on the device alone to the host, without waiting."""
@@ -73,7 +73,7 @@ class EpochLosses:
         sums: Tensor | None = None
         for seen, losses in (*((flight.seen, flight.losses) for flight in self.flights), (self._seen, self._losses)):
             if seen:
-                added = _sums(seen, _joined(losses).view(-1, names))
+                added = _sums(seen, in_one_row(losses).view(-1, names))
                 sums = added if sums is None else sums + added
         return sums
 
@@ -312,54 +312,22 @@ class Ending:
 
 
 class _Flight:
-    """A copy of losses from the device to the host, without blocking."""
+    """Losses of some batches on their way to the host."""
 
     def __init__(self, seen: list[Seen], losses: list[Tensor]) -> None:
         self.seen, self.losses = seen, losses
-        self._values, self._items = losses, [each.items for each in seen if isinstance(each.items, Tensor)]
-        self._event: torch.cuda.Event | None = None
-        if losses[0].is_cuda:
-            self._values, self._items = _pinned(losses), _pinned(self._items) if self._items else []
-            self._event = torch.cuda.Event()
-            self._event.record()
+        self._counts = HostCopy([each.items for each in seen if isinstance(each.items, Tensor)])
+        self._values = HostCopy(losses)  # the last that is sent, and lands
 
     def has_landed(self) -> bool:
-        return self._event is None or self._event.query()
+        return self._values.has_landed()
 
     def read(self) -> tuple[Any, Any]:
         """The losses, one row for each batch, and the items of each; waits for them."""
-        if self._event is not None and not self._event.query():
-            self._event.synchronize()
-        counts = iter(_numbers(self._items) if self._items else ())
+        values, counts = self._values.numbers(), iter(self._counts.numbers())
         items = [next(counts) if isinstance(seen.items, Tensor) else seen.items for seen in self.seen]
         of_batches = np.repeat(np.array(items, np.float64), [len(seen.origins) for seen in self.seen])
-        return _numbers(self._values).reshape(len(of_batches), -1), of_batches
-
-
-def _pinned(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies in pinned memory, which are there when the device has come so far."""
-    if len(tensors) > FEW:
-        tensors = [_joined(tensors)]
-    kinds = {tensor.dtype for tensor in tensors}
-    sizes = [tensor.numel() for tensor in tensors]
-    whole = torch.empty(sum(sizes), dtype=kinds.pop() if len(kinds) == 1 else torch.float64, pin_memory=True)
-    for part, tensor in zip(whole.split(sizes), tensors, strict=True):
-        part.copy_(tensor.reshape(-1), non_blocking=True)
-    return [whole]
-
-
-def _numbers(tensors: list[Tensor]) -> Any:
-    """The numbers of tensors of any shape as one array."""
-    return np.concatenate([tensor.reshape(-1).cpu().double().numpy() for tensor in tensors])
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors of any shape in one row."""
-    if len(tensors) == 1:
-        return tensors[0].reshape(-1)
-    if any(map(torch.Tensor.dim, tensors)):
-        return torch.cat([tensor.reshape(-1) for tensor in tensors])
-    return torch.stack(tensors)  # type: ignore[arg-type]  # any sequence will do
+        return values.reshape(len(of_batches), -1), of_batches
 
 
 def _sums(every: Sequence[Seen], rows: Tensor) -> Tensor:
