@@ -472,8 +472,11 @@ def by_hand(case: Case, seconds: float, device: torch.device) -> tuple[float, li
     optimizer = case.optimize(case.model.parameters())
     times: list[float] = []
     sums: list[list[float]] = []
-    begun = math.inf
-    while begun == math.inf or time.perf_counter() - begun < seconds:
+
+    def is_over() -> bool:
+        return len(times) > WARM + 1 and times[-1] - times[WARM] >= seconds
+
+    while not is_over():
         sums.append([])
         for batch in case.loader:
             given = on_device(batch, device)
@@ -483,10 +486,9 @@ def by_hand(case: Case, seconds: float, device: torch.device) -> tuple[float, li
             optimizer.step()
             sums[-1].append(loss.item())
             times.append(time.perf_counter())
-            begun = min(begun, times[-1] if len(times) > WARM else math.inf)
-            if time.perf_counter() - begun >= seconds:
+            if is_over():
                 break
-    return (times[-1] - times[WARM]) / max(1, len(times) - WARM - 1), sums[0], loss
+    return (times[-1] - times[WARM]) / (len(times) - WARM - 1), sums[0], loss
 
 
 def measured(name: str, seconds: float, device: torch.device, *, small: bool) -> Outcome:

@@ -1,6 +1,7 @@
 """The benchmark of what people bring: both loops train the same, and what came of it is written."""
 
 import importlib
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,14 @@ def test_both_loops_train_the_same(everyday: Any, name: str) -> None:
     assert default == pytest.approx(tutorial, rel=1e-5)
     assert found.steps >= 1
     assert found.times > 0
+
+
+def test_a_machine_that_stalls_has_a_pace_all_the_same(everyday: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first timed step may take longer than there is time for."""
+    monkeypatch.setattr(everyday.time, "perf_counter", itertools.count().__next__)
+    pace, losses, _ = everyday.by_hand(everyday.CASES["table"](small=True), 0.5, torch.device("cpu"))
+    assert pace == 1
+    assert losses
 
 
 def test_it_tells_and_writes_what_came_of_it(
