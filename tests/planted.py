@@ -235,7 +235,7 @@ BUGS = [
     Bug(
         "memory: buffers that passes are known to change are not restored",
         "snapshot.py",
-        "            _copy_all(tensors, copies)\n",
+        "            self._copy_all(tensors, copies)\n",
         "            pass\n",
         ("tests/test_snapshot.py", STARVED),
     ),
@@ -401,7 +401,7 @@ BUGS = [
     Bug(
         "capture: every batch is the first one",
         "step/captured.py",
-        "foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])",
+        "fill(self._buffers, batch)",
         "pass",
         (GPU, "tests/step/test_cuda_graph.py"),
         gpu=True,

@@ -24,7 +24,9 @@ from hotloop.text import shorten
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
-FEW = 8  # tensors that are copied one by one: the kernel that copies many takes 15 ms to load on a GPU
+# The kernel that copies many tensors takes 15 ms to load on a GPU, one copy 4 µs: what is copied one by one.
+FEW = 8  # tensors, always
+FEW_COPIES = 20_000  # of more tensors, to begin with: few runs take so many before their plan is captured
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
 E = TypeVar("E")
@@ -185,6 +187,7 @@ class _Values(_Same):
         copies = [self._copy(tensor.detach()) for tensor in tensors]
         kinds = {(t.dtype, t.device, c.device): None for t, c in zip(tensors, copies, strict=True)}
         pairs = list(zip(tensors, copies, strict=True))
+        self._copied = 0  # tensors, so far
         # Many tensors of one kind are copied in one kernel.
         self._alike = [
             tuple(zip(*(p for p in pairs if (p[0].dtype, p[0].device, p[1].device) == kind), strict=True))
@@ -193,11 +196,11 @@ class _Values(_Same):
 
     def take(self) -> None:
         for tensors, copies in self._alike:
-            _copy_all(copies, tensors)
+            self._copy_all(copies, tensors)
 
     def restore(self) -> None:
         for tensors, copies in self._alike:
-            _copy_all(tensors, copies)
+            self._copy_all(tensors, copies)
 
     def _copy(self, tensor: Tensor) -> Tensor:
         if self._on_host:
@@ -209,14 +212,14 @@ class _Values(_Same):
                 raise
         return tensor.cpu()
 
-
-@torch.no_grad()
-def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    if len(targets) > FEW:
-        foreach_copy_(targets, sources)
-        return
-    for target, source in zip(targets, sources, strict=True):
-        target.copy_(source)
+    @torch.no_grad()
+    def _copy_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        self._copied += len(targets)
+        if len(targets) > FEW and self._copied > FEW_COPIES:
+            foreach_copy_(targets, sources)
+            return
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
 
 
 class _Items(_Same):

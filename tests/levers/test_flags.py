@@ -200,3 +200,53 @@ def test_steps_by_hand_in_a_hook_are_those_of_a_loop_by_hand(name: str) -> None:
     for a, b in zip(*(model.parameters() for model in models), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
     assert step_hooks(optimizers[0]) == []
+
+
+class Words(nn.Module):
+    """A table whose gradient is sparse, which no layer shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(9, 4))
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.linear(nn.functional.embedding(words, self.table, sparse=True).mean(1))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad"])
+@pytest.mark.parametrize(
+    ("device", "plan"),
+    [
+        ("cpu", Plan("cpu", fused=True)),
+        pytest.param("cuda:0", "auto", marks=pytest.mark.gpu),
+    ],
+)
+def test_a_sparse_gradient_that_nobody_foresaw_is_updated_without_a_fused_kernel(
+    optimizer: str, device: str, plan: Any
+) -> None:
+    words, targets = torch.randint(9, (4, 8, 3)), torch.randn(4, 8, 2)
+    models = [Words(), Words().to(device)]
+    optimizers = [
+        getattr(torch.optim, optimizer)([{"params": [m.table]}, {"params": m.linear.parameters()}], 0.1) for m in models
+    ]
+    loop = hotloop.Loop(models[0], optimizers[0], nn.MSELoss(), device=device, plan=plan)
+    for batch in zip(words, targets, strict=True):
+        loop.step(batch)
+        optimizers[1].zero_grad()
+        nn.functional.mse_loss(models[1](batch[0].to(device)), batch[1].to(device)).backward()
+        optimizers[1].step()
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    if device == "cpu" or optimizer == "SGD":  # Adagrad has its kernel for CUDA in newer versions of PyTorch
+        assert [group["fused"] for group in optimizers[0].param_groups] == [None, True], "the other keeps its kernel"
+    loop.fit(list(zip(words, targets, strict=True)), progress=False)
+
+
+def test_the_error_of_an_optimizer_that_a_person_fused_is_theirs() -> None:
+    model = Words()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1, fused=True), nn.MSELoss(), device="cpu")
+    with pytest.raises(RuntimeError, match="sparse"):
+        loop.step((torch.randint(9, (8, 3)), torch.randn(8, 2)))

@@ -763,3 +763,10 @@ def test_what_is_compiled_already_is_left_alone(name: str) -> None:
     for model in (inner, torch.compile(outer)):
         target = LeverTarget(torch.device("cuda"), model, [])
         assert "compiled already" in str(lever.obstacle(target, plan))
+
+
+@pytest.mark.parametrize("only", [None, "a step changes steps, which could not be restored"])
+def test_a_gpu_gets_the_fused_optimizer_whatever_else_is_forbidden(only: str | None) -> None:
+    assert why_not("fused", scene("cuda", only=only)) is None
+    assert why_not("fused", scene("cpu", only=only)) == only
+    assert why_not("bf16", scene("cuda", only="why")) == "why"

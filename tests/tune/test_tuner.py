@@ -1,5 +1,6 @@
 """A run that says nothing gets the plan that the rules propose, tried on its own steps, and nothing else changes."""
 
+import copy
 import itertools
 import shutil
 import subprocess
@@ -705,3 +706,54 @@ def test_a_plan_is_prepared_where_the_steps_that_follow_pay_for_it(
     loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cuda")
     loop.fit(DataLoader(TensorDataset(torch.randn(batches, 8), torch.randn(batches, 1)), 1), progress=False)
     assert prepared == [True] * prepares
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("changes", [False, True], ids=["restorable", "with side effects"])
+def test_a_run_on_a_gpu_has_the_fused_optimizer_from_its_first_step(changes: bool) -> None:
+    torch.manual_seed(0)
+    model, seen = nn.Linear(8, 1), []
+
+    def objective(model: nn.Module, batch: list[Tensor]) -> Tensor:
+        if changes:
+            seen.append(len(batch))
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    optimizer = torch.optim.Adam(model.parameters())
+    loop = hotloop.Loop(model, optimizer, objective=objective, device="cuda")
+    data = DataLoader(TensorDataset(torch.randn(4000, 8), torch.randn(4000, 1)), 4)
+    report = loop.fit(data, epochs=20, progress=False)
+    assert [change.plan["fused"] for change in report.plans] == [True] * len(report.plans)
+    assert report.plans[0].step == 0
+    assert loop.tuning is not None
+    found = next(trial for trial in loop.tuning.trials if trial.lever == "fused")
+    assert (found.verdict, found.why) == ("kept", "the optimizer has a fused kernel")
+    assert optimizer.state_dict()["param_groups"][0]["fused"] is None, "what a person saves is theirs"
+
+
+OPTIMIZERS = [
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type)
+    and issubclass(kind, torch.optim.Optimizer)
+    and name not in ("Optimizer", "SparseAdam", "LBFGS", "Muon")  # which want gradients, closures or weights of a kind
+]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_trains_by_default(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(512, 8)
+    models = [nn.Linear(8, 1)]
+    models.append(copy.deepcopy(models[0]))
+    loops = [
+        hotloop.Loop(m, getattr(torch.optim, name)(m.parameters(), 0.01), nn.MSELoss(), device=device, plan=plan)
+        for m, plan in zip(models, ("auto", "plain"), strict=True)
+    ]
+    losses = [
+        loop.fit(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 4), epochs=4, progress=False).epochs[-1].loss
+        for loop in loops
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2, abs=1e-5)
+    assert losses[0] < 50

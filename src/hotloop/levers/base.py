@@ -37,7 +37,7 @@ class LeverTarget:
     pinned_precision: bool = False  # the person asked for this precision
     why_not_resident: str | None = None
     loader_pins: bool = False  # batches come in pinned memory already
-    only: str | None = None  # why nothing but tier A may be pulled
+    only: str | None = None  # why nothing but tier A, and what a run begins with, may be pulled
 
     @property
     def on_cuda(self) -> bool:
@@ -136,6 +136,7 @@ class Lever:
     rule: LeverRule | None = (
         None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
     )
+    begins_on: tuple[str, ...] = ()  # kinds of devices on which a run begins with it, before anything is known
     needs_cuda = False
     changes_gradients = True  # where its tier is B; else only the update rounds differently, and the gate sees nothing
     for_captures = False  # whether it makes a step that is not captured slower
@@ -164,7 +165,7 @@ class Lever:
             return "it is pulled already"
         if self.tier == "C":
             return "it changes the training, so it is pulled only if the plan asks for it"
-        if self.tier == "B" and target.only:
+        if self.tier == "B" and target.only and target.device.type not in self.begins_on:
             return target.only
         return self.obstacle(target, plan)
 

@@ -68,6 +68,14 @@ class PlannedFlags:
         found = _HELD.get(optimizer)
         return None if found is None else found()
 
+    def leave(self, number: int) -> bool:
+        """Restore the person's flags in one parameter group; False where they had asked for the fused kernel."""
+        groups, defaults = self._own
+        own = groups[number] if number < len(groups) else defaults
+        self._optimizer.param_groups[number].update(own)
+        settle_state(self._optimizer)
+        return not own.get("fused")
+
     def _tell(self, optimizer: Optimizer, told: dict[str, Any]) -> None:
         if _AS_PLANNED.get():
             return
@@ -120,13 +128,17 @@ def settle_state(optimizer: Optimizer) -> None:
 
 
 @contextmanager
-def fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool = False, by_hand: bool = False) -> Iterator[None]:
+def fused_steps(
+    optimizers: Iterable[Optimizer], *, has_scaler: bool = False, is_scaled: bool = False, by_hand: bool = False
+) -> Iterator[None]:
     """Around steps: restore what fused kernels rely on, such as strides, which a person's hooks may have changed.
 
-    Optimizers with hooks of their own do it once more after these. `is_scaled`: gradients are still multiplied by the
-    scale of fp16. `by_hand`: around code of the person, which may step an optimizer or not.
+    A parameter group with a sparse gradient, which no kernel takes, goes on without one, unless `has_scaler`: a scaler
+    leaves it to the kernel to skip steps. Optimizers with hooks of their own do it once more after these. `is_scaled`:
+    gradients are still multiplied by the scale of fp16. `by_hand`: around code of the person, which may step an
+    optimizer or not.
     """
-    prepare, added = partial(_prepare, is_scaled=is_scaled), []
+    prepare, added = partial(_prepare, has_scaler=has_scaler, is_scaled=is_scaled), []
     for optimizer in optimizers:
         if any(group.get("fused") for group in optimizer.param_groups):
             if not by_hand:
@@ -140,20 +152,29 @@ def fused_steps(optimizers: Iterable[Optimizer], *, is_scaled: bool = False, by_
             hook.remove()
 
 
-def _prepare(optimizer: Optimizer, *_: Any, is_scaled: bool) -> None:
-    for group in optimizer.param_groups:
+def _prepare(optimizer: Optimizer, *_: Any, has_scaler: bool, is_scaled: bool) -> None:
+    for number, group in enumerate(optimizer.param_groups):
         if group.get("fused"):
-            _settle_strides(optimizer, group["params"])
+            if not _settle_strides(optimizer, group["params"]) and not has_scaler:
+                held = PlannedFlags.held(optimizer)
+                if held is not None and held.leave(number):
+                    continue
             if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
                 _begin_momentum(optimizer, group, is_scaled=is_scaled)
 
 
-def _settle_strides(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
-    """Kernels go through a weight, its gradient and its state side by side, whatever strides they have."""
-    states = optimizer.state
+def _settle_strides(optimizer: Optimizer, parameters: Sequence[Tensor]) -> bool:
+    """Kernels go through a weight, its gradient and its state side by side, whatever strides they have.
+
+    Returns whether there is a kernel for all of them: a gradient that is sparse is seen only once it is there.
+    """
+    states, has_kernel = optimizer.state, True
     for parameter in parameters:
         gradient = parameter.grad
-        if gradient is None or gradient.is_sparse:
+        if gradient is None:
+            continue
+        if gradient.is_sparse or gradient.is_complex():
+            has_kernel = False
             continue
         strides = parameter.stride()
         if gradient.stride() != strides:
@@ -164,6 +185,7 @@ def _settle_strides(optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.stride() != strides:
                 state[name] = _as_its_weight(value, parameter)
+    return has_kernel
 
 
 @torch.no_grad()

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
+from torch.optim import Adagrad, Optimizer
 
 from hotloop._torch import UNSCALES
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, set_attribute
@@ -24,9 +25,11 @@ class FusedLever(Lever):
     gate](../tuning.md#the-gate-for-tier-b).
 
     **What it needs.** Adam, AdamW, Adagrad or SGD of PyTorch, or any optimizer with a `fused` flag, over plain
-    floating-point weights without gaps in memory, unlike slices of other tensors. It works on a CPU too.
+    floating-point weights without gaps in memory, unlike slices of other tensors. It works on a CPU too; for Adagrad on
+    CUDA it needs a newer PyTorch than 2.11.
 
-    **What it costs.** Nothing to pull.
+    **What it costs.** Nothing to pull. On a GPU a run has it from its first step: the plain form loads six kernels and
+    more in its first update, the fused one a single one.
 
     **By hand.**
 
@@ -52,6 +55,7 @@ class FusedLever(Lever):
     cost = "nothing"
     undo = "the optimizer's flag is restored"
     changes_gradients = False
+    begins_on = ("cuda",)
     rule = LeverRule(
         "the optimizer has a fused kernel",
         lambda facts: True,
@@ -101,9 +105,23 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
         if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
             return f"{name} is given sparse gradients"
         known = [p for p in group["params"] if not is_lazy(p)]
+        if isinstance(optimizer, Adagrad) and any(p.is_cuda and not _updates_sums(p.device) for p in known):
+            return f"this PyTorch has no fused kernel for {name} on CUDA"
         if not all(map(_is_dense, known)):
             return f"{name} holds weights with gaps in memory, such as slices"
     return None
+
+
+@lru_cache
+def _updates_sums(device: torch.device) -> bool:
+    """Whether this PyTorch has the kernel of Adagrad for a device, to which CUDA came late."""
+    weight = torch.zeros(1, device=device)
+    weight.grad = torch.zeros_like(weight)
+    try:
+        Adagrad([weight], fused=True).step()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _is_dense(tensor: Tensor) -> bool:

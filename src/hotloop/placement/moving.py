@@ -4,6 +4,7 @@ import copy
 import dataclasses
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Set
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
@@ -61,7 +62,22 @@ def upload(items: T, device: torch.device) -> T:
     return move(large, device)
 
 
-def _is_uploaded(tensor: Tensor) -> bool:
+def upload_beside(items: T, device: torch.device) -> "Future[T]":
+    """The same by a thread, on the present stream of the device."""
+
+    def uploaded() -> T:
+        with torch.cuda.device(device), torch.cuda.stream(stream):
+            return upload(items, device)
+
+    stream, pool = torch.cuda.current_stream(device), ThreadPoolExecutor(1, "hotloop-upload")
+    try:
+        return pool.submit(uploaded)
+    finally:
+        pool.shutdown(wait=False)
+
+
+def is_large(tensor: Tensor) -> bool:
+    """Whether a tensor is worth an upload by pieces."""
     if type(tensor) is not Tensor or tensor.device.type != "cpu" or tensor.layout != torch.strided:
         return False
     is_plain = not (tensor.requires_grad or tensor.is_complex() or tensor.is_quantized)
@@ -69,12 +85,14 @@ def _is_uploaded(tensor: Tensor) -> bool:
 
 
 def _upload_leaf(tensor: Tensor, device: torch.device) -> Tensor:
-    if not _is_uploaded(tensor):
+    if not is_large(tensor):
         return tensor
     result = torch.empty_like(tensor, device=device)
     source, target = (each.view(-1).view(torch.uint8) for each in (tensor, result))
     stream = torch.cuda.current_stream(device)
-    pinned = [(torch.empty(PIECE, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()) for _ in range(2)]
+    pinned = [
+        (torch.empty(PIECE, dtype=torch.uint8, device="cpu", pin_memory=True), torch.cuda.Event()) for _ in range(2)
+    ]
     for number, (piece, place) in enumerate(zip(source.split(PIECE), target.split(PIECE), strict=True)):
         buffer, copied = pinned[number % 2]
         copied.synchronize()  # which returns at once where nothing was copied from it

@@ -13,7 +13,6 @@ from torch.random import fork_rng
 
 from hotloop._torch import (
     buffers_of,
-    foreach_copy_,
     gradient_hooks,
     module_hooks,
     parameters_of,
@@ -33,6 +32,7 @@ from hotloop.step.cuda_graph import (
     CapturedGraph,
     Rates,
     capture_stream,
+    fill,
     renew_accumulation,
     seen_batch,
     static_batch,
@@ -154,7 +154,7 @@ class CapturedStep:
         if name := self._rates.changed():
             self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
             return self.run_eagerly(batch)
-        foreach_copy_(self._buffers, [tensor for _, tensor in tensors_in(batch)])
+        fill(self._buffers, batch)
         self._rates.send([self._rates.now()])
         self.replay(graph)
         self._window_is_captured = True

@@ -184,7 +184,7 @@ class EagerStep:
                     self.norm = norm_of(self.trained.parameters, self._device) / ((not clips and before) or 1.0)
             if most_value is not None:
                 _clip_values(self.trained.parameters, most_value, self._device)
-            with fused_steps(optimizers, is_scaled=self._scales and not clips):
+            with fused_steps(optimizers, has_scaler=self._scales, is_scaled=self._scales and not clips):
                 if closure is not None:
                     optimizers[0].step(closure)  # type: ignore[arg-type]  # LBFGS calls float on it
                 elif memory is not None and (

@@ -159,7 +159,7 @@ class Core:
                     yield None, len(drawn), len(drawn) * stretch.batch
                     continue
             for stream.origin, each in zip(origins, drawn, strict=True):
-                batch = resident.gather(resident.items(), each)
+                batch = resident.batch(each)
                 if transform is not None:
                     batch = self._transformed(transform, batch)
                 if len(drawn) == 1 and self.watch.batches >= self.tuner.due:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import MOST_STEPS, Lever, pulled_levers
+from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
 from hotloop.plan import Plan
 from hotloop.tune.subject import Subject
 
@@ -34,8 +34,10 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
 
     `asked`: settings given beside it.
     """
-    if isinstance(plan, str) and plan in ("auto", "plain"):
-        return replace(subject.plan, stream="auto" if plan == "auto" else "direct")
+    if isinstance(plan, str) and plan == "auto":
+        return _first_plan(subject)
+    if isinstance(plan, str) and plan == "plain":
+        return replace(subject.plan, stream="direct")
     if not isinstance(plan, Plan | Path | str):
         raise BadArgument(f"plan={plan!r}", fix=_PLANS)
     from_file = not isinstance(plan, Plan)
@@ -58,6 +60,15 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
         warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
         chosen = lever.off(chosen)
     return chosen
+
+
+def _first_plan(subject: Subject) -> Plan:
+    """The plan of a run of which nothing is known yet."""
+    plan, scene = replace(subject.plan, stream="auto"), subject.scene(None)
+    for lever in LEVERS:
+        if scene.device.type in lever.begins_on and lever.why_not(scene, plan) is None:
+            plan = lever.pull(plan)
+    return plan
 
 
 def _is_same(there: torch.device, here: torch.device) -> bool:

@@ -155,9 +155,9 @@ class Tuner:
     """Tunes a run while it trains.
 
     The first steps are eager and in fp32. Three of them are watched: where the person's code changes something that
-    could not be restored, such as a counter in a closure, nothing is computed twice and only what leaves the numbers
-    alone is used. Then the plan that the rules of the levers propose is adopted whole. What rounds passes the gate
-    first: loss and gradient of the next batch, both ways. From then on real steps are timed; a plan that is slower
+    could not be restored, such as a counter in a closure, nothing is computed twice and only what leaves losses and
+    gradients alone is used. Then the plan that the rules of the levers propose is adopted whole. What rounds passes the
+    gate first: loss and gradient of the next batch, both ways. From then on real steps are timed; a plan that is slower
     than the eager step is taken apart. For as long as something rounds, losses and norms of the gradient are watched:
     where they jump, the gate is asked again; where a loss is not finite before it has reached a weight, its batch is
     repeated in fp32.
@@ -474,7 +474,7 @@ class Tuner:
         if (effect := loop.together.reason(effect)) is not None:
             target = replace(target, only=effect)
             self._effects.setdefault(effect)
-            self._say(f"only what leaves the numbers alone is used: {effect}")
+            self._say(f"only what leaves losses and gradients alone is used: {effect}")
         work = Work()
         reference, shaken = None, dict[torch.dtype, Departure]()
         if target.only is None:
