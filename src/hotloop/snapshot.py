@@ -26,7 +26,7 @@ FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
 # The kernel that copies many tensors takes 15 ms to load on a GPU, one copy 4 µs: what is copied one by one.
 FEW = 8  # tensors, always
-FEW_COPIES = 20_000  # of more tensors, to begin with: few runs take so many before their plan is captured
+FEW_COPIES = 4000  # of more tensors, to begin with: by then they have taken as long as the kernel would
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
 E = TypeVar("E")
