@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop._torch import OF_MODULES, buffers_of, foreach_add_, foreach_copy_, map_leaves, parameters_of, version_of
+from hotloop._torch import FEW, OF_MODULES, buffers_of, copy_all, foreach_add_, map_leaves, parameters_of, version_of
 from hotloop.attributes import HOOKS_INSTALLED
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
@@ -24,9 +24,7 @@ from hotloop.text import shorten
 
 FIRST_LOOKS = 4  # passes at the start that are all looked at
 LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
-# The kernel that copies many tensors takes 15 ms to load on a GPU, one copy 4 µs: what is copied one by one.
-FEW = 8  # tensors, always
-FEW_COPIES = 4000  # of more tensors, to begin with: by then they have taken as long as the kernel would
+ONE_BY_ONE = 4000  # copies of tensors to begin with: by then they have taken as long as to load a kernel for many
 SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
 
 E = TypeVar("E")
@@ -212,14 +210,9 @@ class _Values(_Same):
                 raise
         return tensor.cpu()
 
-    @torch.no_grad()
     def _copy_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         self._copied += len(targets)
-        if len(targets) > FEW and self._copied > FEW_COPIES:
-            foreach_copy_(targets, sources)
-            return
-        for target, source in zip(targets, sources, strict=True):
-            target.copy_(source)
+        copy_all(targets, sources, FEW if self._copied > ONE_BY_ONE else len(targets))
 
 
 class _Items(_Same):

@@ -133,10 +133,8 @@ class Lever:
     what: str
     cost: Cost
     undo: str
-    rule: LeverRule | None = (
-        None  # where it is part of the plan that a run begins with; None: `loop.tune` alone tries it
-    )
-    begins_on: tuple[str, ...] = ()  # kinds of devices on which a run begins with it, before anything is known
+    rule: LeverRule | None = None  # when the tuner proposes it for a run; None: `loop.tune` alone tries it
+    begins_on: tuple[str, ...] = ()  # types of devices on which a run has it from its first step
     needs_cuda = False
     changes_gradients = True  # where its tier is B; else only the update rounds differently, and the gate sees nothing
     for_captures = False  # whether it makes a step that is not captured slower

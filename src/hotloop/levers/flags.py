@@ -155,10 +155,9 @@ def fused_steps(
 def _prepare(optimizer: Optimizer, *_: Any, has_scaler: bool, is_scaled: bool) -> None:
     for number, group in enumerate(optimizer.param_groups):
         if group.get("fused"):
-            if not _settle_strides(optimizer, group["params"]) and not has_scaler:
-                held = PlannedFlags.held(optimizer)
-                if held is not None and held.leave(number):
-                    continue
+            held = None if has_scaler else PlannedFlags.held(optimizer)
+            if not _settle_strides(optimizer, group["params"]) and held is not None and held.leave(number):
+                continue
             if isinstance(optimizer, torch.optim.SGD) and group["momentum"]:
                 _begin_momentum(optimizer, group, is_scaled=is_scaled)
 

@@ -28,8 +28,8 @@ class FusedLever(Lever):
     floating-point weights without gaps in memory, unlike slices of other tensors. It works on a CPU too; for Adagrad on
     CUDA it needs a newer PyTorch than 2.11.
 
-    **What it costs.** Nothing to pull. On a GPU a run has it from its first step: the plain form loads six kernels and
-    more in its first update, the fused one a single one.
+    **What it costs.** Nothing to pull. On a GPU a run has it from its first step: in a new process on an H200, Adam in
+    its plain form loaded kernels for 67 ms in its first update, and its fused kernel in less than 6 ms.
 
     **By hand.**
 
@@ -105,7 +105,7 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
         if any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
             return f"{name} is given sparse gradients"
         known = [p for p in group["params"] if not is_lazy(p)]
-        if isinstance(optimizer, Adagrad) and any(p.is_cuda and not _updates_sums(p.device) for p in known):
+        if isinstance(optimizer, Adagrad) and any(p.is_cuda and not _has_adagrad(p.device) for p in known):
             return f"this PyTorch has no fused kernel for {name} on CUDA"
         if not all(map(_is_dense, known)):
             return f"{name} holds weights with gaps in memory, such as slices"
@@ -113,8 +113,8 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
 
 
 @lru_cache
-def _updates_sums(device: torch.device) -> bool:
-    """Whether this PyTorch has the kernel of Adagrad for a device, to which CUDA came late."""
+def _has_adagrad(device: torch.device) -> bool:
+    """Whether this PyTorch has Adagrad's fused kernel for a device: it came to CUDA after 2.11."""
     weight = torch.zeros(1, device=device)
     weight.grad = torch.zeros_like(weight)
     try:

@@ -13,6 +13,7 @@ from torch.random import fork_rng
 
 from hotloop._torch import (
     buffers_of,
+    copy_all,
     gradient_hooks,
     module_hooks,
     parameters_of,
@@ -32,7 +33,6 @@ from hotloop.step.cuda_graph import (
     CapturedGraph,
     Rates,
     capture_stream,
-    fill,
     renew_accumulation,
     seen_batch,
     static_batch,
@@ -154,7 +154,7 @@ class CapturedStep:
         if name := self._rates.changed():
             self.abandon(f"the optimizer's {name} {CAN_CHANGE}")
             return self.run_eagerly(batch)
-        fill(self._buffers, batch)
+        copy_all(self._buffers, [tensor for _, tensor in tensors_in(batch)])
         self._rates.send([self._rates.now()])
         self.replay(graph)
         self._window_is_captured = True

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hotloop._torch import end_capture_pool, foreach_copy_
+from hotloop._torch import end_capture_pool
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.sites import is_users, site_of
 
-FEW = 2  # tensors of a batch that are copied one by one: the kernel that copies many takes 15 ms to load
 WARM_UP = 3  # steps that run before a capture: libraries allocate and choose in them
 
 
@@ -41,17 +40,6 @@ def static_batch(batch: Any) -> tuple[Any, list[Tensor]]:
     """A copy of a batch for graphs to read, and its tensors, into which later batches are written."""
     static = map_tensors(batch, lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad))
     return static, [tensor.detach() for _, tensor in tensors_in(static)]
-
-
-@torch.no_grad()
-def fill(buffers: Sequence[Tensor], batch: Any) -> None:
-    """Write a batch to where graphs read it."""
-    tensors = [tensor for _, tensor in tensors_in(batch)]
-    if len(tensors) > FEW:
-        foreach_copy_(buffers, tensors)
-        return
-    for buffer, tensor in zip(buffers, tensors, strict=True):
-        buffer.copy_(tensor)
 
 
 def seen_batch(static: Any) -> Any:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hotloop._torch import copy_all
 from hotloop.memory.oom import began_with, is_out_of_memory
+from hotloop.placement import tensors_in
 from hotloop.plan import Plan
-from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates, fill, seen_batch, static_batch
+from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates, seen_batch, static_batch
 from hotloop.step.eager import Parts
 
 FROM = 10  # times that a shape was seen when it is captured: a capture costs about as much as it saves in ten steps
@@ -76,7 +78,7 @@ class OtherShapes:
         assert self._rates is not None
         if self._rates.changed():
             return None  # it is found and said when a batch of the usual shape comes
-        fill(shape.buffers, batch)
+        copy_all(shape.buffers, [tensor for _, tensor in tensors_in(batch)])
         self._rates.send([self._rates.now()])
         self._step.replay(shape.graph)
         return self._step.taken(shape.graph, updated=True)
