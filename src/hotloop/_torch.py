@@ -202,6 +202,7 @@ def global_step_hooks() -> list[Callable[..., Any]]:
 
 # Optimizers and schedulers
 
+COUNTS = ("step", "mu_product")  # state of a weight that its optimizer keeps on the host, where no kernel reads it
 SCHEDULERS = "_schedulers"  # where the state of a scheduler that is made of others has theirs
 # Attributes of an optimizer in which schedulers, and then fused kernels, note something. No state_dict has them.
 SCHEDULER_NOTES = frozenset(("_opt_called", "_step_count"))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop._torch import step_hooks
+from hotloop._torch import COUNTS, step_hooks
 from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.flags import FLAGS
 from hotloop.plan import Plan
@@ -73,6 +73,24 @@ def test_a_state_that_a_person_saves_is_theirs_and_one_that_they_load_leaves_the
     elsewhere(torch.ones(1, 3)).sum().backward()
     other.step()
     assert float(other.state[elsewhere.weight]["step"]) == 17
+
+
+@pytest.mark.gpu
+def test_nadam_has_both_of_its_counts_where_its_update_reads_them() -> None:
+    torch.manual_seed(0)
+    models = [nn.Linear(3, 1)]
+    models.append(copy.deepcopy(models[0]))
+    optimizers = [torch.optim.NAdam(model.parameters(), 0.125) for model in models]
+    plans = [Plan("cuda:0", graph=1), "plain"]
+    for model, optimizer, plan in zip(models, optimizers, plans, strict=True):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()  # on the host, where its counts begin
+        loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cuda:0", plan=plan)
+        loop.fit(data(), epochs=4, progress=False)
+        assert loop.plan.graph == (plan != "plain")
+        assert all(kept[name].is_cpu for kept in optimizer.state_dict()["state"].values() for name in COUNTS)
+    for a, b in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 def test_groups_that_come_later_are_reverted_too() -> None:

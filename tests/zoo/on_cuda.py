@@ -44,8 +44,8 @@ TUNED = (  # with `plan="auto"` too, which takes a second each
 )
 
 
-def built(training: Training) -> Parts:
-    """Everything on the device, the optimizers as in a captured step."""
+def built(training: Training, *, fused: bool = False) -> Parts:
+    """Everything on the device, the optimizers as in a captured step, or with their fused kernels."""
     parts = training.build(DEVICE)
     parts.model.to(DEVICE)
     if isinstance(parts.loss, nn.Module):
@@ -55,7 +55,7 @@ def built(training: Training) -> Parts:
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
-            elif "fused" in group:
+            if "fused" in group and (fused or "capturable" not in group):
                 group.update(fused=True, foreach=False)
     return parts
 
@@ -81,7 +81,7 @@ def tuned(training: Training) -> dict[str, Any]:
         warnings.simplefilter("always")
         with suppress(Halted):
             loop.fit(parts.loader, epochs=EVER, device_transform=parts.transform, progress=False, monitor=False)
-    expected = built(training)
+    expected = built(training, fused=loop.plan.fused)  # from the first step on
     expected.scheduler.append(expected.halt(EVER, Halted))
     turns = len(parts.optimizers) if isinstance(parts.objective, Mapping) else 1
     by_hand(expected, steps=loop.steps // turns, device=DEVICE)

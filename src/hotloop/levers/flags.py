@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from hotloop._torch import global_step_hooks, step_hooks
+from hotloop._torch import COUNTS, global_step_hooks, step_hooks
 from hotloop.levers.base import Undo
 
 FLAGS = ("fused", "foreach", "capturable")
@@ -83,8 +83,9 @@ class PlannedFlags:
         on_host = [group["params"] for group in told["param_groups"] if not is_counted_on_device(group)]
         for number in (number for numbers in on_host for number in numbers):
             kept = told["state"].get(number)
-            if isinstance(kept, dict) and isinstance(kept.get("step"), Tensor):
-                told["state"][number] = {**kept, "step": kept["step"].cpu()}  # it is the optimizer's own dict
+            if isinstance(kept, dict):  # the optimizer's own
+                counts = {name: kept[name].cpu() for name in COUNTS if isinstance(kept.get(name), Tensor)}
+                told["state"][number] = {**kept, **counts}
 
     def _keep(self, optimizer: Optimizer) -> None:
         _set_flags(optimizer.param_groups, *self._planned)
@@ -118,10 +119,10 @@ def settle_state(optimizer: Optimizer) -> None:
             state = optimizer.state.get(parameter, {})
             if not isinstance(state, dict):
                 continue
-            count = state.get("step")
-            if isinstance(count, Tensor):
-                # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
-                state["step"] = count.to(parameter.device, torch.float32) if there else count.cpu()
+            for name in COUNTS:
+                if isinstance(count := state.get(name), Tensor):
+                    # A kernel reads 32 bits; elsewhere the count keeps the type that it has.
+                    state[name] = count.to(parameter.device, torch.float32) if there else count.cpu()
             for name, value in state.items() if group.get("fused") else ():
                 if isinstance(value, Tensor):
                     state[name] = _as_its_weight(value, parameter)

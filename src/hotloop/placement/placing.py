@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop._torch import OF_MODULES
+from hotloop._torch import COUNTS, OF_MODULES
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
 from hotloop.placement.moving import STAYS, move, tensors_in
@@ -75,13 +75,13 @@ def _registered(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _bring_along(optimizer: Optimizer, moved: dict[int, nn.Parameter]) -> None:
     """Point the optimizer at the parameters as they are after the move, and move its state beside them."""
     for group in optimizer.param_groups:
-        # Adam and its kin keep `step` on the host unless a kernel on the device reads it.
+        # Adam and its kin keep their counts on the host unless a kernel on the device reads them.
         on_device = bool(group.get("fused") or group.get("capturable"))
         for i, old in enumerate(group["params"]):
             param = group["params"][i] = moved.get(id(old), old)
             if state := optimizer.state.pop(old, None):
                 optimizer.state[param] = {
-                    key: value if key == "step" and not on_device else move(value, param.device)
+                    key: value if key in COUNTS and not on_device else move(value, param.device)
                     for key, value in state.items()
                 }
 
