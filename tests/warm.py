@@ -27,7 +27,13 @@ from typing import IO, Any, NoReturn, Self, TextIO
 TIMEOUT = 240  # seconds; generous: a busy machine is not a failure
 HOTLOOP = ("-m", "hotloop")
 SERVER = "HOTLOOP_TEST_WARM"  # where to ask the process that forks, if several have one in common
-WITH_CHILDREN = ("hotloop.children", "hotloop.bench.scaling", "hotloop.learn.checking", "hotloop.learn.steps")
+WITH_CHILDREN = (
+    "hotloop.children",
+    "hotloop.bench.scaling",
+    "hotloop.doctor.turns",
+    "hotloop.learn.checking",
+    "hotloop.learn.steps",
+)
 
 
 def ask(server: str, request: dict[str, Any], streams: Sequence[int] = ()) -> int:

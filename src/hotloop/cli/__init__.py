@@ -9,6 +9,7 @@ import typer
 from hotloop.cli import bench as bench
 from hotloop.cli import demo as demo
 from hotloop.cli import device as device
+from hotloop.cli import doctor as doctor
 from hotloop.cli import evaluate as evaluate
 from hotloop.cli import export as export
 from hotloop.cli import generate as generate
@@ -44,6 +45,7 @@ class InOrder(Verbs):
             "export",
             "launch",
             "tune",
+            "doctor",
             "profile",
             "simulate",
             "bench",
@@ -91,6 +93,7 @@ app.command("export", cls=Verb)(export.export)
 app.command("launch", cls=launch.LaunchVerb)(launch.launch)
 app.command("tune", cls=Verb)(tune.tune)
 app.command("bench", cls=Verb)(bench.bench)
+app.command("doctor", cls=Verb, context_settings={"allow_interspersed_args": False})(doctor.doctor)
 app.command("profile", cls=Verb, context_settings={"allow_interspersed_args": False})(profile.profile)
 app.command("simulate", cls=Verb, context_settings={"allow_interspersed_args": False})(simulate.simulate)
 app.command("report", cls=Verb)(report.report)

@@ -26,6 +26,7 @@ from hotloop._torch import (
 from hotloop.placement.sites import Site, is_hotloops, is_users, site_of, user_site
 from hotloop.profiling.flops import flops_of, precision_of
 from hotloop.profiling.residents import Residents
+from hotloop.script_steps import around
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,21 +161,6 @@ _WAITING: tuple[tuple[Any, str], ...] = (
     (torch.cuda.Event, "cudaEventSynchronize"),
     (torch.cuda.Stream, "cudaStreamSynchronize"),
 )
-
-
-@contextmanager
-def around(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Put another function in place of an attribute for a while."""
-    before = getattr(owner, name)
-    own = name in vars(owner)
-    setattr(owner, name, make(before))
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 def _shapes(args: Any) -> str:

@@ -28,9 +28,10 @@ from hotloop.placement.placing import resolve
 from hotloop.profiling.advice import Loading
 from hotloop.profiling.analysis import ProfileContext, analyse
 from hotloop.profiling.events import EPOCH
-from hotloop.profiling.looking import OperationLog, around
+from hotloop.profiling.looking import OperationLog
 from hotloop.profiling.record import Profile
 from hotloop.profiling.recording import ProfilerTrace
+from hotloop.script_steps import around
 from hotloop.text import plural
 from hotloop.version import __version__
 

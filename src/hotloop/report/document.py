@@ -113,6 +113,22 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Patch:
+    """Changes of files, as `diff -u` writes them."""
+
+    title: str
+    diff: str
+    caption: str = ""
+    kind: ClassVar = "patch"
+
+    @property
+    def lines(self) -> list[tuple[str, str]]:
+        """Each line with what it is."""
+        kinds = {"+++": "place", "---": "place", "+": "added", "-": "removed", "@": "place"}
+        return [(kinds.get(line[:3]) or kinds.get(line[:1], "kept"), line) for line in self.diff.splitlines()]
+
+
+@dataclass(frozen=True)
 class Beside:
     """Parts that stand side by side where there is room."""
 
@@ -120,7 +136,7 @@ class Beside:
     kind: ClassVar = "beside"
 
 
-Block = Gallery | Plot | Drawing | Table | Facts | Words | Answer | Beside
+Block = Gallery | Plot | Drawing | Table | Facts | Words | Answer | Patch | Beside
 
 
 @dataclass(frozen=True)

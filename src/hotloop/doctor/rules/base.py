@@ -1,0 +1,86 @@
+"""`Rule`, and the `Case` that rules read."""
+
+import ast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hotloop.doctor.edits import Edit, Source, name_of
+from hotloop.doctor.record import Tier
+from hotloop.doctor.seen import Place, Seen, SeenCall
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A suspicion of a rule and, where the change can be made for the person, its edits."""
+
+    place: Place
+    what: str
+    fix: str
+    edits: Sequence[Edit] = ()  # of the file of the place
+    elsewhere: Mapping[str, Sequence[Edit]] = field(default_factory=dict)  # of other files
+    has_run: bool = True  # the line ran while the script was watched, so that its gain can be measured
+
+    @property
+    def by_file(self) -> dict[str, list[Edit]]:
+        every = {file: list(edits) for file, edits in self.elsewhere.items()}
+        every.setdefault(self.place.file, []).extend(self.edits)
+        return every
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to waste time or memory."""
+
+    name: str
+    tier: Tier
+    what: str
+    find: "Callable[[Case], Iterator[Candidate]]"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script: what a run of it showed, and its sources by path."""
+
+    main: str  # path
+    seen: Seen
+    sources: Mapping[str, Source]
+
+    def source(self, place: Place | None) -> Source | None:
+        return None if place is None else self.sources.get(place.file)
+
+    def call_at(self, place: Place | None, *names: str) -> tuple[Source, ast.Call] | None:
+        """The call of one of these names on a line, if there is just one."""
+        source = self.source(place)
+        if source is None or place is None:
+            return None
+        calls = list(source.calls(place.line, *names))
+        return (source, calls[0]) if len(calls) == 1 else None
+
+    def at_start(self, code: str) -> dict[str, list[Edit]]:
+        """A line after the imports of the script."""
+        source = self.sources.get(self.main)
+        return {self.main: source.after_imports(code)} if source and imports(source, "torch") else {}
+
+    def before_loops(self, place: Place, code: str) -> list[Edit]:
+        """A line before the outermost loop around a place, in its function."""
+        source = self.source(place)
+        loops = [] if source is None else source.loops(place.line)
+        return source.before(loops[-1], code) if source and loops else []
+
+    @property
+    def training(self) -> list[SeenCall]:
+        """Calls of models that are trained."""
+        return [call for call in self.seen.calls if call.is_trained]
+
+
+def imports(source: Source, module: str) -> bool:
+    """Whether a file imports a module by its own name, at the top."""
+    return any(
+        isinstance(node, ast.Import) and any(each.name == module and each.asname is None for each in node.names)
+        for node in source.tree.body
+    )
+
+
+def mentions(node: ast.AST, *names: str) -> bool:
+    """Whether one of these names is read or called inside."""
+    return any(name_of(each) in names for each in ast.walk(node) if isinstance(each, ast.Name | ast.Attribute))

@@ -1,0 +1,125 @@
+"""Batches that come too late."""
+
+import ast
+from collections.abc import Iterator
+from math import ceil
+
+from hotloop.doctor.edits import Edit, Source, name_of
+from hotloop.doctor.rules.base import Candidate, Case, imports, mentions
+from hotloop.doctor.seen import COPIES, SeenLoader
+from hotloop.text import duration, plural
+
+NOTABLE = 0.1  # of a step
+
+
+def waits_for_items(case: Case) -> Iterator[Candidate]:
+    seen = case.seen
+    for loader in seen.loaders:
+        found = case.call_at(loader.made, "DataLoader")
+        share = _share(loader, case)
+        if found is None or loader.made is None or loader.is_constant or share < NOTABLE:
+            continue
+        computing = max(seen.step - loader.wait, 0.05 * seen.step)
+        wanted = ceil(1.2 * max(loader.workers, 1) * seen.step / computing)
+        workers = min(seen.cores, max(wanted, 2))
+        who = plural(loader.workers, "worker process", "worker processes") if loader.workers else "this process"
+        what = (
+            f"{share:.0%} of a step ({duration(loader.wait)} of {duration(seen.step)}) is waiting for items, which "
+            f"{who} {'makes' if loader.workers < 2 else 'make'}"
+        )
+        if workers <= loader.workers or loader.is_iterable:
+            yield Candidate(loader.made, what, "do the slow part of __getitem__ once, beforehand, and keep the result")
+            continue
+        source, call = found
+        edits = source.with_arguments(call, num_workers=str(workers), persistent_workers="True")
+        fix = (
+            f"make them in {plural(workers, 'worker process', 'worker processes')} that stay for all epochs, if the "
+            "dataset does not change between them"
+        )
+        yield Candidate(loader.made, what, fix, edits)
+
+
+def restarts_workers(case: Case) -> Iterator[Candidate]:
+    for loader in case.seen.loaders:
+        found = case.call_at(loader.made, "DataLoader")
+        if found is None or loader.made is None or not loader.workers or loader.is_persistent or loader.epochs < 2:
+            continue
+        source, call = found
+        edits = source.with_arguments(call, persistent_workers="True")
+        what = (
+            f"{plural(loader.workers, 'worker')} start anew in every epoch; its first batch comes after "
+            f"{duration(loader.start)}"
+        )
+        fix = "keep the workers: persistent_workers=True"
+        yield Candidate(loader.made, what, fix, edits)
+
+
+def items_one_by_one(case: Case) -> Iterator[Candidate]:
+    for loader in case.seen.loaders:
+        share = _share(loader, case)
+        if loader.is_constant and loader.is_plain and loader.read is not None and share >= NOTABLE:
+            what = (
+                f"{share:.0%} of a step ({duration(loader.wait)} of {duration(case.seen.step)}) is collating tensors "
+                "that are in memory already, item by item"
+            )
+            fix = "take whole batches by index, the same ones: hotloop.stream, which keeps the data on a GPU"
+            edits = _streamed(case, loader)
+            yield Candidate(loader.read, what, fix, edits)
+
+
+def pageable_copies(case: Case) -> Iterator[Candidate]:
+    seen = case.seen
+    copies = seen.often(COPIES)
+    for loader in seen.loaders:
+        found = case.call_at(loader.made, "DataLoader")
+        if not seen.on_gpu or found is None or loader.made is None or loader.is_pinned or not copies:
+            continue
+        source, call = found
+        edits = {loader.made.file: source.with_arguments(call, pin_memory="True")}
+        for line in copies:
+            copied = case.source(line.place)
+            for moved in () if copied is None else copied.calls(line.place.line, "to", "cuda"):
+                if copied is not None and not any(each.arg == "non_blocking" for each in moved.keywords):
+                    edits.setdefault(line.place.file, []).extend(copied.with_arguments(moved, non_blocking="True"))
+        what = "batches are copied to the GPU from pageable memory, and the host waits for each copy"
+        fix = "pin the batches and copy them without waiting: pin_memory=True, .to(device, non_blocking=True)"
+        yield Candidate(loader.made, what, fix, elsewhere=edits)
+
+
+def _share(loader: SeenLoader, case: Case) -> float:
+    return loader.wait / case.seen.step if case.seen.step else 0.0
+
+
+def _streamed(case: Case, loader: SeenLoader) -> list[Edit]:
+    """Edits that let the loop read its batches from `hotloop.stream`, made once, before all epochs."""
+    source, place = case.source(loader.read), loader.read
+    if source is None or place is None or not loader.name:
+        return []
+    loops = source.loops(place.line)
+    reading = next((loop for loop in loops if isinstance(loop, ast.For) and mentions(loop.iter, loader.name)), None)
+    if reading is None or not all(isinstance(loop, ast.For | ast.While) for loop in loops):
+        return []
+    used = [node for node in ast.walk(reading.iter) if _is_named(node, loader.name, source)]
+    outermost = loops[-1]
+    if len(used) != 1 or not isinstance(used[0], ast.Name | ast.Attribute) or _is_bound(outermost, loader.name):
+        return []
+    name = "batches" if "batches" not in source.text else "device_batches"
+    device = loader.device or f'"{case.seen.device}"'
+    made = source.before(outermost, f"{name} = hotloop.stream({loader.name}, {device})")
+    brought = [] if imports(source, "hotloop") else source.after_imports("import hotloop")
+    if not made or not (brought or imports(source, "hotloop")):
+        return []
+    return [*brought, *made, *source.replaced(used[0], name)]
+
+
+def _is_named(node: ast.AST, name: str, source: Source) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and source.code(node) == name
+
+
+def _is_bound(loop: ast.AST, name: str) -> bool:
+    """Whether a name gets another value inside."""
+    last = name.rsplit(".", 1)[-1]
+    return any(
+        isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and name_of(node) == last
+        for node in ast.walk(loop)
+    )

@@ -1,0 +1,62 @@
+"""Scripts that are looked at in this process."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+
+from hotloop.doctor.edits import Source, applied
+from hotloop.doctor.rules import RULES, Candidate, Case
+from hotloop.doctor.script import ANSWER, LOOK, Request, run
+from hotloop.doctor.seen import Seen
+
+
+@dataclass
+class Looked:
+    """What a look at a script gave, and what the rules say of it."""
+
+    seen: Seen
+    text: str
+    file: str
+
+    def __post_init__(self) -> None:
+        case = Case(self.file, self.seen, {self.file: Source(self.text)})
+        self.found: dict[str, list[Candidate]] = {rule.name: list(rule.find(case)) for rule in RULES}
+
+    @property
+    def rules(self) -> set[str]:
+        return {name for name, found in self.found.items() if found}
+
+    def fixed(self, rule: str) -> str:
+        """The script with what a rule changes."""
+        assert all(set(each.by_file) == {self.file} for each in self.found[rule])
+        return applied(self.text, [edit for each in self.found[rule] for edit in each.by_file[self.file]])
+
+
+Look = Callable[[str], Looked]
+
+
+@pytest.fixture
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["python"])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    precision = torch.get_float32_matmul_precision()
+
+    def call(text: str) -> Looked:
+        (tmp_path / "train.py").write_text(dedent(text))
+        run(Request("train.py", (), False, seconds=0.0), tmp_path)
+        answer = json.loads((tmp_path / ANSWER).read_text())
+        assert answer.get("error") is None
+        return Looked(Seen.from_json(answer[LOOK]), dedent(text), str((tmp_path / "train.py").resolve()))
+
+    yield call
+    torch.set_float32_matmul_precision(precision)
+    torch.autograd.set_detect_anomaly(False)
+    torch.set_grad_enabled(True)

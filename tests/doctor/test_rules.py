@@ -1,0 +1,243 @@
+"""Each rule finds its pattern, says nothing of a script without it, and what it changes is gone afterwards."""
+
+import pytest
+
+import hotloop
+from hotloop.doctor.rules import RULES
+
+from .conftest import Look
+
+HEAD = """
+import gc
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+torch.set_num_threads(1)
+
+
+class Items(Dataset):
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        import time
+        time.sleep(SLEEP)
+        return torch.full((3, 8, 8), index / 96), index % 4
+
+
+SLEEP = 0.0
+device = torch.device("DEVICE")
+model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4)).to(device)
+model = model.to(memory_format=torch.channels_last)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+criterion = nn.CrossEntropyLoss()
+loader = DataLoader(Items(), batch_size=4)
+"""
+LOOP = """
+for epoch in range(2):
+    for images, labels in loader:
+        images, labels = images.to(device).contiguous(memory_format=torch.channels_last), labels.to(device)
+        optimizer.zero_grad()
+        loss = criterion(model(images), labels)
+        loss.backward()
+        optimizer.step()
+"""
+GOOD = HEAD.replace("DEVICE", "cpu") + LOOP
+EVALUATION = """
+    for images, labels in loader:
+        model(images)
+"""
+# A script by its rule, and the lines that are there once it is repaired.
+CPU = {
+    "waits-for-items": (GOOD.replace("SLEEP = 0.0", "SLEEP = 0.002"), "num_workers=2, persistent_workers=True"),
+    "items-one-by-one": (
+        GOOD.replace("Items(), batch_size=4", "TensorDataset(torch.rand(512, 3, 8, 8), torch.arange(512) % 4), 32"),
+        "batches = hotloop.stream(loader, device)\nfor epoch in range(2):\n    for images, labels in batches:",
+    ),
+    "restarts-workers": (GOOD.replace("batch_size=4", "24, num_workers=1"), "num_workers=1, persistent_workers=True"),
+    "collects-garbage": (GOOD + "        gc.collect()\n", "optimizer.step()\n"),
+    "anomaly-mode": (
+        GOOD.replace("SLEEP = 0.0", "torch.autograd.set_detect_anomaly(True)\nSLEEP = 0.0"),
+        "set_detect_anomaly(False)",
+    ),
+    "evaluates-with-gradients": (
+        GOOD.replace("range(2)", "range(9)")
+        .replace("loader:\n", "list(loader)[:2]:\n")
+        .replace("range(9):", "range(9):\n    model.train()")
+        + f"    model.eval(){EVALUATION}",
+        "    with torch.no_grad():\n        for images, labels in loader:\n            model(images)\n",
+    ),
+    "keeps-graphs": (
+        GOOD.replace("for images", "total = 0.0\n    for images") + "        total += loss * 2\n",
+        "total += (loss * 2).detach()",
+    ),
+    "writes-zeros": (GOOD.replace("zero_grad()", "zero_grad(set_to_none=False)"), "zero_grad()"),
+    "unfused-optimizer": (GOOD.replace(", fused=True", ""), "lr=0.1, fused=True)"),
+    "channels-first": (
+        GOOD.replace("model = model.to(memory_format=torch.channels_last)\n", ""),
+        "\nmodel.to(memory_format=torch.channels_last)\nfor epoch",
+    ),
+}
+PINNED = "batch_size=4, pin_memory=True"
+FAST = 'torch.set_float32_matmul_precision("high")\ntorch.backends.cudnn.benchmark = True\n\n\nclass'
+ON_GPU = (
+    (HEAD + LOOP)
+    .replace("DEVICE", "cuda")
+    .replace("batch_size=4", PINNED)
+    .replace("to(device).contiguous", "to(device, non_blocking=True).contiguous")
+    .replace("labels.to(device)", "labels.to(device, non_blocking=True)")
+    .replace("class", FAST, 1)
+    .replace("loss = criterion", 'with torch.autocast("cuda", torch.bfloat16):\n            loss = criterion')
+)
+GPU = {
+    "pageable-copies": (
+        ON_GPU.replace(", pin_memory=True", "").replace(", non_blocking=True", ""),
+        "labels.to(device, non_blocking=True)",
+    ),
+    "reads-each-step": (
+        ON_GPU.replace("for images", "total = 0.0\n    for images") + "        total += loss.item() * 4\n",
+        "        total += loss.detach().double() * 4\n    total = float(total)\n",
+    ),
+    "pauses": (ON_GPU + "        torch.cuda.empty_cache()\n        torch.cuda.synchronize()\n", "optimizer.step()\n"),
+    "fp32-matmuls": (
+        ON_GPU.replace('torch.set_float32_matmul_precision("high")\n', "").replace("torch.bfloat16", "enabled=False"),
+        'torch.set_float32_matmul_precision("high")',
+    ),
+    "fp32-step": (
+        ON_GPU.replace('        with torch.autocast("cuda", torch.bfloat16):\n    ', ""),
+        'with torch.autocast("cuda", torch.bfloat16):\n            loss = criterion(model(images), labels)\n',
+    ),
+    "no-search": (
+        ON_GPU.replace("torch.backends.cudnn.benchmark = True\n", ""),
+        "torch.backends.cudnn.benchmark = True",
+    ),
+}
+SLOW_MACHINE = {"waits-for-items", "items-one-by-one"}  # small steps: a busy machine may take long for a batch
+
+
+def test_rules_have_names_of_their_own() -> None:
+    assert len({rule.name for rule in RULES}) == len(RULES)
+    assert len({rule.find for rule in RULES}) == len(RULES)
+    assert {*CPU, *GPU, "loops-over-values"} == {rule.name for rule in RULES}
+
+
+def test_nothing_is_said_of_a_script_without_faults(look: Look) -> None:
+    assert look(GOOD).rules <= SLOW_MACHINE
+
+
+@pytest.mark.parametrize("rule", CPU)
+def test_a_fault_is_found_and_gone_once_it_is_repaired(look: Look, rule: str) -> None:
+    script, repaired = CPU[rule]
+    looked = look(script)
+    assert looked.rules - SLOW_MACHINE == {rule} - SLOW_MACHINE
+    fixed = looked.fixed(rule)
+    assert repaired in fixed
+    assert fixed != script
+    assert rule not in look(fixed).rules - {"waits-for-items"}  # the machine may have no core for workers
+
+
+@pytest.mark.parametrize("rule", GPU)
+def test_a_fault_of_a_gpu_is_found_on_a_simulated_one(look: Look, rule: str) -> None:
+    script, repaired = GPU[rule]
+    with hotloop.simulate("h200"):
+        looked = look(script)
+    assert rule in looked.rules
+    fixed = looked.fixed(rule)
+    assert repaired in fixed
+    with hotloop.simulate("h200"):
+        again = look(fixed)
+    assert rule not in again.rules
+
+
+def test_a_script_without_faults_on_a_gpu(look: Look) -> None:
+    with hotloop.simulate("h200"):
+        looked = look(ON_GPU)
+    assert looked.rules <= SLOW_MACHINE
+
+
+def test_a_loop_over_values_is_named(look: Look) -> None:
+    looked = look(
+        GOOD.replace(
+            "        loss = criterion(model(images), labels)",
+            "        weights = torch.zeros(4)\n        for i in range(300):\n            weights[i % 4] += 0.001\n"
+            "        loss = criterion(model(images), labels) + weights.sum()",
+        )
+    )
+    (candidate,) = looked.found["loops-over-values"]
+    assert "operations in a step" in candidate.what
+    assert not candidate.edits
+
+
+def test_an_evaluation_that_has_not_run_is_suspected(look: Look) -> None:
+    looked = look(
+        GOOD.replace("loader:\n", "iter(lambda: next(iter(loader)), None):\n") + f"    model.eval(){EVALUATION}"
+    )
+    (candidate,) = looked.found["evaluates-with-gradients"]
+    assert not candidate.has_run
+    assert "with torch.no_grad():\n        for" in looked.fixed("evaluates-with-gradients")
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        f"    model.eval()\n    with torch.inference_mode():{EVALUATION.replace('    ', '        ')}",
+        "    model.eval()\n    for images, _ in loader:\n        with torch.no_grad():\n            model(images)\n",
+        f"    torch.set_grad_enabled(False)\n    model.eval(){EVALUATION}",
+    ],
+)
+def test_an_evaluation_without_gradients_is_left_alone(look: Look, evaluation: str) -> None:
+    functions = (
+        f"\n@torch.no_grad()\ndef test(model):\n    model.eval(){EVALUATION}\n\ndef evaluate(model):\n{evaluation}"
+    )
+    endless = LOOP.replace("loader:\n", "iter(lambda: next(iter(loader)), None):\n")
+    script = HEAD.replace("DEVICE", "cpu") + functions + endless + "    test(model)\n    evaluate(model)\n"
+    assert not look(script).found["evaluates-with-gradients"]
+
+
+def test_a_teacher_in_evaluation_mode_is_not_the_training(look: Look) -> None:
+    """Its graph is not needed either; the student's is."""
+    looked = look(
+        GOOD.replace("criterion =", "teacher = nn.Linear(192, 4).eval()\ncriterion =").replace(
+            "        loss = criterion(model(images), labels)",
+            "        hints = teacher(images.flatten(1))\n        loss = (model(images) - hints.detach()).abs().mean()",
+        )
+    )
+    (candidate,) = looked.found["evaluates-with-gradients"]
+    assert looked.text.splitlines()[candidate.place.line - 1].strip() == "hints = teacher(images.flatten(1))"
+    assert "with torch.no_grad():\n            hints = teacher" in looked.fixed("evaluates-with-gradients")
+
+
+def test_a_frozen_model_that_is_trained_in_evaluation_mode_is_left_alone(look: Look) -> None:
+    looked = look(GOOD.replace("criterion =", "model.eval()\ncriterion ="))
+    assert not looked.found["evaluates-with-gradients"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "        if total > 100:\n            break\n",  # it is needed in the loop
+        "        print(loss.item())\n",
+    ],
+)
+def test_a_value_that_is_needed_in_each_step_is_the_persons_to_decide(look: Look, use: str) -> None:
+    script = ON_GPU.replace("for images", "total = 0.0\n    for images") + "        total += loss.item()\n" + use
+    with hotloop.simulate("h200", values=True):
+        looked = look(script)
+    assert any(not candidate.edits for candidate in looked.found["reads-each-step"])
+
+
+def test_a_loader_over_a_stream_gets_no_workers(look: Look) -> None:
+    """Each worker would give all of it."""
+    looked = look(
+        GOOD.replace("class Items(Dataset)", "class Items(torch.utils.data.IterableDataset)")
+        .replace(
+            "    def __len__(self):\n        return 96\n\n    def __getitem__(self, index):", "    def __iter__(self):"
+        )
+        .replace(
+            "        return torch.full",
+            "        for index in range(96):\n          time.sleep(0.002)\n          yield torch.full",
+        )
+    )
+    (candidate,) = looked.found["waits-for-items"]
+    assert not candidate.edits
