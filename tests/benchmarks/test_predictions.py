@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.record import Finding, Peak, Simulation, StepTime
+from hotloop.simulate.record import DeviceFinding, Peak, Simulation, StepTime
 from hotloop.simulate.running import Simulator
 
 from ..simulate.conftest import built, simulator  # noqa: F401  # the one of those tests
@@ -80,7 +80,7 @@ def test_small_trainings_simulate_without_findings(own: SimpleNamespace, tmp_pat
 
 
 def _simulation(allocated: int, reserved: int, *, full: bool = False) -> Simulation:
-    findings = (Finding("out-of-memory", "error", "shown", "t.py", 1, "", "", ""),) if full else ()
+    findings = (DeviceFinding("out-of-memory", "error", "shown", "t.py", 1, "", "", ""),) if full else ()
     step = StepTime(1.0, 0.9, 1.1, calibrated=True)
     peak = Peak(allocated, reserved, reserved + GIB)
     return Simulation("h200", 3, 3, peak=peak, step_ms=step, findings=findings)

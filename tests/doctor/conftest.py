@@ -10,22 +10,22 @@ from textwrap import dedent
 import pytest
 import torch
 
-from hotloop.doctor.edits import Source, applied
-from hotloop.doctor.rules import RULES, Candidate, Case
-from hotloop.doctor.script import ANSWER, LOOK, Request, run
-from hotloop.doctor.seen import Seen
+from hotloop.doctor.edits import SourceText, applied
+from hotloop.doctor.rules import RULES, Candidate, Script
+from hotloop.doctor.script import ANSWER, LOOK, ScriptRun, run
+from hotloop.doctor.seen import SeenScript
 
 
 @dataclass
 class Looked:
     """What a look at a script gave, and what the rules say of it."""
 
-    seen: Seen
+    seen: SeenScript
     text: str
     file: str
 
     def __post_init__(self) -> None:
-        case = Case(self.file, self.seen, {self.file: Source(self.text)})
+        case = Script(self.file, self.seen, {self.file: SourceText(self.text)})
         self.found: dict[str, list[Candidate]] = {rule.name: list(rule.find(case)) for rule in RULES}
 
     @property
@@ -38,11 +38,11 @@ class Looked:
         return applied(self.text, [edit for each in self.found[rule] for edit in each.by_file[self.file]])
 
 
-Look = Callable[[str], Looked]
+ScriptLook = Callable[[str], Looked]
 
 
 @pytest.fixture
-def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
+def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptLook]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["python"])
     monkeypatch.setattr(sys, "path", ["", *sys.path])
@@ -51,10 +51,10 @@ def look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Look]:
 
     def call(text: str) -> Looked:
         (tmp_path / "train.py").write_text(dedent(text))
-        run(Request("train.py", (), False, seconds=0.0), tmp_path)
+        run(ScriptRun("train.py", (), False, seconds=0.0), tmp_path)
         answer = json.loads((tmp_path / ANSWER).read_text())
         assert answer.get("error") is None
-        return Looked(Seen.from_json(answer[LOOK]), dedent(text), str((tmp_path / "train.py").resolve()))
+        return Looked(SeenScript.from_json(answer[LOOK]), dedent(text), str((tmp_path / "train.py").resolve()))
 
     yield call
     torch.set_float32_matmul_precision(precision)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.doctor.edits import Edit, Source, applied, diff_of, fit_together
+from hotloop.doctor.edits import Edit, SourceText, applied, diff_of, fit_together
 
 LOOP = """\
     import torch
@@ -46,7 +46,7 @@ def changed(text: str, edits: list[Edit]) -> str:
     ],
 )
 def test_a_call_gets_an_argument(before: str, after: str) -> None:
-    source = Source(before)
+    source = SourceText(before)
     (call,) = source.calls(1, "DataLoader")
     edits = source.with_arguments(call, workers="2")
     assert changed(before, edits) == after
@@ -56,21 +56,21 @@ def test_a_call_gets_an_argument(before: str, after: str) -> None:
 def test_arguments_come_and_go_in_any_call(arguments: list[str]) -> None:
     text = f"x = call({', '.join(arguments)})"
     try:
-        source = Source(text)
+        source = SourceText(text)
     except SyntaxError:  # positional after named
         return
     (call,) = source.calls(1, "call")
     with_one = changed(text, source.with_arguments(call, new="2"))
-    (now,) = Source(with_one).calls(1, "call")
+    (now,) = SourceText(with_one).calls(1, "call")
     assert [each.arg for each in now.keywords].count("new") == 1
     for argument in [*call.args, *call.keywords]:
         edits = source.without_argument(call, argument)
-        (less,) = Source(changed(text, edits)).calls(1, "call")
+        (less,) = SourceText(changed(text, edits)).calls(1, "call")
         assert len(less.args) + len(less.keywords) == len(arguments) - 1
 
 
 def test_a_block_is_put_under_a_header_with_the_indentation_of_the_file() -> None:
-    source = Source(dedent(LOOP).replace("text = '''\n  kept as it is\n'''", "text = 1"))
+    source = SourceText(dedent(LOOP).replace("text = '''\n  kept as it is\n'''", "text = 1"))
     (loop, _), *_ = source.around(4)
     assert isinstance(loop, ast.For)
     after = changed(source.text, source.inside("with torch.no_grad():", [loop]))
@@ -78,14 +78,14 @@ def test_a_block_is_put_under_a_header_with_the_indentation_of_the_file() -> Non
 
 
 def test_a_string_over_several_lines_is_not_indented() -> None:
-    source = Source(dedent(LOOP))
+    source = SourceText(dedent(LOOP))
     (loop, _), *_ = source.around(4)
     assert source.inside("with torch.no_grad():", [loop]) == []
 
 
 def test_line_ends_stay_as_they_are() -> None:
     text = "import torch\r\nx = '\x0c'  # a form feed ends no line\r\nfor i in y:\r\n    z(i)\r\n"
-    source = Source(text)
+    source = SourceText(text)
     (call, block), *_ = source.around(4)
     edits = [*source.after_imports("import hotloop"), *source.before(source.loops(4)[-1], "a()")]
     edits += source.without(call, block)
@@ -97,7 +97,7 @@ def test_line_ends_stay_as_they_are() -> None:
 
 def test_a_statement_goes_with_its_line_unless_it_shares_it() -> None:
     text = "for i in y:\n    a()  # why\n    b(); c()\n"
-    source = Source(text)
+    source = SourceText(text)
     (first, block), *_ = source.around(2)
     assert changed(text, source.without(first, block)) == "for i in y:\n    b(); c()\n"
     second = block[1]
@@ -106,7 +106,7 @@ def test_a_statement_goes_with_its_line_unless_it_shares_it() -> None:
 
 def test_an_expression_is_detached_as_a_whole() -> None:
     for text, after in (("t += loss", "t += loss.detach()"), ("t += a * b", "t += (a * b).detach()")):
-        source = Source(text)
+        source = SourceText(text)
         statement = source.tree.body[0]
         assert isinstance(statement, ast.AugAssign)
         assert changed(text, source.detached(statement.value)) == after

@@ -5,7 +5,7 @@ import pytest
 import hotloop
 from hotloop.doctor.rules import RULES
 
-from .conftest import Look
+from .conftest import ScriptLook
 
 HEAD = """
 import gc
@@ -122,12 +122,12 @@ def test_rules_have_names_of_their_own() -> None:
     assert {*CPU, *GPU, "loops-over-values"} == {rule.name for rule in RULES}
 
 
-def test_nothing_is_said_of_a_script_without_faults(look: Look) -> None:
+def test_nothing_is_said_of_a_script_without_faults(look: ScriptLook) -> None:
     assert look(GOOD).rules <= SLOW_MACHINE
 
 
 @pytest.mark.parametrize("rule", CPU)
-def test_a_fault_is_found_and_gone_once_it_is_repaired(look: Look, rule: str) -> None:
+def test_a_fault_is_found_and_gone_once_it_is_repaired(look: ScriptLook, rule: str) -> None:
     script, repaired = CPU[rule]
     looked = look(script)
     assert looked.rules - SLOW_MACHINE == {rule} - SLOW_MACHINE
@@ -138,7 +138,7 @@ def test_a_fault_is_found_and_gone_once_it_is_repaired(look: Look, rule: str) ->
 
 
 @pytest.mark.parametrize("rule", GPU)
-def test_a_fault_of_a_gpu_is_found_on_a_simulated_one(look: Look, rule: str) -> None:
+def test_a_fault_of_a_gpu_is_found_on_a_simulated_one(look: ScriptLook, rule: str) -> None:
     script, repaired = GPU[rule]
     with hotloop.simulate("h200"):
         looked = look(script)
@@ -150,13 +150,13 @@ def test_a_fault_of_a_gpu_is_found_on_a_simulated_one(look: Look, rule: str) -> 
     assert rule not in again.rules
 
 
-def test_a_script_without_faults_on_a_gpu(look: Look) -> None:
+def test_a_script_without_faults_on_a_gpu(look: ScriptLook) -> None:
     with hotloop.simulate("h200"):
         looked = look(ON_GPU)
     assert looked.rules <= SLOW_MACHINE
 
 
-def test_a_loop_over_values_is_named(look: Look) -> None:
+def test_a_loop_over_values_is_named(look: ScriptLook) -> None:
     looked = look(
         GOOD.replace(
             "        loss = criterion(model(images), labels)",
@@ -169,7 +169,7 @@ def test_a_loop_over_values_is_named(look: Look) -> None:
     assert not candidate.edits
 
 
-def test_an_evaluation_that_has_not_run_is_suspected(look: Look) -> None:
+def test_an_evaluation_that_has_not_run_is_suspected(look: ScriptLook) -> None:
     looked = look(
         GOOD.replace("loader:\n", "iter(lambda: next(iter(loader)), None):\n") + f"    model.eval(){EVALUATION}"
     )
@@ -186,7 +186,7 @@ def test_an_evaluation_that_has_not_run_is_suspected(look: Look) -> None:
         f"    torch.set_grad_enabled(False)\n    model.eval(){EVALUATION}",
     ],
 )
-def test_an_evaluation_without_gradients_is_left_alone(look: Look, evaluation: str) -> None:
+def test_an_evaluation_without_gradients_is_left_alone(look: ScriptLook, evaluation: str) -> None:
     functions = (
         f"\n@torch.no_grad()\ndef test(model):\n    model.eval(){EVALUATION}\n\ndef evaluate(model):\n{evaluation}"
     )
@@ -195,7 +195,7 @@ def test_an_evaluation_without_gradients_is_left_alone(look: Look, evaluation: s
     assert not look(script).found["evaluates-with-gradients"]
 
 
-def test_a_teacher_in_evaluation_mode_is_not_the_training(look: Look) -> None:
+def test_a_teacher_in_evaluation_mode_is_not_the_training(look: ScriptLook) -> None:
     """Its graph is not needed either; the student's is."""
     looked = look(
         GOOD.replace("criterion =", "teacher = nn.Linear(192, 4).eval()\ncriterion =").replace(
@@ -208,7 +208,7 @@ def test_a_teacher_in_evaluation_mode_is_not_the_training(look: Look) -> None:
     assert "with torch.no_grad():\n            hints = teacher" in looked.fixed("evaluates-with-gradients")
 
 
-def test_a_frozen_model_that_is_trained_in_evaluation_mode_is_left_alone(look: Look) -> None:
+def test_a_frozen_model_that_is_trained_in_evaluation_mode_is_left_alone(look: ScriptLook) -> None:
     looked = look(GOOD.replace("criterion =", "model.eval()\ncriterion ="))
     assert not looked.found["evaluates-with-gradients"]
 
@@ -220,14 +220,14 @@ def test_a_frozen_model_that_is_trained_in_evaluation_mode_is_left_alone(look: L
         "        print(loss.item())\n",
     ],
 )
-def test_a_value_that_is_needed_in_each_step_is_the_persons_to_decide(look: Look, use: str) -> None:
+def test_a_value_that_is_needed_in_each_step_is_the_persons_to_decide(look: ScriptLook, use: str) -> None:
     script = ON_GPU.replace("for images", "total = 0.0\n    for images") + "        total += loss.item()\n" + use
     with hotloop.simulate("h200", values=True):
         looked = look(script)
     assert any(not candidate.edits for candidate in looked.found["reads-each-step"])
 
 
-def test_a_loader_over_a_stream_gets_no_workers(look: Look) -> None:
+def test_a_loader_over_a_stream_gets_no_workers(look: ScriptLook) -> None:
     """Each worker would give all of it."""
     looked = look(
         GOOD.replace("class Items(Dataset)", "class Items(torch.utils.data.IterableDataset)")

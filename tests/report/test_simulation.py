@@ -22,7 +22,7 @@ from hotloop.report.profile import profile_run
 from hotloop.report.runs import DATA, PAGE, compared, kept_in, runs_list
 from hotloop.report.simulation import categories_table, lead, modules_table, simulation_page, simulation_run
 from hotloop.report.simulation_plots import far_above, peak_line, steps_plot
-from hotloop.simulate.record import Band, Copy, Finding, Peak, PeakAt, Simulation, StepPace, StepTime, Sync
+from hotloop.simulate.record import Band, Copy, DeviceFinding, Peak, PeakAt, Simulation, StepPace, StepTime, Sync
 from hotloop.simulate.search import Variant
 
 from ..thorough import tries
@@ -33,7 +33,7 @@ GIB = 2**30
 NAUGHTY = (
     "<script>document.title='caught'</script><img src=x onerror=\"document.title='caught'\">\x1b[31m\u202e$x$\udcff訓練"
 )
-BUG = Finding(
+BUG = DeviceFinding(
     "made-on-cpu", "error", "shown", "net.py", 36, "forward", "embedding: cpu and cuda\n  input: cpu", "move", 3
 )
 
@@ -203,7 +203,7 @@ def with_names(name: str) -> dict[str, Any]:
         categories={name: GIB},
         modules={name: GIB},
         bands=(Band(name, (GIB,) * 30),),
-        findings=(Finding(name, name, name, name, 1, name, name, name, 2), replace(BUG, message=name, fix=name)),
+        findings=(DeviceFinding(name, name, name, name, 1, name, name, name, 2), replace(BUG, message=name, fix=name)),
         copies=(Copy(name, 1, name, 1, True, True, 1),),
         syncs=(Sync(name, 1, name, 1),),
         notes=(name,),
@@ -322,7 +322,7 @@ def test_in_a_browser_it_fits_the_window_and_runs_nothing(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("status", "words"), [("failed", "failed"), ("no-steps", "did not train")])
 def test_a_script_that_did_not_train_has_a_page_without_a_verdict(status: str, words: str) -> None:
-    ended = Finding(status, "error", "shown", "train.py", 12, "main", "the script failed: ValueError: no", "")
+    ended = DeviceFinding(status, "error", "shown", "train.py", 12, "main", "the script failed: ValueError: no", "")
     failed = Simulation("t4", 3, 0, status, findings=(ended,), error="Traceback…\nValueError: no\n").to_json()
     page = simulation_page(failed, script="train.py")
     assert f"There is no verdict: train.py {words} on a simulated t4" in page

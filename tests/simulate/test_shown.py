@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from hotloop.simulate.compare import row_of
-from hotloop.simulate.record import Batch, Finding, Peak, Simulation, StepPace, StepTime
+from hotloop.simulate.record import Batch, DeviceFinding, Peak, Simulation, StepPace, StepTime
 from hotloop.simulate.search import SearchResult, Variant
 from hotloop.simulate.shown import cards_table, ranked, simulation_words
 
@@ -96,7 +96,9 @@ def test_the_pace_and_what_limits_it_and_what_was_not_measured() -> None:
 
 
 def test_a_script_that_failed_has_no_verdict_in_words() -> None:
-    failed = Simulation("t4", 3, 0, "failed", findings=(Finding("failed", "error", "shown", "a.py", 0, "", "no", ""),))
+    failed = Simulation(
+        "t4", 3, 0, "failed", findings=(DeviceFinding("failed", "error", "shown", "a.py", 0, "", "no", ""),)
+    )
     words = said(simulation_words(failed, "Tesla T4", "a.py", row_of(failed)))
     assert "no verdict: the script failed" in words
     assert "error a.py: no" in words

@@ -20,10 +20,10 @@ class Edit:
     text: str
 
 
-class Source:
+class SourceText:
     """The text of a file and its syntax tree.
 
-    >>> source = Source("loader = DataLoader(data, 8)")
+    >>> source = SourceText("loader = DataLoader(data, 8)")
     >>> (call,) = source.calls(1, "DataLoader")
     >>> applied(source.text, source.with_arguments(call, num_workers="2"))
     'loader = DataLoader(data, 8, num_workers=2)'
@@ -160,7 +160,7 @@ class Source:
         moved = "".join(self.indent + line if line.strip() else line for line in self.lines[first - 1 : last])
         edit = Edit(begin, end, f"{margin}{header}{self.newline}{moved}")
         try:
-            now = Source(applied(self.text, [edit]))
+            now = SourceText(applied(self.text, [edit]))
         except SyntaxError:
             return []
         headed = (node for node in ast.walk(now.tree) if isinstance(node, ast.With) and node.lineno == first)

@@ -14,11 +14,11 @@ from typing import Self
 
 import torch
 
-from hotloop.doctor.edits import Edit, Source, applied, diff_of, fit_together
+from hotloop.doctor.edits import Edit, SourceText, applied, diff_of, fit_together
 from hotloop.doctor.record import LEAST_MEMORY, Diagnosis, Finding, Gain, Tier, Turn, Verdict
-from hotloop.doctor.rules import RULES, Candidate, Case, Rule
-from hotloop.doctor.script import LOOK, TURN, Request
-from hotloop.doctor.seen import Seen
+from hotloop.doctor.rules import RULES, Candidate, Script, ScriptRule
+from hotloop.doctor.script import LOOK, TURN, ScriptRun
+from hotloop.doctor.seen import SeenScript
 from hotloop.doctor.turns import Turns
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.placement.sites import short
@@ -44,10 +44,10 @@ class ScriptFailed(HotloopError, RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Trial:
+class _TriedFix:
     """A candidate, and what its turns gave so far."""
 
-    rule: Rule
+    rule: ScriptRule
     candidate: Candidate
     before: tuple[Turn, ...] = ()  # the same number of turns without the fix
     after: tuple[Turn, ...] = ()
@@ -89,7 +89,7 @@ class Examination:
     ) -> None:
         if turns < 2 or (steps is not None and steps < 1):
             raise BadArgument(f"turns={turns}, steps={steps}", fix="give at least 2 turns and 1 step")
-        self._asked = Request(target, tuple(arguments), module)
+        self._asked = ScriptRun(target, tuple(arguments), module)
         self._turns, self._steps, self._told = turns, steps, told
         self._done, self._total = 0, 1
         self._losses: list[tuple[float, ...]] = []  # of unchanged runs
@@ -107,12 +107,12 @@ class Examination:
         self._stack.close()
 
     def run(self) -> Diagnosis:
-        """Look, suspect, try."""
+        """ScriptLook, suspect, try."""
         seen = self._look()
         self._sources = self._sources_of(seen)
-        case = Case(self._main(seen), seen, self._sources)
+        case = Script(self._main(seen), seen, self._sources)
         self._timed = self._steps_of(seen)
-        found = [_Trial(rule, each) for rule in RULES for each in rule.find(case)]
+        found = [_TriedFix(rule, each) for rule in RULES for each in rule.find(case)]
         untried = [each for each in found if not (each.candidate.has_run and self._with_fixes([each]))]
         tried, adopted = self._try([each for each in found if each not in untried])
         together, losses = self._together(adopted)
@@ -138,14 +138,14 @@ class Examination:
 
     # Looking
 
-    def _look(self) -> Seen:
+    def _look(self) -> SeenScript:
         self._told("looking at its steps", 0, 1)
         begun = time.monotonic()
         answer = self._runs.run(replace(self._asked, seconds=SECONDS, limit=LONGEST))
         self._limit = max(120.0, PATIENCE * (time.monotonic() - begun))
         self._done = 1
         target, error = printable(self._asked.target), answer.get("error")
-        seen = Seen.from_json(answer[LOOK]) if LOOK in answer else None
+        seen = SeenScript.from_json(answer[LOOK]) if LOOK in answer else None
         if seen is None or (error and seen.steps < WARMUP + FEWEST):
             after = "" if seen is None else f" after {plural(seen.steps, 'training step')}"
             output = "".join(f"\n  | {line}" for line in answer["output"])
@@ -163,30 +163,30 @@ class Examination:
             )
         return seen
 
-    def _main(self, seen: Seen) -> str:
+    def _main(self, seen: SeenScript) -> str:
         if not self._asked.module:
             return str(Path(self._asked.target).resolve())
         ending = os.sep + self._asked.target.replace(".", os.sep)
         return next((f for f in seen.files if f.endswith((f"{ending}.py", f"{ending}{os.sep}__main__.py"))), "")
 
-    def _sources_of(self, seen: Seen) -> dict[str, Source]:
+    def _sources_of(self, seen: SeenScript) -> dict[str, SourceText]:
         """The person's own files, as they are now."""
         sources = {}
         for file in dict.fromkeys([self._main(seen), *seen.files]):
             try:
-                sources[file] = Source(Path(file).read_bytes().decode())
+                sources[file] = SourceText(Path(file).read_bytes().decode())
             except (OSError, UnicodeDecodeError, SyntaxError, ValueError):  # nothing that could be changed
                 continue
         return sources
 
-    def _steps_of(self, seen: Seen) -> int:
+    def _steps_of(self, seen: SeenScript) -> int:
         """How many steps of a turn are timed: as many as there are, where the script ends by itself."""
         wanted = self._steps or max(math.ceil(SECONDS / max(seen.step, 1e-4)), LEAST)
         return min(wanted, seen.steps - WARMUP) if seen.has_ended else wanted
 
     # Trying
 
-    def _try(self, trials: list[_Trial]) -> tuple[list[_Trial], list[_Trial]]:
+    def _try(self, trials: list[_TriedFix]) -> tuple[list[_TriedFix], list[_TriedFix]]:
         """Every fix by itself; then, where some make the script faster, the others on top of these."""
         if not trials:
             return [], []
@@ -196,7 +196,7 @@ class Examination:
         again = [each for each in trials if self._verdict(each)[0] == "no gain" and self._with_fixes([*adopted, each])]
         if again and any(each.gain is not None and each.gain.times >= WORTH for each in adopted):
             self._total += self._turns * (len(again) + 1)
-            fresh = [_Trial(each.rule, each.candidate, on_top=True) for each in again]
+            fresh = [_TriedFix(each.rule, each.candidate, on_top=True) for each in again]
             later = self._in_turns(fresh, adopted)
             helped = [each for each in later if self._verdict(each)[0] == "confirmed"]
             names = {(each.rule, each.candidate.place) for each in helped}
@@ -204,7 +204,7 @@ class Examination:
             adopted = self._combined([*adopted, *helped])
         return trials, adopted
 
-    def _in_turns(self, trials: Sequence[_Trial], adopted: Sequence[_Trial]) -> list[_Trial]:
+    def _in_turns(self, trials: Sequence[_TriedFix], adopted: Sequence[_TriedFix]) -> list[_TriedFix]:
         """Turns without and with each fix, alternating.
 
         A fix that fails or brings nothing has a single turn. One that seems to be faster on a machine that is too busy
@@ -224,14 +224,14 @@ class Examination:
                 now[number] = self._tried(now[number], before, adopted)
         return now
 
-    def _tried(self, trial: _Trial, before: Turn, adopted: Sequence[_Trial]) -> _Trial:
+    def _tried(self, trial: _TriedFix, before: Turn, adopted: Sequence[_TriedFix]) -> _TriedFix:
         place = trial.candidate.place
         turn, error = self._turn(f"trying {trial.rule.name} at {Path(place.file).name}:{place.line}", [*adopted, trial])
         if turn is None:
             return replace(trial, error=error)
         return replace(trial, before=(*trial.before, before), after=(*trial.after, turn))
 
-    def _baseline(self, adopted: Sequence[_Trial] = ()) -> Turn:
+    def _baseline(self, adopted: Sequence[_TriedFix] = ()) -> Turn:
         turn, error = self._turn("timing the fixes so far" if adopted else "timing the unchanged script", adopted)
         if turn is None and not self._losses and self._ended >= WARMUP + FEWEST:  # it was not looked at for so long
             self._timed = self._ended - WARMUP
@@ -246,9 +246,9 @@ class Examination:
             self._paces.append(turn.step)
         return turn
 
-    def _combined(self, confirmed: Sequence[_Trial]) -> list[_Trial]:
+    def _combined(self, confirmed: Sequence[_TriedFix]) -> list[_TriedFix]:
         """Fixes that can be made at once and run together, those that gain most first."""
-        adopted: list[_Trial] = []
+        adopted: list[_TriedFix] = []
         for trial in sorted(confirmed, key=lambda each: (each.on_top, -each.gain.times if each.gain else 0.0)):
             if self._with_fixes([*adopted, trial]):
                 adopted.append(trial)
@@ -262,7 +262,7 @@ class Examination:
             self._notes.append(f"{left.rule.name} is not in the patch: together with the others, {error}.")
         return adopted
 
-    def _together(self, adopted: list[_Trial]) -> tuple[Gain | None, str]:
+    def _together(self, adopted: list[_TriedFix]) -> tuple[Gain | None, str]:
         """All fixes at once, by turns with the unchanged script."""
         if len(adopted) < 2:
             return None, ""
@@ -279,7 +279,7 @@ class Examination:
         tier: Tier = "B" if any(each.rule.tier == "B" for each in adopted) else "A"
         return gain, self._compared(gain, tier)[1]
 
-    def _turn(self, doing: str, fixes: Sequence[_Trial]) -> tuple[Turn | None, str]:
+    def _turn(self, doing: str, fixes: Sequence[_TriedFix]) -> tuple[Turn | None, str]:
         """One run with some fixes; or why there is none."""
         self._told(doing, self._done, max(self._total, self._done + 1))
         sources = self._with_fixes(fixes) or None
@@ -291,7 +291,7 @@ class Examination:
         self._ended = answer.get("steps", 0)
         return None, printable(answer.get("error") or f"it ended after {plural(self._ended, 'step')}")
 
-    def _with_fixes(self, fixes: Iterable[_Trial]) -> dict[str, str]:
+    def _with_fixes(self, fixes: Iterable[_TriedFix]) -> dict[str, str]:
         """The files that these fixes change, as they make them; empty where they are in each other's way."""
         edits: dict[str, dict[Edit, None]] = {}
         for fix in fixes:
@@ -312,7 +312,7 @@ class Examination:
 
     # Judging
 
-    def _finding(self, trial: _Trial) -> Finding:
+    def _finding(self, trial: _TriedFix) -> Finding:
         place = trial.candidate.place
         source = self._sources.get(place.file)
         verdict, why, losses = self._verdict(trial)
@@ -332,7 +332,7 @@ class Examination:
             on_top=trial.on_top,
         )
 
-    def _verdict(self, trial: _Trial) -> tuple[Verdict, str, str]:
+    def _verdict(self, trial: _TriedFix) -> tuple[Verdict, str, str]:
         """What the turns say, why, and how losses compare."""
         gain = trial.gain
         if trial.error:

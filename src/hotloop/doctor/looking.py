@@ -1,4 +1,4 @@
-"""`Look`: notices what the rules need to know while a script trains."""
+"""`ScriptLook`: notices what the rules need to know while a script trains."""
 
 import gc
 import sys
@@ -32,13 +32,13 @@ from hotloop.doctor.seen import (
     OPERATIONS,
     READS,
     SYNCHRONIZES,
-    Place,
-    Seen,
+    Location,
     SeenCall,
     SeenGrowth,
     SeenLine,
     SeenLoader,
     SeenOptimizer,
+    SeenScript,
 )
 from hotloop.levers.fused import without_fused_kernel
 from hotloop.placement.sites import Site, frames, is_users, user_site, variables
@@ -53,7 +53,7 @@ LATEST = 8  # steps in which variables are watched
 _READING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__")
 
 
-class Look:
+class ScriptLook:
     """Watches a script while it trains; `step()` says that a training step has ended.
 
     Calls that matter are watched all the time, which costs microseconds; one early step is logged operation by
@@ -139,11 +139,11 @@ class Look:
         self._pace[-1] = time.perf_counter()
         return True
 
-    def seen(self, *, has_ended: bool) -> Seen:
+    def seen(self, *, has_ended: bool) -> SeenScript:
         """What was noticed."""
         made = max(len(self._pace) - 1, 1)
         logged = () if self._log is None else tuple(self._log.seen)
-        return Seen(
+        return SeenScript(
             device=str(self._device),
             device_name=pick(self._device).name or str(self._device),
             cores=cpu(Path("/")).usable or 1,
@@ -486,9 +486,9 @@ def _is_own(file: str) -> bool:
     return not file.startswith((*OURS, *INSTALLED)) and Path(file).is_file()
 
 
-def _place(site: Site) -> Place:
-    return Place(str(Path(site.file).resolve()), site.line)
+def _place(site: Site) -> Location:
+    return Location(str(Path(site.file).resolve()), site.line)
 
 
-def _place_of(site: Site | None) -> Place | None:
+def _place_of(site: Site | None) -> Location | None:
     return None if site is None else _place(site)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from hotloop.clock import synchronize
-from hotloop.doctor.looking import Look
+from hotloop.doctor.looking import ScriptLook
 from hotloop.doctor.record import Turn
 from hotloop.files import write_json
 from hotloop.records import Record
@@ -35,7 +35,7 @@ _HERE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True)
-class Request(Record):
+class ScriptRun(Record):
     """A run that is asked for."""
 
     target: str  # a file, or the name of a module
@@ -48,7 +48,7 @@ class Request(Record):
     sources: dict[str, str] | None = None  # what files hold in this run, by their paths
 
     @classmethod
-    def read(cls, folder: Path) -> "Request":
+    def read(cls, folder: Path) -> "ScriptRun":
         return cls.from_json(json.loads((folder / ASKED).read_text()))
 
     def write(self, folder: Path) -> None:
@@ -106,12 +106,12 @@ class TimedSteps:
         return backward
 
 
-def run(request: Request, folder: Path) -> int:
+def run(request: ScriptRun, folder: Path) -> int:
     """Run the script and write the answer; the exit code of the program."""
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
-    watch = TimedSteps(request.warmup, request.steps) if request.steps else Look(request.seconds)
+    watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds)
 
     def stepped() -> bool:
         """The answer is written first: what the script does once it is told to end is its own affair."""
@@ -147,7 +147,7 @@ def _silent(words: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
-    return run(Request.read(folder), folder)
+    return run(ScriptRun.read(folder), folder)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`Seen`: what a run of the script showed, as plain data for the rules. No torch here."""
+"""`SeenScript`: what a run of the script showed, as plain data for the rules. No torch here."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ OFTEN = 0.5  # times in a step that count as every step
 
 
 @dataclass(frozen=True)
-class Place(Record):
+class Location(Record):
     """A line of the person's own code."""
 
     file: str
@@ -22,8 +22,8 @@ class Place(Record):
 class SeenLoader(Record):
     """A DataLoader that the training steps read from."""
 
-    made: Place | None  # where DataLoader(…) is called
-    read: Place | None  # the loop over it
+    made: Location | None  # where DataLoader(…) is called
+    read: Location | None  # the loop over it
     name: str  # what that loop calls it; empty where it has no name there
     device: str  # what that loop calls the device
     workers: int
@@ -41,7 +41,7 @@ class SeenLoader(Record):
 class SeenOptimizer(Record):
     """An optimizer that steps."""
 
-    made: Place | None
+    made: Location | None
     name: str  # of its class
     is_fused: bool
     obstacle: str | None  # why it could not be fused
@@ -51,7 +51,7 @@ class SeenOptimizer(Record):
 class SeenCall(Record):
     """A line that calls a whole model."""
 
-    place: Place
+    place: Location
     name: str  # what that line calls the model
     is_trained: bool  # a backward pass follows
     has_grad: bool  # in evaluation mode, its results still record a graph
@@ -66,7 +66,7 @@ class SeenLine(Record):
     """A line and how often something happens there in a step."""
 
     what: str
-    place: Place
+    place: Location
     times: float
 
 
@@ -81,7 +81,7 @@ class SeenGrowth(Record):
 
 
 @dataclass(frozen=True)
-class Seen(Record):
+class SeenScript(Record):
     """A look at some steps of the script."""
 
     device: str
@@ -94,7 +94,7 @@ class Seen(Record):
     loaders: tuple[SeenLoader, ...]
     optimizers: tuple[SeenOptimizer, ...]
     calls: tuple[SeenCall, ...]
-    backwards: tuple[Place, ...]  # lines of backward()
+    backwards: tuple[Location, ...]  # lines of backward()
     lines: tuple[SeenLine, ...]
     growth: tuple[SeenGrowth, ...]
     has_anomaly_mode: bool

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
 from hotloop.children import KILL, Child, signal_group
-from hotloop.doctor.script import ANSWER, Request
+from hotloop.doctor.script import ANSWER, ScriptRun
 from hotloop.doctor.script import main as run_script
 from hotloop.scripts import interpreter
 from hotloop.text import duration, printable
@@ -30,7 +30,7 @@ class Turns:
     """Runs scripts. torch is imported once, by a process that forks for each of them.
 
     >>> with Turns() as turns:  # doctest: +SKIP
-    ...     answer = turns.run(Request("train.py", (), False))
+    ...     answer = turns.run(ScriptRun("train.py", (), False))
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Turns:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def run(self, request: Request) -> dict[str, Any]:
+    def run(self, request: ScriptRun) -> dict[str, Any]:
         """What a run of the script answered. Its `error` is in words, and the end of its output in `output`."""
         with tempfile.TemporaryDirectory(dir=self._folder) as place:
             folder = Path(place)
@@ -100,7 +100,7 @@ def _started(folder: Path) -> int:
 
 def _end_of(folder: Path, wait: Callable[[], int | None]) -> int | None:
     """How a run ends; None where it must be ended: it takes too long, or does not end though it has answered."""
-    limit = Request.read(folder).limit
+    limit = ScriptRun.read(folder).limit
     begun, answered = time.monotonic(), None
     while (code := wait()) is None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ import hotloop
 from hotloop._torch import DispatchMode
 from hotloop.placement.sites import Site, user_site
 from hotloop.records import Timing
-from hotloop.simulate.record import Copy, Finding, Sync
+from hotloop.simulate.record import Copy, DeviceFinding, Sync
 from hotloop.text import duration, plural, size
 from hotloop.waits import waits
 
@@ -33,7 +33,7 @@ class GpuRecord:
     settle: Callable[[], None] = lambda: None
     copies: tuple[Copy, ...] = ()  # between host and device, by line
     waits: tuple[Sync, ...] = ()  # of the host for the device, by line
-    findings: tuple[Finding, ...] = ()  # what a simulated GPU repaired; a real one raises an error instead
+    findings: tuple[DeviceFinding, ...] = ()  # what a simulated GPU repaired; a real one raises an error instead
     peak: int = 0  # bytes in tensors
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class GpuRecord:
         return "\n".join(f"line {line}: {what}" for line, what in sorted(said)) or "no copies, no waits"
 
     @property
-    def mismatches(self) -> tuple[Finding, ...]:
+    def mismatches(self) -> tuple[DeviceFinding, ...]:
         """Operations that were given tensors of two devices."""
         return tuple(found for found in self.findings if found.level == "error")
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hotloop import script_steps
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import write_json, write_whole
 from hotloop.profiling.profiler import Profiler
@@ -19,7 +20,7 @@ from hotloop.text import plural, printable
 PROFILE, TRACE = "profile.json", "trace.json.gz"
 FOLLOWED = "followed"  # a file that is there once this program has said how the script ended
 FAILED, INTERRUPTED = 1, 130
-_HERE = str(Path(__file__).parent)
+_HERE, _STEPS = str(Path(__file__).parent), str(script_steps.__file__)  # frames that are not the script's
 
 
 class ScriptDied(HotloopError, RuntimeError):
@@ -103,7 +104,7 @@ class ProfiledScript:
 def _show(error: BaseException) -> None:
     """An error as Python shows it, without the frames of this program."""
     sys.stdout.flush()
-    print("".join(shown_without(error, _HERE).format()), end="", file=sys.stderr)
+    print("".join(shown_without(error, _HERE, _STEPS).format()), end="", file=sys.stderr)
 
 
 def _tell(what: str) -> None:

@@ -19,7 +19,7 @@ from hotloop.simulate.cards import Card, card
 from hotloop.simulate.events import Listener, Place
 from hotloop.simulate.memory import MemoryListener
 from hotloop.simulate.places import users
-from hotloop.simulate.record import Finding, Peak, Simulation
+from hotloop.simulate.record import DeviceFinding, Peak, Simulation
 from hotloop.simulate.shown import simulation_words
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.timeline import Time
@@ -69,7 +69,7 @@ class SimulationContext:
         return peak
 
     @property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[DeviceFinding, ...]:
         """What would go wrong, each with its line."""
         return self.result.findings
 

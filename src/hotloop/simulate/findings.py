@@ -18,7 +18,7 @@ from hotloop.placement.sites import Site, as_buffer, frames, user_frames
 from hotloop.simulate._torch import is_simulated, storage_id
 from hotloop.simulate.events import Place
 from hotloop.simulate.places import here
-from hotloop.simulate.record import Finding
+from hotloop.simulate.record import DeviceFinding
 
 Operands = list[tuple[str, Tensor]]
 
@@ -70,10 +70,10 @@ class Findings:
         self.origins = Origins()
         self.guessed: set[Place] = set()  # lines at which a shape depended on values
         self.unknown: set[str] = set()  # operations that cannot be simulated
-        self._found: dict[tuple[str, str, int], Finding] = {}
+        self._found: dict[tuple[str, str, int], DeviceFinding] = {}
         self._left: dict[int, tuple[str, str, int]] = {}  # by module that was left on the host: its finding
 
-    def all(self, folder: Path) -> tuple[Finding, ...]:
+    def all(self, folder: Path) -> tuple[DeviceFinding, ...]:
         """Everything, with files as they are called from a folder."""
         return tuple(replace(found, file=relative(found.file, folder)) for found in self._found.values())
 
@@ -85,7 +85,7 @@ class Findings:
         if before is not None:
             self._found[key] = replace(before, count=before.count + 1)
         else:
-            self._found[key] = Finding(code, level, "shown", place.file, place.line, place.function, message, fix)
+            self._found[key] = DeviceFinding(code, level, "shown", place.file, place.line, place.function, message, fix)
         return key
 
     def mixed(self, name: str, operands: Operands, strangers: Operands) -> None:

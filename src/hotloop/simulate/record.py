@@ -32,7 +32,7 @@ class Request(Record):
 
 
 @dataclass(frozen=True)
-class Finding(Record):
+class DeviceFinding(Record):
     """Something that would go wrong, or slowly, on the GPU; files are told from where the script lies."""
 
     code: str  # such as mixed-devices
@@ -174,7 +174,7 @@ class Simulation(Record):
     step_ms: StepTime | None = None  # without data and other work of the host
     pace: StepPace | None = None  # with them
     rank: RankStep | None = None  # the step in its parts, from which several GPUs are modelled
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[DeviceFinding, ...] = ()
     copies: tuple[Copy, ...] = ()
     syncs: tuple[Sync, ...] = ()
     notes: tuple[str, ...] = ()  # what it could not do, in sentences

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.simulate.compare import RateInterval, Row, ranking
-from hotloop.simulate.record import BEYOND, CUT, FAILED, NO_STEPS, Finding, Simulation, StepPace, StepTime
+from hotloop.simulate.record import BEYOND, CUT, FAILED, NO_STEPS, DeviceFinding, Simulation, StepPace, StepTime
 from hotloop.simulate.search import SearchResult, what_helps
 from hotloop.text import clipped, count, plural, printable, size
 
@@ -164,7 +164,7 @@ def _between(rates: RateInterval | None, unit: str = "") -> str:
     return f"{unit}{count(rates.median)} ({count(rates.low)} to {count(rates.high)})"
 
 
-def _finding(finding: Finding) -> Iterator[RenderableType]:
+def _finding(finding: DeviceFinding) -> Iterator[RenderableType]:
     where = printable(f"{finding.file}:{finding.line}" if finding.line else finding.file)
     times = f" ({finding.count} times)" if finding.count > 1 else ""
     suspected = " perhaps" if finding.confidence == "suspected" else ""

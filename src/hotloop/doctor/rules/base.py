@@ -1,19 +1,19 @@
-"""`Rule`, and the `Case` that rules read."""
+"""`ScriptRule`, and the `Script` that rules read."""
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hotloop.doctor.edits import Edit, Source, name_of
+from hotloop.doctor.edits import Edit, SourceText, name_of
 from hotloop.doctor.record import Tier
-from hotloop.doctor.seen import Place, Seen, SeenCall
+from hotloop.doctor.seen import Location, SeenCall, SeenScript
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A suspicion of a rule and, where the change can be made for the person, its edits."""
 
-    place: Place
+    place: Location
     what: str
     fix: str
     edits: Sequence[Edit] = ()  # of the file of the place
@@ -28,27 +28,27 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Rule:
+class ScriptRule:
     """One way to waste time or memory."""
 
     name: str
     tier: Tier
     what: str
-    find: "Callable[[Case], Iterator[Candidate]]"
+    find: "Callable[[Script], Iterator[Candidate]]"
 
 
 @dataclass(frozen=True)
-class Case:
+class Script:
     """A script: what a run of it showed, and its sources by path."""
 
     main: str  # path
-    seen: Seen
-    sources: Mapping[str, Source]
+    seen: SeenScript
+    sources: Mapping[str, SourceText]
 
-    def source(self, place: Place | None) -> Source | None:
+    def source(self, place: Location | None) -> SourceText | None:
         return None if place is None else self.sources.get(place.file)
 
-    def call_at(self, place: Place | None, *names: str) -> tuple[Source, ast.Call] | None:
+    def call_at(self, place: Location | None, *names: str) -> tuple[SourceText, ast.Call] | None:
         """The call of one of these names on a line, if there is just one."""
         source = self.source(place)
         if source is None or place is None:
@@ -61,7 +61,7 @@ class Case:
         source = self.sources.get(self.main)
         return {self.main: source.after_imports(code)} if source and imports(source, "torch") else {}
 
-    def before_loops(self, place: Place, code: str) -> list[Edit]:
+    def before_loops(self, place: Location, code: str) -> list[Edit]:
         """A line before the outermost loop around a place, in its function."""
         source = self.source(place)
         loops = [] if source is None else source.loops(place.line)
@@ -73,7 +73,7 @@ class Case:
         return [call for call in self.seen.calls if call.is_trained]
 
 
-def imports(source: Source, module: str) -> bool:
+def imports(source: SourceText, module: str) -> bool:
     """Whether a file imports a module by its own name, at the top."""
     return any(
         isinstance(node, ast.Import) and any(each.name == module and each.asname is None for each in node.names)

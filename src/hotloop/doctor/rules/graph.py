@@ -3,15 +3,15 @@
 import ast
 from collections.abc import Iterator
 
-from hotloop.doctor.edits import Edit, Source, name_of
-from hotloop.doctor.rules.base import Candidate, Case, imports, mentions
-from hotloop.doctor.seen import Place
+from hotloop.doctor.edits import Edit, SourceText, name_of
+from hotloop.doctor.rules.base import Candidate, Script, imports, mentions
+from hotloop.doctor.seen import Location
 
 NO_GRAD = ("no_grad", "inference_mode", "set_grad_enabled")
 
 
-def anomaly_mode(case: Case) -> Iterator[Candidate]:
-    for file, source in case.sources.items() if case.seen.has_anomaly_mode else ():
+def anomaly_mode(script: Script) -> Iterator[Candidate]:
+    for file, source in script.sources.items() if script.seen.has_anomaly_mode else ():
         for call in source.calls(None, "set_detect_anomaly", "detect_anomaly"):
             edits: list[Edit] = []
             if call.args and name_of(call.func) == "set_detect_anomaly":
@@ -22,30 +22,30 @@ def anomaly_mode(case: Case) -> Iterator[Candidate]:
                 edits = source.replaced(call, f"{source.code(call.func.value)}.set_detect_anomaly(False)")
             what = "anomaly detection checks every operation of the backward pass for NaN and keeps a stack for each"
             fix = "turn it on only to find a NaN"
-            yield Candidate(Place(file, call.lineno), what, fix, edits)
+            yield Candidate(Location(file, call.lineno), what, fix, edits)
 
 
-def evaluates_with_gradients(case: Case) -> Iterator[Candidate]:
+def evaluates_with_gradients(script: Script) -> Iterator[Candidate]:
     what = "this evaluation records a graph for a backward pass that never comes"
     fix = "evaluate under torch.no_grad()"
     ran = set()
-    for call in case.seen.calls:
-        source = case.source(call.place)
+    for call in script.seen.calls:
+        source = script.source(call.place)
         if call.has_grad and source is not None:
             ran.add(call.place)
             edits = _without_gradients(source, call.place.line)
             yield Candidate(call.place, what, fix, edits)
-    for file, source in case.sources.items():
+    for file, source in script.sources.items():
         for line in _evaluations(source):
-            place = Place(file, line)
-            if place not in ran and not any(each.place == place for each in case.seen.calls):
+            place = Location(file, line)
+            if place not in ran and not any(each.place == place for each in script.seen.calls):
                 edits = _without_gradients(source, line)
                 yield Candidate(place, what, fix, edits, has_run=False)
 
 
-def keeps_graphs(case: Case) -> Iterator[Candidate]:
-    for growth in case.seen.growth:
-        source = case.sources.get(growth.file)
+def keeps_graphs(script: Script) -> Iterator[Candidate]:
+    for growth in script.seen.growth:
+        source = script.sources.get(growth.file)
         if source is None:
             continue
         loops = source.loops(growth.line)
@@ -54,7 +54,7 @@ def keeps_graphs(case: Case) -> Iterator[Candidate]:
             if kept is not None and not mentions(kept, "item", "detach"):
                 what = f"{growth.name} holds the graph of every earlier step, with what its backward pass would need"
                 fix = "keep the value without its graph: .detach()"
-                yield Candidate(Place(growth.file, kept.lineno), what, fix, source.detached(kept))
+                yield Candidate(Location(growth.file, kept.lineno), what, fix, source.detached(kept))
 
 
 def _kept(node: ast.AST, name: str) -> ast.expr | None:
@@ -66,7 +66,7 @@ def _kept(node: ast.AST, name: str) -> ast.expr | None:
     return None
 
 
-def _without_gradients(source: Source, line: int) -> list[Edit]:
+def _without_gradients(source: SourceText, line: int) -> list[Edit]:
     """The outermost loop around a line that trains nothing, or its statement, under `torch.no_grad()`."""
     loops = [loop for loop in source.loops(line) if not mentions(loop, "backward")]
     statement = loops[-1] if loops else next((each for each, _ in source.around(line)), None)
@@ -75,7 +75,7 @@ def _without_gradients(source: Source, line: int) -> list[Edit]:
     return source.inside("with torch.no_grad():", [statement])
 
 
-def _evaluations(source: Source) -> Iterator[int]:
+def _evaluations(source: SourceText) -> Iterator[int]:
     """Lines that call a model in a loop after its `.eval()`, with nothing around that turns gradients off."""
     for node in ast.walk(source.tree):
         body = getattr(node, "body", None)
@@ -91,12 +91,12 @@ def _evaluations(source: Source) -> Iterator[int]:
                 yield from _calls_of(models, statement, source)
 
 
-def _calls_of(models: set[str], loop: ast.For, source: Source) -> Iterator[int]:
+def _calls_of(models: set[str], loop: ast.For, source: SourceText) -> Iterator[int]:
     lines = {node.lineno for node in ast.walk(loop) if isinstance(node, ast.Call) and source.code(node.func) in models}
     yield from sorted(lines)[:1]
 
 
-def _is_without_grad(source: Source, node: ast.AST) -> bool:
+def _is_without_grad(source: SourceText, node: ast.AST) -> bool:
     """Whether a block is under `torch.no_grad()`, directly, by its function or around a call of that."""
     line = getattr(node, "lineno", 0)
     around = [each for each, _ in source.around(line)] if line else []

@@ -3,17 +3,17 @@
 import ast
 from collections.abc import Iterator
 
-from hotloop.doctor.edits import Edit, Source, name_of
-from hotloop.doctor.rules.base import Candidate, Case, mentions
+from hotloop.doctor.edits import Edit, SourceText, name_of
+from hotloop.doctor.rules.base import Candidate, Script, mentions
 from hotloop.doctor.seen import COLLECTS, EMPTIES, OPERATIONS, READS, SYNCHRONIZES, SeenLine
 from hotloop.text import count
 
 MANY = 200  # operations that one line starts in a step
 
 
-def reads_each_step(case: Case) -> Iterator[Candidate]:
-    for line in case.seen.often(READS):
-        source = case.source(line.place)
+def reads_each_step(script: Script) -> Iterator[Candidate]:
+    for line in script.seen.often(READS):
+        source = script.source(line.place)
         if source is None:
             continue
         edits = _read_at_the_end(source, line.place.line)
@@ -26,24 +26,24 @@ def reads_each_step(case: Case) -> Iterator[Candidate]:
         yield Candidate(line.place, what, fix, edits)
 
 
-def pauses(case: Case) -> Iterator[Candidate]:
-    for line in case.seen.often(EMPTIES, SYNCHRONIZES):
+def pauses(script: Script) -> Iterator[Candidate]:
+    for line in script.seen.often(EMPTIES, SYNCHRONIZES):
         if line.what == EMPTIES:
             what = "the allocator gives its memory back to the driver in every step, and asks for it again"
         else:
             what = "the host waits here until the GPU has done everything, in every step"
-        yield _without(case, line, what, "leave it out: PyTorch waits and reuses memory by itself")
+        yield _without(script, line, what, "leave it out: PyTorch waits and reuses memory by itself")
 
 
-def collects_garbage(case: Case) -> Iterator[Candidate]:
-    for line in case.seen.often(COLLECTS):
+def collects_garbage(script: Script) -> Iterator[Candidate]:
+    for line in script.seen.often(COLLECTS):
         what = "Python looks through all of its objects here in every step"
-        yield _without(case, line, what, "leave it out: tensors are freed as soon as nothing refers to them")
+        yield _without(script, line, what, "leave it out: tensors are freed as soon as nothing refers to them")
 
 
-def loops_over_values(case: Case) -> Iterator[Candidate]:
-    for line in case.seen.lines:
-        source = case.source(line.place)
+def loops_over_values(script: Script) -> Iterator[Candidate]:
+    for line in script.seen.lines:
+        source = script.source(line.place)
         if line.what != OPERATIONS or line.times < MANY or source is None:
             continue
         loops = source.loops(line.place.line)
@@ -53,9 +53,9 @@ def loops_over_values(case: Case) -> Iterator[Candidate]:
         yield Candidate(line.place, what, "compute all values in one operation: index, broadcast, torch.where, einsum")
 
 
-def _without(case: Case, line: SeenLine, what: str, fix: str) -> Candidate:
+def _without(script: Script, line: SeenLine, what: str, fix: str) -> Candidate:
     """The same without the call, if it stands by itself: nobody uses its result."""
-    source, name = case.source(line.place), line.what.removesuffix("()").rsplit(".", 1)[-1]
+    source, name = script.source(line.place), line.what.removesuffix("()").rsplit(".", 1)[-1]
     edits: list[Edit] = []
     for _, block in source.around(line.place.line)[:1] if source is not None else ():
         calls = [each for each in block if each.lineno == line.place.line and _calls(each, name)]
@@ -72,7 +72,7 @@ def _calls(statement: ast.stmt, name: str) -> bool:
     )
 
 
-def _read_at_the_end(source: Source, line: int) -> list[Edit]:
+def _read_at_the_end(source: SourceText, line: int) -> list[Edit]:
     """`total += loss.item()` in a loop: the tensor is added up on the device, and becomes a number after the loop.
 
     In fp64, as Python adds numbers, so that the sum is the same.

@@ -4,19 +4,19 @@ import ast
 from collections.abc import Iterator
 from math import ceil
 
-from hotloop.doctor.edits import Edit, Source, name_of
-from hotloop.doctor.rules.base import Candidate, Case, imports, mentions
+from hotloop.doctor.edits import Edit, SourceText, name_of
+from hotloop.doctor.rules.base import Candidate, Script, imports, mentions
 from hotloop.doctor.seen import COPIES, SeenLoader
 from hotloop.text import duration, plural
 
 NOTABLE = 0.1  # of a step
 
 
-def waits_for_items(case: Case) -> Iterator[Candidate]:
-    seen = case.seen
+def waits_for_items(script: Script) -> Iterator[Candidate]:
+    seen = script.seen
     for loader in seen.loaders:
-        found = case.call_at(loader.made, "DataLoader")
-        share = _share(loader, case)
+        found = script.call_at(loader.made, "DataLoader")
+        share = _share(loader, script)
         if found is None or loader.made is None or loader.is_constant or share < NOTABLE:
             continue
         computing = max(seen.step - loader.wait, 0.05 * seen.step)
@@ -39,9 +39,9 @@ def waits_for_items(case: Case) -> Iterator[Candidate]:
         yield Candidate(loader.made, what, fix, edits)
 
 
-def restarts_workers(case: Case) -> Iterator[Candidate]:
-    for loader in case.seen.loaders:
-        found = case.call_at(loader.made, "DataLoader")
+def restarts_workers(script: Script) -> Iterator[Candidate]:
+    for loader in script.seen.loaders:
+        found = script.call_at(loader.made, "DataLoader")
         if found is None or loader.made is None or not loader.workers or loader.is_persistent or loader.epochs < 2:
             continue
         source, call = found
@@ -54,30 +54,30 @@ def restarts_workers(case: Case) -> Iterator[Candidate]:
         yield Candidate(loader.made, what, fix, edits)
 
 
-def items_one_by_one(case: Case) -> Iterator[Candidate]:
-    for loader in case.seen.loaders:
-        share = _share(loader, case)
+def items_one_by_one(script: Script) -> Iterator[Candidate]:
+    for loader in script.seen.loaders:
+        share = _share(loader, script)
         if loader.is_constant and loader.is_plain and loader.read is not None and share >= NOTABLE:
             what = (
-                f"{share:.0%} of a step ({duration(loader.wait)} of {duration(case.seen.step)}) is collating tensors "
+                f"{share:.0%} of a step ({duration(loader.wait)} of {duration(script.seen.step)}) is collating tensors "
                 "that are in memory already, item by item"
             )
             fix = "take whole batches by index, the same ones: hotloop.stream, which keeps the data on a GPU"
-            edits = _streamed(case, loader)
+            edits = _streamed(script, loader)
             yield Candidate(loader.read, what, fix, edits)
 
 
-def pageable_copies(case: Case) -> Iterator[Candidate]:
-    seen = case.seen
+def pageable_copies(script: Script) -> Iterator[Candidate]:
+    seen = script.seen
     copies = seen.often(COPIES)
     for loader in seen.loaders:
-        found = case.call_at(loader.made, "DataLoader")
+        found = script.call_at(loader.made, "DataLoader")
         if not seen.on_gpu or found is None or loader.made is None or loader.is_pinned or not copies:
             continue
         source, call = found
         edits = {loader.made.file: source.with_arguments(call, pin_memory="True")}
         for line in copies:
-            copied = case.source(line.place)
+            copied = script.source(line.place)
             for moved in () if copied is None else copied.calls(line.place.line, "to", "cuda"):
                 if copied is not None and not any(each.arg == "non_blocking" for each in moved.keywords):
                     edits.setdefault(line.place.file, []).extend(copied.with_arguments(moved, non_blocking="True"))
@@ -86,13 +86,13 @@ def pageable_copies(case: Case) -> Iterator[Candidate]:
         yield Candidate(loader.made, what, fix, elsewhere=edits)
 
 
-def _share(loader: SeenLoader, case: Case) -> float:
-    return loader.wait / case.seen.step if case.seen.step else 0.0
+def _share(loader: SeenLoader, script: Script) -> float:
+    return loader.wait / script.seen.step if script.seen.step else 0.0
 
 
-def _streamed(case: Case, loader: SeenLoader) -> list[Edit]:
+def _streamed(script: Script, loader: SeenLoader) -> list[Edit]:
     """Edits that let the loop read its batches from `hotloop.stream`, made once, before all epochs."""
-    source, place = case.source(loader.read), loader.read
+    source, place = script.source(loader.read), loader.read
     if source is None or place is None or not loader.name:
         return []
     loops = source.loops(place.line)
@@ -104,7 +104,7 @@ def _streamed(case: Case, loader: SeenLoader) -> list[Edit]:
     if len(used) != 1 or not isinstance(used[0], ast.Name | ast.Attribute) or _is_bound(outermost, loader.name):
         return []
     name = "batches" if "batches" not in source.text else "device_batches"
-    device = loader.device or f'"{case.seen.device}"'
+    device = loader.device or f'"{script.seen.device}"'
     made = source.before(outermost, f"{name} = hotloop.stream({loader.name}, {device})")
     brought = [] if imports(source, "hotloop") else source.after_imports("import hotloop")
     if not made or not (brought or imports(source, "hotloop")):
@@ -112,7 +112,7 @@ def _streamed(case: Case, loader: SeenLoader) -> list[Edit]:
     return [*brought, *made, *source.replaced(used[0], name)]
 
 
-def _is_named(node: ast.AST, name: str, source: Source) -> bool:
+def _is_named(node: ast.AST, name: str, source: SourceText) -> bool:
     return isinstance(node, ast.Name | ast.Attribute) and source.code(node) == name
 
 
