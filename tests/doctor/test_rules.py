@@ -119,7 +119,8 @@ SLOW_MACHINE = {"waits-for-items", "items-one-by-one"}  # small steps: a busy ma
 def test_rules_have_names_of_their_own() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
     assert len({rule.find for rule in RULES}) == len(RULES)
-    assert {*CPU, *GPU, "loops-over-values"} == {rule.name for rule in RULES}
+    advice = {"loops-over-values", "attention-by-hand", "data-parallel"}
+    assert {*CPU, *GPU, *advice} == {rule.name for rule in RULES}
 
 
 def test_nothing_is_said_of_a_script_without_faults(look: ScriptLook) -> None:
@@ -241,3 +242,41 @@ def test_a_loader_over_a_stream_gets_no_workers(look: ScriptLook) -> None:
     )
     (candidate,) = looked.found["waits-for-items"]
     assert not candidate.edits
+
+
+def test_attention_by_hand_is_named(look: ScriptLook) -> None:
+    by_hand = """
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = nn.Linear(8, 24)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x.flatten(1, 2)).chunk(3, -1)
+        weights = torch.softmax(q @ k.transpose(1, 2), -1)
+        return (weights @ v).mean((1, 2), keepdim=True)
+
+    def unused(self, q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+
+"""
+    script = GOOD.replace("SLEEP = 0.0", by_hand + "SLEEP = 0.0").replace(
+        "criterion =", "attention = Attention()\ncriterion ="
+    )
+    looked = look(script.replace("loss = criterion(", "loss = attention(images).sum() + criterion("))
+    (candidate,) = looked.found["attention-by-hand"]
+    assert "weights = torch.softmax" in looked.text.splitlines()[candidate.place.line - 1]
+
+
+def test_two_optimizers_of_one_line_are_fused_both(look: ScriptLook) -> None:
+    built = "optimizer, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD([torch.ones(1)], 0.1)"
+    looked = look(GOOD.replace("optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)", built))
+    assert looked.fixed("unfused-optimizer").count("0.1, fused=True)") == 2
+
+
+def test_data_parallel_is_advised_against(look: ScriptLook) -> None:
+    with hotloop.simulate("h200"):
+        looked = look(ON_GPU.replace("criterion =", "model = nn.DataParallel(model, [0])\ncriterion ="))
+    (candidate,) = looked.found["data-parallel"]
+    assert "hotloop launch" in candidate.fix

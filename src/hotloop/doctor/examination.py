@@ -107,12 +107,14 @@ class Examination:
         self._stack.close()
 
     def run(self) -> Diagnosis:
-        """ScriptLook, suspect, try."""
+        """Look, suspect, try."""
         seen = self._look()
         self._sources = self._sources_of(seen)
-        case = Script(self._main(seen), seen, self._sources)
+        script = Script(self._main(seen), seen, self._sources)
         self._timed = self._steps_of(seen)
-        found = [_TriedFix(rule, each) for rule in RULES for each in rule.find(case)]
+        found: list[_TriedFix] = []
+        for fix in (_TriedFix(rule, candidate) for rule in RULES for candidate in rule.find(script)):
+            found += [] if fix in found else [fix]
         untried = [each for each in found if not (each.candidate.has_run and self._with_fixes([each]))]
         tried, adopted = self._try([each for each in found if each not in untried])
         together, losses = self._together(adopted)

@@ -4,7 +4,9 @@ from hotloop.doctor.rules.base import Candidate, Script, ScriptRule
 from hotloop.doctor.rules.graph import anomaly_mode, evaluates_with_gradients, keeps_graphs
 from hotloop.doctor.rules.host import collects_garbage, loops_over_values, pauses, reads_each_step
 from hotloop.doctor.rules.kernels import (
+    attention_by_hand,
     convolutions_channels_first,
+    data_parallel,
     fp32_matmuls,
     fp32_step,
     searches_no_algorithms,
@@ -32,6 +34,8 @@ RULES = (
     ScriptRule("fp32-matmuls", "B", "matmuls leave the tensor cores idle", fp32_matmuls),
     ScriptRule("fp32-step", "B", "the whole forward pass runs in fp32", fp32_step),
     ScriptRule("no-search", "B", "cuDNN takes its first guess at an algorithm", searches_no_algorithms),
+    ScriptRule("attention-by-hand", "B", "attention is written out as matmuls and a softmax", attention_by_hand),
+    ScriptRule("data-parallel", "B", "one process feeds several GPUs", data_parallel),
     ScriptRule("loops-over-values", "A", "a Python loop starts an operation for each value", loops_over_values),
 )
 

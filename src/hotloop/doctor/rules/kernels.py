@@ -3,9 +3,9 @@
 import ast
 from collections.abc import Iterator
 
-from hotloop.doctor.edits import Edit
-from hotloop.doctor.rules.base import Candidate, Script, imports
-from hotloop.doctor.seen import KEEPS_ZEROS, SeenCall
+from hotloop.doctor.edits import Edit, name_of
+from hotloop.doctor.rules.base import Candidate, Script, imports, mentions
+from hotloop.doctor.seen import KEEPS_ZEROS, OPERATIONS, Location, SeenCall
 
 MOST = 0.5  # of the floating-point operations of a step
 
@@ -25,13 +25,14 @@ def writes_zeros(script: Script) -> Iterator[Candidate]:
 
 def unfused_optimizer(script: Script) -> Iterator[Candidate]:
     for optimizer in script.seen.optimizers:
-        found = script.call_at(optimizer.made, optimizer.name)
-        if optimizer.is_fused or optimizer.obstacle or found is None or optimizer.made is None:
+        source = script.source(optimizer.made)
+        if optimizer.is_fused or optimizer.obstacle or optimizer.made is None or source is None:
             continue
-        source, call = found
-        if any(each.arg in ("foreach", "fused", "capturable", "differentiable", None) for each in call.keywords):
+        calls = list(source.calls(optimizer.made.line, optimizer.name))  # two of a GAN may stand on one line
+        given = {each.arg for call in calls for each in call.keywords}
+        if not calls or given & {"foreach", "fused", "capturable", "differentiable", None}:
             continue
-        edits = source.with_arguments(call, fused="True")
+        edits = [edit for call in calls for edit in source.with_arguments(call, fused="True")]
         what = f"{optimizer.name} reads and writes its weights several times in an update"
         yield Candidate(optimizer.made, what, "one kernel for all of it: fused=True", edits)
 
@@ -65,6 +66,38 @@ def fp32_step(script: Script) -> Iterator[Candidate]:
         fix = "compute it in bf16 where that is safe: torch.autocast"
         edits = _under_autocast(script, call)
         yield Candidate(call.place, what, fix, edits)
+
+
+def attention_by_hand(script: Script) -> Iterator[Candidate]:
+    ran = {line.place for line in script.seen.lines if line.what == OPERATIONS}
+    for file, source in script.sources.items():
+        for function in ast.walk(source.tree):
+            if not isinstance(function, ast.FunctionDef) or mentions(function, "scaled_dot_product_attention"):
+                continue
+            matmuls = [node.lineno for node in ast.walk(function) if isinstance(node, ast.expr) and _is_matmul(node)]
+            for call in ast.walk(function):
+                if not isinstance(call, ast.Call) or name_of(call.func) != "softmax":
+                    continue
+                is_between = matmuls and min(matmuls) <= call.lineno <= max(matmuls) and len(matmuls) > 1
+                place = Location(file, call.lineno)
+                if is_between and place in ran:
+                    what = "attention is computed step by step, with all of its scores in memory"
+                    fix = "torch.nn.functional.scaled_dot_product_attention(q, k, v), which never stores them"
+                    yield Candidate(place, what, fix)
+
+
+def _is_matmul(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    return isinstance(node, ast.Call) and name_of(node.func) in ("matmul", "bmm", "baddbmm", "einsum")
+
+
+def data_parallel(script: Script) -> Iterator[Candidate]:
+    for file, source in script.sources.items() if script.seen.on_gpu else ():
+        for call in source.calls(None, "DataParallel"):
+            what = "nn.DataParallel copies the model to every GPU in every step, from one process"
+            fix = "a process for each GPU: `hotloop launch`, or torchrun and DistributedDataParallel"
+            yield Candidate(Location(file, call.lineno), what, fix)
 
 
 def searches_no_algorithms(script: Script) -> Iterator[Candidate]:
