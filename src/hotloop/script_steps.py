@@ -76,13 +76,13 @@ class ScriptSteps:
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """An optimizer has stepped."""
-        if not self._told and self._rounds.ends(id(optimizer)) and self._on_step():
-            self._tell("that is enough: ending the script")
-            self._end()
-        elif self._told:
-            self._end()
+        if (not self._told and self._rounds.ends(id(optimizer)) and self._on_step()) or self._told:
+            self.end()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the script from inside: from a call that it makes."""
+        if not self._told:
+            self._tell("that is enough: ending the script")
         self._told += 1
         if self._told > 2:
             self._tell("the script catches every exception, so it is ended without its own clean-up")

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from hotloop.doctor.edits import SourceText, applied
+from hotloop.doctor.looking import LOOK
 from hotloop.doctor.rules import RULES, Candidate, Script
-from hotloop.doctor.script import ANSWER, LOOK, ScriptRun, run
+from hotloop.doctor.script import ANSWER, ScriptRun, run
 from hotloop.doctor.seen import SeenScript
 
 

@@ -47,8 +47,9 @@ def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: No
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hotloop.doctor.examination.SECONDS", 0.2)
 
-    def call(body: str = "", item: str = "pass", *, steps: int = 10, turns: int = 3, **options):
-        (tmp_path / "train.py").write_text(HEAD.replace("ITEM", item) + indent(dedent(body), "    "))
+    def call(body: str = "", item: str = "pass", *, steps: int = 10, turns: int = 3, script: str = "", **options):
+        script = script or HEAD.replace("ITEM", item) + indent(dedent(body), "    ")
+        (tmp_path / "train.py").write_text(script)
         with Examination("train.py", steps=steps, turns=turns, **options) as examination:
             return examination.run(), examination
 
@@ -173,3 +174,45 @@ def test_a_module_and_the_modules_that_it_imports_are_repaired(
 def test_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(BadArgument, match="turns=1"):
         Examination("train.py", turns=1)
+
+
+EVALUATED = """
+model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(60)), nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+for epoch in range(2):
+    for images, labels in loader:
+        optimizer.zero_grad()
+        loss = criterion(model(images), labels)
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    for images, labels in loader:
+        model(images.repeat(20, 1))
+    open("after", "w").close()  # such as a checkpoint of an epoch that was cut short
+"""
+
+
+def test_an_evaluation_that_steps_do_not_reach_is_timed_after_a_shortened_epoch(
+    examine: Examine, tmp_path: Path
+) -> None:
+    script = HEAD[: HEAD.index("for images")].replace("ITEM", "pass") + EVALUATED
+    diagnosis, _ = examine(script=script)
+    found = of(diagnosis, "evaluates-with-gradients")
+    assert found.of_evaluation
+    assert found.verdict == "confirmed", found
+    assert found.losses == "all 22 outputs are equal to the bit"
+    assert "+    with torch.no_grad():\n+        for images, labels in loader:" in diagnosis.diff
+    assert found.gain is not None
+    assert found.gain.times > 1.1
+    assert not (tmp_path / "after").exists()
+
+
+def test_an_evaluation_that_no_epoch_leads_to_is_not_verified(examine: Examine) -> None:
+    script = HEAD[: HEAD.index("for images")].replace("ITEM", "pass") + EVALUATED.replace(
+        "in loader:", "in iter(lambda: next(iter(loader)), None):", 1
+    )
+    diagnosis, _ = examine(script=script)
+    found = of(diagnosis, "evaluates-with-gradients")
+    assert found.verdict == "not verified"
+    assert found.why.startswith("its line did not run: ")
+    assert not diagnosis.diff

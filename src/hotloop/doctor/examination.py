@@ -15,10 +15,12 @@ from typing import Self
 import torch
 
 from hotloop.doctor.edits import Edit, SourceText, applied, diff_of, fit_together
+from hotloop.doctor.looking import LOOK
 from hotloop.doctor.record import LEAST_MEMORY, Diagnosis, Finding, Gain, Tier, Turn, Verdict
 from hotloop.doctor.rules import RULES, Candidate, Script, ScriptRule
-from hotloop.doctor.script import LOOK, TURN, ScriptRun
+from hotloop.doctor.script import ScriptRun
 from hotloop.doctor.seen import SeenScript
+from hotloop.doctor.timing import TURN
 from hotloop.doctor.turns import Turns
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.placement.sites import short
@@ -52,11 +54,17 @@ class _TriedFix:
     before: tuple[Turn, ...] = ()  # the same number of turns without the fix
     after: tuple[Turn, ...] = ()
     error: str = ""
+    unreached: str = ""  # why its line did not run in any turn
     on_top: bool = False  # of the fixes that were confirmed before
 
     @property
     def gain(self) -> Gain | None:
         return Gain(self.before, self.after) if self.after else None
+
+    @property
+    def is_of_evaluation(self) -> bool:
+        """Whether an evaluation is timed, which the steps do not reach."""
+        return not self.candidate.has_run
 
     @property
     def is_promising(self) -> bool:
@@ -92,8 +100,7 @@ class Examination:
         self._asked = ScriptRun(target, tuple(arguments), module)
         self._turns, self._steps, self._told = turns, steps, told
         self._done, self._total = 0, 1
-        self._losses: list[tuple[float, ...]] = []  # of unchanged runs
-        self._paces: list[float] = []  # the steps of these, in seconds
+        self._paces: list[float] = []  # seconds of a step in unchanged runs
         self._ended = 0  # steps after which the last run ended by itself
         self._notes: list[str] = []
         self._stack = ExitStack()
@@ -115,9 +122,9 @@ class Examination:
         found: list[_TriedFix] = []
         for fix in (_TriedFix(rule, candidate) for rule in RULES for candidate in rule.find(script)):
             found += [] if fix in found else [fix]
-        untried = [each for each in found if not (each.candidate.has_run and self._with_fixes([each]))]
+        untried = [each for each in found if not self._with_fixes([each])]
         tried, adopted = self._try([each for each in found if each not in untried])
-        together, losses = self._together(adopted)
+        together, losses, adopted = self._together(adopted)
         changed = self._with_fixes(adopted)
         self.changed = {Path(file): (self._sources[file].text, text) for file, text in changed.items()}
         return Diagnosis(
@@ -192,11 +199,19 @@ class Examination:
         """Every fix by itself; then, where some make the script faster, the others on top of these."""
         if not trials:
             return [], []
-        self._total += self._turns * (len(trials) + 1)
-        trials = self._in_turns(trials, [])
+        of_steps = [each for each in trials if not each.is_of_evaluation]
+        of_evaluation = [each for each in trials if each.is_of_evaluation]
+        self._total += self._turns * (len(trials) + bool(of_steps) + bool(of_evaluation))
+        trials = [*self._in_turns(of_steps, []), *self._in_turns(of_evaluation, [])]
         adopted = self._combined([each for each in trials if self._verdict(each)[0] == "confirmed"])
-        again = [each for each in trials if self._verdict(each)[0] == "no gain" and self._with_fixes([*adopted, each])]
-        if again and any(each.gain is not None and each.gain.times >= WORTH for each in adopted):
+        again = [
+            each
+            for each in trials
+            if self._verdict(each)[0] == "no gain" and not each.is_of_evaluation and self._with_fixes([*adopted, each])
+        ]
+        if again and any(
+            each.gain is not None and each.gain.times >= WORTH for each in adopted if not each.is_of_evaluation
+        ):
             self._total += self._turns * (len(again) + 1)
             fresh = [_TriedFix(each.rule, each.candidate, on_top=True) for each in again]
             later = self._in_turns(fresh, adopted)
@@ -221,21 +236,28 @@ class Examination:
                 self._done += len(now) - len(again)
             else:
                 self._total += 1 + len(again)
-            before = self._baseline(adopted)
+            if not now[0].is_of_evaluation:
+                before = self._baseline(adopted)
+            else:
+                unchanged, error = self._turn("timing the evaluation", adopted, evaluation=True)
+                if unchanged is None:
+                    return [replace(trial, unreached=error) for trial in now]
+                before = unchanged
             for number in again:
                 now[number] = self._tried(now[number], before, adopted)
         return now
 
     def _tried(self, trial: _TriedFix, before: Turn, adopted: Sequence[_TriedFix]) -> _TriedFix:
         place = trial.candidate.place
-        turn, error = self._turn(f"trying {trial.rule.name} at {Path(place.file).name}:{place.line}", [*adopted, trial])
+        doing = f"trying {trial.rule.name} at {Path(place.file).name}:{place.line}"
+        turn, error = self._turn(doing, [*adopted, trial], evaluation=trial.is_of_evaluation)
         if turn is None:
             return replace(trial, error=error)
         return replace(trial, before=(*trial.before, before), after=(*trial.after, turn))
 
     def _baseline(self, adopted: Sequence[_TriedFix] = ()) -> Turn:
         turn, error = self._turn("timing the fixes so far" if adopted else "timing the unchanged script", adopted)
-        if turn is None and not self._losses and self._ended >= WARMUP + FEWEST:  # it was not looked at for so long
+        if turn is None and not self._paces and self._ended >= WARMUP + FEWEST:  # it was not looked at for so long
             self._timed = self._ended - WARMUP
             turn, error = self._turn("timing the unchanged script", ())
         if turn is None:
@@ -244,7 +266,6 @@ class Examination:
                 fix="let it make the same steps each time that it runs; does it find files of its last run?",
             )
         if not adopted:
-            self._losses.append(turn.losses)
             self._paces.append(turn.step)
         return turn
 
@@ -264,28 +285,33 @@ class Examination:
             self._notes.append(f"{left.rule.name} is not in the patch: together with the others, {error}.")
         return adopted
 
-    def _together(self, adopted: list[_TriedFix]) -> tuple[Gain | None, str]:
-        """All fixes at once, by turns with the unchanged script."""
-        if len(adopted) < 2:
-            return None, ""
+    def _together(self, adopted: list[_TriedFix]) -> tuple[Gain | None, str, list[_TriedFix]]:
+        """All fixes at once, in turns with the unchanged script; only the best of them if that changes the losses."""
+        if sum(not each.is_of_evaluation for each in adopted) < 2:
+            return None, "", adopted
         self._total += 2 * self._turns
         before, after = [], []
         for _ in range(self._turns):
             before.append(self._baseline())
             turn, error = self._turn("timing all fixes together", adopted)
             if turn is None:
-                self._notes.append(f"Together, the fixes ran once and then failed: {error}.")
-                return None, ""
+                self._notes.append(f"Only the best fix is in the patch: together they ran once, then failed: {error}.")
+                return None, "", adopted[:1]
             after.append(turn)
         gain = Gain(tuple(before), tuple(after))
         tier: Tier = "B" if any(each.rule.tier == "B" for each in adopted) else "A"
-        return gain, self._compared(gain, tier)[1]
+        same, losses = self._compared(gain, tier)
+        if same:
+            return gain, losses, adopted
+        self._notes.append(f"Only the best fix is in the patch: with all of them, {losses}.")
+        return None, "", adopted[:1]
 
-    def _turn(self, doing: str, fixes: Sequence[_TriedFix]) -> tuple[Turn | None, str]:
+    def _turn(self, doing: str, fixes: Sequence[_TriedFix], *, evaluation: bool = False) -> tuple[Turn | None, str]:
         """One run with some fixes; or why there is none."""
         self._told(doing, self._done, max(self._total, self._done + 1))
         sources = self._with_fixes(fixes) or None
         asked = replace(self._asked, warmup=WARMUP, steps=self._timed, limit=self._limit, sources=sources)
+        asked = replace(asked, evaluation=evaluation)
         answer = self._runs.run(asked)
         self._done += 1
         if (turn := answer.get(TURN)) is not None:
@@ -332,6 +358,7 @@ class Examination:
             gain=trial.gain,
             losses=losses,
             on_top=trial.on_top,
+            of_evaluation=trial.is_of_evaluation,
         )
 
     def _verdict(self, trial: _TriedFix) -> tuple[Verdict, str, str]:
@@ -340,29 +367,29 @@ class Examination:
         if trial.error:
             return "fails", f"with the fix, {trial.error}", ""
         if gain is None:
-            if not trial.candidate.has_run:
-                return "not verified", "the line did not run in the steps that were timed", ""
+            if trial.unreached:
+                return "not verified", f"its line did not run: {trial.unreached}", ""
             return "not verified", "the doctor cannot make this change for you", ""
-        same, losses = self._compared(gain, trial.rule.tier)
+        same, losses = self._compared(gain, trial.rule.tier, "outputs" if trial.is_of_evaluation else "losses")
         if not (gain.is_faster or gain.is_smaller):
             return "no gain", "", losses
         if same is None:
             return "not compared", f"{gain}, but {losses}", losses
         return ("confirmed", "", losses) if same else ("losses differ", f"{gain}, but {losses}", losses)
 
-    def _compared(self, gain: Gain, tier: Tier) -> tuple[bool | None, str]:
+    def _compared(self, gain: Gain, tier: Tier, what: str = "losses") -> tuple[bool | None, str]:
         """Whether a fix leaves the losses as they are, in words too; None where they differ from run to run anyway."""
-        noise = max((_apart(self._losses[0], each) for each in self._losses), default=0.0)
+        noise = max(_apart(gain.before[0].losses, turn.losses) for turn in gain.before)
         if noise > REPEATABLE:
-            return None, f"the losses of two unchanged runs differ by {noise:.0%}"
+            return None, f"the {what} of two unchanged runs differ by {noise:.0%}"
         first = gain.before[0].losses
         most = len(first) if tier == "A" else COMPARED
         apart = max(_apart(first[:most], turn.losses[:most]) for turn in gain.after)
         if all(turn.losses == first for turn in gain.after):
-            return True, f"all {len(first)} losses are equal to the bit"
+            return True, f"all {len(first)} {what} are equal to the bit"
         if apart == 0:
-            return True, f"the first {most} losses are equal to the bit"
-        return apart <= max(3 * noise, ROUNDING[tier]), f"losses differ by {apart:.1g} of their size, on average"
+            return True, f"the first {most} {what} are equal to the bit"
+        return apart <= max(3 * noise, ROUNDING[tier]), f"{what} differ by {apart:.1g} of their size, on average"
 
     def _diff(self, changed: dict[str, str]) -> str:
         return diff_of({in_patch(file): (self._sources[file].text, text) for file, text in changed.items()})

@@ -47,6 +47,7 @@ from hotloop.script_steps import around
 
 WARMUP = 3  # steps that nothing is concluded from: memory is allocated, kernels are chosen, workers start
 LOGGED = WARMUP + 1  # the step of which every operation is logged
+LOOK = "look"  # of an answer
 LEAST, MOST = 10, 5000  # plain steps after it
 MOST_NODES = 2000  # of a graph that are counted
 LATEST = 8  # steps in which variables are watched
@@ -112,7 +113,7 @@ class ScriptLook:
         self._undo.close()
 
     def answer(self, *, has_ended: bool) -> dict[str, Any]:
-        return {"look": self.seen(has_ended=has_ended).to_json()}
+        return {LOOK: self.seen(has_ended=has_ended).to_json()}
 
     def step(self) -> bool:
         """A training step has ended; whether that is enough."""

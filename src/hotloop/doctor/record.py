@@ -24,8 +24,8 @@ CHANCE = 0.05  # that as large a difference comes from noise alone
 class Turn(Record):
     """One run of the script, timed for some steps."""
 
-    step: float  # seconds, the mean; with everything that happens between steps
-    losses: tuple[float, ...]  # of every backward pass, warm-up included
+    step: float  # seconds, the mean; with everything that happens between steps. Or of a batch of an evaluation
+    losses: tuple[float, ...]  # of every backward pass, warm-up included; of an evaluation, means of outputs
     memory: int | None  # bytes: the peak on a GPU; on a CPU those of the process after the last step
 
 
@@ -118,6 +118,7 @@ class Finding(Record):
     why: str = ""  # the reason of a verdict that no gain explains
     gain: Gain | None = None
     losses: str = ""  # how they compare
+    of_evaluation: bool = False  # the gain is that of an evaluated batch, not of a training step
     on_top: bool = False  # tried on top of the fixes that were confirmed before it
 
     @property

@@ -6,30 +6,22 @@ Run as a program (`python -m hotloop.doctor.script`), so that each turn has a pr
 import json
 import random
 import sys
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, Self
 
 import numpy as np
-import psutil
 import torch
-from torch import Tensor
 
-from hotloop.clock import synchronize
 from hotloop.doctor.looking import ScriptLook
-from hotloop.doctor.record import Turn
+from hotloop.doctor.timing import TimedEvaluation, TimedSteps
 from hotloop.files import write_json
 from hotloop.records import Record
-from hotloop.script_steps import ScriptSteps, around
+from hotloop.script_steps import ScriptSteps
 from hotloop.scripts import shown_without
 
 ANSWER, ASKED = "answer.json", "request.json"
 FAILED, INTERRUPTED = 1, 130
-LOOK, TURN = "look", "turn"  # of an answer
 SEED = 0  # so that two turns of a script that sets no seed can be compared
 _HERE = str(Path(__file__).parents[1])
 
@@ -43,6 +35,7 @@ class ScriptRun(Record):
     module: bool
     warmup: int = 0
     steps: int = 0  # to be timed; 0 to look
+    evaluation: bool = False  # time the evaluation after the warm-up instead of steps
     seconds: float = 2.0  # of steps to look at
     limit: float = 600.0  # seconds until the run is ended
     sources: dict[str, str] | None = None  # what files hold in this run, by their paths
@@ -56,77 +49,38 @@ class ScriptRun(Record):
         write_json(folder / ASKED, self.to_json())
 
 
-class TimedSteps:
-    """Times the steps after a warm-up, and collects the losses of all."""
-
-    def __init__(self, warmup: int, steps: int) -> None:
-        self._warmup, self._steps = warmup, steps
-        self._made = 0
-        self._begin = self._end = 0.0
-        self._losses: list[Tensor] = []
-        self._device = torch.device("cpu")
-        self._undo = ExitStack()
-
-    def __enter__(self) -> Self:
-        self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-    def step(self) -> bool:
-        self._made += 1
-        if self._made not in (self._warmup, self._warmup + self._steps):
-            return False
-        synchronize(self._device)
-        self._begin, self._end = self._end, time.perf_counter()
-        return self._made > self._warmup
-
-    def answer(self, *, has_ended: bool) -> dict[str, Any]:
-        """The turn; None where the script ended before all of its steps were timed."""
-        if has_ended:
-            return {TURN: None, "steps": self._made}
-        losses = tuple(float(loss) for loss in self._losses)
-        return {TURN: Turn((self._end - self._begin) / self._steps, losses, self._memory_used()).to_json()}
-
-    def _memory_used(self) -> int | None:
-        if self._device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(self._device))
-        return int(psutil.Process().memory_info().rss) if self._device.type == "cpu" else None
-
-    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
-        @wraps(original)
-        def backward(tensors: Any, *args: Any, **options: Any) -> None:
-            for loss in (tensors,) if isinstance(tensors, Tensor) else tensors:
-                if loss.numel() == 1:
-                    self._losses.append(loss.detach().clone())
-                    self._device = loss.device
-            original(tensors, *args, **options)
-
-        return backward
-
-
 def run(request: ScriptRun, folder: Path) -> int:
     """Run the script and write the answer; the exit code of the program."""
     random.seed(SEED)
     np.random.seed(SEED)
     torch.manual_seed(SEED)
-    watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds)
+
+    def tell() -> None:
+        write_json(folder / ANSWER, watch.answer(has_ended=False))
 
     def stepped() -> bool:
         """The answer is written first: what the script does once it is told to end is its own affair."""
         is_enough = watch.step()
         if is_enough:
-            write_json(folder / ANSWER, watch.answer(has_ended=False))
+            tell()
         return is_enough
 
+    def end() -> None:
+        tell()
+        script.end()
+
+    watch: ScriptLook | TimedSteps | TimedEvaluation
+    if request.evaluation:
+        watch = TimedEvaluation(request.warmup, end)
+    else:
+        watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds)
     script = ScriptSteps(stepped, _silent)
     with watch:
         ending = script.run(request.target, request.arguments, module=request.module, sources=request.sources)
     sys.stdout.flush()
     error = _error(ending)
     if not script.is_ended:
-        write_json(folder / ANSWER, {**watch.answer(has_ended=True), "calls": script.calls, "error": error})
+        write_json(folder / ANSWER, {"error": error, **watch.answer(has_ended=True)})
     return INTERRUPTED if isinstance(ending, KeyboardInterrupt) else FAILED if error else 0
 
 

@@ -25,7 +25,7 @@ def diagnosis_words(diagnosis: Diagnosis) -> Group:
         words: list[RenderableType] = [Text(printable(finding.what)), Text(f"fix: {printable(finding.fix)}")]
         words += [Text(printable(line), style=_style(line)) for line in changed_lines(finding)]
         words += [Text(printable(said), style="dim") for said in (finding.why, finding.losses) if said][:1]
-        parts.append(Padding(Group(*words), (0, 0, 0, 3)))
+        parts.append(Padding(Group(*words), (0, 0, 0, 3), expand=False))
     if in_vain := [f"{each.rule} ({each.where})" for each in diagnosis.findings if each.verdict == "no gain"]:
         parts += [Text(), Text(printable(f"tried without gain: {shorten(in_vain)}"), style="dim")]
     if notes := [Text(printable(note), style="dim") for note in diagnosis.notes]:
@@ -61,7 +61,10 @@ def _in_vain(diagnosis: Diagnosis) -> str:
 def result(finding: Finding) -> str:
     """What a fix gave, in a few words."""
     if finding.verdict == "confirmed" and finding.gain is not None:
-        return f"{finding.gain}{' on top of the fixes above' if finding.on_top else ''}"
+        where = (
+            " on top of the fixes above" if finding.on_top else " in the evaluation" if finding.of_evaluation else ""
+        )
+        return f"{finding.gain}{where}"
     return finding.verdict
 
 

@@ -18,7 +18,7 @@ class Candidate:
     fix: str
     edits: Sequence[Edit] = ()  # of the file of the place
     elsewhere: Mapping[str, Sequence[Edit]] = field(default_factory=dict)  # of other files
-    has_run: bool = True  # the line ran while the script was watched, so that its gain can be measured
+    has_run: bool = True  # the line ran while the script was watched; if not, an epoch is cut short to reach it
 
     @property
     def by_file(self) -> dict[str, list[Edit]]:
