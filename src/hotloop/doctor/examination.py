@@ -31,6 +31,7 @@ WARMUP = 4  # steps of a turn
 SECONDS = 2.0  # of timed steps in a turn
 FEWEST, LEAST = 4, 12  # timed steps: without which nothing is compared, and that are asked for
 PATIENCE, LONGEST = 4.0, 1800.0  # a turn may take so many times as long as the look; seconds for that
+HOPELESS = 0.95  # times as fast at best: one turn that slow ends a trial
 WORTH = 1.1  # times as fast, from which what brought nothing before is tried once more on top
 ROUNDING: dict[Tier, float] = {"A": 1e-5, "B": 0.02}  # mean relative difference of losses that a fix may make
 COMPARED = 20  # losses of tier B: training amplifies rounding, and later ones may differ for nothing
@@ -69,7 +70,7 @@ class _TriedFix:
     @property
     def is_promising(self) -> bool:
         gain = self.gain
-        return not self.error and (gain is None or gain.most > 1 or (gain.memory or 1) <= LEAST_MEMORY)
+        return not self.error and (gain is None or gain.most > HOPELESS or (gain.memory or 1) <= LEAST_MEMORY)
 
     @property
     def is_open(self) -> bool:

@@ -35,7 +35,7 @@ LESS_IS_BETTER = ("seconds", "bytes", "joules", "loss", "error", "perplexity", "
 class Run(Record):
     """What a run was, and its figures by name: those of two runs with the same name can be compared."""
 
-    kind: str  # train, demo, bench, tune, profile or simulate
+    kind: str  # train, demo, bench, tune, doctor, profile or simulate
     title: str
     started: str  # ISO 8601, UTC
     device: str
