@@ -444,6 +444,28 @@ BUGS = [
         "            finally:\n                pass",
         ("tests/step/test_captured.py",),
     ),
+    # The doctor
+    Bug(
+        "doctor: the losses with a fix are not asked about",
+        "doctor/examination.py",
+        'return ("confirmed", "", losses) if same else ("losses differ", f"{gain}, but {losses}", losses)',
+        'return "confirmed", "", losses',
+        ("tests/doctor/test_examination.py",),
+    ),
+    Bug(
+        "doctor: noise is a gain",
+        "doctor/record.py",
+        "return self.times >= LEAST and self._is_less(lambda turn: turn.step, self.before, self.after)",
+        "return self.times >= LEAST",
+        ("tests/doctor/test_record.py",),
+    ),
+    Bug(
+        "doctor: a fix is timed without its change",
+        "doctor/script.py",
+        "module=request.module, sources=request.sources)",
+        "module=request.module, sources=None)",
+        ("tests/doctor/test_examination.py",),
+    ),
 ]
 
 

@@ -30,6 +30,18 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+# Processes
+
+
+def is_fork_without_cuda() -> bool:
+    """Whether this process was forked from one that had asked for CUDA devices, and so cannot use any.
+
+    Where PyTorch does not tell, it is taken to be able to: it will raise its own error.
+    """
+    tells = getattr(torch._C, "_cuda_isInBadFork", None)
+    return bool(tells is not None and tells())
+
+
 # Tensors
 
 
@@ -414,6 +426,12 @@ def has_compiled_parts(model: nn.Module) -> bool:
 def compiler_is_loaded() -> bool:
     """Whether Dynamo was imported: without it nothing was compiled, and to import it takes seconds."""
     return "torch._dynamo" in sys.modules
+
+
+def load_compiler() -> None:
+    """Import Dynamo, which the first optimizer would do; where it is not to be had, that will say so."""
+    with suppress(ImportError):
+        import_module("torch._dynamo")
 
 
 def has_compiled() -> bool:

@@ -280,3 +280,27 @@ def test_data_parallel_is_advised_against(look: ScriptLook) -> None:
         looked = look(ON_GPU.replace("criterion =", "model = nn.DataParallel(model, [0])\ncriterion ="))
     (candidate,) = looked.found["data-parallel"]
     assert "hotloop launch" in candidate.fix
+
+
+def test_what_a_script_that_has_ended_let_go_is_known_even_so(look: ScriptLook) -> None:
+    functions, run = GOOD.split("SLEEP = 0.0\n")
+    body = "".join(f"    {line}\n" for line in run.replace("range(2)", "range(1)").splitlines())
+    script = f"{functions.replace('return 96', 'return 40')}SLEEP = 0.0\n\n\ndef main():\n{body}\n\nmain()\n"
+    looked = look(script.replace(", fused=True", ""))
+    assert (looked.seen.has_ended, looked.seen.steps) == (True, 10)
+    assert [loader.name for loader in looked.seen.loaders] == ["loader"]
+    assert "fused=True" in looked.fixed("unfused-optimizer")
+
+
+def test_a_loader_that_is_made_for_each_epoch_is_one(look: ScriptLook) -> None:
+    made = "loader = DataLoader(Items(), batch_size=4)\n"
+    looked = look(
+        GOOD.replace(made, "").replace("return 96", "return 20").replace("range(2):\n", f"range(9):\n    {made}")
+    )
+    (loader,) = looked.seen.loaders
+    assert loader.epochs > 1
+
+
+def test_what_a_library_collects_is_its_own_affair(look: ScriptLook) -> None:
+    looked = look(GOOD + "        exec('gc.collect()', {'gc': gc, '__file__': 'x'})\n")
+    assert not looked.found["collects-garbage"]

@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, Self
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ from hotloop.doctor.seen import (
     SeenScript,
 )
 from hotloop.levers.fused import without_fused_kernel
-from hotloop.placement.sites import Site, frames, is_users, user_site, variables
+from hotloop.placement.sites import INSTALLED, OURS, Site, frames, is_users, site_of, user_site, variables
 from hotloop.profiling.looking import LoggedOperation, OperationLog
 from hotloop.script_steps import around
 
@@ -66,12 +66,12 @@ class ScriptLook:
         self.steps = 0
         self._seconds = seconds
         self._pace: list[float] = []  # when steps have ended, after the logged one
-        self._loaders: WeakKeyDictionary[DataLoader[Any], _Loading] = WeakKeyDictionary()
+        self._loaders: dict[tuple[Site | None, Site | None], _Loading] = {}  # by the lines that make and read them
         self._made: WeakKeyDictionary[DataLoader[Any], Site | None] = WeakKeyDictionary()
         self._iterators: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
         self._read_from: _Loading | None = None  # the loader of the last batch
-        self._optimizers: WeakKeyDictionary[Optimizer, Site | None] = WeakKeyDictionary()
-        self._stepped: WeakSet[Optimizer] = WeakSet()
+        self._optimizers: WeakKeyDictionary[Optimizer, Site | None] = WeakKeyDictionary()  # and where they are made
+        self._stepped: dict[Optimizer, Site | None] = {}  # kept: a script that has ended has let them go
         self._calls: dict[Site, _Calls] = {}
         self._since: list[_Calls] = []  # calls since the last backward pass
         self._backwards: dict[Site, None] = {}
@@ -169,15 +169,14 @@ class ScriptLook:
         return next((p.device for p in weights if p.device.type != "cpu"), torch.device("cpu"))
 
     def _seen_optimizers(self) -> Iterator[SeenOptimizer]:
-        for optimizer, made in self._optimizers.items():
-            if optimizer in self._stepped:
-                name = type(optimizer).__name__
-                if type(optimizer) is not getattr(torch.optim, name, None):
-                    obstacle: str | None = f"{name} is not PyTorch's"
-                else:
-                    obstacle = without_fused_kernel(optimizer)
-                fused = all(group.get("fused") for group in optimizer.param_groups)
-                yield SeenOptimizer(_place_of(made), name, fused, obstacle)
+        for optimizer, made in self._stepped.items():
+            name = type(optimizer).__name__
+            if type(optimizer) is not getattr(torch.optim, name, None):
+                obstacle: str | None = f"{name} is not PyTorch's"
+            else:
+                obstacle = without_fused_kernel(optimizer)
+            fused = all(group.get("fused") for group in optimizer.param_groups)
+            yield SeenOptimizer(_place_of(made), name, fused, obstacle)
 
     def _seen_lines(self, logged: Iterable[LoggedOperation]) -> Iterator[SeenLine]:
         for (what, site), times in self._counts.items():
@@ -200,9 +199,11 @@ class ScriptLook:
     def _beginning_epochs(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def begin(loader: DataLoader[Any]) -> Any:
-            if loader not in self._loaders:
-                self._loaders[loader] = _Loading(loader, self._made.get(loader), user_frame())
-            loading = self._loaders[loader]
+            made, frame = self._made.get(loader), user_frame()
+            key = (made, None if frame is None else site_of(frame))
+            if key not in self._loaders:
+                self._loaders[key] = _Loading(loader, made, frame)
+            loading = self._loaders[key]
             loading.begin()
             iterator = original(loader)
             if isinstance(iterator, LoaderIterator):
@@ -233,7 +234,7 @@ class ScriptLook:
         return make
 
     def _updating(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        self._stepped.add(optimizer)
+        self._stepped[optimizer] = self._optimizers.get(optimizer)
 
     def _zeroing(self, original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
@@ -247,8 +248,9 @@ class ScriptLook:
     def _counting(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def counted(*args: Any, **options: Any) -> Any:
-            if self.steps:  # what happens before the first step happens once
-                self._count(what)
+            caller = sys._getframe(1)
+            if self.steps and is_users(caller):  # before the first step it happens once; a library has its reasons
+                self._counts[what, site_of(caller)] += 1
             return original(*args, **options)
 
         return counted
@@ -273,9 +275,9 @@ class ScriptLook:
         return read
 
     def _count(self, what: str) -> None:
-        frame = user_frame()
-        if frame is not None:
-            self._counts[what, Site(frame.f_code.co_filename, frame.f_lineno)] += 1
+        site = user_site()
+        if site is not None:
+            self._counts[what, site] += 1
 
     def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
@@ -300,7 +302,7 @@ class ScriptLook:
         frame = user_frame()
         if frame is None or not any(True for _ in module.parameters()):
             return
-        site = Site(frame.f_code.co_filename, frame.f_lineno)
+        site = site_of(frame)
         if site not in self._calls:
             self._calls[site] = _Calls(site, module, args, frame)
         call = self._calls[site]
@@ -318,7 +320,7 @@ class _Loading:
         self.trains = False
         self.waited = 0.0
         self._made, self._frame_names = made, ("", "")
-        self._read = None if frame is None else Site(frame.f_code.co_filename, frame.f_lineno)
+        self._read = None if frame is None else site_of(frame)
         self._settings = (loader.num_workers, loader.persistent_workers, loader.pin_memory)
         iterable = isinstance(loader.dataset, IterableDataset)
         self._kind = (is_constant(loader.dataset), type(loader) is DataLoader, iterable)
@@ -482,8 +484,6 @@ def _own_files() -> Iterator[str]:
 
 
 def _is_own(file: str) -> bool:
-    from hotloop.placement.sites import INSTALLED, OURS  # noqa: PLC0415
-
     return not file.startswith((*OURS, *INSTALLED)) and Path(file).is_file()
 
 

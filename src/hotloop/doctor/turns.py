@@ -1,6 +1,5 @@
 """`Turns`: runs of a script one after another, each in a process of its own that has torch from the start."""
 
-import importlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self
 
+from hotloop._torch import is_fork_without_cuda, load_compiler
 from hotloop.children import KILL, Child, signal_group
 from hotloop.doctor.script import ANSWER, ScriptRun
 from hotloop.doctor.script import main as run_script
@@ -24,6 +24,7 @@ FORKS = hasattr(os, "fork") and sys.platform != "darwin"  # where a process that
 SHOWN = 30  # lines of a failed script's output
 GRACE = 20.0  # seconds for a script to end once its steps are made
 PAUSE = 0.02
+WITHOUT_CUDA = 113  # exit code of a fork that could not use CUDA
 
 
 class Turns:
@@ -55,6 +56,9 @@ class Turns:
             folder = Path(place)
             request.write(folder)
             code = self._forked(folder) if self._asked is not None else _started(folder)
+            if code == WITHOUT_CUDA:  # and so will every fork be
+                self._asked = None
+                code = _started(folder)
             if (folder / ANSWER).exists():
                 answer: dict[str, Any] = json.loads((folder / ANSWER).read_text())
             else:
@@ -116,7 +120,7 @@ def _end_of(folder: Path, wait: Callable[[], int | None]) -> int | None:
 
 def serve() -> None:
     """Fork for every folder that is named on stdin, and say how each process ended."""
-    importlib.import_module("torch._dynamo")  # which the first optimizer would import
+    load_compiler()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which ends this one
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     for line in sys.stdin:
@@ -151,6 +155,8 @@ def _leave(child: int, *_: object) -> None:
 def _become(folder: Path) -> NoReturn:
     """Run the script in this process, which ends as any other does: its clean-up runs."""
     os.setsid()
+    if is_fork_without_cuda():
+        os._exit(WITHOUT_CUDA)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     said = os.open(folder / "output", os.O_WRONLY | os.O_CREAT, 0o600)
     for stream, number in ((os.open(os.devnull, os.O_RDONLY), 0), (said, 1), (said, 2)):
