@@ -1,5 +1,7 @@
 """Each rule finds its pattern, says nothing of a script without it, and what it changes is gone afterwards."""
 
+from textwrap import indent
+
 import pytest
 
 import hotloop
@@ -226,6 +228,19 @@ def test_a_value_that_is_needed_in_each_step_is_the_persons_to_decide(look: Scri
     with hotloop.simulate("h200", values=True):
         looked = look(script)
     assert any(not candidate.edits for candidate in looked.found["reads-each-step"])
+
+
+def test_a_loader_that_is_an_attribute_is_streamed_too(look: ScriptLook) -> None:
+    script = CPU["items-one-by-one"][0].replace(LOOP, "")
+    method = indent(LOOP.replace(" loader:", " self.loader:"), " " * 8)
+    looked = look(
+        f"{script}\n\nclass Trainer:\n    def __init__(self, loader):\n        self.loader = loader\n\n"
+        f"    def train(self):\n{method}\n\n"
+        "Trainer(loader).train()\n"
+    )
+    fixed = looked.fixed("items-one-by-one")
+    assert "batches = hotloop.stream(self.loader, device)\n" in fixed
+    assert "in batches:" in fixed
 
 
 def test_a_loader_over_a_stream_gets_no_workers(look: ScriptLook) -> None:

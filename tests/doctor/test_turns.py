@@ -33,37 +33,42 @@ finally:
 RUN = ScriptRun("train.py", ("--a", "b"), False, warmup=2, steps=3)
 
 
-@pytest.fixture(params=["forked", "from the beginning", "forked without CUDA"])
-def ways(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.mark.parametrize("forks", [True, False])
+def test_each_run_has_a_process_that_ends_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None, forks: bool
+) -> None:
     monkeypatch.chdir(tmp_path)
-    if request.param != "forked without CUDA":  # there the forks are real, and PyTorch's answer is not
-        request.getfixturevalue("forked_children")
-    if request.param == "from the beginning":
-        monkeypatch.setattr(turns, "FORKS", False)
-    if request.param == "forked without CUDA":
-        (tmp_path / "sitecustomize.py").write_text(
-            "import os, sys\n"
-            "if 'hotloop.doctor.turns' in sys.orig_argv:\n"
-            "    import torch\n"
-            "    here = os.getpid()\n"
-            "    torch._C._cuda_isInBadFork = lambda: os.getpid() != here\n"
-        )
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    return tmp_path
-
-
-def test_each_run_has_a_process_that_ends_with_all_it_started(ways: Path) -> None:
-    (ways / "train.py").write_text(SCRIPT)
+    monkeypatch.setattr(turns, "FORKS", forks)
+    (tmp_path / "train.py").write_text(SCRIPT)
     with Turns() as running:
         answers = [running.run(RUN) for _ in range(2)]
     for answer in answers:
         assert len(answer[TURN]["losses"]) == 5
         assert answer[TURN]["losses"][0] == 3
         assert answer["output"] == ["said ['--a', 'b'] True"]
-    pids = [int(pid) for pid in (ways / "pids").read_text().split()]
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(set(pids)) == 4
     assert gone(pids)
-    assert (ways / "cleaned").exists()
+    assert (tmp_path / "cleaned").exists()
+
+
+def test_forks_that_cannot_use_cuda_give_way_to_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real processes, in which PyTorch's answer is not."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'hotloop.doctor.turns' in sys.orig_argv:\n"
+        "    import torch\n"
+        "    here = os.getpid()\n"
+        "    torch._C._cuda_isInBadFork = lambda: os.getpid() != here\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with Turns() as running:
+        assert running.run(RUN)[TURN] is not None
+    assert len((tmp_path / "pids").read_text().split()) == 2
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children) -> None:
@@ -78,7 +83,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_a_script_that_does_not_end_once_it_is_told_to_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(turns, "FORKS", False)

@@ -1,6 +1,7 @@
 """`ScriptLook`: notices what the rules need to know while a script trains."""
 
 import gc
+import re
 import sys
 import time
 from collections import Counter, deque
@@ -456,13 +457,17 @@ def user_frame() -> FrameType | None:
 
 
 def _name_of(value: object, frame: FrameType) -> str:
-    """What a frame calls a value: a variable or an attribute of `self`."""
-    for names in (variables(frame), frame.f_globals):
-        for name, held in names.items():
-            if held is value:
-                return name
-    owner = variables(frame).get("self")
-    return next((f"self.{name}" for name, held in getattr(owner, "__dict__", {}).items() if held is value), "")
+    """What a frame calls a value, at best in the line that runs: a variable or an attribute of `self`."""
+    local = variables(frame)
+    known = {**frame.f_globals, **{f"self.{name}": held for name, held in _attributes(local.get("self"))}, **local}
+    names = [name for name, held in known.items() if held is value]
+    line = site_of(frame).code
+    return next((name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), "".join(names[:1]))
+
+
+def _attributes(owner: object) -> list[tuple[str, Any]]:
+    parts = owner.named_children() if isinstance(owner, nn.Module) else ()
+    return [*getattr(owner, "__dict__", {}).items(), *parts]
 
 
 def _device_name_in(frame: FrameType) -> str:

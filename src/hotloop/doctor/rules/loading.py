@@ -95,13 +95,15 @@ def _streamed(script: Script, loader: SeenLoader) -> list[Edit]:
     source, place = script.source(loader.read), loader.read
     if source is None or place is None or not loader.name:
         return []
-    loops = source.loops(place.line)
-    reading = next((loop for loop in loops if isinstance(loop, ast.For) and mentions(loop.iter, loader.name)), None)
-    if reading is None or not all(isinstance(loop, ast.For | ast.While) for loop in loops):
+    loops, last = source.loops(place.line), loader.name.rsplit(".", 1)[-1]
+    reading = next((loop for loop in loops if isinstance(loop, ast.For) and mentions(loop.iter, last)), None)
+    if reading is None:
         return []
+    if script.seen.on_gpu and loader.epochs > 1 and len(loops) == 1:  # a function that is called in each epoch
+        return []  # would copy the data to the GPU each time
     used = [node for node in ast.walk(reading.iter) if _is_named(node, loader.name, source)]
     outermost = loops[-1]
-    if len(used) != 1 or not isinstance(used[0], ast.Name | ast.Attribute) or _is_bound(outermost, loader.name):
+    if len(used) != 1 or not isinstance(used[0], ast.Name | ast.Attribute) or _is_bound(outermost, last):
         return []
     name = "batches" if "batches" not in source.text else "device_batches"
     device = loader.device or f'"{script.seen.device}"'
@@ -118,8 +120,7 @@ def _is_named(node: ast.AST, name: str, source: SourceText) -> bool:
 
 def _is_bound(loop: ast.AST, name: str) -> bool:
     """Whether a name gets another value inside."""
-    last = name.rsplit(".", 1)[-1]
     return any(
-        isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and name_of(node) == last
+        isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store) and name_of(node) == name
         for node in ast.walk(loop)
     )
