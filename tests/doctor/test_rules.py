@@ -319,3 +319,10 @@ def test_a_loader_that_is_made_for_each_epoch_is_one(look: ScriptLook) -> None:
 def test_what_a_library_collects_is_its_own_affair(look: ScriptLook) -> None:
     looked = look(GOOD + "        exec('gc.collect()', {'gc': gc, '__file__': 'x'})\n")
     assert not looked.found["collects-garbage"]
+
+
+def test_slow_steps_are_looked_at_for_fewer(look: ScriptLook, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.doctor.looking.LONG", 0.05)
+    assert (
+        look(GOOD.replace("        loss.b", "        __import__('time').sleep(0.02)\n        loss.b")).seen.steps == 8
+    )

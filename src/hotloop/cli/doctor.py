@@ -103,7 +103,14 @@ def _write(changed: dict[Path, tuple[str, str]]) -> list[str]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """A bar on stderr; where that is no terminal, a line for each thing that is tried for the first time."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        SpinnerColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
     where = console(stderr=True)
     if not where.is_terminal:
@@ -116,7 +123,8 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
 
         yield tell
         return
-    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}", markup=False))
+    words = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(compact=True), words)
     with Progress(*columns, console=where, transient=True) as bar:
         task = bar.add_task("", total=None)
         yield lambda what, done, total: bar.update(task, description=printable(what), completed=done, total=total)

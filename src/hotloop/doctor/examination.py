@@ -29,7 +29,8 @@ from hotloop.version import __version__
 
 WARMUP = 4  # steps of a turn
 SECONDS = 2.0  # of timed steps in a turn
-FEWEST, LEAST = 4, 12  # timed steps: without which nothing is compared, and that are asked for
+FEWEST, LEAST = 4, 12  # timed steps: without which nothing is compared, and that are asked for …
+LONG = 15.0  # … where they take no more seconds than this
 PATIENCE, LONGEST = 4.0, 1800.0  # a turn may take so many times as long as the look; seconds for that
 HOPELESS = 0.95  # times as fast at best: one turn that slow ends a trial
 WORTH = 1.1  # times as fast, from which what brought nothing before is tried once more on top
@@ -191,7 +192,8 @@ class Examination:
 
     def _steps_of(self, seen: SeenScript) -> int:
         """How many steps of a turn are timed: as many as there are, where the script ends by itself."""
-        wanted = self._steps or max(math.ceil(SECONDS / max(seen.step, 1e-4)), LEAST)
+        step = max(seen.step, 1e-4)
+        wanted = self._steps or max(math.ceil(SECONDS / step), min(LEAST, int(LONG / step)), FEWEST)
         return min(wanted, seen.steps - WARMUP) if seen.has_ended else wanted
 
     # Trying

@@ -49,7 +49,8 @@ from hotloop.script_steps import around
 WARMUP = 3  # steps that nothing is concluded from: memory is allocated, kernels are chosen, workers start
 LOGGED = WARMUP + 1  # the step of which every operation is logged
 LOOK = "look"  # of an answer
-LEAST, MOST = 10, 5000  # plain steps after it
+FEWEST, LEAST, MOST = 4, 10, 5000  # plain steps after it; the fewest where steps are slow
+LONG = 15.0  # seconds for them, in which slow ones are not made up to the least
 MOST_NODES = 2000  # of a graph that are counted
 LATEST = 8  # steps in which variables are watched
 _READING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__")
@@ -135,7 +136,9 @@ class ScriptLook:
             synchronize(self._device)
         self._pace.append(time.perf_counter())
         made = len(self._pace) - 1
-        if made < MOST and (made < LEAST or self._pace[-1] - self._pace[0] < self._seconds):
+        looked = self._pace[-1] - self._pace[0]
+        is_enough = made >= LEAST and looked >= self._seconds
+        if not is_enough and made < MOST and (made < FEWEST or looked < LONG):
             return False
         synchronize(self._device)
         self._pace[-1] = time.perf_counter()
