@@ -8,6 +8,7 @@ import pytest
 
 from hotloop.doctor.examination import Examination, ScriptFailed, in_patch
 from hotloop.doctor.record import Diagnosis, Finding
+from hotloop.doctor.shown import lead
 from hotloop.errors import BadArgument
 
 HEAD = """
@@ -211,6 +212,19 @@ def test_an_evaluation_that_steps_do_not_reach_is_timed_after_a_shortened_epoch(
     assert found.gain is not None
     assert found.gain.times > 2
     assert not (tmp_path / "after").exists()
+    assert lead(diagnosis).endswith(" in the evaluation.")
+    assert diagnosis.fixes == 1
+
+
+def test_an_evaluation_that_fails_with_the_fix_says_how(examine: Examine) -> None:
+    checked = (
+        "class Slow(nn.Linear):\n    def forward(self, x):\n        assert torch.is_grad_enabled(), 'needs grad'\n"
+    )
+    evaluated = EVALUATED.replace("class Slow(nn.Linear):\n    def forward(self, x):\n", checked)
+    diagnosis, _ = examine(script=HEAD[: HEAD.index("for images")].replace("ITEM", "pass") + evaluated)
+    found = of(diagnosis, "evaluates-with-gradients")
+    assert found.verdict == "fails"
+    assert found.why == "with the fix, AssertionError: needs grad"
 
 
 def test_an_evaluation_that_no_epoch_leads_to_is_not_verified(examine: Examine) -> None:

@@ -39,6 +39,8 @@ def test_memory_counts_where_it_is_known() -> None:
     gain = Gain(turns(1.0, 1.0, 1.0, memory=100), turns(1.3, 1.3, 1.3, memory=80))
     assert gain.is_smaller
     assert str(gain) == "20% less memory, 1.30× as slow"
+    assert not gain.helps  # what it saves it costs elsewhere
+    assert Gain(turns(1.0, 1.0, 1.0, memory=100), turns(1.01, 1.0, 0.99, memory=80)).helps
     assert not Gain(turns(1.0, 1.0, 1.0), turns(1.0, 1.0, 1.0)).is_smaller
 
 

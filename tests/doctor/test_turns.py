@@ -104,3 +104,17 @@ def test_a_process_that_dies_says_how(tmp_path: Path, monkeypatch: pytest.Monkey
     assert answer["error"].startswith("its process was ended by signal 6"), os.name
     assert answer["output"][0] == "last words"
     assert again["error"] == answer["error"]
+
+
+def test_a_run_has_a_process_of_its_own_where_the_one_that_forks_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None
+) -> None:
+    """A script may take it along: by the number of its parent."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import os, signal\nif not os.path.exists('done'):\n    open('done', 'w').close()\n"
+        "    os.kill(os.getppid(), signal.SIGKILL)\n    os.abort()\n" + SCRIPT
+    )
+    with Turns() as running:
+        answers = [running.run(RUN) for _ in range(2)]
+    assert all(answer[TURN] is not None for answer in answers), answers

@@ -93,10 +93,17 @@ def _write(changed: dict[Path, tuple[str, str]]) -> list[str]:
                 f"{printable(str(file))} was changed while it was examined, so nothing was written",
                 fix="run the doctor again",
             )
-    for file, (_, after) in changed.items():
-        mode = file.stat().st_mode
-        write_whole(file, after.encode())
-        file.chmod(mode)
+    written: list[Path] = []
+    try:
+        for file, (_, after) in changed.items():
+            mode = file.stat().st_mode
+            write_whole(file, after.encode())
+            written.append(file)
+            file.chmod(mode)
+    except BaseException:  # all of them or none
+        for file in written:
+            write_whole(file, changed[file][0].encode())
+        raise
     return [str(file) for file in changed]
 
 
@@ -141,7 +148,7 @@ def _show(found: "Diagnosis", folder: Path, written: list[str]) -> None:
     if written:
         say(words, f"Changed: {', '.join(written)}")
     elif found.diff:
-        fixes = "fix" if len(found.confirmed) == 1 else f"{len(found.confirmed)} fixes"
+        fixes = "fix" if found.fixes == 1 else f"{found.fixes} fixes"
         say(words, f"To write the {fixes} into your files: `{_patching(folder, found.diff)}`")
 
 

@@ -85,7 +85,7 @@ class SourceText:
     def calls(self, line: int | None, *names: str) -> Iterator[ast.Call]:
         """Calls of functions or methods with one of these names, on a line or anywhere."""
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and name_of(node.func) in names and (line is None or _holds(node, line)):
+            if isinstance(node, ast.Call) and name_of(node.func) in names and (line is None or holds(node, line)):
                 yield node
 
     def around(self, line: int) -> list[tuple[ast.stmt, list[ast.stmt]]]:
@@ -241,7 +241,7 @@ def _arguments(call: ast.Call) -> list[ast.expr | ast.keyword]:
     return sorted(every, key=lambda each: (each.lineno, each.col_offset))
 
 
-def _holds(node: ast.stmt | ast.expr, line: int) -> bool:
+def holds(node: ast.stmt | ast.expr, line: int) -> bool:
     return node.lineno <= line <= (node.end_lineno or line)
 
 

@@ -143,6 +143,7 @@ class Examination:
             checked=tuple(rule.name for rule in RULES),
             together=together,
             losses=losses,
+            fixes=len(adopted),
             diff=self._diff(changed),
             notes=tuple(self._notes),
         )
@@ -374,7 +375,7 @@ class Examination:
                 return "not verified", f"its line did not run: {trial.unreached}", ""
             return "not verified", "the doctor cannot make this change for you", ""
         same, losses = self._compared(gain, trial.rule.tier, "outputs" if trial.is_of_evaluation else "losses")
-        if not (gain.is_faster or gain.is_smaller):
+        if not gain.helps:
             return "no gain", "", losses
         if same is None:
             return "not compared", f"{gain}, but {losses}", losses

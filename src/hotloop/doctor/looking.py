@@ -158,7 +158,7 @@ class ScriptLook:
             files=tuple(_own_files()),
             loaders=tuple(each.seen(made) for each in self._loaders.values() if each.trains),
             optimizers=tuple(self._seen_optimizers()),
-            calls=tuple(each.seen(self.steps) for each in self._calls.values()),
+            calls=tuple(each.seen() for each in self._calls.values()),
             backwards=tuple(map(_place, self._backwards)),
             lines=tuple(self._seen_lines(logged)),
             growth=tuple(self._variables.growing()),
@@ -367,7 +367,6 @@ class _Calls:
     def __init__(self, site: Site, module: nn.Module, args: Any, frame: FrameType) -> None:
         self.is_trained = self.in_training = False
         self._site, self._name = site, _name_of(module, frame)
-        self._times = 0
         self._has_grad = False
         images = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.dim() == 4]
         convolutions = [part for part in module.modules() if type(part) is nn.Conv2d]
@@ -380,12 +379,11 @@ class _Calls:
         self._is_autocast = torch.is_autocast_enabled(device)
 
     def note(self, module: nn.Module) -> None:
-        self._times += 1
         self.in_training = module.training
         records = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         self._has_grad |= not module.training and records
 
-    def seen(self, steps: int) -> SeenCall:
+    def seen(self) -> SeenCall:
         return SeenCall(
             _place(self._site),
             self._name,
@@ -394,7 +392,6 @@ class _Calls:
             self._convolutions,
             self._is_channels_last,
             self._is_autocast,
-            self._times / max(steps, 1),
         )
 
 
@@ -404,7 +401,6 @@ class _Variables:
     def __init__(self) -> None:
         self._sizes: dict[tuple[str, str, str], list[int]] = {}
         self._lines: dict[tuple[str, str, str], int] = {}
-        self._kinds: dict[tuple[str, str, str], str] = {}
 
     def note(self, start: FrameType | None) -> None:
         for frame in frames(start):
@@ -417,14 +413,14 @@ class _Variables:
                     continue
                 key = (name, code.co_filename, code.co_name)
                 self._sizes.setdefault(key, []).append(size)
-                self._lines[key], self._kinds[key] = frame.f_lineno, "list" if isinstance(value, list) else "tensor"
+                self._lines[key] = frame.f_lineno
 
     def growing(self) -> Iterator[SeenGrowth]:
         for key, sizes in self._sizes.items():
             last = sizes[-4:]
             if len(last) == 4 and all(one < other for one, other in pairwise(last)):
                 name, file, _ = key
-                yield SeenGrowth(name, file, self._lines[key], self._kinds[key])
+                yield SeenGrowth(name, file, self._lines[key])
 
 
 def _graph_size(value: object) -> int | None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hotloop.records import Record
 
-# confirmed: faster, or with less memory, by more than the noise of the turns, and the losses agree.
+# confirmed: faster, or no slower with less memory, by more than the noise of the turns, and the losses agree.
 # no gain: the script runs with the fix, and the difference is within the noise.
 # losses differ, fails: why the fix is not offered, although it may be faster.
 # not compared: the losses of two unchanged runs differ, so nothing can be said of the fix.
@@ -68,6 +68,10 @@ class Gain(Record):
     def is_smaller(self) -> bool:
         less = self.memory is not None and self.memory <= LEAST_MEMORY
         return less and self._is_less(lambda turn: float(turn.memory or 0), self.before, self.after)
+
+    @property
+    def helps(self) -> bool:
+        return self.is_faster or (self.is_smaller and not self.is_slower)
 
     @property
     def is_undecided(self) -> bool:
@@ -143,7 +147,8 @@ class Diagnosis(Record):
     checked: tuple[str, ...]  # the rules that were asked
     together: Gain | None = None  # all confirmed fixes at once
     losses: str = ""  # of that
-    diff: str = ""  # of all confirmed fixes
+    fixes: int = 0  # that are in the patch: confirmed ones that go together
+    diff: str = ""  # the patch
     notes: tuple[str, ...] = ()
 
     @property

@@ -80,7 +80,8 @@ def run(request: ScriptRun, folder: Path) -> int:
     sys.stdout.flush()
     error = _error(ending)
     if not script.is_ended:
-        write_json(folder / ANSWER, {"error": error, **watch.answer(has_ended=True)})
+        answer = watch.answer(has_ended=True)
+        write_json(folder / ANSWER, {**answer, "error": error or answer.get("error")})
     return INTERRUPTED if isinstance(ending, KeyboardInterrupt) else FAILED if error else 0
 
 

@@ -58,7 +58,6 @@ class SeenCall(Record):
     convolutions: int  # over images, in fp32
     is_channels_last: bool
     is_autocast: bool
-    calls: float  # in a step
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ class SeenGrowth(Record):
     name: str
     file: str
     line: int  # that runs when a step ends, in the function that has the variable
-    kind: str  # tensor or list
 
 
 @dataclass(frozen=True)

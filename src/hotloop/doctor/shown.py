@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from hotloop.doctor.record import Diagnosis, Finding, Gain
+from hotloop.doctor.record import Diagnosis, Finding
 from hotloop.report.document import Block, Document, Patch, Table, Words
 from hotloop.report.runs import Run
 from hotloop.report.words import Fact, when
@@ -44,7 +44,7 @@ def lead(diagnosis: Diagnosis) -> str:
     fixes = plural(len(helpful), "fix helps", "fixes help")
     if diagnosis.together is not None:
         return f"{said}. {fixes}; together: {diagnosis.together}."
-    return f"{said}. {fixes}: {helpful[0].gain}."
+    return f"{said}. {fixes}: {result(helpful[0])}."
 
 
 def _in_vain(diagnosis: Diagnosis) -> str:
@@ -77,7 +77,7 @@ def diagnosis_page(diagnosis: Diagnosis, *, command: str | None = None) -> str:
     """The whole page."""
     blocks: list[Block] = []
     if diagnosis.diff:
-        fixes = "All confirmed fixes" if len(diagnosis.confirmed) > 1 else "The confirmed fix"
+        fixes = "The confirmed fix" if diagnosis.fixes == 1 else f"{diagnosis.fixes} confirmed fixes"
         blocks.append(Patch(fixes, diagnosis.diff, "Beside this page as fixes.patch, for patch -p1 or git apply."))
     rows = [
         [each.where, f"{each.what} ({each.rule}, tier {each.tier})", each.fix, _whole_result(each)]
@@ -123,17 +123,16 @@ def method(diagnosis: Diagnosis) -> list[str]:
 
 
 def _headlines(diagnosis: Diagnosis) -> Iterator[Fact]:
-    gain = diagnosis.together or next((each.gain for each in diagnosis.confirmed), None)
+    of_steps = (each.gain for each in diagnosis.confirmed if not each.of_evaluation)
+    gain = diagnosis.together or next(of_steps, None)
     if gain is not None:
-        yield Fact("with the confirmed fixes", _times(gain), f"{gain.least:.2f} to {gain.most:.2f} times as fast")
+        yield Fact(
+            "with the confirmed fixes", f"{gain.times:.2f}×", f"{gain.least:.2f} to {gain.most:.2f} times as fast"
+        )
         yield Fact("a step with them", duration(median(turn.step for turn in gain.after)), "the median turn")
     yield Fact("a step", duration(diagnosis.step), f"{diagnosis.waited:.0%} of it waiting for data")
     yield Fact("findings", count(len(diagnosis.findings)), f"{len(diagnosis.confirmed)} confirmed")
     yield Fact("device", diagnosis.device, diagnosis.device_name)
-
-
-def _times(gain: Gain) -> str:
-    return f"{gain.times:.2f}×"
 
 
 def _whole_result(finding: Finding) -> str:

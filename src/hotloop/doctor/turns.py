@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self
@@ -36,7 +36,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._asked: IO[str] | None = None
+        self._asked: int | None = None  # where the process that forks is asked
         self._told: IO[str] | None = None
 
     def __enter__(self) -> Self:
@@ -55,9 +55,8 @@ class Turns:
         with tempfile.TemporaryDirectory(dir=self._folder) as place:
             folder = Path(place)
             request.write(folder)
-            code = self._forked(folder) if self._asked is not None else _started(folder)
-            if code == WITHOUT_CUDA:  # and so will every fork be
-                self._asked = None
+            code = self._forked(folder)
+            if code is None:
                 code = _started(folder)
             if (folder / ANSWER).exists():
                 answer: dict[str, Any] = json.loads((folder / ANSWER).read_text())
@@ -69,18 +68,25 @@ class Turns:
     def _begin(self, stack: ExitStack) -> None:
         reading, asked = os.pipe()
         told, writing = os.pipe()
-        self._asked = stack.enter_context(os.fdopen(asked, "w", buffering=1))
+        self._asked = asked
+        stack.callback(os.close, asked)
         self._told = stack.enter_context(os.fdopen(told))
         with os.fdopen(reading) as theirs, os.fdopen(writing, "w") as ours:
             command = interpreter("hotloop.doctor.turns")
             stack.enter_context(Child(command, stdin=theirs, stdout=ours, env=_environment()))
 
-    def _forked(self, folder: Path) -> int:
-        assert self._asked is not None
-        assert self._told is not None
-        self._asked.write(f"{folder}\n")
-        said = self._told.readline()
-        return int(said) if said else -KILL
+    def _forked(self, folder: Path) -> int | None:
+        """How a fork ended; None where there can be none, now and from now on."""
+        if self._asked is None or self._told is None:
+            return None
+        said = ""
+        with suppress(BrokenPipeError):  # the process that forks is gone
+            os.write(self._asked, f"{folder}\n".encode())
+            said = self._told.readline()
+        if not said or int(said) == WITHOUT_CUDA:
+            self._asked = None
+            return None
+        return int(said)
 
 
 def _ending(code: int, limit: float) -> str:

@@ -33,7 +33,6 @@ class ScriptRule:
 
     name: str
     tier: Tier
-    what: str
     find: "Callable[[Script], Iterator[Candidate]]"
 
 

@@ -47,7 +47,7 @@ def loops_over_values(script: Script) -> Iterator[Candidate]:
         if line.what != OPERATIONS or line.times < MANY or source is None:
             continue
         loops = source.loops(line.place.line)
-        if not loops or any(mentions(loops[0], "backward") for _ in loops):
+        if not loops or mentions(loops[0], "backward"):  # the training loop itself
             continue
         what = f"this line starts {count(line.times)} operations in a step, in a Python loop"
         yield Candidate(line.place, what, "compute all values in one operation: index, broadcast, torch.where, einsum")

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 
-from hotloop.doctor.edits import Edit, name_of
+from hotloop.doctor.edits import Edit, holds, name_of
 from hotloop.doctor.rules.base import Candidate, Script, imports, mentions
 from hotloop.doctor.seen import KEEPS_ZEROS, OPERATIONS, Location, SeenCall
 
@@ -124,11 +124,7 @@ def _under_autocast(script: Script, call: SeenCall) -> list[Edit]:
     for statement, block in source.around(call.place.line)[:1]:
         begin = block.index(statement)
         for end in range(begin, len(block)):
-            if any(_holds(block[end], each.line) for each in script.seen.backwards if each.file == call.place.file):
+            if any(holds(block[end], each.line) for each in script.seen.backwards if each.file == call.place.file):
                 wrapped = block[begin:end]
                 return source.inside('with torch.autocast("cuda", torch.bfloat16):', wrapped) if wrapped else []
     return []
-
-
-def _holds(statement: ast.stmt, line: int) -> bool:
-    return statement.lineno <= line <= (statement.end_lineno or line)
