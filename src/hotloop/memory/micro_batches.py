@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.errors import BadArgument
-from hotloop.placement import tensors_in
+from hotloop.placement import map_tensors, tensors_in
 from hotloop.text import an
 
 
@@ -89,6 +89,20 @@ def rows_of(batch: Any, items: int, rows: slice) -> Any:
     if _lists_items(batch):
         return _with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
     return _cut(batch, items, rows)
+
+
+def joined(first: Any, second: Any) -> Any:
+    """Two batches of one item as one of two; None where they cannot be joined.
+
+    >>> import torch
+    >>> joined({"x": torch.zeros(1, 3)}, {"x": torch.ones(1, 3)})["x"].shape
+    torch.Size([2, 3])
+    """
+    others = iter([tensor for _, tensor in tensors_in(second)])
+    try:
+        return map_tensors(first, lambda each: torch.cat([each, next(others)]) if each.dim() else each)
+    except (RuntimeError, StopIteration):  # of other shapes, or other parts
+        return None
 
 
 def bounds(items: int, size: int) -> Iterator[tuple[int, int]]:
