@@ -120,7 +120,7 @@ class Comparison:
     def verdict(self, name: str = TOTAL, *, sums: bool) -> Verdict:
         """The first way that gives the loss and the gradient of the whole."""
         if any(isnan(count) for count, *_ in self.whole.counts):
-            return Verdict(ITEMS, "what the loss is divided by is kept above a number that parts do not reach")
+            return Verdict(ITEMS, "the loss is divided by a count that is kept above a number which parts do not reach")
         ways = self._ways(name, sums=sums)
         by_loss = [way for way in ways if self._fits(name, way)]
         fitting = [

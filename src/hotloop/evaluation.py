@@ -356,6 +356,7 @@ class _Tally:
         self._weighing, self._ways = weighing, ways
         self._untold: list[tuple[Losses, Counts, int]] = []  # losses of which a later batch tells how they are weighed
         self._noted_untold = 0
+        self._left_out = torch.zeros((), device=device, dtype=torch.bool)  # whether a loss was, in which nothing counts
         self._nothing = nn.Module()  # the model of a criterion
         self.is_to_compare = True  # whether the first cut is still to come
 
@@ -521,6 +522,7 @@ class _Tally:
             if pairs := [(share.value, share.times) for share in shares if isinstance(share.times, Tensor)]:
                 means, counts = map(self._stacked, zip(*pairs, strict=True))
                 total = total + torch.where(counts > 0, means * counts, 0.0).sum()
+                self._left_out = self._left_out | ((counts == 0) & (means.abs() > 0)).any()  # not of nan, which is 0/0
             seen = seen + sum(share.seen for share in shares if not isinstance(share.seen, Tensor))
             if counted := [share.seen for share in shares if isinstance(share.seen, Tensor)]:
                 seen = seen + self._stacked(counted).sum()
@@ -545,7 +547,10 @@ class _Tally:
             values = {"loss": torch.stack([values[name] for name in self._parts]).sum(), **values}
         for name, metric in self._stateful.items():
             values |= _named(name, metric.compute())
-        flat = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in values.values()]).tolist()  # the one wait
+        every = [*values.values(), self._left_out]
+        *flat, left_out = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in every]).tolist()  # the one wait
+        if left_out:
+            self._weighing.tell_of_what_is_left_out()
         sizes = {name: v.numel() for name, v in values.items()}
         result: dict[str, float] = {}
         for name, size in sizes.items():

@@ -126,9 +126,12 @@ class Weighing:
         """The verdict of a comparison, which is kept; None where there can be none."""
         if not self._may_be_called or is_capturing():
             return None
-        if items == 1 and known.first is not None and known.first[0] is not None:
-            batch, items = joined(known.first[0], batch), 2
-        if items < 2 or batch is None:
+        if size is None and known.first is not None and isinstance(self.split, str):  # nothing has to be cut
+            before = int(known.first[1].count)
+            both = joined(known.first[0], batch, before, items)
+            if both is not None:
+                batch, size, items = both, max(before, items), before + items
+        if items < 2:
             return None
         looked = self._looking(probe.modules)
         self._called_once_more |= looked is not None
@@ -205,11 +208,7 @@ class Weighing:
                 and not (weight or way.drops)
                 and losses.total.detach().item()
             ):
-                self._tell(
-                    "empty",
-                    "a batch, or a part of one, has a loss though nothing in it counts, and is left out. fix:"
-                    f" {_HOW_TO_SAY}",
-                )
+                self.tell_of_what_is_left_out()
 
     def _unless_compared(
         self, name: str, losses: Losses, counts: Counts, batch: Any, items: int, *, is_part: bool
@@ -223,7 +222,7 @@ class Weighing:
         if known.first is None and not is_part:  # a comparison is still to come
             counts.forget()
             before = Losses({"": losses.total.detach()}, items)
-            known.first, known.is_own = (batch if items == 1 else None, before, counts), own is not None
+            known.first, known.is_own = (batch, before, counts), own is not None
         elif own is None and not is_capturing():
             self._tell_of_unknown(counts, items)
         return own or self._default
@@ -308,6 +307,13 @@ class Weighing:
             "unknown",
             "what the loss is the mean over is not known, and it could not be compared with that of the whole batch"
             f"{names if self._effects else ''}: parts are weighed by items. fix: {_HOW_TO_SAY}",
+        )
+
+    def tell_of_what_is_left_out(self) -> None:
+        """Say once that a loss counts for nothing, since the targets that it is the mean over do not."""
+        self._tell(
+            "empty",
+            f"a batch, or a part of one, has a loss though nothing in it counts, and is left out. fix: {_HOW_TO_SAY}",
         )
 
     def _tell_of_eager(self) -> None:

@@ -91,17 +91,26 @@ def rows_of(batch: Any, items: int, rows: slice) -> Any:
     return _cut(batch, items, rows)
 
 
-def joined(first: Any, second: Any) -> Any:
-    """Two batches of one item as one of two; None where they cannot be joined.
+def joined(first: Any, second: Any, items: int, others: int) -> Any:
+    """Two batches of so many items as one; None where they cannot be joined.
 
     >>> import torch
-    >>> joined({"x": torch.zeros(1, 3)}, {"x": torch.ones(1, 3)})["x"].shape
-    torch.Size([2, 3])
+    >>> joined({"x": torch.zeros(2, 3)}, {"x": torch.ones(1, 3)}, 2, 1)["x"].shape
+    torch.Size([3, 3])
     """
-    others = iter([tensor for _, tensor in tensors_in(second)])
+    rest = iter([tensor for _, tensor in tensors_in(second)])
+
+    def both(tensor: Tensor) -> Tensor:
+        other = next(rest)
+        if tensor.dim() and other.dim() and (len(tensor), len(other)) == (items, others):
+            return torch.cat([tensor, other])
+        if torch.equal(tensor, other):  # such as a table, which every batch has
+            return tensor
+        raise ValueError
+
     try:
-        return map_tensors(first, lambda each: torch.cat([each, next(others)]) if each.dim() else each)
-    except (RuntimeError, StopIteration):  # of other shapes, or other parts
+        return map_tensors(first, both)
+    except (RuntimeError, ValueError, StopIteration):  # of other shapes, or other parts
         return None
 
 
