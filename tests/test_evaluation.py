@@ -16,6 +16,7 @@ from hotloop import evaluate
 from hotloop.errors import BadArgument, BatchError, DoesNotFit, EmptyLoader
 from hotloop.evaluation import Evaluation, _Tally
 from hotloop.objective import predict
+from hotloop.weighing import Weighing
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 
@@ -513,7 +514,7 @@ def test_batches_of_several_dtypes() -> None:
 
 
 def test_a_number_that_waits_keeps_no_batch() -> None:
-    tally = _Tally({"first": lambda output, target: output[0, 0]}, None, torch.device("cpu"))
+    tally = _Tally({"first": lambda output, target: output[0, 0]}, None, torch.device("cpu"), Weighing(), {})
     tally.add(torch.ones(2, 10_000), torch.ones(2), items=2)
     assert [share.value.untyped_storage().nbytes() for share in tally._fresh] == [4]
     assert tally.result() == {"first": 1.0}

@@ -3,16 +3,15 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from hotloop.batch_errors import TORCH_ERRORS, attempt
+from hotloop.comparison import Comparison, Probe, Way, watched
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
 from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
@@ -36,12 +35,12 @@ from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Split
 from hotloop.ranks import Ranks
-from hotloop.reductions import Classes, Count, Reduction, ReductionMode, class_count, eager
+from hotloop.reductions import ClassCounts, Counts, Number, class_count, eager
 from hotloop.snapshot import Snapshot
 from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.step.sharding import is_sharded
 from hotloop.text import an, plural
-from hotloop.weighing import Probe, Weighing, check_cut, watched
+from hotloop.weighing import SHAPES, Weighing, check_cut
 
 
 class Metric(Protocol):
@@ -102,6 +101,8 @@ class Evaluation:
         self.memory = OutOfMemory([model], device)
         self._model, self._device = model, device
         self._split, self._weighing = split, Weighing(split)
+        self._goal: tuple[Any, Any] = (None, None)  # loss and objective of the last evaluation
+        self._ways: dict[Any, dict[str, Way]] = {}  # shapes of batches → how their losses are weighed
 
     def run(
         self,
@@ -119,7 +120,11 @@ class Evaluation:
             raise BadArgument(
                 "nothing to evaluate", fix='give metrics, for example {"accuracy": …}, or loss= or objective='
             )
-        tally = _Tally(metrics or {}, loss, self._device)
+        if self._goal != (loss, objective):
+            self._goal, self._ways = (loss, objective), {}
+            self._weighing = Weighing(self._split, sums=not averages(loss))
+            self._weighing.roots = lambda: {"model": self._model, "loss": loss, "objective": objective}
+        tally = _Tally(metrics or {}, loss, self._device, self._weighing, self._ways)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)
         with _eval_mode(self._model), _without_gradients(self._model), autocast(self._device, precision):
@@ -309,17 +314,10 @@ def _score(
     if calls_alike and isinstance(part, Mapping) and "labels" in part and tally.wants_output:
         objective = partial(own_loss, keep=outputs.append)  # metrics are of the same pass
     if objective is not None:
-        tally.add_losses(*tally.read(shapes_in(part), count, partial(_losses, objective, model, part)))
+        tally.add_losses(part, count, shapes_in(part), objective, model)
     if tally.wants_output:
-        pair = (outputs[-1], part["labels"]) if outputs else predict(model, part)
+        pair = (outputs[0], part["labels"]) if outputs else predict(model, part)
         tally.add(*pair, items=count)
-
-
-def _losses(objective: Objective, model: nn.Module, batch: Any, mode: TorchFunctionMode | None) -> Losses:
-    """The losses of an objective, computed inside a mode."""
-    if mode is None:
-        return losses_of(objective, model, batch)
-    return uniform(watched(objective, model, batch, mode), batch)
 
 
 class _Share(NamedTuple):
@@ -327,14 +325,21 @@ class _Share(NamedTuple):
 
     name: str
     value: Tensor  # a single number
-    times: Count  # that it is added
-    seen: Count  # what it adds to what the sum is divided by
+    times: Number  # that it is added
+    seen: Number  # what it adds to what the sum is divided by
 
 
 class _Tally:
     """Sums on the device; nothing is read back before `result`."""
 
-    def __init__(self, metrics: Metrics, loss: Callable[[Any, Any], Tensor] | None, device: torch.device) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        loss: Callable[[Any, Any], Tensor] | None,
+        device: torch.device,
+        weighing: Weighing,
+        ways: dict[Any, dict[str, Way]],
+    ) -> None:
         self._stateful: dict[str, Metric] = {n: m.to(device) for n, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._stateful.values():
             metric.reset()
@@ -342,13 +347,17 @@ class _Tally:
         self._loss, self._compare = loss, None if loss is None else compared(loss)
         # float64 keeps millions of items exact; Metal has none.
         self._zero = torch.zeros((), device=device, dtype=torch.float32 if device.type == "mps" else torch.float64)
-        self._sums: dict[str, tuple[Tensor, Count]] = {}  # name → (sum, what it is divided by)
+        self._sums: dict[str, tuple[Tensor, Number]] = {}  # name → (sum, what it is divided by)
         self._fresh: list[_Share] = []  # not in the sums yet: added up together, which takes few operations
         self._noted = 0  # of these, those of earlier batches
         self._several: set[str] = set()  # metrics that gave more values than one, or none: one is not a mean then
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
-        self._known: dict[Any, dict[str, Reduction]] = {}  # shapes of batches → what their losses are means over
+        self._weighing, self._ways = weighing, ways
+        self._untold: list[tuple[Losses, Counts, int]] = []  # losses of which a later batch tells how they are weighed
+        self._noted_untold = 0
+        self._left_out = torch.zeros((), device=device, dtype=torch.bool)  # whether a loss was, in which nothing counts
+        self._nothing = nn.Module()  # the model of a criterion
         self.is_to_compare = True  # whether the first cut is still to come
 
     def compare(
@@ -365,20 +374,20 @@ class _Tally:
 
         if objective is None or items < 2:
             return
-        device = self._zero.device
-        probe = Probe(objective, model, [model], device, learns=False)
-        comparison = probe.compared(part, items, max(items // 3, 1), split)
-        differs = None if comparison is None else comparison.verdict(sums=not averages(loss)).differs
-        if differs is not None:
+        probe = Probe(objective, model, [model], self._zero.device, learns=False)
+        found = probe.compared(part, items, max(items // 3, 1), split)
+        verdict = found.verdict(sums=not averages(loss)) if isinstance(found, Comparison) else found
+        if verdict is not None and verdict.differs is not None:
             warnings.warn(
-                f"memory ran out in an evaluation, and {differs}: what is reported depends on the memory. fix: use"
-                " smaller batches, all of which fit",
+                f"memory ran out in an evaluation, and {verdict.differs}: what is reported depends on the memory. fix:"
+                " use smaller batches, all of which fit",
                 MemoryWarning,
                 stacklevel=2,
             )
 
     def take(self) -> None:
         """Before some items are added."""
+        self._noted_untold = len(self._untold)
         self._noted = len(self._fresh)  # before memory can run out below
         if self._noted >= MOST_FRESH:
             self._add_fresh()
@@ -393,7 +402,7 @@ class _Tally:
 
     def restore(self) -> None:
         """Take back what was added since."""
-        del self._fresh[self._noted :]
+        del self._fresh[self._noted :], self._untold[self._noted_untold :]
         self._gathered.restore()
 
     @property
@@ -431,59 +440,50 @@ class _Tally:
                     self._add("loss", self._compare(output, target), _classes_counted(self._loss, output, target))
                     return
                 key = ("loss", output.shape, target.shape)
-            self.add_losses(*self.read(key, items, partial(self._compared, output, target, items)))
+            self.add_losses((output, target), items, key, _criterion_of_pair(self._compare), self._nothing)
 
-    def _compared(self, output: Any, target: Any, items: int, mode: TorchFunctionMode | None) -> Losses:
-        """The loss of the criterion, computed inside a mode."""
-        assert self._compare is not None
-        if mode is None:
-            return Losses({"loss": self._compare(output, target)}, items)
-        with mode:
-            return Losses({"loss": self._compare(output, target)}, items)
+    def add_losses(self, batch: Any, items: int, key: Any, objective: Objective, model: nn.Module) -> None:
+        """Add the losses of a batch, weighed as those of the same `key`, not None, were, or as a comparison shows."""
+        ways = None if key is None else self._ways.get(key)
+        counts: Counts | ClassCounts = Counts()
+        if ways is not None and not any(way.kind == "count" for way in ways.values()):
+            losses = losses_of(objective, model, batch)
+        elif ways is not None and all(way.is_of_classes for way in ways.values()):
+            counts = ClassCounts(guards=False)  # which compiled models show too
+            losses = uniform(watched(objective, model, batch, counts), batch)
+        else:
+            with self._weighing.looked_at(model), eager():
+                losses = uniform(watched(objective, model, batch, counts), batch)
+        if ways is None:
+            assert isinstance(counts, Counts)
+            probe = Probe(objective, model, [model], self._zero.device, learns=False)
+            last = next(reversed(self._ways.values()), {})
+            known = probe if len(self._ways) < SHAPES else None
+            ways = self._weighing.ways(losses, counts, batch, items, known, last)
+            counts.forget()
+            if ways is None:
+                self._untold.append((losses, counts, items))
+                return
+            self._ways[key] = ways
+        self._add_weighed(losses, counts, items, ways)
 
-    def read(
-        self, key: Any, items: int, losses_in: Callable[[TorchFunctionMode | None], Losses]
-    ) -> tuple[Losses, dict[str, Reduction]]:
-        """Losses, and what each is the mean over; not watched where that was seen before under this key, not None."""
-        known = self._known.get(key)
-        if known is not None and not any(each.by_values for each in known.values()):
-            return losses_in(None), known
-        if known is not None and len(known) == 1 and all(each.classes for each in known.values()):
-            counted = Classes(guards=False)  # which compiled models show too
-            losses = losses_in(counted)
-            count = items if counted.count is None else counted.count
-            return losses, {name: replace(each, count=count) for name, each in known.items()}
-        watch = ReductionMode(items, guards=True)
-        try:
-            with eager():
-                losses = losses_in(watch)
-            read = {name: watch.of(value) for name, value in losses.parts.items()}
-        finally:
-            watch.forget()
-        if key is not None:
-            self._known[key] = {n: replace(each, count=0 if each.by_values else each.count) for n, each in read.items()}
-        return losses, read
-
-    def add_losses(self, losses: Losses, read: Mapping[str, Reduction]) -> None:
+    def _add_weighed(self, losses: Losses, counts: Counts | ClassCounts, items: int, ways: Mapping[str, Way]) -> None:
         several = len(losses.parts) > 1
         for name, value in losses.parts.items():
-            kept = name if several else "loss"
+            kept, way = name if several else "loss", ways[name]
             if losses.is_counted:
                 self._add(kept, value, losses.count)
+            elif way.kind == "count":
+                count = counts.value_at(way.place)
+                self._add(kept, value, 0 if count is None else count)
             else:
-                self._add_loss(kept, value, losses.count, read[name])
+                self._add(kept, value / items if way.kind == "sum" else value, items * way.ratio)
         if several:
             self._parts = tuple(losses.parts)
             if taken := {*self._parts} & {*self._means, *self._stateful}:
                 raise BadArgument(
                     f"a metric is called {min(taken)!r}, as one of the losses is", fix="give the metric another name"
                 )
-
-    def _add_loss(self, name: str, value: Tensor, items: int | Tensor, reduction: Reduction) -> None:
-        """Add a loss by what it is the mean over; one that is a sum counts for each item."""
-        if reduction.kind == "sum" or (reduction.kind == "unknown" and not averages(self._loss)):
-            value = value / items
-        self._add(name, value, reduction.count if reduction.kind == "mean" else items)
 
     def _add_values(self, name: str, values: Tensor, items: int) -> None:
         """Add what a metric gave: values of some of the items, or their mean, which may have a dimension too."""
@@ -498,7 +498,7 @@ class _Tally:
         exact = self._zero.dtype
         self._fresh.append(_Share(name, (values * weights).sum(dtype=exact), 1, weights.sum(dtype=exact)))
 
-    def _add(self, name: str, value: Tensor, items: Count) -> None:
+    def _add(self, name: str, value: Tensor, items: Number) -> None:
         """Add a mean over `items`."""
         value = value.reshape(()) if value.dim() else value
         if type(value) is Tensor and value.untyped_storage().nbytes() > SMALL:
@@ -522,6 +522,7 @@ class _Tally:
             if pairs := [(share.value, share.times) for share in shares if isinstance(share.times, Tensor)]:
                 means, counts = map(self._stacked, zip(*pairs, strict=True))
                 total = total + torch.where(counts > 0, means * counts, 0.0).sum()
+                self._left_out = self._left_out | ((counts == 0) & (means.abs() > 0)).any()  # not of nan, which is 0/0
             seen = seen + sum(share.seen for share in shares if not isinstance(share.seen, Tensor))
             if counted := [share.seen for share in shares if isinstance(share.seen, Tensor)]:
                 seen = seen + self._stacked(counted).sum()
@@ -535,6 +536,9 @@ class _Tally:
         return torch.stack(list(numbers)).to(self._zero.dtype)
 
     def result(self, ranks: Ranks | None = None) -> dict[str, float]:
+        last = next(reversed(self._ways.values()), None)
+        for losses, counts, items in self._untold:
+            self._add_weighed(losses, counts, items, last or self._weighing.default_ways(losses, counts, items))
         self._add_fresh()
         if ranks is not None:
             self._add_up(ranks)
@@ -543,7 +547,10 @@ class _Tally:
             values = {"loss": torch.stack([values[name] for name in self._parts]).sum(), **values}
         for name, metric in self._stateful.items():
             values |= _named(name, metric.compute())
-        flat = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in values.values()]).tolist()  # the one wait
+        every = [*values.values(), self._left_out]
+        *flat, left_out = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in every]).tolist()  # the one wait
+        if left_out:
+            self._weighing.tell_of_what_is_left_out()
         sizes = {name: v.numel() for name, v in values.items()}
         result: dict[str, float] = {}
         for name, size in sizes.items():
@@ -563,6 +570,11 @@ class _Tally:
         for metric in self._stateful.values():
             if getattr(metric, "process_group", self) is None:
                 metric.process_group = ranks.group  # type: ignore[attr-defined]  # of torchmetrics, which add up themselves
+
+
+def _criterion_of_pair(criterion: Callable[[Any, Any], Tensor]) -> Objective:
+    """A criterion as an objective whose batch is the output and the target."""
+    return lambda _, pair: criterion(*pair)
 
 
 def _is_mean_over_classes(loss: object, target: Tensor) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:

@@ -35,6 +35,7 @@ class Losses:
     size: int | None = None  # about what the weight can be, for one that is on the device
     is_sum: bool = False  # they are sums, not means
     by_values: bool = False  # whether another batch of the same shapes may weigh something else
+    first: float | None = None  # what the batch before should have weighed, which was counted as 1
 
     @property
     def total(self) -> Tensor:
@@ -61,7 +62,9 @@ class Losses:
             parts = {name: _mean(a, self.mass, b, other.mass) for name, (a, b) in pairs.items()}
         weight = None if self.weight is None and other.weight is None else self.mass + other.mass
         by_values = self.by_values or other.by_values
-        return Losses(parts, self.count + other.count, self.is_counted, weight, self.size, self.is_sum, by_values)
+        return Losses(
+            parts, self.count + other.count, self.is_counted, weight, self.size, self.is_sum, by_values, self.first
+        )
 
     def detach_parts(self) -> None:
         """After the backward pass: the values stay, what they were computed from need not."""

@@ -468,7 +468,7 @@ def test_a_head_that_begins_with_zeros_is_compared_again() -> None:
 
     def objective(model: nn.Module, batch: Any) -> Tensor:
         each = F.cross_entropy(model(batch[0]), batch[1], reduction="none") * batch[2]
-        return each.norm(p=1) / batch[2].norm(p=1)  # a mean that nobody can read
+        return each.sum() * batch[2].sum().reciprocal()  # a mean that nobody can read
 
     model = network()
     nn.init.zeros_(model[2].weight)

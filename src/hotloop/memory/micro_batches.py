@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.errors import BadArgument
-from hotloop.placement import tensors_in
+from hotloop.placement import map_tensors, tensors_in
 from hotloop.text import an
 
 
@@ -89,6 +89,29 @@ def rows_of(batch: Any, items: int, rows: slice) -> Any:
     if _lists_items(batch):
         return _with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
     return _cut(batch, items, rows)
+
+
+def joined(first: Any, second: Any, items: int, others: int) -> Any:
+    """Two batches of so many items as one; None where they cannot be joined.
+
+    >>> import torch
+    >>> joined({"x": torch.zeros(2, 3)}, {"x": torch.ones(1, 3)}, 2, 1)["x"].shape
+    torch.Size([3, 3])
+    """
+    rest = iter([tensor for _, tensor in tensors_in(second)])
+
+    def both(tensor: Tensor) -> Tensor:
+        other = next(rest)
+        if tensor.dim() and other.dim() and (len(tensor), len(other)) == (items, others):
+            return torch.cat([tensor, other])
+        if torch.equal(tensor, other):  # such as a table, which every batch has
+            return tensor
+        raise ValueError
+
+    try:
+        return map_tensors(first, both)
+    except (RuntimeError, ValueError, StopIteration):  # of other shapes, or other parts
+        return None
 
 
 def bounds(items: int, size: int) -> Iterator[tuple[int, int]]:

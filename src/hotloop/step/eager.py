@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop._torch import BatchNorm, unprofiled_step, version_of
+from hotloop.comparison import Probe, Verdict
 from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.levers.flags import fused_steps
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
@@ -25,7 +26,7 @@ from hotloop.step.guard import guarded, is_plenty
 from hotloop.step.objectives import TrainedObjective, needs_closure
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
-from hotloop.weighing import Probe, Verdict, Weighing, check_cut
+from hotloop.weighing import Weighing, check_cut
 
 FIRST_UPDATES = 2  # in which an optimizer allocates what it will go on using
 
@@ -125,7 +126,9 @@ class EagerStep:
                 is_last = done == 0 and self.phase[1]  # before the update
                 shared = _NOTHING if across is None else across.synchronizing(is_last=is_last)
                 with self._autocast, shared, _alone(self.model, count, self._asked) if count < items else _NOTHING:
-                    losses = self.weighing.losses(verdict, name, self.objective, plain, self.model, part, count, weight)
+                    losses = self.weighing.losses(
+                        verdict, name, self.objective, plain, self.model, part, count, weight, is_part=count < items
+                    )
                 if across is None:
                     weighed = window.weighed(losses, self._sum_of_weights(losses))
                 else:
@@ -146,7 +149,8 @@ class EagerStep:
         if self._earlier is not None:
             if self._begin:
                 window.average(self.trained.parameters, self._device)
-            self._earlier.add()
+            if losses.first != 0:  # else nothing counted in the batch before
+                self._earlier.add()
             self._earlier = None
         if self._begin:
             return losses.parts
@@ -337,7 +341,7 @@ class EagerStep:
         if self._memory is None or self.is_capturing:  # a trial, or a capture: what was found before holds
             return weighing.known(name, batch)
         if size is None or size >= items:
-            verdict = weighing.verdict(name, self._probe, batch, items, None)
+            verdict = weighing.verdict(name, self._probe, batch, items, None, at_once=self.across is not None)
             if self._accumulate > 1:
                 if verdict.differs is not None:
                     weighing.tell_of_difference(verdict.differs)
@@ -360,7 +364,7 @@ class EagerStep:
         criterion = getattr(self.trained.objective, "criterion", None)
         modules = [self.model, *([criterion] if isinstance(criterion, nn.Module) else [])]
         given = None if self._plan.precision == "fp32" else self._autocast
-        return Probe(self.trained.objective, self.model, modules, self._device, given)
+        return Probe(self.trained.objective, self.model, modules, self._device, given, self.trained.parameters)
 
 
 def _check_closure(trained: TrainedObjective, plan: Plan, across: object) -> None:

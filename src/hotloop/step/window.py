@@ -40,6 +40,8 @@ class Window:
         """
         if losses.is_sum:
             return losses.total
+        if losses.first is not None and self.is_weighed and unit is None:
+            self.unit, self.weight = (losses.first or 1, 1.0 if losses.first else 0.0)
         is_first = not self.is_weighed
         if is_first:
             self.unit, self.is_weighed = losses.unit if unit is None else unit(losses), True
