@@ -319,7 +319,7 @@ class Core:
         if self.together.wrapper is not None:
             for eager in step.eagers:
                 eager.model = self.together.wrapper
-        step.weighing.roots = self.subject.roots
+        step.weighing.roots = lambda: self.subject.roots(batch=self.given)
         if self.together.ranks is not None and is_sharded(self.model):
             step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
         if self.watch.is_in_time and self.tuner.rounds(plan):
@@ -464,7 +464,7 @@ class Core:
 
     def _witness(self) -> Callable[[], list[str]]:
         """Call before a step is repeated; the returned function, called after, names what the person's code changed."""
-        roots = self.subject.roots()
+        roots = self.subject.roots(batch=self.given)
         before = look(roots, counted_per_call)
         return lambda: before.changes(look(roots, counted_per_call))
 

@@ -278,10 +278,10 @@ class Tuner:
 
     # Watching
 
-    def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
+    def watch(self, what: dict[str, object], call: Callable[[], T], batch: Any = None) -> T:
         """Call the person's code, and note which changes of it could not be restored."""
         start = time.perf_counter()
-        roots, skip = self.subject.roots(what), self.subject.restorable()
+        roots, skip = self.subject.roots(what, batch), self.subject.restorable()
         before = look(roots, skip)
         self.seconds += time.perf_counter() - start
         result = call()
