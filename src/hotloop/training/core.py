@@ -151,7 +151,8 @@ class Core:
             if len(drawn) > 1 and self.watch.batches >= self.tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
             origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
-            stretch = self.stretches.of(self.step.captured, resident, drawn, transform)
+            holds = len(drawn) > 1 and resident.holds(*drawn)
+            stretch = self.stretches.of(self.step.captured, resident, drawn, transform) if holds else None
             if stretch is not None:
                 losses = stretch.run(drawn, self.schedule if self.schedule.schedulers else None)
                 if losses is not None:
@@ -283,7 +284,7 @@ class Core:
     def _sample(self, resident: Resident | None, drawn: Any, transform: Transform | None) -> Any:
         """A batch of the data on the device, with rng states restored afterwards."""
         assert resident is not None  # several steps go into one graph only where there is one
-        batch = resident.gather(resident.items(), drawn)
+        batch = resident.batch(drawn)
         if transform is None:
             return batch
         before = RngStates(self.device, generators_in([transform]))
