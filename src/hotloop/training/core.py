@@ -48,7 +48,7 @@ from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
 
 Transform = Callable[[Any], Any]
-Work = tuple[Any, int, int]  # a batch to train on, None where that is done; batches and items that it stands for
+Work = tuple[Any, int, int]  # a batch to train on, or several that are done; how many, and their items
 
 
 class Core:
