@@ -18,7 +18,7 @@ import types
 import weakref
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -26,6 +26,7 @@ from hashlib import blake2b
 from mmap import mmap
 from numbers import Number
 from operator import length_hint
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, get_args
 
@@ -61,9 +62,11 @@ _KINDS = frozenset(_WORDS)
 _VALUES = (torch.Size, Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
 _MEMORY = (bytearray, memoryview, array, mmap, ctypes.c_int.__mro__[-2])  # bytes that are changed in place
 _QUEUES = (io.IOBase, SimpleQueue)
-_OF_LIBRARIES = (*_WORDS, list, set, deque, MutableMapping)  # what a person's code may change of their modules
+# What a person's code may change of modules of libraries.
+_OF_LIBRARIES = frozenset((*_WORDS, list, set, deque, dict, type(os.environ)))
 _RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
 _TABLES = (dict, OrderedDict)
+_MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
 _CACHE = type(functools.cache(len))
 _CLOSED = (  # nothing in these is a person's state
     type,
@@ -278,7 +281,10 @@ class _Walk:
     def finish(self) -> None:
         """Breadth first, so that what lies near a root has the short name."""
         while self._later:
-            self._inside(*self._later.popleft())
+            try:
+                self._inside(*self._later.popleft())
+            except Exception:  # noqa: BLE001  # of a library's object, which may fail in any way
+                self.seen.complete = False
 
     def _inside(self, value: Any, path: str, depth: int) -> None:
         kind: type = type(value)
@@ -371,14 +377,15 @@ class _Walk:
         elif isinstance(part, Tensor):
             self.seen.tensor_places.append((table, key, part, path))
 
-    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
-        kinds = set(map(type, value.values())) - {type(None)}
+    def _mapping(self, value: Any, path: str, depth: int) -> None:
+        kind: Any = dict if isinstance(value, dict) else type(value)  # a library may load what its own methods give
+        keys, parts = kind.keys(value), kind.values(value)
+        kinds = set(map(type, parts)) - {type(None)}
         of_modules = bool(kinds) and all(issubclass(kind, nn.Module | Tensor) for kind in kinds)
-        most = len(value) if of_modules else 4 * EDGE
-        self.seen.complete &= len(value) <= most
-        is_long = len(value) > most and isinstance(value, dict)
-        self.seen.values[f"{path}[]"] = (len(value), *map(_words_in, (value, value.values()) if is_long else ()))
-        for number, (key, part) in enumerate(list(itertools.islice(value.items(), most))):
+        most = len(keys) if of_modules else 4 * EDGE
+        self.seen.complete &= len(keys) <= most
+        self.seen.values[f"{path}[]"] = (len(keys), *map(_words_in, (keys, parts) if len(keys) > most else ()))
+        for number, (key, part) in enumerate(list(itertools.islice(zip(keys, parts, strict=True), most))):
             name = key if isinstance(key, str) else f"#{number}"
             inner = f"{path}.{name}" if of_modules else f"{path}[{name}]"
             if isinstance(value, dict):
@@ -435,7 +442,7 @@ class _Walk:
                     entered.add(id(vars(part)))
                     below = "" if _is_own_module(part) else f"{part.__name__}."
                     self._namespace(vars(part), names, f"{inner}.{{}}", depth, entered, below)
-            elif not library or isinstance(part, _OF_LIBRARIES):
+            elif not library or type(part) in _OF_LIBRARIES:
                 self._note_place(table, name, part, inner)
                 self.visit(part, inner, depth)
 
@@ -463,7 +470,7 @@ def _traits_of(kind: type) -> _Traits:
         has_mark=issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))),
         is_engine=is_engine,
         is_open=not is_engine and not issubclass(kind, _CLOSED),
-        is_mapping=issubclass(kind, Mapping | types.MappingProxyType),
+        is_mapping=issubclass(kind, _MAPPINGS) or (issubclass(kind, Mapping) and not kind.__dictoffset__),
         is_sequence=issubclass(kind, list | tuple | deque),
         is_iterator=issubclass(kind, Iterator),
     )
@@ -617,7 +624,8 @@ def _is_plain(value: object) -> bool:
 @functools.cache
 def _is_own(file: str) -> bool:
     """Whether a file is the person's own."""
-    return not file.startswith((*OURS, *INSTALLED))
+    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)  # of whichever Python
+    return not (in_packages or file.startswith((*OURS, *INSTALLED)))
 
 
 def _is_own_class(value: object) -> bool:

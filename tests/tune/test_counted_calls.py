@@ -5,7 +5,8 @@ import io
 import os
 import sys
 from array import array
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -250,6 +251,39 @@ def test_what_an_objective_only_reads_is_no_obstacle() -> None:
     loop.fit(batches_of(Pair), progress=False)
     assert loop.tuning is not None
     assert {t.lever: t.verdict for t in loop.tuning.trials}["fused"] in ("kept", "dropped")
+
+
+class Lazy(OrderedDict[str, int]):
+    """As tables of libraries that load what is asked for."""
+
+    def values(self) -> Any:
+        raise AssertionError("it was asked for")
+
+    items = keys = __iter__ = values
+
+
+class Failing(Mapping[str, int]):
+    __slots__ = ()
+
+    def __getitem__(self, key: str) -> int:
+        raise RuntimeError("gone")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("gone")
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_objects_that_fail_where_they_are_looked_at_do_not_end_a_run() -> None:
+    lazy, failing = Lazy({"a": 1}), Failing()
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(model(batch.x), batch.y) * (lazy is not failing)
+
+    model = nn.Linear(8, 1)
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), objective=objective, device="cpu")
+    assert loop.fit(batches_of(Pair), progress=False).steps == BATCHES
 
 
 def test_what_a_look_at_the_memory_changes_in_a_batch_is_named() -> None:

@@ -320,7 +320,7 @@ class Core:
         if self.together.wrapper is not None:
             for eager in step.eagers:
                 eager.model = self.together.wrapper
-        step.weighing.roots = lambda: self.subject.roots(batch=self.given)
+        step.weighing.roots = self.roots
         if self.together.ranks is not None and is_sharded(self.model):
             step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
         if self.watch.is_in_time and self.tuner.rounds(plan):
@@ -463,9 +463,13 @@ class Core:
         for each in self.objectives:
             each.objective(self.model, batch)
 
+    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
+        """Objects from which the present step may reach Python state, by the names that a person knows."""
+        return self.subject.roots(more, self.given)
+
     def _witness(self) -> Callable[[], list[str]]:
         """Call before a step is repeated; the returned function, called after, names what the person's code changed."""
-        roots = self.subject.roots(batch=self.given)
+        roots = self.roots()
         before = look(roots, counted_per_call)
         return lambda: before.changes(look(roots, counted_per_call))
 

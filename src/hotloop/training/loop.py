@@ -280,7 +280,7 @@ class Loop:
         tuner = self._core.tuner
         tuner.watches, left = 0, tuner.watches
         try:
-            return tuner.watch({}, partial(Loop.step, self, batch), batch)  # that of a subclass is under way
+            return tuner.watch({}, partial(Loop.step, self, batch))  # that of a subclass is under way
         finally:
             tuner.watches = left
             tuner.watched()
