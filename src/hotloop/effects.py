@@ -80,6 +80,11 @@ _CLOSED = (  # nothing in these is a person's state
     logging.Logger,
     logging.Handler,
 )
+# Global generators, whose states everybody restores, and what changes whenever something is imported.
+_LOOKED_AFTER: tuple[Any, ...] = (
+    *(random.random.__self__, np.random.random.__self__, torch.default_generator),  # type: ignore[attr-defined]
+    sys.modules,
+)
 _CAPTURING = "transformers.utils.output_capturing"
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
@@ -144,7 +149,7 @@ def look(
     """
     walk = _Walk(skip or (lambda owner, name, value: False))
     walk.leave(known)
-    walk.leave(_looked_after())
+    walk.leave((*_LOOKED_AFTER, *torch.cuda.default_generators))
     for name, root in roots.items():
         walk.visit(root, name, 0)
     walk.finish()
@@ -505,12 +510,6 @@ def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
 def _imported(name: str, package: str | None) -> types.ModuleType | None:
     """The module that a function may import by this name."""
     return sys.modules.get(name) or (sys.modules.get(f"{package}.{name}") if package else None)
-
-
-def _looked_after() -> Iterator[object]:
-    """Global generators, whose states everybody restores; and what changes whenever something is imported."""
-    yield from (sys.modules, random.getstate.__self__, np.random.get_state.__self__)  # type: ignore[attr-defined]
-    yield from (torch.default_generator, *torch.cuda.default_generators)
 
 
 def _words_in(values: Collection[Any]) -> int | None:
