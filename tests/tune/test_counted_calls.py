@@ -1,10 +1,8 @@
 """Wherever an objective counts its calls, a run of the default plan counts as a loop by hand does."""
 
 import ctypes
-import io
 import os
 import sys
-from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -67,10 +65,6 @@ def in_a_bytearray() -> Place:
     return _kept_in(bytearray(4), 1)
 
 
-def in_an_array() -> Place:
-    return _kept_in(array("q", [0]), 0)
-
-
 def in_a_large_array() -> Place:
     return _kept_in(np.zeros(200_000), 777)
 
@@ -120,11 +114,6 @@ def in_a_file(folder: Path) -> Place:
         return len((folder / "log.txt").read_text())
 
     return lambda model, batch: file.write("x"), read
-
-
-def in_a_text() -> Place:
-    text = io.StringIO()
-    return lambda model, batch: text.write("x"), lambda batches: len(text.getvalue())
 
 
 def in_the_environment() -> Place:
@@ -198,8 +187,8 @@ def in_a_list_of_the_batch() -> Place:
 
 
 PLACES = [
-    *(in_a_bytearray, in_an_array, in_a_large_array, in_an_array_of_objects, in_a_long_list, in_a_long_dict),
-    *(in_a_number_of_numpy, in_memory_of_c, in_a_bytearray_of_the_model, in_a_file, in_a_text, in_the_environment),
+    *(in_a_bytearray, in_a_large_array, in_an_array_of_objects, in_a_long_list, in_a_long_dict),
+    *(in_a_number_of_numpy, in_memory_of_c, in_a_bytearray_of_the_model, in_a_file, in_the_environment),
     *(in_a_context_variable, in_a_class, in_a_method_of_a_class, in_a_module_that_is_imported_inside),
     *(in_what_a_module_holds, in_a_function_of_a_module, in_a_module_by_its_name, in_the_batch, in_a_list_of_the_batch),
 ]
