@@ -5,18 +5,29 @@ an optimizer's hook updates. What is seen to change here cannot be restored, is 
 is not in a checkpoint unless somebody saves it.
 """
 
+import ctypes
 import functools
 import inspect
+import io
 import itertools
 import logging
+import os
+import random
 import sys
 import types
 import weakref
+from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import date, timedelta
 from hashlib import blake2b
+from mmap import mmap
+from numbers import Number
 from operator import length_hint
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, get_args
 
 import numpy as np
@@ -43,10 +54,19 @@ from hotloop.rng import Generator, Rng
 MOST = 50_000  # objects that are looked at
 EDGE = 64  # entries at each end of a long list that are looked at
 DEEPEST = 12  # levels below a root
+LONG = 1 << 16  # entries of a list up to which all numbers and words in it are looked at
 LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
+WHOLE = 1 << 26  # bytes of an array up to which a sum stands for the rest
 _WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
+_KINDS = frozenset(_WORDS)
+_VALUES = (torch.Size, Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
+_MEMORY = (bytearray, memoryview, array, mmap, ctypes.c_int.__mro__[-2])  # bytes that are changed in place
+_QUEUES = (io.IOBase, SimpleQueue)
+# What a person's code may change of modules of libraries.
+_OF_LIBRARIES = frozenset((*_WORDS, list, set, deque, dict, type(os.environ)))
 _RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
 _TABLES = (dict, OrderedDict)
+_MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
 _CACHE = type(functools.cache(len))
 _CLOSED = (  # nothing in these is a person's state
     type,
@@ -59,6 +79,11 @@ _CLOSED = (  # nothing in these is a person's state
     torch.Size,
     logging.Logger,
     logging.Handler,
+)
+# Global generators, whose states everybody restores, and what changes whenever something is imported.
+_LOOKED_AFTER: tuple[Any, ...] = (
+    *(random.random.__self__, np.random.random.__self__, torch.default_generator),  # type: ignore[attr-defined]
+    sys.modules,
 )
 _CAPTURING = "transformers.utils.output_capturing"
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
@@ -83,8 +108,8 @@ class ReachableState:
     def changes(self, later: "ReachableState", *, tensors: bool = True) -> list[str]:
         """Names of what differs in a later look; without `tensors`, the values of tensors may differ."""
         mine, theirs = (_comparable(each.values, tensors) for each in (self, later))
-        differ = [path for path in mine.keys() | theirs.keys() if mine.get(path, _GONE) != theirs.get(path, _GONE)]
-        return sorted({shown(path) for path in differ})
+        pairs = ((path, mine.get(path, _GONE), theirs.get(path, _GONE)) for path in mine.keys() | theirs.keys())
+        return sorted({shown(path) for path, then, now in pairs if then is not now and then != now})
 
     def moved(self) -> list[tuple[str, Any, Any]]:
         """Numbers that differ now from what was seen, and tensors that were replaced: (name, then, now).
@@ -124,6 +149,7 @@ def look(
     """
     walk = _Walk(skip or (lambda owner, name, value: False))
     walk.leave(known)
+    walk.leave((*_LOOKED_AFTER, *torch.cuda.default_generators))
     for name, root in roots.items():
         walk.visit(root, name, 0)
     walk.finish()
@@ -240,7 +266,9 @@ class _Walk:
         if len(self._visited) > MOST or depth > DEEPEST:
             self.seen.complete = False
             return
-        if traits.has_mark:
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            self.visit(value.reshape(-1).tolist(), path, depth)
+        elif traits.has_mark:
             self.seen.values[path] = _mark(value)
             if isinstance(value, Generator):
                 self.seen.generators[path] = value
@@ -250,13 +278,18 @@ class _Walk:
             self.seen.values[path] = value
         elif kind is types.BuiltinFunctionType and not isinstance(value.__self__, types.ModuleType | None):
             self.visit(value.__self__, path, depth)  # such as `log.append`
+        elif kind is ContextVar:
+            self.visit(value.get(None), path, depth)
         elif traits.is_open or (not traits.is_engine and _is_own_class(value)):
             self._later.append((value, path, depth + 1))
 
     def finish(self) -> None:
         """Breadth first, so that what lies near a root has the short name."""
         while self._later:
-            self._inside(*self._later.popleft())
+            try:
+                self._inside(*self._later.popleft())
+            except Exception:  # noqa: BLE001  # of a library's object, which may fail in any way
+                self.seen.complete = False
 
     def _inside(self, value: Any, path: str, depth: int) -> None:
         kind: type = type(value)
@@ -281,11 +314,11 @@ class _Walk:
         elif isinstance(value, _CACHE):
             self.seen.caches[path] = value.cache_info().misses
         elif isinstance(value, type):
-            self._table(value, {k: v for k, v in vars(value).items() if isinstance(v, _WORDS)}, path, depth)
+            self._class(value, path, depth)
         elif traits.is_iterator and not hasattr(value, "__dict__"):
             self._iterator(value, path, depth)
         has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _is_own_class(type(value))
-        if has_attributes and not isinstance(value, type):
+        if has_attributes and not isinstance(value, type) and value is not os.environ:  # of which the entries are all
             self._object(value, path, depth)
 
     def _iterator(self, value: Any, path: str, depth: int) -> None:
@@ -303,19 +336,22 @@ class _Walk:
         self._table(value, getattr(value, "__dict__", {}), path, depth)
         slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
         self._table(value, {name: getattr(value, name) for name in slots}, path, depth)
-        for kind in type(value).__mro__:
-            if not _is_own_class(kind):
-                continue
-            self._note_places(kind, {k: v for k, v in vars(kind).items() if isinstance(v, _WORDS)}, path)
-            for name, part in vars(kind).items():
-                if isinstance(part, types.FunctionType):
-                    self._function(part, f"{path}.{name}", depth)
-                elif isinstance(part, _CACHE):
-                    self.visit(part, f"{path}.{name}", depth)
-                elif name in getattr(value, "__dict__", ()):
-                    continue  # the object has its own, as a dataclass with a default does
-                elif not name.startswith("__") and not callable(part) and not hasattr(part, "__get__"):
-                    self.visit(part, f"{path}.{name}", depth)
+        for kind in filter(_is_own_class, type(value).__mro__):
+            self._class(kind, path, depth, hidden=getattr(value, "__dict__", {}))
+
+    def _class(self, kind: type, path: str, depth: int, hidden: Collection[str] = ()) -> None:
+        """What a person's class holds itself; `hidden` are attributes that an object of it has for itself."""
+        self._note_places(kind, {k: v for k, v in vars(kind).items() if isinstance(v, _WORDS)}, path)
+        for name, part in list(vars(kind).items()):
+            code = part.__func__ if isinstance(part, classmethod | staticmethod) else part
+            if isinstance(code := code.fget if isinstance(code, property) else code, types.FunctionType):
+                self._function(code, f"{path}.{name}", depth)
+            elif isinstance(part, _CACHE):
+                self.visit(part, f"{path}.{name}", depth)
+            elif name in hidden:
+                continue  # as of a dataclass with a default
+            elif not name.startswith("__") and not callable(part) and not hasattr(part, "__get__"):
+                self.visit(part, f"{path}.{name}", depth)
 
     def _table(self, owner: object, table: Mapping[str, Any], path: str, depth: int) -> None:
         kept = {}
@@ -340,18 +376,21 @@ class _Walk:
                 self._note_place(table, name, part, f"{path}.{name}")
 
     def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
-        if type(part) in (int, float, bool):
+        kind: type = type(part)
+        if _traits_of(kind).is_number:
             self.seen.places.append((table, key, part, path))
         elif isinstance(part, Tensor):
             self.seen.tensor_places.append((table, key, part, path))
 
-    def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
-        self.seen.values[f"{path}[]"] = len(value)
-        kinds = set(map(type, value.values())) - {type(None)}
+    def _mapping(self, value: Any, path: str, depth: int) -> None:
+        kind: Any = dict if isinstance(value, dict) else type(value)  # a library may load what its own methods give
+        keys, parts = kind.keys(value), kind.values(value)
+        kinds = set(map(type, parts)) - {type(None)}
         of_modules = bool(kinds) and all(issubclass(kind, nn.Module | Tensor) for kind in kinds)
-        most = len(value) if of_modules else 4 * EDGE
-        self.seen.complete &= len(value) <= most
-        for number, (key, part) in enumerate(list(itertools.islice(value.items(), most))):
+        most = len(keys) if of_modules else 4 * EDGE
+        self.seen.complete &= len(keys) <= most
+        self.seen.values[f"{path}[]"] = (len(keys), *map(_words_in, (keys, parts) if len(keys) > most else ()))
+        for number, (key, part) in enumerate(list(itertools.islice(zip(keys, parts, strict=True), most))):
             name = key if isinstance(key, str) else f"#{number}"
             inner = f"{path}.{name}" if of_modules else f"{path}[{name}]"
             if isinstance(value, dict):
@@ -359,11 +398,9 @@ class _Walk:
             self.visit(part, inner, depth)
 
     def _sequence(self, value: Any, path: str, depth: int) -> None:
-        self.seen.values[f"{path}[]"] = len(value)
-        if len(value) > 2 * EDGE:
-            numbers = [*range(EDGE), *range(len(value) - EDGE, len(value))]
-        else:
-            numbers = list(range(len(value)))
+        is_long = len(value) > 2 * EDGE
+        self.seen.values[f"{path}[]"] = (len(value), _words_in(value) if is_long else None)
+        numbers = (*range(EDGE), *range(len(value) - EDGE, len(value))) if is_long else range(len(value))
         for number in numbers:
             if isinstance(value, list):
                 self._note_place(value, number, value[number], f"{path}[{number}]")
@@ -391,11 +428,28 @@ class _Walk:
             self.visit(part, f"{path}<{name}>", depth)
         if function.__dict__:
             self._table(function, function.__dict__, path, depth)
-        for name in sorted(_names(code)):
-            if name in function.__globals__:
-                part = function.__globals__[name]
-                self._note_place(function.__globals__, name, part, f"{path}<{name}>")
-                self.visit(part, f"{path}<{name}>", depth)
+        (names, texts), package = _names(code), function.__globals__.get("__package__")
+        imported = {name: module for name in (*names, *texts) if (module := _imported(name, package)) is not None}
+        entered = {id(function.__globals__)}
+        for table in (function.__globals__, imported):
+            self._namespace(table, (*names, *imported), f"{path}<{{}}>", depth, entered)
+
+    def _namespace(
+        self, table: dict[str, Any], names: Iterable[str], path: str, depth: int, entered: set[int], library: str = ""
+    ) -> None:
+        """What code names of a module, and of modules in it; of those of a library, only what it may change there."""
+        for name in names:
+            if name not in table or name.startswith("__"):
+                continue
+            part, inner = table[name], path.format(name)
+            if isinstance(part, types.ModuleType):
+                if id(vars(part)) not in entered and part.__name__.startswith(library):
+                    entered.add(id(vars(part)))
+                    below = "" if _is_own_module(part) else f"{part.__name__}."
+                    self._namespace(vars(part), names, f"{inner}.{{}}", depth, entered, below)
+            elif not library or type(part) in _OF_LIBRARIES:
+                self._note_place(table, name, part, inner)
+                self.visit(part, inner, depth)
 
 
 @dataclass(frozen=True)
@@ -403,6 +457,7 @@ class _Traits:
     """What a look does with objects of a type; asked for thousands of them in each."""
 
     is_word: bool
+    is_number: bool
     has_mark: bool
     is_engine: bool
     is_open: bool  # whether there may be a person's state in it
@@ -415,11 +470,12 @@ class _Traits:
 def _traits_of(kind: type) -> _Traits:
     is_engine = str(kind.__module__).startswith(ENGINES) and not issubclass(kind, nn.Module)
     return _Traits(
-        is_word=kind in _WORDS or issubclass(kind, torch.Size),
-        has_mark=issubclass(kind, (Tensor, np.ndarray, *get_args(Generator))),
+        is_word=kind in _WORDS or issubclass(kind, _VALUES),
+        is_number=issubclass(kind, Number | np.number | np.bool_),
+        has_mark=issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))),
         is_engine=is_engine,
         is_open=not is_engine and not issubclass(kind, _CLOSED),
-        is_mapping=issubclass(kind, Mapping | types.MappingProxyType),
+        is_mapping=issubclass(kind, _MAPPINGS) or (issubclass(kind, Mapping) and not kind.__dictoffset__),
         is_sequence=issubclass(kind, list | tuple | deque),
         is_iterator=issubclass(kind, Iterator),
     )
@@ -442,10 +498,26 @@ def _slots_of(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _names(code: types.CodeType) -> set[str]:
-    """Names that code looks up, those of functions inside it included."""
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
+@functools.lru_cache(4096)
+def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
+    """Names that code looks up and texts that it has, those of functions inside it included, in their order."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    texts = {each for each in code.co_consts if isinstance(each, str)}
+    names = set(code.co_names).union(*(found for found, _ in inner))
+    return sorted(names), sorted(texts.union(*(found for _, found in inner)))
+
+
+def _imported(name: str, package: str | None) -> types.ModuleType | None:
+    """The module that a function may import by this name."""
+    return sys.modules.get(name) or (sys.modules.get(f"{package}.{name}") if package else None)
+
+
+def _words_in(values: Collection[Any]) -> int | None:
+    """A fingerprint of the numbers and words among many values; None of more than can be looked at."""
+    if len(values) > LONG:
+        return None
+    kinds = set(map(type, values))
+    return hash(tuple(values) if kinds <= _KINDS else tuple(each for each in values if type(each) in _KINDS))
 
 
 def _code_text(code: types.CodeType) -> str:
@@ -475,10 +547,19 @@ def _read(table: Any, key: Any) -> Any:
         return _GONE
 
 
-def _mark(value: Tensor | np.ndarray | Generator) -> Hashable:
-    """A fingerprint of a tensor, an array or a generator."""
+def _mark(value: Any) -> Hashable:
+    """A fingerprint of a tensor, an array, a generator, a piece of memory, or how far a file or a queue is filled."""
     if isinstance(value, Tensor):
         return _tensor_mark(value)
+    try:
+        if isinstance(value, io.IOBase):
+            return value.tell() if value.writable() else None
+        if isinstance(value, _MEMORY):
+            value = np.asarray(memoryview(value).cast("B"))  # type: ignore[arg-type]
+    except (OSError, TypeError, ValueError):  # closed, without a position, or not of one piece
+        return None
+    if isinstance(value, SimpleQueue):
+        return value.qsize()
     if isinstance(value, np.ndarray):
         return value.shape, str(value.dtype), _checksum(value)
     return _hash_of(Rng.of(value).get_state())
@@ -496,7 +577,7 @@ def _tensor_mark(tensor: Tensor) -> _Tensor:
 
 
 def _checksum(values: Any) -> int:
-    """Of all bytes of a small array; of a large one, those that lie evenly spread."""
+    """Of all bytes of a small array; of a large one, those that lie evenly spread, and what else tells of a change."""
     if isinstance(values, Tensor):
         flat = values.reshape(-1) if values.is_contiguous() else values
         step = max(1, flat.nbytes // LARGE)
@@ -505,13 +586,22 @@ def _checksum(values: Any) -> int:
         flat = flat.contiguous()
         try:
             # A copy: PyTorch never resizes memory again that NumPy has seen, and FSDP resizes it in each step.
-            return hash(flat.view(torch.uint8).clone().numpy().tobytes() if flat.dim() else repr(flat.item()))
+            some = flat.view(torch.uint8).clone().numpy().tobytes() if flat.dim() else repr(flat.item())
+            return hash((some, version_of(values) if values.nbytes > LARGE else 0))
         except (RuntimeError, TypeError):
             return hash(repr(flat))
-    if values.dtype.hasobject:
-        return len(values)
     flat_array = values.reshape(-1)
-    return hash(flat_array[:: max(1, values.nbytes // LARGE)].tobytes())
+    some = flat_array[:: max(1, values.nbytes // LARGE)].tobytes()
+    is_summed = LARGE < values.nbytes <= WHOLE and values.flags.writeable and values.flags.c_contiguous
+    return hash((some, sum_of_words(flat_array.view(np.uint8)) if is_summed else 0))
+
+
+def sum_of_words(memory: Any) -> int:
+    """The sum of all words of some bytes, which does not tell their order."""
+    whole = memory.size - memory.size % 8
+    if memory.ctypes.data % 8:  # words must be aligned
+        return int(memory.sum(dtype=np.uint64))
+    return int(memory[:whole].view(np.uint64).sum()) + int(memory[whole:].sum()) * 2**64
 
 
 def _hash_of(state: Any) -> int:
@@ -533,7 +623,8 @@ def _is_plain(value: object) -> bool:
 @functools.cache
 def _is_own(file: str) -> bool:
     """Whether a file is the person's own."""
-    return not file.startswith((*OURS, *INSTALLED))
+    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)  # of whichever Python
+    return not (in_packages or file.startswith((*OURS, *INSTALLED)))
 
 
 def _is_own_class(value: object) -> bool:
@@ -549,5 +640,9 @@ def _is_own_type(value: type) -> bool:
 def _plain_class(kind: type) -> bool:
     """A class without functions of its own, such as one that holds settings: by the module that it is from."""
     module = sys.modules.get(kind.__module__)
+    return module is not None and _is_own_module(module)
+
+
+def _is_own_module(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and _is_own(file))
+    return module.__name__ == "__main__" or (file is not None and _is_own(file))

@@ -234,6 +234,12 @@ def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:
     if isinstance(batch, list | tuple) and len(batch) >= 2:
         *inputs, target = batch
         return model(*inputs), target
+    if batch is None:
+        raise BadArgument(
+            "a batch is None",
+            fix="return the batch: a collate_fn, a device_transform or a generator without `return` or `yield` of one"
+            " gives None; for a loss that needs no batch: Loop(…, objective=lambda model, batch: …)",
+        )
     raise BadArgument(
         f"a batch that is {_kind(batch)} is not (input, …, target), nor a dict with 'labels'",
         fix="say how to use it: Loop(…, objective=lambda model, batch: …) for training, predict=lambda model, batch:"

@@ -653,6 +653,15 @@ def _containers(batch: Any) -> Iterator[Any]:
         yield from _containers(part)
 
 
+def objects_in(batch: Any) -> Iterator[object]:
+    """Objects of a batch besides its containers and tensors: no snapshot restores what they hold."""
+    if isinstance(batch, Mapping | list | tuple):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from objects_in(part)
+    elif not isinstance(batch, (*_PLAIN, Tensor)):
+        yield batch
+
+
 def is_container(value: object) -> bool:
     """Whether something can be added to it or taken from it."""
     return _CONTAINERS[type(value)]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotloop.effects import look
+from hotloop.effects import look, sum_of_words
 from hotloop.rng import Generator
 
 MOST = 100_000  # entries that are compared in 15 ms; more would cost more than a start of workers
@@ -135,7 +135,8 @@ class _Held:
                 self.complete = False
                 return
             self._bytes += memory.size
-            self._sums.append((tuple(value.shape), str(value.dtype), _sum(memory)))
+            # That the order of its words is the same is seen by `look`, in the places that it compares.
+            self._sums.append((tuple(value.shape), str(value.dtype), sum_of_words(memory)))
 
 
 def _are_words(values: Iterable[object]) -> bool:
@@ -164,14 +165,6 @@ def _is_shared(value: Any) -> bool:
     if isinstance(value, np.memmap):
         return getattr(value, "mode", None) != "c"
     return isinstance(value, Tensor) and value.is_shared()
-
-
-def _sum(memory: Any) -> int:
-    """Of all its words; that their order is the same is seen by `look`, in the places that it compares."""
-    whole = memory.size - memory.size % 8
-    if memory.ctypes.data % 8:  # words must be aligned
-        return int(memory.sum(dtype=np.uint64))
-    return int(memory[:whole].view(np.uint64).sum()) + int(memory[whole:].sum()) * 2**64
 
 
 def memory_of(value: object, most: int | None = None) -> Any:

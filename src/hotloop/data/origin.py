@@ -243,7 +243,13 @@ def check_loader(loader: object, name: str = "the loader") -> None:
             f"{name} is {an(type(loader).__name__)}, which gives no batches",
             fix="give a loader: DataLoader(dataset, batch_size=32, shuffle=True)",
         )
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+    if isinstance(loader, IterableDataset):
+        raise BadArgument(
+            f"{name} is {an(type(loader).__name__)}, an IterableDataset: each of its items would count as a batch",
+            fix="give it to a loader: DataLoader(dataset, batch_size=32), or where its items are whole batches"
+            " DataLoader(dataset, batch_size=None)",
+        )
+    if isinstance(loader, Dataset):
         raise BadArgument(
             f"{name} is {an(type(loader).__name__)}, which gives items one by one and no batches",
             fix="give it to a loader: DataLoader(dataset, batch_size=32, shuffle=True)",

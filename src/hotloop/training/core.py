@@ -48,7 +48,7 @@ from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
 
 Transform = Callable[[Any], Any]
-Work = tuple[Any, int, int]  # a batch to train on, None where that is done; batches and items that it stands for
+Work = tuple[Any, int, int]  # a batch to train on, or several that are done; how many, and their items
 
 
 class Core:
@@ -151,7 +151,8 @@ class Core:
             if len(drawn) > 1 and self.watch.batches >= self.tuner.due:
                 self._before_step(loader, transform, None, drawn, resident)
             origins = [resident.origin(number + i, each) for i, each in enumerate(drawn)]
-            stretch = self.stretches.of(self.step.captured, resident, drawn, transform)
+            holds = len(drawn) > 1 and resident.holds(*drawn)
+            stretch = self.stretches.of(self.step.captured, resident, drawn, transform) if holds else None
             if stretch is not None:
                 losses = stretch.run(drawn, self.schedule if self.schedule.schedulers else None)
                 if losses is not None:
@@ -283,7 +284,7 @@ class Core:
     def _sample(self, resident: Resident | None, drawn: Any, transform: Transform | None) -> Any:
         """A batch of the data on the device, with rng states restored afterwards."""
         assert resident is not None  # several steps go into one graph only where there is one
-        batch = resident.gather(resident.items(), drawn)
+        batch = resident.batch(drawn)
         if transform is None:
             return batch
         before = RngStates(self.device, generators_in([transform]))
@@ -319,7 +320,7 @@ class Core:
         if self.together.wrapper is not None:
             for eager in step.eagers:
                 eager.model = self.together.wrapper
-        step.weighing.roots = self.subject.roots
+        step.weighing.roots = self.roots
         if self.together.ranks is not None and is_sharded(self.model):
             step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
         if self.watch.is_in_time and self.tuner.rounds(plan):
@@ -462,9 +463,13 @@ class Core:
         for each in self.objectives:
             each.objective(self.model, batch)
 
+    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
+        """Objects from which the present step may reach Python state, by the names that a person knows."""
+        return self.subject.roots(more, self.given)
+
     def _witness(self) -> Callable[[], list[str]]:
         """Call before a step is repeated; the returned function, called after, names what the person's code changed."""
-        roots = self.subject.roots()
+        roots = self.roots()
         before = look(roots, counted_per_call)
         return lambda: before.changes(look(roots, counted_per_call))
 

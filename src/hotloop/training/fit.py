@@ -309,7 +309,7 @@ class Fit:
         try:
             for batch, batches, items in work:
                 self.journal.before_step()
-                if batch is not None:
+                if batches == 1:  # several are trained on already, in one CUDA graph
                     with self._scoring():
                         loss = loop.step(batch)
                     if on_step:  # few calls: this comes with every step

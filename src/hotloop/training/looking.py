@@ -53,6 +53,7 @@ def undone(
     transform: object = None,
     others: Sequence[Any] = (),
     known: Iterable[object] = (),
+    batch: object = None,
 ) -> Iterator[Rehearsal]:
     """A rehearsal that restores every object it changes, and warns with the names of those it cannot restore.
 
@@ -68,7 +69,7 @@ def undone(
     parts = (part for owner in owners for part in (owner, *_attributes(owner).values()))
     held = [part for part in parts if isinstance(part, nn.Module) and part not in inner]  # such as an AveragedModel
     subject = replace(subject, modules=[*subject.modules, *held])
-    roots, skip, known = subject.roots(handed), subject.restorable(), [*known, *written_tensors(subject)]
+    roots, skip, known = subject.roots(handed, batch), subject.restorable(), [*known, *written_tensors(subject)]
     before = look(roots, skip, known)
     generators = [*before.generators.values(), *generators_in([*inner, *owners])]
     generators += (generator for loader in loaders.values() for generator in generators_of(loader))
@@ -109,7 +110,7 @@ def memory_of(subject: Subject, plan: Plan, batch: Any = None) -> Memory:
     if batch is None:
         return Memory(now, held)
     plain = replace(plan, compile="off", graph=0, channels_last=False, stream="direct", accumulate=1)
-    with undone(subject, {}) as rehearsal, rehearsal.step(plain) as step:
+    with undone(subject, {}, batch=batch) as rehearsal, rehearsal.step(plain) as step:
         step(batch)  # in which the optimizers allocate what they keep
         with track(subject.model, subject.device) as seen:
             step(batch)  # which is looked at operation by operation

@@ -17,7 +17,7 @@ from hotloop.data.resident import why_not_resident
 from hotloop.effects import Skip, code_of_modules, look, restored_by_state
 from hotloop.levers import LeverTarget, fp32_matmul_precision
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.snapshot import Snapshot
+from hotloop.snapshot import Snapshot, objects_in
 from hotloop.step.inspection import signature
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.training import TrainingStep
@@ -55,15 +55,17 @@ class Subject:
             "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
         )
 
-    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Objects from which a step may reach Python state, by the names that a person knows."""
+    def roots(self, more: Mapping[str, object] | None = None, batch: Any = None) -> dict[str, object]:
+        """Objects from which a step on a batch may reach Python state, by the names that a person knows."""
         several = len(self.objectives) > 1
         objectives = {each.name if several else "objective": each.objective for each in self.objectives}
         optimizers = {"optimizer" if i == 0 else f"optimizer {i + 1}": o for i, o in enumerate(self.optimizers)}
         hooks = {
             f"the hooks of {name}": gradient_hooks(p) for name, p in self.model.named_parameters() if gradient_hooks(p)
         }
-        return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks}
+        parts = list(objects_in(batch))
+        given = {"batch": parts[0] if len(parts) == 1 else parts} if parts else {}
+        return {"model": self.model, **(more or {}), **objectives, **optimizers, **hooks, **given}
 
     def restorable(self) -> Skip:
         """Which of that a rehearsal restores."""

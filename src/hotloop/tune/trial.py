@@ -175,7 +175,7 @@ class Trials:
 
     def time(self) -> float:
         """Seconds of a step of the plain plan; raises `Refused` where a step changes what cannot be restored."""
-        roots = self._subject.roots({"device_transform": self._material.transform})
+        roots = self._subject.roots({"device_transform": self._material.transform}, self._material.batches)
         skip = self._subject.restorable()
         before = look(roots, skip)
         self._rehearsal.exchange(self._plain.step)

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
@@ -144,6 +144,9 @@ class Tuned(Compared, Protocol):
     def stream(self) -> Stream[Any] | None:
         """The source of the batches."""
 
+    def roots(self, more: Mapping[str, object] | None = None) -> dict[str, object]:
+        """Objects from which the present step may reach Python state, by the names that a person knows."""
+
     def carry_out(self, plan: Plan, why: str, compiled: dict[str, CompiledObjective] | None = None) -> None:
         """Switch to another plan, with objectives that are compiled already where given."""
 
@@ -281,7 +284,7 @@ class Tuner:
     def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
         """Call the person's code, and note which changes of it could not be restored."""
         start = time.perf_counter()
-        roots, skip = self.subject.roots(what), self.subject.restorable()
+        roots, skip = self._loop.roots(what), self.subject.restorable()
         before = look(roots, skip)
         self.seconds += time.perf_counter() - start
         result = call()
