@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import hotloop
 from hotloop._torch import HERE
 from hotloop.effects import look
-from hotloop.errors import LossNotFinite
+from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
@@ -455,6 +455,87 @@ def test_epochs_of_two_batches_are_enough() -> None:
     loop = loop_of(Counted())
     loop.fit(data(16), epochs=LONG, on_epoch=partial(_end_after, 60), progress=False, validate=data(16))
     assert loop.tuning is not None
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": Tensor.to_sparse,
+    "csr": Tensor.to_sparse_csr,
+    "csc": Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "mkldnn": Tensor.to_mkldnn,
+    "nested": lambda x: torch.nested.nested_tensor([x[:3], x[3:]]),
+    "jagged": lambda x: torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype).*:UserWarning")  # of PyTorch's layouts
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_of_every_layout_are_trained_on(layout: str) -> None:
+    """Sparse CSR batches ended a training at step 6: they have no strides."""
+
+    def objective(model: nn.Module, batch: Tensor) -> Tensor:
+        if layout in ("nested", "jagged"):
+            batch = torch.cat([*batch.unbind()])
+        return model(batch.to_dense() if layout not in ("nested", "jagged") else batch).square().mean()
+
+    weights = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        batches = [LAYOUTS[layout](torch.randn(6, 4) * (torch.rand(6, 4) > 0.5)) for _ in range(110)]
+        optimizer = torch.optim.Adam(model.parameters())
+        loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan=plan)
+        assert loop.fit(batches, progress=False).steps == 110
+        weights.append(model.weight.detach())
+    assert torch.allclose(*weights, rtol=1e-4, atol=1e-5)
+
+
+class Speechless:
+    """A part of a batch that has no words."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("there is nothing to say")
+
+
+class Closed(Mapping[str, int]):
+    """A table that cannot be read any more."""
+
+    def __getitem__(self, key: str) -> int:
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("the table is closed")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("says", ["nothing to say", "the table is closed"])
+def test_an_error_of_the_tuner_ends_no_training(says: str) -> None:
+    """What it tried is dropped, and it says so."""
+    part, table = (Speechless(), {}) if says == "nothing to say" else (0, Closed())
+    weights = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        model = Counted()
+        batches = [(torch.randn(4, 8), torch.randn(4, 1), part) for _ in range(130)]
+
+        def objective(net: nn.Module, batch: Any, table: Mapping[str, int] = table) -> Tensor:
+            return nn.functional.mse_loss(net(batch[0]), batch[1]) + 0 * len(table)
+
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan=plan)
+        told = pytest.warns(PlanWarning, match=f"tuning has failed .*{says}.*the run goes on as you wrote it")
+        with told if plan == "auto" else nullcontext():
+            assert loop.fit(batches, progress=False).steps == 130
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert all(map(torch.allclose, *weights))
+    assert loop.plan == Plan("cpu", stream=loop.plan.stream), "as it was written"
+    assert loop.tuning is not None
+    assert all(says in trial.why for trial in loop.tuning.trials)
 
 
 def test_two_objectives_get_a_plan() -> None:

@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from hotloop._torch import DispatchMode, storage_id
 from hotloop.effects import ReachableState, shown
 from hotloop.placement import tensors_in
+from hotloop.placement.moving import has_strides
 from hotloop.placement.sites import Site, user_site
 from hotloop.rng import RngStates
 from hotloop.step.constants import made_on_device
@@ -240,13 +241,15 @@ def signature(batch: Any) -> Hashable | None:
     try:
         traits = _form(batch)
         hash(traits)
-    except (TypeError, RuntimeError):  # a nested tensor has no strides to tell
+    except (TypeError, RuntimeError):  # a subclass of Tensor may refuse to tell
         return None
     return traits
 
 
 def _form(value: Any) -> Hashable:
     if isinstance(value, Tensor):
+        if not has_strides(value):  # how much memory it takes depends on its values
+            raise TypeError(str(value.layout))
         return tuple(value.shape), value.dtype, value.stride()
     if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
         return (type(value), *map(_form, value))

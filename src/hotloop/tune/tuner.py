@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
@@ -13,8 +14,8 @@ from torch import nn
 
 from hotloop.clock import Clock
 from hotloop.data import Stream
-from hotloop.effects import look
-from hotloop.errors import LossNotFinite
+from hotloop.effects import ReachableState, Skip, look
+from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.kernels import load_beside
 from hotloop.levers import (
     COMPILE,
@@ -226,17 +227,16 @@ class Tuner:
     def before(self, ahead: Ahead, done: int) -> None:
         """Call before a step, or several in one graph, after `done` batches."""
         self._ahead, self._done = ahead, done
-        if self._norms is not None and (sign := self._norms.before(done)) is not None:
-            self._sign, self._course_due = sign, 0
-        if done >= self._course_due:
-            try:
-                if not self._has_begun:
-                    self._has_begun = True
-                    next(self._course)
-                self._course_due = done + self._course.send(ahead)
-            except StopIteration:
-                self._course_due = math.inf
-        self._feed()
+        try:
+            if self._norms is not None and (sign := self._norms.before(done)) is not None:
+                self._sign, self._course_due = sign, 0
+            self._go_on()
+            self._feed()
+        except Exception as error:
+            if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on
+                raise
+            self._fail(error)
+            self._go_on()
         looks = math.inf if self._norms is None else self._norms.due
         self.due = min(self._course_due, looks, done + 1 if self._feeding.is_open else math.inf)
 
@@ -252,6 +252,39 @@ class Tuner:
         self._only_watch()
         Cache().put(self._key, tuning)
         return tuning
+
+    def _go_on(self) -> None:
+        if self._done < self._course_due:
+            return
+        try:
+            if not self._has_begun:
+                self._has_begun = True
+                next(self._course)
+            self._course_due = self._done + self._course.send(self._next)
+        except StopIteration:
+            self._course_due = math.inf
+
+    def _fail(self, error: Exception) -> None:
+        """End the tuning after an error of its own, and go back to the person's plan: the training goes on."""
+        words = f"tuning has failed ({_in_a_line(error)})"
+        warnings.warn(
+            f'{words}; the run goes on as you wrote it. fix: plan="plain" tunes nothing; please report this',
+            PlanWarning,
+            stacklevel=2,
+        )
+        self.end()
+        self._stop_watching()
+        self._feeding.is_open, self.watches, self._key = False, 0, None
+        for lever in LEVERS:
+            self._dropped.setdefault(lever.name, words)
+        trials = [Trial(lever.name, lever.tier, "dropped", self._dropped[lever.name]) for lever in LEVERS]
+        self.tuning = record(self.subject, self.subject.plan, trials, None, None, self.considered_for, self.seconds)
+        self._course, self._has_begun, self._course_due = self._gone_back(words), False, 0
+
+    def _gone_back(self, why: str) -> "Course[None]":
+        """Return to the person's plan, at the end of a window."""
+        yield 0
+        yield from self._carry_out(self._plain_plan, why)
 
     def _only_watch(self) -> None:
         """Tune no more, since the plan was found elsewhere; watch the levers that change rounding."""
@@ -280,15 +313,23 @@ class Tuner:
 
     def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
         """Call the person's code, and note which changes of it could not be restored."""
-        start = time.perf_counter()
         roots, skip = self.subject.roots(what), self.subject.restorable()
-        before = look(roots, skip)
-        self.seconds += time.perf_counter() - start
+        before = self._looked(roots, skip)
         result = call()
-        start = time.perf_counter()
-        self._effects |= dict.fromkeys(before.changes(look(roots, skip)))
-        self.seconds += time.perf_counter() - start
+        after = self._looked(roots, skip)
+        if before is not None and after is not None:
+            self._effects |= dict.fromkeys(before.changes(after))
         return result
+
+    def _looked(self, roots: dict[str, object], skip: Skip) -> ReachableState | None:
+        start = time.perf_counter()
+        try:
+            return look(roots, skip)
+        except Exception as error:  # noqa: BLE001  # of an object of the person's, which a step may do without
+            self._effects.setdefault(f"an object that cannot be looked at ({_in_a_line(error)})")
+            return None
+        finally:
+            self.seconds += time.perf_counter() - start
 
     def watched(self) -> None:
         """Count a step as watched."""
@@ -883,6 +924,10 @@ def _slowness(ratio: float) -> str:
     if round(ratio, 2) == 1:
         return "with it a step took as long as without it"
     return f"with it a step took {ratio:.3g} times as long"
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
