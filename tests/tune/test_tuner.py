@@ -86,7 +86,6 @@ def test_a_plan_is_in_force_after_a_few_steps_and_says_why() -> None:
     assert [change.step for change in loop._core.plans][1] <= 8
     kept = {trial.lever: trial for trial in loop.tuning.trials if trial.verdict != "not tried"}
     assert "fused" in kept
-    assert loop.tuning.plain_step
     assert loop.tuning.step
     reasons = {trial.lever: trial.why for trial in loop.tuning.trials}
     assert set(reasons) == {lever.name for lever in LEVERS}
@@ -113,34 +112,18 @@ def test_workers_are_in_the_line_where_there_are_any() -> None:
     assert in_words(Plan("cpu", workers=2, stream="resident")) == ["batches gathered from one tensor"]
 
 
-def _note_time(clock: list[float], record: object) -> None:
-    clock.append(time.thread_time())
-
-
-def _told_and_measured() -> tuple[float, float]:
-    """The gain that a run tells, and that of its epochs over those of the plain loop."""
-    seconds = {}
-    for plan in (Plan("cpu", stream="resident"), "auto"):
-        torch.manual_seed(0)
-        loop = loop_of(Counted(), plan=plan)
-        clock = [time.thread_time()]
-        loop.fit(data(tries(512, 2048)), epochs=9, on_epoch=partial(_note_time, clock), progress=False)
-        seconds[plan] = min(end - start for start, end in itertools.pairwise(clock[6:]))
+def test_single_steps_give_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a busy machine, eight runs of one script told gains between 1.0 and 15.9."""
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    report = loop.fit(data(), epochs=4, progress=True)
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if 'plan="plain"' in line)
+    assert "fused optimizer" in told
+    assert "×" not in told
     assert loop.tuning is not None
-    assert loop.tuning.gain is not None
-    plain, tuned = seconds.values()
-    return loop.tuning.gain, plain / tuned
-
-
-def test_the_gain_that_is_told_is_that_of_whole_epochs() -> None:
-    """The first steps are slower than later ones by hotloop's own looks; they are not what a plan is compared with."""
-    tried = []
-    for _ in range(4):  # a busy machine may spoil one
-        told, measured = _told_and_measured()
-        tried.append((told, measured))
-        if told < 1.5 * measured:
-            return
-    pytest.fail(f"gains that were told, and measured: {tried}")
+    assert loop.tuning.gain is None
+    assert not any(trial.gain for trial in loop.tuning.trials)
+    assert "times the plain loop" not in f"{loop.tuning}{report}"
 
 
 def test_few_forward_passes_beyond_one_a_step() -> None:

@@ -435,20 +435,20 @@ class Tuner:
         self._sizes.note(self._next.batch)
         self._shapes_vary = self._loop.together.largest(self._sizes.vary()) > 0
         proposal = self._adopted(plain)
-        self._note(proposal, plain, None)
+        self._note(proposal, None)
         if self._rounding():
             self._start_watching()
         self._audits = [self._done + number for number in AUDITS]
         now = yield from self._settled()
         now = yield from self._not_slower(plain, now)
-        self._note(proposal, plain, now)
-        self._tell(plain, now)
+        self._note(proposal, now)
+        self._tell()
         for refine in (self._searched, self._compiled):
             faster = yield from refine(now)
             if faster is not None:
                 now = faster
-                self._note(proposal, plain, now)
-                self._tell(plain, now)
+                self._note(proposal, now)
+                self._tell()
         yield from self._watched_over()
 
     def _prepare(self) -> None:
@@ -689,7 +689,7 @@ class Tuner:
                 then = min(then, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         self.seconds += max(0.0, time.perf_counter() - start - (self._done - done) * then)
         if then < now / FASTER:
-            self._explain(lever.name, "kept", lever.what, now / then)
+            self._explain(lever.name, "kept", lever.what)
             return then
         yield from self._taken_back(lever, plan, _slowness(then / now))
         return None
@@ -752,7 +752,7 @@ class Tuner:
         if why is None:
             then = yield from self._settled()
             if then < now / FASTER:
-                self._explain(lever.name, "kept", lever.what, now / then)
+                self._explain(lever.name, "kept", lever.what)
                 return then
             why = _slowness(then / now)
         yield from self._taken_back(lever, plan, why)
@@ -850,17 +850,15 @@ class Tuner:
             trials = [Trial(t.lever, t.tier, "dropped", why) if t.lever == lever else t for t in self.tuning.trials]
             self.tuning = replace(self.tuning, trials=tuple(trials), plan=self._loop.step.plan)
 
-    def _explain(self, lever: str, verdict: Verdict, why: str, gain: float | None = None) -> None:
+    def _explain(self, lever: str, verdict: Verdict, why: str) -> None:
         """Record the verdict on a lever that is tried after the others."""
         assert self.tuning is not None
-        trials = [
-            replace(t, verdict=verdict, why=why, gain=gain) if t.lever == lever else t for t in self.tuning.trials
-        ]
+        trials = [replace(t, verdict=verdict, why=why) if t.lever == lever else t for t in self.tuning.trials]
         self.tuning = replace(self.tuning, trials=tuple(trials))
         self._later[lever] = next(t for t in trials if t.lever == lever)
 
-    def _note(self, proposal: Proposal, plain: float, now: float | None) -> None:
-        """Record how the plan was found, and cache it."""
+    def _note(self, proposal: Proposal, now: float | None) -> None:
+        """Record how the plan was found, and cache it. Single steps decide, and give no figure of what it gains."""
         plan = self._loop.step.plan
         pulled = {lever.name for lever in _pulled(plan, self.subject.plan)}
         trials = []
@@ -873,15 +871,14 @@ class Tuner:
             elif trial.lever in pulled and verdict != "kept" and now is not None:
                 verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
             trials.append(self._later.get(trial.lever) or replace(trial, verdict=verdict, why=why))
-        self.tuning = record(self.subject, plan, trials, plain, now, self.considered_for, self.seconds)
+        self.tuning = record(self.subject, plan, trials, None, now, self.considered_for, self.seconds)
         if now is not None and self._loop.together.size == 1:
             Cache().put(proposal.key, self.tuning)
 
-    def _tell(self, plain: float, now: float) -> None:
-        """Say in a line which plan the run has, and its gain."""
+    def _tell(self) -> None:
+        """Say in a line which plan the run has."""
         if kept := ", ".join(in_words(self._loop.step.plan)):
-            gain = f"{plain / now:.3g}×" if plain > now else "as fast as"
-            self._say(f'{kept}: {gain} the eager step, measured; plan="plain" for fp32 eager')
+            self._say(f'the plan: {kept}; plan="plain" for fp32 eager')
 
     def _say(self, words: str) -> None:
         if self.display is not None:
