@@ -260,7 +260,7 @@ class Loop:
         if core.budget_is_open:
             core.keep_to_budget(batch)
         if core.tuner.watches:
-            return self._watched(batch)
+            return core.tuner.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
         step = core.step
         try:
             parts = step.run(batch)
@@ -274,16 +274,6 @@ class Loop:
         if step.plan is not core.noted[0] or core.memory.portion.limit != core.noted[1] or step.obstacle is not None:
             core.after_step()
         return next(iter(parts.values())) if len(parts) == 1 else total(parts)
-
-    def _watched(self, batch: Any) -> Tensor:
-        """A real step, in which the tuner notes the effects on the person's own objects."""
-        tuner = self._core.tuner
-        tuner.watches, left = 0, tuner.watches
-        try:
-            return tuner.watch({}, partial(Loop.step, self, batch))  # that of a subclass is under way
-        finally:
-            tuner.watches = left
-            tuner.watched()
 
     def tune(
         self,

@@ -5,7 +5,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -30,7 +30,9 @@ from hotloop.levers import (
 from hotloop.levers.base import UNCAPTURED, RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
+from hotloop.objective import Objective
 from hotloop.plan import Plan, Trial, Tuning, Verdict
+from hotloop.step.captured import watching
 from hotloop.step.compilation import (
     Compilation,
     CompilationOutcome,
@@ -38,7 +40,7 @@ from hotloop.step.compilation import (
     expected_seconds,
     key_of,
 )
-from hotloop.step.inspection import Inspection, host_objection
+from hotloop.step.inspection import Inspection, host_noted, host_objection, signature
 from hotloop.step.work import Work
 from hotloop.text import duration, plural, shorten
 from hotloop.tune.cache import Cache
@@ -183,6 +185,7 @@ class Tuner:
         self._audits: list[int] = []  # batches after which the gate is asked again
         self._stopwatch = Stopwatch(subject.device)
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
+        self._ordinary = Inspection()  # of what a real step does on the host
         self._later: dict[str, Trial] = {}  # of levers that are tried after the others
         self._is_random = False  # whether a pass draws random numbers on the device
         self._sizes = BatchSizes()  # of the first batches
@@ -331,9 +334,21 @@ class Tuner:
         finally:
             self.seconds += time.perf_counter() - start
 
-    def watched(self) -> None:
-        """Count a step as watched."""
-        self.watches -= 1
+    def watch_step(self, call: Callable[[], T]) -> T:
+        """Watch a real step, and note of the last one what it does on the host."""
+        left, self.watches = self.watches, 0
+        device, seen = self.subject.device, self._ordinary
+
+        def noted(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with host_noted(device, seen):
+                return objective(model, batch)
+
+        is_noted = left == 1 and device.type == "cuda"
+        try:
+            with watching(self._loop.step.eagers, noted) if is_noted else nullcontext():
+                return self.watch({}, call)
+        finally:
+            self.watches = left - 1
 
     def refused(self, why: str) -> None:
         """Drop the levers for captures: the step cannot be captured as a CUDA graph."""
@@ -522,8 +537,7 @@ class Tuner:
             with without_dropout(subject.modules) as drops:
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
             self._is_random = drops or work.draws
-            why = host_objection(seen, looks_at_masks=GIVEN_MASKS.name in self._dropped)
-            if subject.device.type == "cuda" and why is not None:
+            if (why := self._why_not_captured(seen, ahead.batch)) is not None:
                 self.refused(why)
             if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
@@ -568,6 +582,16 @@ class Tuner:
         self._comparison = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._comparison
         return proposal
+
+    def _why_not_captured(self, seen: Inspection, batch: Any) -> str | None:
+        """Why the step cannot be captured, as far as the gate's pass and a real step tell."""
+        if self.subject.device.type != "cuda":
+            return None
+        if signature(batch) is None:
+            return "the form of a batch cannot be compared, as of a sparse or a nested tensor"
+        masks = GIVEN_MASKS.name in self._dropped
+        real, gate = (host_objection(each, looks_at_masks=masks) for each in (self._ordinary, seen))
+        return real and gate  # what only one of them did may be the preparation of a library
 
     def _settled(self) -> "Course[float]":
         """Seconds of a batch after warm-up, captured where the plan says so."""
