@@ -248,6 +248,30 @@ def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypat
     assert bool(abandoned) == ("hook" in change), "what it does on the host would be lost again"
 
 
+def test_a_loop_by_hand_is_looked_at_before_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a capture, too. What is around a step counts there, and captures that do not last end."""
+    monkeypatch.setattr(
+        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
+    )
+    model, abandoned = Scaled(), list[str]()
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain")
+    batch = [torch.randn(16, 8), torch.randn(16, 4)]
+    loop.step(batch)
+    captured = warmed_up(loop, batch, abandoned.append)
+    captured._froze()
+    captured.check_step()
+    assert captured.has_captures
+    with torch.autocast("cpu", torch.bfloat16):
+        captured.check_step()
+    assert not captured.has_captures
+    for _ in range(2):
+        captured._froze()
+        model.scale += 1
+        assert not abandoned
+        captured.check_step()
+    assert abandoned == ["what a capture freezes changes often between steps"]
+
+
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)
 def test_a_comparison_leaves_no_trace(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What compares a forward pass with the captured one, without a capture: that part needs no GPU."""

@@ -1,7 +1,7 @@
 """`CapturedStep`: steps as CUDA graphs, and the checks that a replay still is the step."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from hotloop._torch import (
 )
 from hotloop.effects import ReachableState, kept_by_capture, look
 from hotloop.errors import PlanWarning
+from hotloop.levers import fp32_matmul_precision
 from hotloop.levers.applied import AppliedPlan
 from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective import Objective
@@ -46,6 +47,7 @@ from hotloop.step.shapes import OtherShapes
 from hotloop.waits import waits
 
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
+LASTING, BRIEF = 100, 3  # steps that captures are to last in a loop by hand, and how often they may not
 STALE = 2  # times that it differed, after which nothing is captured any more
 CAN_CHANGE = "changes while it runs, which a capture would freeze"
 
@@ -93,6 +95,8 @@ class CapturedStep:
         self._form: Any = None  # of the batches that are captured
         self._compared_at = 0  # the step up to which captures are known to be what Python asks for
         self._stale = 0  # times that they were not
+        self._captured_at = 0  # the step at which the first of the present captures was made
+        self._brief = 0  # times that captures did not last
         self._departed = False  # whether the captured operations are others than the eager ones
         self._called: Any = None  # the form of the batch that was captured last
         self.generation = 0  # of captures
@@ -347,7 +351,7 @@ class CapturedStep:
             self._frozen = look(self._roots(), kept_by_capture, hold=True)
             relied_on = {id(tensor) for seen in self._looks.latest for tensor in seen.relied_on}
             self._frozen.hold_only(lambda tensor: id(tensor) in relied_on)
-            self._compared_at = self.eagers[0].counts.steps
+            self._compared_at = self._captured_at = self.eagers[0].counts.steps
         self.has_captures, self._stood = True, self._stance()
 
     def _departure(self, seen: Inspection) -> str | None:
@@ -473,6 +477,21 @@ class CapturedStep:
             self.levers.revert()
             self.levers.apply()  # a state that was loaded brings settings of its own
 
+    def check_step(self) -> None:
+        """Check before a step of a loop by hand, between whose steps the person may change anything.
+
+        Where captures do not last, they end.
+        """
+        if self._hooked is None:
+            return
+        self._shown = None  # somebody may have cleared the gradients
+        had_captures = self.has_captures
+        self.check()
+        if had_captures and not self.has_captures:
+            self._brief += self.eagers[0].counts.steps - self._captured_at < LASTING
+            if self._brief >= BRIEF:
+                self.abandon("what a capture freezes changes often between steps")
+
     def audit(self) -> None:
         """Find frozen numbers of the person's code that have changed, and warn of steps replayed with the old."""
         if not self.has_captures or self.memory is None:
@@ -553,7 +572,7 @@ class CapturedStep:
         hooks = [hook for module in modules for hook in module_hooks(module)]
         hooks += [hook for tensor in tensors for hook in gradient_hooks(tensor)]
         hooks += [hook for o in self.optimizers for hook in step_hooks(o)]
-        return Stance(modes, weights, states, groups, hooks)
+        return Stance(modes, weights, states, groups, hooks, settings_around(self.device))
 
     def _modules_and_tensors(self) -> tuple[list[nn.Module], list[Tensor]]:
         """The layers of the model and of a criterion that is a module, and their parameters and buffers."""
@@ -579,6 +598,19 @@ class Stance(NamedTuple):
     states: list[int]  # of the optimizers, tensor by tensor
     groups: list[tuple[int, Any, Any]]  # of parameters, and how they are updated
     hooks: list[Callable[..., Any]]
+    around: tuple[Hashable, ...]  # PyTorch's settings around a step
+
+
+def settings_around(device: torch.device) -> tuple[Hashable, ...]:
+    """PyTorch's settings that a person may turn on around a step."""
+    kind = device.type
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        fp32_matmul_precision(),
+    )
 
 
 class Departed(CannotCapture):

@@ -253,14 +253,18 @@ class Loop:
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing blocks."""
         core = self._core
+        is_by_hand = core.given is None
         if batch is not core.given:  # what `batches` gave out is there already
             batch = surely(partial(move, batch, core.device), core.device)
         if core.step.levers.is_displaced:
             core.hold()
         if core.budget_is_open:
             core.keep_to_budget(batch)
+        if is_by_hand:
+            core.before_step_by_hand(batch)
         if core.tuner.watches:
-            return core.tuner.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
+            with core.giving(batch):
+                return core.tuner.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
         step = core.step
         try:
             parts = step.run(batch)
@@ -273,6 +277,8 @@ class Loop:
             raise better from error
         if step.plan is not core.noted[0] or core.memory.portion.limit != core.noted[1] or step.obstacle is not None:
             core.after_step()
+        if is_by_hand:
+            core.tuner.pause()
         return next(iter(parts.values())) if len(parts) == 1 else total(parts)
 
     def tune(

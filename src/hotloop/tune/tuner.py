@@ -90,7 +90,7 @@ ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that s
 class Ahead:
     """The next step, or several in one CUDA graph."""
 
-    loader: Any
+    loader: Any  # None where the batch was handed to `step`, and no loader gave it
     transform: Any
     batch: Any  # None where several steps go into one graph
     batches: int
@@ -241,7 +241,8 @@ class Tuner:
             self._fail(error)
             self._go_on()
         looks = math.inf if self._norms is None else self._norms.due
-        self.due = min(self._course_due, looks, done + 1 if self._feeding.is_open else math.inf)
+        feeds = self._feeding.is_open and ahead.loader is not None
+        self.due = min(self._course_due, looks, done + 1 if feeds else math.inf)
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
@@ -299,9 +300,9 @@ class Tuner:
     def _feed(self) -> None:
         """Give the loader more workers where the training waits for it."""
         stream, plan = self._loop.stream, self._loop.step.plan
-        if stream is None or stream.resident is not None or self.subject.plan.workers is not None:
+        if stream is not None and (stream.resident is not None or self.subject.plan.workers is not None):
             self._feeding.is_open = False
-        if stream is None or not self._feeding.is_open:
+        if stream is None or not self._feeding.is_open or self._next.loader is None:
             return
         advice = self._feeding.advice(stream, self._next.left)
         if advice is None:
