@@ -329,6 +329,12 @@ def test_a_seed_that_is_drawn_for_the_dropout_of_a_recurrent_layer_says_nothing_
     assert other.departure() is not None
 
 
+def test_an_allocation_is_no_work() -> None:
+    """What is written there is an operation with that shape."""
+    assert objection_to(lambda number: [X.sin(), *(torch.empty(3) for _ in range(number))]) is None
+    assert objection_to(lambda number: [torch.empty(number * 20).fill_(1)]) is not None
+
+
 WAITS, DRAWS_ONCE = "waits", "draws"
 
 
@@ -340,7 +346,7 @@ def looked_at(*seen: str) -> Looks:
         with inspected(CPU, looks.made[-1]):
             net(X)
             if kind == DRAWS_ONCE:
-                random.random()
+                DRAWS["python"]()
         if kind == WAITS:
             looks.made[-1].waits.note()
     return looks

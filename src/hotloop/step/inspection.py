@@ -24,6 +24,7 @@ from hotloop.waits import Waits, waits
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
 MOST_LOOKS = 4  # at a step before it is captured; two where they agree
 _FROZEN = "it draws random numbers on the host, which a capture would freeze"
+_ALLOCATIONS = {f"aten.{name}" for name in ("empty.memory_format", "empty_like.default", "empty_strided.default")}
 _OF_SEEDS = ("aten.random_.default", "aten._local_scalar_dense.default")
 
 
@@ -228,15 +229,16 @@ class _Noting(_Seeing):
 
 
 def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether an operation prepares the dropout of a recurrent layer.
+    """Whether an operation allocates memory, or prepares the dropout of a recurrent layer.
 
+    What is written into new memory is an operation of its own, with its shapes; a library allocates when it needs to.
     cuDNN has a rng state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
     state of the device's generator was set; that a pass does so says nothing about the step.
     """
     name = name_of(func)
     if name in _OF_SEEDS:
         return isinstance(args[0], Tensor) and args[0].dim() == 0 and args[0].dtype == torch.int64
-    return name == _DROPOUT_STATE or (name == "aten.empty.memory_format" and not args[0])
+    return name == _DROPOUT_STATE or name in _ALLOCATIONS
 
 
 def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:

@@ -295,7 +295,7 @@ class Loop:
         The levers are tried in real steps on batches of `loader`, each against the best plan so far; one is kept where
         it is faster by more than the noise, pays back what it costs within the run, and loss and gradient stay those of
         fp32. All of these steps are undone: model, optimizers, rng state and data order are left as they were.
-        `fit` and `batches` find a plan by themselves.
+        `fit`, `batches` and `step` find a plan by themselves.
         """
         if (size := self._core.together.size) > 1:
             raise BadArgument(
