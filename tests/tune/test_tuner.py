@@ -730,6 +730,29 @@ def test_a_network_that_turns_any_rounding_into_another_gradient_is_trained_in_b
         assert torch.equal(parameter.cpu(), weights), "it has all its digits again"
 
 
+class LanguageModel(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(100, 64), nn.Linear(64, 100)
+        self.layers = nn.LSTM(64, 64, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.tokens(x))[0]).transpose(1, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_recurrent_language_model_keeps_its_graph(dropout: float) -> None:
+    """cuDNN waits in its first call with a new dropout state, as after the gate: that is no part of a step."""
+    torch.manual_seed(0)
+    rows = torch.randint(100, (4096, 33))
+    model = LanguageModel(dropout)
+    optimizer = torch.optim.Adam(model.parameters())
+    loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cuda", clip_norm=1.0)
+    loop.fit(DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), 16), epochs=6, progress=False)
+    assert loop.plan.graph, loop.tuning
+
+
 @pytest.mark.gpu
 def test_tiny_steps_go_into_one_graph_at_once() -> None:
     torch.manual_seed(0)
