@@ -9,6 +9,7 @@ import functools
 import inspect
 import itertools
 import logging
+import re
 import sys
 import types
 import weakref
@@ -44,6 +45,7 @@ MOST = 50_000  # objects that are looked at
 EDGE = 64  # entries at each end of a long list that are looked at
 DEEPEST = 12  # levels below a root
 LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
+_PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
 _WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
 _RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
 _TABLES = (dict, OrderedDict)
@@ -75,6 +77,7 @@ class ReachableState:
         self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
         self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
         self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
+        self.container_places: list[tuple[Any, Any, Any, str]] = []  # the same of objects that may hold tensors
         self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
         self.caches: dict[str, int] = {}  # of `functools`, and how many results each has computed
@@ -89,9 +92,10 @@ class ReachableState:
     def moved(self) -> list[tuple[str, Any, Any]]:
         """Numbers that differ now from what was seen, and tensors that were replaced: (name, then, now).
 
-        Cheap: nothing is searched again.
+        So is a tensor in an object that was. Cheap: nothing is searched again.
         """
-        tensors = ((path, _read(table, key) is then) for table, key, then, path in self.tensor_places)
+        held = itertools.chain(self.tensor_places, self.container_places)
+        tensors = ((path, _read(table, key) is then) for table, key, then, path in held)
         found: list[tuple[str, Any, Any]] = [(shown(path), "a tensor", "another") for path, same in tensors if not same]
         for table, key, then, path in self.places:
             now = _read(table, key)
@@ -100,7 +104,10 @@ class ReachableState:
         return found
 
     def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
-        """Keep only the wanted tensors, which are noticed when they are replaced."""
+        """Keep only the wanted tensors, and what holds them; they are noticed when they are replaced."""
+        paths = [path for path, tensor in self.tensors.items() if wanted(tensor)]
+        above = {path[: found.start()] for path in paths for found in _PARTS.finditer(path)}
+        self.container_places = [place for place in self.container_places if place[3] in above]
         self.tensors.clear()
         self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
 
@@ -130,6 +137,7 @@ def look(
     if not hold:
         walk.seen.tensors.clear()
         walk.seen.tensor_places.clear()
+        walk.seen.container_places.clear()
     return walk.seen
 
 
@@ -344,6 +352,8 @@ class _Walk:
             self.seen.places.append((table, key, part, path))
         elif isinstance(part, Tensor):
             self.seen.tensor_places.append((table, key, part, path))
+        elif not _traits_of(type(part)).is_word:
+            self.seen.container_places.append((table, key, part, path))
 
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
         self.seen.values[f"{path}[]"] = len(value)

@@ -160,9 +160,11 @@ class Restless(nn.Module):
         self.mean: Tensor
         self.register_buffer("mean", torch.zeros(32))
         self.scale, self.unread = torch.ones(32, device=device), torch.ones(32, device=device)
+        self.parts = (torch.ones(32, device=device), {"deep": [torch.ones(32, device=device)]})
+        self.other_parts = {"unread": torch.ones(32)}
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).relu() * self.scale
+        hidden = self.first(x).relu() * self.scale * self.parts[0] * self.parts[1]["deep"][0]
         self.mean.lerp_(hidden.detach().float().mean(0), 0.1)
         out: Tensor = self.last(self.dropout(hidden))
         return out.tanh() if WAY else out
@@ -196,6 +198,18 @@ def _replace_attribute(model: nn.Module, criterion: Weighted, optimizer: torch.o
     model.scale = torch.rand(32)
 
 
+def _replace_a_tuple(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.parts = (torch.rand(32), model.parts[1])
+
+
+def _replace_deep_inside(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.parts[1]["deep"] = [torch.rand(32)]
+
+
+def _replace_parts_that_are_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.other_parts = {}
+
+
 def _replace_what_is_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
     model.unread = torch.rand(32)
 
@@ -204,6 +218,8 @@ CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
     "class weights": _replace_weights,
     "a buffer": _replace_buffer,
     "an attribute": _replace_attribute,
+    "a tuple": _replace_a_tuple,
+    "a list in a table": _replace_deep_inside,
     "the mode of the criterion": lambda model, criterion, optimizer: criterion.eval(),
     "a frozen part of the criterion": lambda model, criterion, optimizer: criterion.bias.requires_grad_(False),
     "a hook of a weight": lambda model, criterion, optimizer: model.first.weight.register_hook(lambda grad: grad * 0),
@@ -215,6 +231,7 @@ CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
 UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
     "nothing": lambda model, criterion, optimizer: None,
     "what is not read": _replace_what_is_not_read,
+    "parts that are not read": _replace_parts_that_are_not_read,
     "values": lambda model, criterion, optimizer: model.scale.zero_(),
 }
 

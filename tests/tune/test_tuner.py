@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -483,42 +483,27 @@ class Speechless:
         raise RuntimeError("there is nothing to say")
 
 
-class Closed(Mapping[str, int]):
-    """A table that cannot be read any more."""
-
-    def __getitem__(self, key: str) -> int:
-        raise KeyError(key)
-
-    def __iter__(self) -> Iterator[str]:
-        raise RuntimeError("the table is closed")
-
-    def __len__(self) -> int:
-        return 1
-
-
-@pytest.mark.parametrize("says", ["nothing to say", "the table is closed"])
-def test_an_error_of_the_tuner_ends_no_training(says: str) -> None:
+def test_an_error_of_the_tuner_ends_no_training() -> None:
     """What it tried is dropped, and it says so."""
-    part, table = (Speechless(), {}) if says == "nothing to say" else (0, Closed())
     weights = []
     for plan in ("plain", "auto"):
         torch.manual_seed(0)
         model = Counted()
-        batches = [(torch.randn(4, 8), torch.randn(4, 1), part) for _ in range(130)]
+        batches = [(torch.randn(4, 8), torch.randn(4, 1), Speechless()) for _ in range(130)]
 
-        def objective(net: nn.Module, batch: Any, table: Mapping[str, int] = table) -> Tensor:
-            return nn.functional.mse_loss(net(batch[0]), batch[1]) + 0 * len(table)
+        def objective(net: nn.Module, batch: Any) -> Tensor:
+            return nn.functional.mse_loss(net(batch[0]), batch[1])
 
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan=plan)
-        told = pytest.warns(PlanWarning, match=f"tuning has failed .*{says}.*the run goes on as you wrote it")
+        told = pytest.warns(PlanWarning, match="tuning has failed .*nothing to say.*the run goes on as you wrote it")
         with told if plan == "auto" else nullcontext():
             assert loop.fit(batches, progress=False).steps == 130
         weights.append([parameter.detach() for parameter in model.parameters()])
     assert all(map(torch.allclose, *weights))
     assert loop.plan == Plan("cpu", stream=loop.plan.stream), "as it was written"
     assert loop.tuning is not None
-    assert all(says in trial.why for trial in loop.tuning.trials)
+    assert all("nothing to say" in trial.why for trial in loop.tuning.trials)
 
 
 def test_two_objectives_get_a_plan() -> None:
