@@ -54,7 +54,7 @@ BUGS = [
     Bug(
         "by hand: what a capture froze is not looked at",
         "step/captured.py",
-        "        had_captures = self.has_captures\n        self.check()\n",
+        "        had_captures = self.has_captures\n        self.check(strictly=True)\n",
         "        had_captures = self.has_captures\n",
         ("tests/step/test_captured.py",),
     ),

@@ -77,7 +77,8 @@ class ReachableState:
         self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
         self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
         self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
-        self.container_places: list[tuple[Any, Any, Any, str]] = []  # the same of objects that may hold tensors
+        self.holders: list[tuple[Any, Any, Any, str]] = []  # the same of objects that may hold tensors
+        self.number_holders: list[tuple[Any, Any, Any, str]] = []  # of those that hold numbers
         self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
         self.caches: dict[str, int] = {}  # of `functools`, and how many results each has computed
@@ -89,12 +90,12 @@ class ReachableState:
         differ = [path for path in mine.keys() | theirs.keys() if mine.get(path, _GONE) != theirs.get(path, _GONE)]
         return sorted({shown(path) for path in differ})
 
-    def moved(self) -> list[tuple[str, Any, Any]]:
+    def moved(self, *, strictly: bool = False) -> list[tuple[str, Any, Any]]:
         """Numbers that differ now from what was seen, and tensors that were replaced: (name, then, now).
 
-        So is a tensor in an object that was. Cheap: nothing is searched again.
+        So is a tensor in an object that was; `strictly`: a number in one, too. Cheap: nothing is searched again.
         """
-        held = itertools.chain(self.tensor_places, self.container_places)
+        held = itertools.chain(self.tensor_places, self.holders, self.number_holders if strictly else ())
         tensors = ((path, _read(table, key) is then) for table, key, then, path in held)
         found: list[tuple[str, Any, Any]] = [(shown(path), "a tensor", "another") for path, same in tensors if not same]
         for table, key, then, path in self.places:
@@ -104,10 +105,11 @@ class ReachableState:
         return found
 
     def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
-        """Keep only the wanted tensors, and what holds them; they are noticed when they are replaced."""
-        paths = [path for path, tensor in self.tensors.items() if wanted(tensor)]
-        above = {path[: found.start()] for path in paths for found in _PARTS.finditer(path)}
-        self.container_places = [place for place in self.container_places if place[3] in above]
+        """Keep only the wanted tensors, and what holds them or numbers; they are noticed when they are replaced."""
+        above = _above(path for path, tensor in self.tensors.items() if wanted(tensor))
+        above_numbers = _above(path for *_, path in self.places) - above
+        self.number_holders = [place for place in self.holders if place[3] in above_numbers]
+        self.holders = [place for place in self.holders if place[3] in above]
         self.tensors.clear()
         self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
 
@@ -137,7 +139,7 @@ def look(
     if not hold:
         walk.seen.tensors.clear()
         walk.seen.tensor_places.clear()
-        walk.seen.container_places.clear()
+        walk.seen.holders.clear()
     return walk.seen
 
 
@@ -201,6 +203,11 @@ def shown(path: str) -> str:
     """
     path = path.rpartition("<")[2].replace(">", "")
     return path.partition("[")[0] or path
+
+
+def _above(paths: Iterable[str]) -> set[str]:
+    """The paths of all that holds what lies at these."""
+    return {path[: found.start()] for path in paths for found in _PARTS.finditer(path)}
 
 
 _GONE = object()
@@ -353,7 +360,7 @@ class _Walk:
         elif isinstance(part, Tensor):
             self.seen.tensor_places.append((table, key, part, path))
         elif not _traits_of(type(part)).is_word:
-            self.seen.container_places.append((table, key, part, path))
+            self.seen.holders.append((table, key, part, path))
 
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
         self.seen.values[f"{path}[]"] = len(value)

@@ -27,6 +27,7 @@ class Scaled(nn.Module):
         torch.manual_seed(0)
         self.layer = nn.Linear(8, 4)
         self.scale = 1.0
+        self.settings = {"bias": 0.0}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.scale
@@ -281,11 +282,14 @@ def test_a_loop_by_hand_is_looked_at_before_each_step(monkeypatch: pytest.Monkey
     with torch.autocast("cpu", torch.bfloat16):
         captured.check_step()
     assert not captured.has_captures
-    for _ in range(2):
+    for change in ("scale", "settings"):
         captured._froze()
-        model.scale += 1
+        captured.check_step()
+        assert captured.has_captures
+        setattr(model, change, 2.0 if change == "scale" else {"bias": 0.0})
         assert not abandoned
         captured.check_step()
+        assert not captured.has_captures
     assert abandoned == ["what a capture freezes changes often between steps"]
 
 

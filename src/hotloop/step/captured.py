@@ -460,8 +460,8 @@ class CapturedStep:
 
     # What a capture froze
 
-    def check(self) -> None:
-        """Drop the graphs where modes, numbers or tensors that they froze have changed."""
+    def check(self, *, strictly: bool = False) -> None:
+        """Drop the graphs where modes, numbers or tensors that they froze have changed; `strictly`, or may have."""
         if self._hooked is None:
             return
         stance = self._stance()
@@ -471,7 +471,7 @@ class CapturedStep:
         if not self.has_captures:
             return
         stood = stance == self._stood
-        if not stood or self._frozen.moved():
+        if not stood or self._frozen.moved(strictly=strictly):
             self.forget()
         if not stood:
             self.levers.revert()
@@ -486,7 +486,7 @@ class CapturedStep:
             return
         self._shown = None  # somebody may have cleared the gradients
         had_captures = self.has_captures
-        self.check()
+        self.check(strictly=True)
         if had_captures and not self.has_captures:
             self._brief += self.eagers[0].counts.steps - self._captured_at < LASTING
             if self._brief >= BRIEF:
