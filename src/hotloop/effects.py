@@ -62,6 +62,7 @@ _CLOSED = (  # nothing in these is a person's state
     logging.Logger,
     logging.Handler,
 )
+_CORE = "hotloop.training.core"  # what a loop keeps itself, where the objective is a method of an object that has one
 _CAPTURING = "transformers.utils.output_capturing"
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
@@ -435,7 +436,7 @@ def _traits_of(kind: type) -> _Traits:
         is_word=kind in _WORDS or issubclass(kind, torch.Size),
         has_mark=issubclass(kind, (Tensor, np.ndarray, *get_args(Generator))),
         is_engine=is_engine,
-        is_open=not is_engine and not issubclass(kind, _CLOSED),
+        is_open=not is_engine and not issubclass(kind, _CLOSED) and kind.__module__ != _CORE,
         is_mapping=issubclass(kind, Mapping | types.MappingProxyType),
         is_sequence=issubclass(kind, list | tuple | deque),
         is_iterator=issubclass(kind, Iterator),

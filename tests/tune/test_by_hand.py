@@ -84,6 +84,27 @@ def test_steps_by_hand_get_the_default_plan() -> None:
     assert {trial.lever: trial.why for trial in loop.tuning.trials}["resident"].startswith("batches are handed")
 
 
+def test_an_objective_that_is_a_method_of_what_holds_the_loop() -> None:
+    """As in most classes that train: what the loop counts itself is no effect of the step."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.model = Actor()
+            self.optimizer = torch.optim.Adam(self.model.parameters())
+            self.loop = hotloop.Loop(self.model, self.optimizer, objective=self.loss, device="cpu", precision="fp32")
+
+        def loss(self, model: nn.Module, batch: Any) -> Tensor:
+            return objective(model, batch)
+
+    trainer, generator = Trainer(), torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        trainer.loop.step(minibatch(16, generator, "cpu"))
+    assert trainer.loop.tuning is not None
+    reasons = {trial.lever: trial.why for trial in trainer.loop.tuning.trials}
+    assert "could not be restored" not in reasons["fused"]
+
+
 def test_a_few_steps_by_hand_stay_as_they_were_written() -> None:
     loop, weights = trained("auto", steps=60)
     assert loop.tuning is None

@@ -460,22 +460,27 @@ class CapturedStep:
 
     # What a capture froze
 
-    def check(self, *, strictly: bool = False) -> None:
-        """Drop the graphs where modes, numbers or tensors that they froze have changed; `strictly`, or may have."""
+    def check(self, *, strictly: bool = False) -> str | None:
+        """Drop the graphs where modes, numbers or tensors that they froze have changed; returns a name of it.
+
+        `strictly`: also where they may have.
+        """
         if self._hooked is None:
-            return
+            return None
         stance = self._stance()
         if stance.hooks != self._hooked:
             self.forget()
             self.abandon("hooks were registered or removed, which a captured step would not know of")
         if not self.has_captures:
-            return
+            return None
         stood = stance == self._stood
-        if not stood or self._frozen.moved(strictly=strictly):
+        moved = self._frozen.moved(strictly=strictly)
+        if moved or not stood:
             self.forget()
         if not stood:
             self.levers.revert()
             self.levers.apply()  # a state that was loaded brings settings of its own
+        return moved[0][0] if moved else None if stood else "what a capture freezes"
 
     def check_step(self) -> None:
         """Check before a step of a loop by hand, between whose steps the person may change anything.
@@ -485,12 +490,11 @@ class CapturedStep:
         if self._hooked is None:
             return
         self._shown = None  # somebody may have cleared the gradients
-        had_captures = self.has_captures
-        self.check(strictly=True)
-        if had_captures and not self.has_captures:
-            self._brief += self.eagers[0].counts.steps - self._captured_at < LASTING
+        begun = self._captured_at
+        if (changed := self.check(strictly=True)) is not None:
+            self._brief += self.eagers[0].counts.steps - begun < LASTING
             if self._brief >= BRIEF:
-                self.abandon("what a capture freezes changes often between steps")
+                self.abandon(f"{changed} changes often between steps, and a capture freezes it")
 
     def audit(self) -> None:
         """Find frozen numbers of the person's code that have changed, and warn of steps replayed with the old."""
