@@ -84,24 +84,26 @@ def test_steps_by_hand_get_the_default_plan() -> None:
     assert {trial.lever: trial.why for trial in loop.tuning.trials}["resident"].startswith("batches are handed")
 
 
+class Trainer:
+    """A class that trains, as most of them are: the objective is its method, and it holds the loop."""
+
+    def __init__(self, device: str) -> None:
+        torch.manual_seed(0)
+        self.model = Actor()
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.loop = hotloop.Loop(self.model, self.optimizer, objective=self.loss, device=device, precision="fp32")
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return objective(model, batch)
+
+
 def test_an_objective_that_is_a_method_of_what_holds_the_loop() -> None:
-    """As in most classes that train: what the loop counts itself is no effect of the step."""
-
-    class Trainer:
-        def __init__(self) -> None:
-            torch.manual_seed(0)
-            self.model = Actor()
-            self.optimizer = torch.optim.Adam(self.model.parameters())
-            self.loop = hotloop.Loop(self.model, self.optimizer, objective=self.loss, device="cpu", precision="fp32")
-
-        def loss(self, model: nn.Module, batch: Any) -> Tensor:
-            return objective(model, batch)
-
-    trainer, generator = Trainer(), torch.Generator().manual_seed(1)
+    """What the loop counts itself is no effect of the step."""
+    loop, generator = Trainer("cpu").loop, torch.Generator().manual_seed(1)
     for _ in range(STEPS):
-        trainer.loop.step(minibatch(16, generator, "cpu"))
-    assert trainer.loop.tuning is not None
-    reasons = {trial.lever: trial.why for trial in trainer.loop.tuning.trials}
+        loop.step(minibatch(16, generator, "cpu"))
+    assert loop.tuning is not None
+    reasons = {trial.lever: trial.why for trial in loop.tuning.trials}
     assert "could not be restored" not in reasons["fused"]
 
 
@@ -217,14 +219,18 @@ def captured(loop: hotloop.Loop) -> bool:
 
 
 @gpu
-def test_steps_by_hand_are_captured() -> None:
-    loop, _ = loop_of("auto", "cuda")
+@pytest.mark.parametrize("in_class", [False, True])
+def test_steps_by_hand_are_captured(in_class: bool) -> None:
+    loop = Trainer("cuda").loop if in_class else loop_of("auto", "cuda")[0]
     generator = torch.Generator().manual_seed(1)
     for _ in range(3000):
         loop.step(minibatch(16, generator, "cuda"))
         if captured(loop):
             break
     assert captured(loop), loop.tuning
+    for _ in range(20):
+        loop.step(minibatch(16, generator, "cuda"))
+        assert captured(loop), "nothing has changed"
     assert loop.tuning is not None
     assert loop.plan.graph == 1
     assert loop.plan.fused

@@ -49,6 +49,7 @@ from hotloop.training.words import advice_on_loss, memory_words
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
 
+UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]
 Work = tuple[Any, int, int]  # a batch to train on, None where that is done; batches and items that it stands for
 
@@ -301,7 +302,7 @@ class Core:
         if done >= self._reconsidered:
             self._reconsidered = done + 1 + done // 8
             self.tuner.begin()
-        if done >= self.tuner.due and self._may_tune():
+        if done >= max(self.tuner.due, UNTIMED) and self._may_tune():
             ahead = Ahead(None, None, batch, 1, done, self.step.is_between_windows, False, lambda: batch)
             self.tuner.before(ahead, done)
 
