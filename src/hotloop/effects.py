@@ -356,11 +356,12 @@ class _Walk:
                 self._note_place(table, name, part, f"{path}.{name}")
 
     def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
-        if type(part) in (int, float, bool):
+        kind: type = type(part)
+        if kind in (int, float, bool):
             self.seen.places.append((table, key, part, path))
         elif isinstance(part, Tensor):
             self.seen.tensor_places.append((table, key, part, path))
-        elif not _traits_of(type(part)).is_word:
+        elif not _traits_of(kind).is_word:
             self.seen.holders.append((table, key, part, path))
 
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> None:
