@@ -45,6 +45,34 @@ class Bug:
 BUGS = [
     # The step
     Bug(
+        "looks: a wait that was seen once is a reason",
+        "step/inspection.py",
+        "return in_all or difference(",
+        "return True or difference(",
+        ("tests/step/test_inspection.py",),
+    ),
+    Bug(
+        "by hand: what a capture froze is not looked at",
+        "step/captured.py",
+        "if (changed := self.check(strictly=True)) is not None:",
+        "if (changed := None) is not None:",
+        ("tests/step/test_captured.py",),
+    ),
+    Bug(
+        "by hand: steps are not tuned",
+        "training/core.py",
+        "if done >= max(self.tuner.due, UNTIMED) and self._may_tune():",
+        "if False:",
+        ("tests/tune/test_by_hand.py",),
+    ),
+    Bug(
+        "tuner: its own error ends a training",
+        "tune/tuner.py",
+        "if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on",
+        "if True:",
+        ("tests/tune/test_tuner.py",),
+    ),
+    Bug(
         "step: gradients pile up",
         "step/eager.py",
         "        if window.batches == 0:\n            self.trained.zero_grad()\n",

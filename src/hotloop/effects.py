@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import random
+import re
 import sys
 import types
 import weakref
@@ -57,6 +58,7 @@ DEEPEST = 12  # levels below a root
 LONG = 1 << 16  # entries of a list up to which all numbers and words in it are looked at
 LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
 WHOLE = 1 << 26  # bytes of an array up to which a sum stands for the rest
+_PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
 _WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
 _KINDS = frozenset(_WORDS)
 _VALUES = (torch.Size, Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
@@ -85,6 +87,7 @@ _LOOKED_AFTER: tuple[Any, ...] = (
     *(random.random.__self__, np.random.random.__self__, torch.default_generator),  # type: ignore[attr-defined]
     sys.modules,
 )
+_CORE = "hotloop.training.core"  # what a loop keeps itself, where the objective is a method of an object that has one
 _CAPTURING = "transformers.utils.output_capturing"
 # What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
 _OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
@@ -100,6 +103,8 @@ class ReachableState:
         self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
         self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
         self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
+        self.holders: list[tuple[Any, Any, Any, str]] = []  # the same of objects that may hold tensors
+        self.number_holders: list[tuple[Any, Any, Any, str]] = []  # of those that hold numbers
         self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
         self.generators: dict[str, Generator] = {}  # of random numbers, by path
         self.caches: dict[str, int] = {}  # of `functools`, and how many results each has computed
@@ -111,12 +116,13 @@ class ReachableState:
         pairs = ((path, mine.get(path, _GONE), theirs.get(path, _GONE)) for path in mine.keys() | theirs.keys())
         return sorted({shown(path) for path, then, now in pairs if then is not now and then != now})
 
-    def moved(self) -> list[tuple[str, Any, Any]]:
+    def moved(self, *, strictly: bool = False) -> list[tuple[str, Any, Any]]:
         """Numbers that differ now from what was seen, and tensors that were replaced: (name, then, now).
 
-        Cheap: nothing is searched again.
+        So is a tensor in an object that was; `strictly`: a number in one, too. Cheap: nothing is searched again.
         """
-        tensors = ((path, _read(table, key) is then) for table, key, then, path in self.tensor_places)
+        held = itertools.chain(self.tensor_places, self.holders, self.number_holders if strictly else ())
+        tensors = ((path, _read(table, key) is then) for table, key, then, path in held)
         found: list[tuple[str, Any, Any]] = [(shown(path), "a tensor", "another") for path, same in tensors if not same]
         for table, key, then, path in self.places:
             now = _read(table, key)
@@ -125,7 +131,11 @@ class ReachableState:
         return found
 
     def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
-        """Keep only the wanted tensors, which are noticed when they are replaced."""
+        """Keep only the wanted tensors, and what holds them or numbers; they are noticed when they are replaced."""
+        above = _above(path for path, tensor in self.tensors.items() if wanted(tensor))
+        above_numbers = _above(path for *_, path in self.places) - above
+        self.number_holders = [place for place in self.holders if place[3] in above_numbers]
+        self.holders = [place for place in self.holders if place[3] in above]
         self.tensors.clear()
         self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
 
@@ -156,6 +166,7 @@ def look(
     if not hold:
         walk.seen.tensors.clear()
         walk.seen.tensor_places.clear()
+        walk.seen.holders.clear()
     return walk.seen
 
 
@@ -219,6 +230,11 @@ def shown(path: str) -> str:
     """
     path = path.rpartition("<")[2].replace(">", "")
     return path.partition("[")[0] or path
+
+
+def _above(paths: Iterable[str]) -> set[str]:
+    """The paths of all that holds what lies at these."""
+    return {path[: found.start()] for path in paths for found in _PARTS.finditer(path)}
 
 
 _GONE = object()
@@ -381,6 +397,8 @@ class _Walk:
             self.seen.places.append((table, key, part, path))
         elif isinstance(part, Tensor):
             self.seen.tensor_places.append((table, key, part, path))
+        elif not _traits_of(kind).is_word:
+            self.seen.holders.append((table, key, part, path))
 
     def _mapping(self, value: Any, path: str, depth: int) -> None:
         kind: Any = dict if isinstance(value, dict) else type(value)  # a library may load what its own methods give
@@ -474,7 +492,7 @@ def _traits_of(kind: type) -> _Traits:
         is_number=issubclass(kind, Number | np.number | np.bool_),
         has_mark=issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))),
         is_engine=is_engine,
-        is_open=not is_engine and not issubclass(kind, _CLOSED),
+        is_open=not is_engine and not issubclass(kind, _CLOSED) and kind.__module__ != _CORE,
         is_mapping=issubclass(kind, _MAPPINGS) or (issubclass(kind, Mapping) and not kind.__dictoffset__),
         is_sequence=issubclass(kind, list | tuple | deque),
         is_iterator=issubclass(kind, Iterator),

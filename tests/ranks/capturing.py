@@ -80,7 +80,7 @@ failing: dict[str, str] = {}
 GraphLever.impossible = lambda self, target, plan: None
 GraphLever.apply = lambda self, model, optimizers, plan: ()
 captured.CapturedStep.capturing = capturing
-captured.CapturedStep._stance = lambda self: captured.Stance([], [], [], [], [])
+captured.CapturedStep._stance = lambda self: captured.Stance([], [], [], [], [], ())
 captured.Rates = NoRates
 operations.FEW = -1  # else the values of small tensors on a CPU count as numbers, which differ from step to step
 captured.capture_stream = lambda device: SimpleNamespace(stream=None, running=nullcontext)

@@ -27,6 +27,7 @@ class Scaled(nn.Module):
         torch.manual_seed(0)
         self.layer = nn.Linear(8, 4)
         self.scale = 1.0
+        self.settings = {"bias": 0.0}
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(x) * self.scale
@@ -160,9 +161,11 @@ class Restless(nn.Module):
         self.mean: Tensor
         self.register_buffer("mean", torch.zeros(32))
         self.scale, self.unread = torch.ones(32, device=device), torch.ones(32, device=device)
+        self.parts = (torch.ones(32, device=device), {"deep": [torch.ones(32, device=device)]})
+        self.other_parts = {"unread": torch.ones(32)}
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = self.first(x).relu() * self.scale
+        hidden = self.first(x).relu() * self.scale * self.parts[0] * self.parts[1]["deep"][0]
         self.mean.lerp_(hidden.detach().float().mean(0), 0.1)
         out: Tensor = self.last(self.dropout(hidden))
         return out.tanh() if WAY else out
@@ -196,6 +199,18 @@ def _replace_attribute(model: nn.Module, criterion: Weighted, optimizer: torch.o
     model.scale = torch.rand(32)
 
 
+def _replace_a_tuple(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.parts = (torch.rand(32), model.parts[1])
+
+
+def _replace_deep_inside(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.parts[1]["deep"] = [torch.rand(32)]
+
+
+def _replace_parts_that_are_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
+    model.other_parts = {}
+
+
 def _replace_what_is_not_read(model: nn.Module, criterion: Weighted, optimizer: torch.optim.Optimizer) -> None:
     model.unread = torch.rand(32)
 
@@ -204,6 +219,8 @@ CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
     "class weights": _replace_weights,
     "a buffer": _replace_buffer,
     "an attribute": _replace_attribute,
+    "a tuple": _replace_a_tuple,
+    "a list in a table": _replace_deep_inside,
     "the mode of the criterion": lambda model, criterion, optimizer: criterion.eval(),
     "a frozen part of the criterion": lambda model, criterion, optimizer: criterion.bias.requires_grad_(False),
     "a hook of a weight": lambda model, criterion, optimizer: model.first.weight.register_hook(lambda grad: grad * 0),
@@ -215,6 +232,7 @@ CHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
 UNCHANGED: dict[str, Callable[[Any, Weighted, torch.optim.Optimizer], object]] = {
     "nothing": lambda model, criterion, optimizer: None,
     "what is not read": _replace_what_is_not_read,
+    "parts that are not read": _replace_parts_that_are_not_read,
     "values": lambda model, criterion, optimizer: model.scale.zero_(),
 }
 
@@ -246,6 +264,33 @@ def test_what_a_capture_froze_is_looked_at_between_epochs(change: str, monkeypat
     captured.check()
     assert captured.has_captures == (change in UNCHANGED)
     assert bool(abandoned) == ("hook" in change), "what it does on the host would be lost again"
+
+
+def test_a_loop_by_hand_is_looked_at_before_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a capture, too. What is around a step counts there, and captures that do not last end."""
+    monkeypatch.setattr(
+        "hotloop.step.captured.capture_stream", lambda device: SimpleNamespace(stream=None, running=nullcontext)
+    )
+    model, abandoned = Scaled(), list[str]()
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu", plan="plain")
+    batch = [torch.randn(16, 8), torch.randn(16, 4)]
+    loop.step(batch)
+    captured = warmed_up(loop, batch, abandoned.append)
+    captured._froze()
+    captured.check_step()
+    assert captured.has_captures
+    with torch.autocast("cpu", torch.bfloat16):
+        captured.check_step()
+    assert not captured.has_captures
+    for change in ("scale", "settings"):
+        captured._froze()
+        captured.check_step()
+        assert captured.has_captures
+        setattr(model, change, 2.0 if change == "scale" else {"bias": 0.0})
+        assert not abandoned
+        captured.check_step()
+        assert not captured.has_captures
+    assert abandoned == ["model.settings changes often between steps, and a capture freezes it"]
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"precision": "bf16"}], ids=str)

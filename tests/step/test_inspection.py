@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hotloop.step.inspection import Comparison, Inspection, inspected, objection, signature
+from hotloop.step.inspection import Comparison, Inspection, Looks, inspected, objection, signature
 
 CPU = torch.device("cpu")
 X = torch.ones(6, 6)  # of more values than are looked at: what a batch holds may differ
@@ -327,3 +327,59 @@ def test_a_seed_that_is_drawn_for_the_dropout_of_a_recurrent_layer_says_nothing_
         x.sin().sum()
     assert same.departure() is None
     assert other.departure() is not None
+
+
+def test_an_allocation_is_no_work() -> None:
+    """What is written there is an operation with that shape."""
+    assert objection_to(lambda number: [X.sin(), *(torch.empty(3) for _ in range(number))]) is None
+    assert objection_to(lambda number: [torch.empty(number * 20).fill_(1)]) is not None
+
+
+WAITS, DRAWS_ONCE = "waits", "draws"
+
+
+def looked_at(*seen: str) -> Looks:
+    """Looks at passes that do the same work; some wait or draw on the host, as cuDNN's preparations do."""
+    looks, net = Looks(), model()
+    for kind in seen:
+        looks.made.append(Inspection())
+        with inspected(CPU, looks.made[-1]):
+            net(X)
+            if kind == DRAWS_ONCE:
+                DRAWS["python"]()
+        if kind == WAITS:
+            looks.made[-1].waits.note()
+    return looks
+
+
+@pytest.mark.parametrize("kind", [WAITS, DRAWS_ONCE])
+def test_what_was_seen_once_is_no_reason(kind: str) -> None:
+    """An LSTM with dropout lost its CUDA graph: cuDNN waits in its first call with a new dropout state."""
+    assert looked_at("", "").are_enough
+    assert looked_at("", "").objection() is None
+    for seen in (("", kind), (kind, "")):
+        assert not looked_at(*seen).are_enough, "one more"
+    for seen in ((kind, "", ""), ("", kind, "", "")):
+        looks = looked_at(*seen)
+        assert looks.are_enough
+        assert looks.objection() is None
+
+
+@pytest.mark.parametrize("kind", [WAITS, DRAWS_ONCE])
+def test_what_comes_again_is_a_reason(kind: str) -> None:
+    for seen in ((kind, kind), ("", kind, kind), ("", kind, "", kind), (kind, "", kind, "")):
+        looks = looked_at(*seen)
+        assert looks.are_enough
+        assert looks.objection() is not None
+
+
+def test_other_work_is_a_reason_at_once_although_it_waits_as_well() -> None:
+    """It is evidence that steps differ: a later look may not show it."""
+    looks = Looks()
+    for number in (1, 2):
+        looks.made.append(Inspection())
+        with inspected(CPU, looks.made[-1]):
+            X.sin() if number == 1 else X.cos()
+    looks.made[0].waits.note()
+    assert looks.are_enough
+    assert looks.objection() is not None

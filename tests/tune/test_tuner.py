@@ -6,8 +6,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import hotloop
 from hotloop._torch import HERE
 from hotloop.effects import look
-from hotloop.errors import LossNotFinite
+from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
@@ -86,7 +86,6 @@ def test_a_plan_is_in_force_after_a_few_steps_and_says_why() -> None:
     assert [change.step for change in loop._core.plans][1] <= 8
     kept = {trial.lever: trial for trial in loop.tuning.trials if trial.verdict != "not tried"}
     assert "fused" in kept
-    assert loop.tuning.plain_step
     assert loop.tuning.step
     reasons = {trial.lever: trial.why for trial in loop.tuning.trials}
     assert set(reasons) == {lever.name for lever in LEVERS}
@@ -113,34 +112,18 @@ def test_workers_are_in_the_line_where_there_are_any() -> None:
     assert in_words(Plan("cpu", workers=2, stream="resident")) == ["batches gathered from one tensor"]
 
 
-def _note_time(clock: list[float], record: object) -> None:
-    clock.append(time.thread_time())
-
-
-def _told_and_measured() -> tuple[float, float]:
-    """The gain that a run tells, and that of its epochs over those of the plain loop."""
-    seconds = {}
-    for plan in (Plan("cpu", stream="resident"), "auto"):
-        torch.manual_seed(0)
-        loop = loop_of(Counted(), plan=plan)
-        clock = [time.thread_time()]
-        loop.fit(data(tries(512, 2048)), epochs=9, on_epoch=partial(_note_time, clock), progress=False)
-        seconds[plan] = min(end - start for start, end in itertools.pairwise(clock[6:]))
+def test_single_steps_give_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    """On a busy machine, eight runs of one script told gains between 1.0 and 15.9."""
+    torch.manual_seed(0)
+    loop = loop_of(Counted())
+    report = loop.fit(data(), epochs=4, progress=True)
+    (told,) = (line for line in capsys.readouterr().err.splitlines() if 'plan="plain"' in line)
+    assert "fused optimizer" in told
+    assert "×" not in told
     assert loop.tuning is not None
-    assert loop.tuning.gain is not None
-    plain, tuned = seconds.values()
-    return loop.tuning.gain, plain / tuned
-
-
-def test_the_gain_that_is_told_is_that_of_whole_epochs() -> None:
-    """The first steps are slower than later ones by hotloop's own looks; they are not what a plan is compared with."""
-    tried = []
-    for _ in range(4):  # a busy machine may spoil one
-        told, measured = _told_and_measured()
-        tried.append((told, measured))
-        if told < 1.5 * measured:
-            return
-    pytest.fail(f"gains that were told, and measured: {tried}")
+    assert loop.tuning.gain is None
+    assert not any(trial.gain for trial in loop.tuning.trials)
+    assert "times the plain loop" not in f"{loop.tuning}{report}"
 
 
 def test_few_forward_passes_beyond_one_a_step() -> None:
@@ -457,6 +440,72 @@ def test_epochs_of_two_batches_are_enough() -> None:
     assert loop.tuning is not None
 
 
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "coo": Tensor.to_sparse,
+    "csr": Tensor.to_sparse_csr,
+    "csc": Tensor.to_sparse_csc,
+    "bsr": lambda x: x.to_sparse_bsr((2, 2)),
+    "bsc": lambda x: x.to_sparse_bsc((2, 2)),
+    "mkldnn": Tensor.to_mkldnn,
+    "nested": lambda x: torch.nested.nested_tensor([x[:3], x[3:]]),
+    "jagged": lambda x: torch.nested.nested_tensor([x[:3], x[3:]], layout=torch.jagged),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(beta|prototype).*:UserWarning")  # of PyTorch's layouts
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_of_every_layout_are_trained_on(layout: str) -> None:
+    """Sparse CSR batches ended a training at step 6: they have no strides."""
+
+    def objective(model: nn.Module, batch: Tensor) -> Tensor:
+        if layout in ("nested", "jagged"):
+            batch = torch.cat([*batch.unbind()])
+        return model(batch.to_dense() if layout not in ("nested", "jagged") else batch).square().mean()
+
+    weights = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        batches = [LAYOUTS[layout](torch.randn(6, 4) * (torch.rand(6, 4) > 0.5)) for _ in range(110)]
+        optimizer = torch.optim.Adam(model.parameters())
+        loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan=plan)
+        assert loop.fit(batches, progress=False).steps == 110
+        weights.append(model.weight.detach())
+    assert torch.allclose(*weights, rtol=1e-4, atol=1e-5)
+
+
+class Speechless:
+    """A part of a batch that has no words."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("there is nothing to say")
+
+
+def test_an_error_of_the_tuner_ends_no_training() -> None:
+    """What it tried is dropped, and it says so."""
+    weights = []
+    for plan in ("plain", "auto"):
+        torch.manual_seed(0)
+        model = Counted()
+        batches = [(torch.randn(4, 8), torch.randn(4, 1), Speechless()) for _ in range(130)]
+
+        def objective(net: nn.Module, batch: Any) -> Tensor:
+            return nn.functional.mse_loss(net(batch[0]), batch[1])
+
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loop = hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan=plan)
+        told = pytest.warns(PlanWarning, match="tuning has failed .*nothing to say.*the run goes on as you wrote it")
+        with told if plan == "auto" else nullcontext():
+            assert loop.fit(batches, progress=False).steps == 130
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert all(map(torch.allclose, *weights))
+    assert loop.plan == Plan("cpu", stream=loop.plan.stream), "as it was written"
+    assert loop.tuning is not None
+    assert all("nothing to say" in trial.why for trial in loop.tuning.trials)
+
+
 def test_two_objectives_get_a_plan() -> None:
     model = nn.ModuleDict({"a": Counted(), "b": Counted()})
     optimizers = {name: torch.optim.Adam(part.parameters()) for name, part in model.items()}
@@ -664,6 +713,29 @@ def test_a_network_that_turns_any_rounding_into_another_gradient_is_trained_in_b
     assert loop.plan.channels_last, "what was not refused stays"
     for parameter, weights in zip(model.parameters(), before, strict=True):
         assert torch.equal(parameter.cpu(), weights), "it has all its digits again"
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(100, 64), nn.Linear(64, 100)
+        self.layers = nn.LSTM(64, 64, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.tokens(x))[0]).transpose(1, 2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_a_recurrent_language_model_keeps_its_graph(dropout: float) -> None:
+    """cuDNN waits in its first call with a new dropout state, as after the gate: that is no part of a step."""
+    torch.manual_seed(0)
+    rows = torch.randint(100, (4096, 33))
+    model = LanguageModel(dropout)
+    optimizer = torch.optim.Adam(model.parameters())
+    loop = hotloop.Loop(model, optimizer, nn.CrossEntropyLoss(), device="cuda", clip_norm=1.0)
+    loop.fit(DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), 16), epochs=6, progress=False)
+    assert loop.plan.graph, loop.tuning
 
 
 @pytest.mark.gpu

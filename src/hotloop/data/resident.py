@@ -64,6 +64,8 @@ class _ResidentItems:
 
 def why_not_resident(loader: object, device: torch.device) -> str | None:
     """Why a loader's data cannot live on the device; None where it can."""
+    if loader is None:
+        return "batches are handed to `step` one by one"
     if not is_in_order(loader):
         return "the loader is not a plain DataLoader over a dataset with a length, in order"
     assert isinstance(loader, DataLoader)

@@ -67,6 +67,10 @@ class AppliedPlan:
             Snapshot.of([self._model], self._optimizers).in_format(torch.contiguous_format).restore()
         self.is_displaced = True
 
+    def is_alone(self) -> bool:
+        """Whether no other plan is applied to the model and its optimizers."""
+        return all(each.plan in (None, self) for each in _held(self._model, self._optimizers))
+
     def around(self) -> AbstractContextManager[Any]:
         """A context manager for one step, which restores PyTorch's flags at its end."""
         if not self._switching:

@@ -37,6 +37,7 @@ class LeverTarget:
     pinned_precision: bool = False  # the person asked for this precision
     why_not_resident: str | None = None
     loader_pins: bool = False  # batches come in pinned memory already
+    stays_in_place: str | None = None  # why the weights must lie in memory as they do
     only: str | None = None  # why nothing but tier A, and what a run begins with, may be pulled
 
     @property

@@ -78,6 +78,8 @@ class ChannelsLastLever(Lever):
         layers = convolutions_of(target.model)
         if not layers:
             return "the model has no two-dimensional convolution"
+        if target.stays_in_place is not None:
+            return target.stays_in_place
         weights = [parameter for layer in layers for parameter in layer.parameters() if parameter.dim() == 4]
         telling = [w for w in weights if w.shape[2:] != (1, 1) and w.shape[1] > 1]  # others have both formats at once
         if telling and all(w.is_contiguous(memory_format=torch.channels_last) for w in telling):

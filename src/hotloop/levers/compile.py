@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from hotloop._torch import HERE, inductor, mark_dynamic
 from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.levers.checkpointing import repeated_blocks
+from hotloop.placement.moving import has_strides, known_shape
 from hotloop.plan import Plan
 
 Varying = frozenset[tuple[int, int]]  # the n-th tensor, and its dimension
@@ -179,6 +180,8 @@ def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:
         nonlocal seen
         if isinstance(value, Tensor):
             seen += 1
+            if not has_strides(value):
+                return known_shape(value), value.dtype, str(value.layout), value.requires_grad
             shape: Sequence[int] = value.shape
             if any(number == seen - 1 for number, _ in varying):
                 shape = [-1 if (seen - 1, dim) in varying else size for dim, size in enumerate(shape)]
@@ -195,7 +198,7 @@ def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:
 
 def sizes_of(value: Any) -> Any:
     """What `form_of` a batch can be told from, without its numbers."""
-    if isinstance(value, Tensor) and value.layout == torch.strided:
+    if isinstance(value, Tensor) and has_strides(value):
         return torch.empty_like(value, device="meta").requires_grad_(value.requires_grad)
     if isinstance(value, list | tuple):
         return tuple(map(sizes_of, value))

@@ -169,6 +169,11 @@ def tensors_in(batch: object, path: str = "batch", seen: Set[int] = frozenset())
             yield from tensors_in(getattr(batch, field.name, None), f"{path}.{field.name}", seen)
 
 
+def has_strides(tensor: Tensor) -> bool:
+    """Whether a tensor lies in one block of memory, in steps that it tells; a sparse or a nested one does not."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
 def known_shape(tensor: Tensor) -> tuple[int, ...]:
     """The shape of a tensor; of a nested one with strides, which refuses to tell one, the number of its parts."""
     return (tensor.size(0),) if tensor.is_nested and tensor.layout == torch.strided else tuple(tensor.shape)

@@ -1,7 +1,7 @@
 """`CapturedStep`: steps as CUDA graphs, and the checks that a replay still is the step."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -21,6 +21,7 @@ from hotloop._torch import (
 )
 from hotloop.effects import ReachableState, kept_by_capture, look
 from hotloop.errors import PlanWarning
+from hotloop.levers import fp32_matmul_precision
 from hotloop.levers.applied import AppliedPlan
 from hotloop.memory.oom import Failure, began_with, is_out_of_memory
 from hotloop.objective import Objective
@@ -39,13 +40,14 @@ from hotloop.step.cuda_graph import (
 )
 from hotloop.step.draws import Draw, repeat
 from hotloop.step.eager import EagerStep, Parts, See
-from hotloop.step.inspection import Comparison, Inspection, departure, inspected, objection, operations_of, signature
+from hotloop.step.inspection import Comparison, Inspection, Looks, departure, inspected, operations_of, signature
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.shapes import OtherShapes
 from hotloop.waits import waits
 
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
+LASTING, BRIEF = 100, 3  # steps that captures are to last in a loop by hand, and how often they may not
 STALE = 2  # times that it differed, after which nothing is captured any more
 CAN_CHANGE = "changes while it runs, which a capture would freeze"
 
@@ -93,6 +95,8 @@ class CapturedStep:
         self._form: Any = None  # of the batches that are captured
         self._compared_at = 0  # the step up to which captures are known to be what Python asks for
         self._stale = 0  # times that they were not
+        self._captured_at = 0  # the step at which the first of the present captures was made
+        self._brief = 0  # times that captures did not last
         self._departed = False  # whether the captured operations are others than the eager ones
         self._called: Any = None  # the form of the batch that was captured last
         self.generation = 0  # of captures
@@ -112,7 +116,8 @@ class CapturedStep:
         self._stood: Stance | None = None
         self._warmed = 0
         self._is_ready = False
-        self._inspections: list[Inspection] = []
+        self._looks = Looks()
+        self._has_waited = False  # in a rehearsal
         self._first_capture: Inspection | None = None  # where it does other work than eagerly
         self._graphs: dict[tuple[bool, bool], CapturedGraph] = {}  # by phase: first of its window, last of it
         self._static: Any = None  # the batch that they read
@@ -228,7 +233,7 @@ class CapturedStep:
         return self._is_ready
 
     def _warm_up(self, batch: Any) -> Parts:
-        """A real step on the capture stream; two of them are inspected."""
+        """A real step on the capture stream; two of them or more are inspected."""
         if not self._warmed and self.is_alone:
             renew_accumulation(p for eager in self.eagers for p in eager.trained.parameters)
             if not self._is_compiled and self.memory is not None and self.memory.snapshot.has_seen_passes:
@@ -240,8 +245,11 @@ class CapturedStep:
                 parts = self._inspected(batch)
             else:  # with rates on the device only where the person's code was seen to leave them alone
                 parts = self._rehearsed(batch) if self._is_ready else self._run(batch)
-        if self._is_sized and self._warmed == WARM_UP and (why := objection(*self._inspections)):
-            self.abandon(why)
+        if self._is_sized and self._warmed == WARM_UP:
+            if not self._looks.are_enough:
+                self._warmed -= 1  # the next step is inspected, too
+            elif why := self._looks.objection():
+                self.abandon(why)
         return parts
 
     def _rehearsed(self, batch: Any) -> Parts:
@@ -254,7 +262,7 @@ class CapturedStep:
 
         for eager in self.eagers:
             eager.after_update = None  # a schedule must not write to what is restored below
-        inside = nullcontext() if self._is_compiled else self._watching(as_captured)
+        inside = nullcontext() if self._is_compiled else watching(self.eagers, as_captured)
         try:
             with waits(self.device) as seen, rates.of_step(0), inside:
                 parts = self._run(batch)
@@ -264,12 +272,14 @@ class CapturedStep:
         if updates:
             self._schedule()
         if self._is_sized and len(seen) > seen.in_packages:
-            self.abandon(f"the host waits for the device: {seen}")
+            if self._has_waited:
+                self.abandon(f"the host waits for the device: {seen}")
+            self._has_waited, self._is_ready, self._warmed = True, False, WARM_UP  # once is no reason
         return parts
 
     def _inspected(self, batch: Any) -> Parts:
         seen = Inspection(form=signature(batch))
-        self._inspections.append(seen)
+        self._looks.made.append(seen)
         if self._hooked is None:
             self._hooked = self._stance().hooks
 
@@ -278,28 +288,10 @@ class CapturedStep:
                 return objective(model, batch)
 
         before = look(self._roots(), kept_by_capture, hold=True)
-        with self._watching(inspect):
+        with watching(self.eagers, inspect):
             parts = self._run(batch)
         seen.compare(before, look(self._roots(), kept_by_capture, hold=True))
         return parts
-
-    @contextmanager
-    def _watching(self, watch: Callable[[Objective, nn.Module, Any], Any], *, on_ranks: bool = True) -> Iterator[None]:
-        """Call objectives through `watch(objective, model, batch)`, inside DDP where `on_ranks`."""
-        before = [eager.objective for eager in self.eagers]
-        for eager in self.eagers:
-            watched = partial(watch, eager.trained.objective)
-            if eager.across is not None and on_ranks:
-                eager.across.watched = watched
-            else:
-                eager.objective = watched
-        try:
-            yield
-        finally:
-            for eager, objective in zip(self.eagers, before, strict=True):
-                eager.objective = objective
-                if eager.across is not None:
-                    eager.across.watched = None
 
     # Captures
 
@@ -325,14 +317,14 @@ class CapturedStep:
         if not afresh:
             self._show(self._gradients)
         self._shown = None  # a capture that fails leaves gradients which nothing has computed
-        compares = bool(self._inspections) and not self._is_compiled
-        if any(state.numel() for each in self._inspections for state in each.held):
+        compares = bool(self._looks.made) and not self._is_compiled
+        if any(state.numel() for each in self._looks.latest for state in each.held):
             _prepare_dropout(self.device)
         with ExitStack() as around:
             for eager in self.eagers:
                 around.enter_context(eager.capturing(collect))
             if compares:
-                around.enter_context(self._watching(noted))
+                around.enter_context(watching(self.eagers, noted))
             # What the host draws in a pass that does not run is drawn by its replay.
             with fork_rng(devices=[], enabled=bool(self._draws)), graph.capturing(self._side.stream, pool):
                 yield graph
@@ -357,14 +349,14 @@ class CapturedStep:
         """Note the Python values that a capture has frozen."""
         if not self.has_captures:
             self._frozen = look(self._roots(), kept_by_capture, hold=True)
-            relied_on = {id(tensor) for seen in self._inspections for tensor in seen.relied_on}
+            relied_on = {id(tensor) for seen in self._looks.latest for tensor in seen.relied_on}
             self._frozen.hold_only(lambda tensor: id(tensor) in relied_on)
-            self._compared_at = self.eagers[0].counts.steps
+            self._compared_at = self._captured_at = self.eagers[0].counts.steps
         self.has_captures, self._stood = True, self._stance()
 
     def _departure(self, seen: Inspection) -> str | None:
         """The first captured operation that differs from those of the eager step; None where none does."""
-        first = self._first_capture or self._inspections[-1]
+        first = self._first_capture or self._looks.made[-1]
         for start in range(0, max(len(seen.work), 1), max(len(first.work), 1)):
             step = Inspection(work=seen.work[start : start + len(first.work)], form=self._called)
             if where := departure(first, step):
@@ -381,7 +373,7 @@ class CapturedStep:
             raise Departed
         if torch.are_deterministic_algorithms_enabled():
             raise CannotCapture(f"it does other work while it is captured: {where}")
-        by_design = any(len(each.waits) for each in self._inspections)  # a package waits, and does not in a capture
+        by_design = any(len(each.waits) for each in self._looks.latest)  # a package waits, and does not in a capture
         if not self._departed and not by_design and self.memory is not None:
             warnings.warn(
                 f"while it is captured as a CUDA graph the step does other work than eagerly, which may round otherwise"
@@ -421,7 +413,7 @@ class CapturedStep:
     @property
     def _draws(self) -> Sequence[Draw]:
         """Random numbers drawn on the host that decide nothing, repeated for the rng state."""
-        return self._inspections[-1].draws.made if self._inspections else ()
+        return self._looks.made[-1].draws.made if self._looks.made else ()
 
     def _schedule(self) -> None:
         if self._after_update is not None:
@@ -468,22 +460,41 @@ class CapturedStep:
 
     # What a capture froze
 
-    def check(self) -> None:
-        """Drop the graphs where modes, numbers or tensors that they froze have changed."""
+    def check(self, *, strictly: bool = False) -> str | None:
+        """Drop the graphs where modes, numbers or tensors that they froze have changed; returns a name of it.
+
+        `strictly`: also where they may have.
+        """
         if self._hooked is None:
-            return
+            return None
         stance = self._stance()
         if stance.hooks != self._hooked:
             self.forget()
             self.abandon("hooks were registered or removed, which a captured step would not know of")
         if not self.has_captures:
-            return
+            return None
         stood = stance == self._stood
-        if not stood or self._frozen.moved():
+        moved = self._frozen.moved(strictly=strictly)
+        if moved or not stood:
             self.forget()
         if not stood:
             self.levers.revert()
             self.levers.apply()  # a state that was loaded brings settings of its own
+        return moved[0][0] if moved else None if stood else "what a capture freezes"
+
+    def check_step(self) -> None:
+        """Check before a step of a loop by hand, between whose steps the person may change anything.
+
+        Where captures do not last, they end.
+        """
+        if self._hooked is None:
+            return
+        self._shown = None  # somebody may have cleared the gradients
+        begun = self._captured_at
+        if (changed := self.check(strictly=True)) is not None:
+            self._brief += self.eagers[0].counts.steps - begun < LASTING
+            if self._brief >= BRIEF:
+                self.abandon(f"{changed} changes often between steps, and a capture freezes it")
 
     def audit(self) -> None:
         """Find frozen numbers of the person's code that have changed, and warn of steps replayed with the old."""
@@ -514,20 +525,20 @@ class CapturedStep:
         if not self.has_captures or not self._has_room or self._first_capture is not None:
             return  # what is eager was another thing from the start
         assert self.memory is not None
-        comparison = Comparison(*seen[-1:], self._inspections[-1])
+        comparison = Comparison(*seen[-1:], self._looks.made[-1])
 
         def compared(objective: Objective, model: nn.Module, batch: Any) -> Any:
             with made_on_device(), comparison:
                 return objective(model, batch)
 
         before, is_comparable = PassSnapshot(self.memory.modules, self.device), False
-        with self._side.running(), self.levers.around(), self._watching(compared, on_ranks=False):
+        with self._side.running(), self.levers.around(), watching(self.eagers, compared, on_ranks=False):
             before.take(batch)
             try:
                 if transform is not None:
                     with made_on_device(), comparison:
                         batch = transform(batch)
-                is_comparable = signature(batch) == self._inspections[-1].form
+                is_comparable = signature(batch) == self._looks.made[-1].form
                 batch = self.levers.inputs(batch)
                 for eager in self.eagers:
                     eager.forward(batch, self._size_of(batch))
@@ -565,7 +576,7 @@ class CapturedStep:
         hooks = [hook for module in modules for hook in module_hooks(module)]
         hooks += [hook for tensor in tensors for hook in gradient_hooks(tensor)]
         hooks += [hook for o in self.optimizers for hook in step_hooks(o)]
-        return Stance(modes, weights, states, groups, hooks)
+        return Stance(modes, weights, states, groups, hooks, settings_around(self.device))
 
     def _modules_and_tensors(self) -> tuple[list[nn.Module], list[Tensor]]:
         """The layers of the model and of a criterion that is a module, and their parameters and buffers."""
@@ -591,10 +602,44 @@ class Stance(NamedTuple):
     states: list[int]  # of the optimizers, tensor by tensor
     groups: list[tuple[int, Any, Any]]  # of parameters, and how they are updated
     hooks: list[Callable[..., Any]]
+    around: tuple[Hashable, ...]  # PyTorch's settings around a step
+
+
+def settings_around(device: torch.device) -> tuple[Hashable, ...]:
+    """PyTorch's settings that a person may turn on around a step."""
+    kind = device.type
+    return (
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        fp32_matmul_precision(),
+    )
 
 
 class Departed(CannotCapture):
     """The step runs other operations than in its last capture: it is inspected and captured again."""
+
+
+@contextmanager
+def watching(
+    eagers: Sequence[EagerStep], watch: Callable[[Objective, nn.Module, Any], Any], *, on_ranks: bool = True
+) -> Iterator[None]:
+    """Call objectives through `watch(objective, model, batch)`, inside DDP where `on_ranks`."""
+    before = [eager.objective for eager in eagers]
+    for eager in eagers:
+        watched = partial(watch, eager.trained.objective)
+        if eager.across is not None and on_ranks:
+            eager.across.watched = watched
+        else:
+            eager.objective = watched
+    try:
+        yield
+    finally:
+        for eager, objective in zip(eagers, before, strict=True):
+            eager.objective = objective
+            if eager.across is not None:
+                eager.across.watched = None
 
 
 def _prepare_dropout(device: torch.device) -> None:

@@ -174,6 +174,14 @@ def capture_stream(device: torch.device) -> "CaptureStream":
     return CaptureStream(torch.cuda.Stream(device))
 
 
+def is_ordinary_stream(device: torch.device) -> bool:
+    """Whether work goes to the default stream of a device, outside of a capture, and may synchronize."""
+    if device.type != "cuda":
+        return True
+    is_default = torch.cuda.current_stream(device) == torch.cuda.default_stream(device)
+    return is_default and not torch.cuda.is_current_stream_capturing() and not torch.cuda.get_sync_debug_mode()
+
+
 @dataclass
 class CaptureStream:
     """A side stream that stays ordered with the current one."""

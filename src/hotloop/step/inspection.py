@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import PackedSequence
 from hotloop._torch import DispatchMode, storage_id
 from hotloop.effects import ReachableState, shown
 from hotloop.placement import tensors_in
+from hotloop.placement.moving import has_strides
 from hotloop.placement.sites import Site, user_site
 from hotloop.rng import RngStates
 from hotloop.step.constants import made_on_device
@@ -21,7 +22,9 @@ from hotloop.text import shorten
 from hotloop.waits import Waits, waits
 
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
+MOST_LOOKS = 4  # at a step before it is captured; two where they agree
 _FROZEN = "it draws random numbers on the host, which a capture would freeze"
+_ALLOCATIONS = {f"aten.{name}" for name in ("empty.memory_format", "empty_like.default", "empty_strided.default")}
 _OF_SEEDS = ("aten.random_.default", "aten._local_scalar_dense.default")
 
 
@@ -87,13 +90,13 @@ def host_objection(seen: Inspection, *, looks_at_masks: bool = True) -> str | No
 
 
 def objection(first: Inspection, second: Inspection, *, repeats_draws: bool = True) -> str | None:
-    """Why a step cannot be captured once and replayed, from two forward passes; None where it can.
+    """Why a step cannot be captured once and replayed, from two forward passes; None where it can."""
+    on_host = host_objection(first) or host_objection(second)
+    return on_host or difference(first, second, repeats_draws=repeats_draws)
 
-    `repeats_draws`: with each replay the host draws the numbers that decide nothing.
-    """
-    for seen in (first, second):
-        if why := host_objection(seen):
-            return why
+
+def difference(first: Inspection, second: Inspection, *, repeats_draws: bool = True) -> str | None:
+    """The same, for what two passes have computed, drawn for nothing and changed."""
     drawn = first.draws.made, second.draws.made
     if drawn[0] != drawn[1] or (any(drawn) and not repeats_draws):
         return _FROZEN
@@ -123,6 +126,38 @@ def departure(first: Inspection, second: Inspection) -> str | None:
         longer = max(first.work, second.work, key=len)
         return str(longer[min(len(first.work), len(second.work))][1] or "outside your own code")
     return None
+
+
+class Looks:
+    """Inspections of ordinary passes, until the last two decide whether a step can be captured and replayed.
+
+    A synchronization or a draw on the host that one of two looks has, and the other has not, may be the preparation of
+    a library: cuDNN waits in its first call with a new dropout state, as after each restored rng state. Where both ran
+    the same operations, it is no reason before another look has it too.
+
+    `repeats_draws`: with each replay the host draws the numbers that decide nothing.
+    """
+
+    def __init__(self, *, repeats_draws: bool = True) -> None:
+        self.made: list[Inspection] = []
+        self._repeats_draws = repeats_draws
+
+    @property
+    def latest(self) -> Sequence[Inspection]:
+        """Those that decide."""
+        return self.made[-2:]
+
+    @property
+    def are_enough(self) -> bool:
+        """Whether no further look is needed."""
+        if len(self.made) < 2 or len(self.made) == MOST_LOOKS:
+            return bool(self.made[1:])
+        in_all = len({host_objection(seen) is None for seen in self.latest}) == 1
+        return in_all or difference(*self.latest, repeats_draws=self._repeats_draws) is not None
+
+    def objection(self) -> str | None:
+        """Why the step cannot be captured; None where it can."""
+        return objection(*self.latest, repeats_draws=self._repeats_draws)
 
 
 @contextmanager
@@ -194,15 +229,16 @@ class _Noting(_Seeing):
 
 
 def _is_preparation(func: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """Whether an operation prepares the dropout of a recurrent layer.
+    """Whether an operation allocates memory, or prepares the dropout of a recurrent layer.
 
+    What is written into new memory is an operation of its own, with its shapes; a library allocates when it needs to.
     cuDNN has a rng state of its own. PyTorch makes it anew, with a seed that it draws, in the first pass after the
     state of the device's generator was set; that a pass does so says nothing about the step.
     """
     name = name_of(func)
     if name in _OF_SEEDS:
         return isinstance(args[0], Tensor) and args[0].dim() == 0 and args[0].dtype == torch.int64
-    return name == _DROPOUT_STATE or (name == "aten.empty.memory_format" and not args[0])
+    return name == _DROPOUT_STATE or name in _ALLOCATIONS
 
 
 def _call(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Hashable:
@@ -240,13 +276,15 @@ def signature(batch: Any) -> Hashable | None:
     try:
         traits = _form(batch)
         hash(traits)
-    except (TypeError, RuntimeError):  # a nested tensor has no strides to tell
+    except (TypeError, RuntimeError):  # a subclass of Tensor may refuse to tell
         return None
     return traits
 
 
 def _form(value: Any) -> Hashable:
     if isinstance(value, Tensor):
+        if not has_strides(value):  # how much memory it takes depends on its values
+            raise TypeError(str(value.layout))
         return tuple(value.shape), value.dtype, value.stride()
     if isinstance(value, list | tuple) and not isinstance(value, PackedSequence):
         return (type(value), *map(_form, value))

@@ -17,7 +17,7 @@ from hotloop.snapshot import Snapshot
 from hotloop.step.captured import CAN_CHANGE, CapturedStep, Departed
 from hotloop.step.constants import made_on_device
 from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates
-from hotloop.step.inspection import Inspection, inspected, objection
+from hotloop.step.inspection import Inspection, Looks, inspected
 
 Transform = Callable[[Any], Any]
 AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together
@@ -122,13 +122,13 @@ class Stretches:
         self.latest: Stretch | None = None
         self._refused: CapturedStep | None = None  # the step of which several cannot be captured together
         self._looked_at: Transform | None = None  # the transform of which calls were looked at
-        self._looks: list[Inspection] = []
+        self._looks = Looks(repeats_draws=False)
 
     def transformed(self, transform: Transform, batch: Any, step: CapturedStep | None) -> Any:
-        """Transform a batch; two calls are inspected where the transform may be captured with steps."""
+        """Transform a batch; two calls or more are inspected where the transform may be captured with steps."""
         if self._looked_at is not transform:
-            self._looked_at, self._looks = transform, []
-        if step is None or step.plan.graph < 2 or len(self._looks) > 1:
+            self._looked_at, self._looks = transform, Looks(repeats_draws=False)
+        if step is None or step.plan.graph < 2 or self._looks.are_enough:
             return transform(batch)
         seen = Inspection()
         roots = {"device_transform": transform}
@@ -136,7 +136,7 @@ class Stretches:
         with inspected(step.device, seen):
             changed = transform(batch)
         seen.compare(before, look(roots, kept_by_capture, hold=True))
-        self._looks.append(seen)
+        self._looks.made.append(seen)
         return changed
 
     def size(self, step: CapturedStep | None, resident: Resident) -> int:
@@ -156,19 +156,19 @@ class Stretches:
         lengths = {len(each) if isinstance(each, Sized) else 1 for each in drawn}
         if step is None or len(drawn) < max(2, self.size(step, resident)) or len(lengths) > 1 or self._refused is step:
             return None
-        if transform is not None and (self._looked_at is not transform or len(self._looks) < 2):
+        if transform is not None and (self._looked_at is not transform or not self._looks.are_enough):
             return None  # its next calls are looked at
         items = resident.items()
         step.transform = transform
         if step.comparison_is_due:
-            step.compare(resident.gather(items, drawn[0]), transform, self._looks)
+            step.compare(resident.gather(items, drawn[0]), transform, self._looks.made)
             if not step.is_ready:
                 return None
         if self.latest is None or not self.latest.fits(step, items, transform, len(drawn), lengths):
             self.latest = None  # it holds memory that the next one may need
             failure: Failure | None = None
             try:
-                if transform is not None and (why := objection(*self._looks, repeats_draws=False)):
+                if transform is not None and (why := self._looks.objection()):
                     raise CannotCapture(why)
                 self.latest = Stretch(step, items, max(lengths), len(drawn), transform)
             except Departed:
@@ -197,12 +197,13 @@ def _indices(drawn: Sequence[Any]) -> Tensor:
 def why_not_captured(transform: Transform, batch: Any, device: torch.device) -> str | None:
     """Why a transform of batches cannot be captured in a CUDA graph; None where it can. Rng states are restored."""
     before = RngStates(device)
-    looks = [Inspection(), Inspection()]
-    for seen in looks:
-        with inspected(device, seen):
+    looks = Looks(repeats_draws=False)
+    while not looks.are_enough:
+        looks.made.append(Inspection())
+        with inspected(device, looks.made[-1]):
             transform(batch)
     before.restore()
-    return objection(*looks, repeats_draws=False)
+    return looks.objection()
 
 
 def stretches(draws: Iterator[Any], size: Callable[[], int]) -> Iterator[tuple[int, list[Any]]]:

@@ -30,7 +30,9 @@ from hotloop.records import PlanChange
 from hotloop.rng import RngStates, generators_in
 from hotloop.snapshot import PassSnapshot
 from hotloop.step.across import AcrossRanks, Replicas, Shards
+from hotloop.step.captured import settings_around
 from hotloop.step.compilation import CompiledObjective
+from hotloop.step.cuda_graph import is_ordinary_stream
 from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
@@ -47,6 +49,7 @@ from hotloop.training.words import advice_on_loss, memory_words
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
 
+UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]
 Work = tuple[Any, int, int]  # a batch to train on, or several that are done; how many, and their items
 
@@ -99,6 +102,7 @@ class Core:
         self.evaluation = Evaluation(self.model, self.device, begin.split)
         self.stream: Stream[Any] | None = None
         self.given: Any = None  # the batch that `batches` gave out last
+        self._reconsidered = 0  # batches, at which it is asked again whether a loop by hand goes on for long enough
         self.is_one_by_one = False  # whether `fit` is told of each step, so that several in one graph are not used
         self.expected: int | None = None  # batches of the run, where `fit` knows them
         self.seen_before: dict[str, Any] | None = None  # of an epoch that is resumed, until it has begun
@@ -130,12 +134,17 @@ class Core:
         loader = self.together.share(loader)
         self._begin_epoch(loader)
         assert self.stream is not None
-        for given in self.stream:
-            batch = given if transform is None else self._transformed(transform, given)
-            if self.watch.batches >= self.tuner.due:
-                self._before_step(loader, transform, batch)
-            self.given = batch
-            yield batch
+        batch = None
+        try:
+            for given in self.stream:
+                batch = given if transform is None else self._transformed(transform, given)
+                if self.watch.batches >= self.tuner.due:
+                    self._before_step(loader, transform, batch)
+                self.given = batch
+                yield batch
+        except GeneratorExit:  # the person has left the loop
+            self.given = None if self.given is batch else self.given
+            raise
         self._end_epoch()
 
     def work(self, loader: Iterable[Any], transform: Transform | None) -> Iterator[Work]:
@@ -206,6 +215,7 @@ class Core:
 
     def rest(self) -> None:
         """End idle workers and a compilation after the last epoch of a fit."""
+        self.given = None
         self.tuner.end()
         self.modes.eval()
         if self.together.ranks is not None:
@@ -280,6 +290,37 @@ class Core:
             sample=partial(self._sample, resident, drawn[0], transform),
         )
         self.tuner.before(ahead, self.watch.batches)
+
+    def before_step_by_hand(self, batch: Any) -> None:
+        """Before a step on a batch that `batches` did not give out.
+
+        The person may have changed anything since the step before, and how many are to come nobody knows: as many as
+        there were so far. A plan is not looked for where it, or the trial of it, could be felt.
+        """
+        if self.step.captured is not None:
+            self.step.captured.check_step()
+        done = self.watch.batches
+        if done >= self._reconsidered:
+            self._reconsidered = done + 1 + done // 8
+            self.tuner.begin()
+        if done >= max(self.tuner.due, UNTIMED) and self._may_tune():
+            ahead = Ahead(None, None, batch, 1, done, self.step.is_between_windows, False, lambda: batch)
+            self.tuner.before(ahead, done)
+
+    def _may_tune(self) -> bool:
+        """Whether a plan may be tried at a step by hand: no other loop's is applied, and nothing special is around."""
+        if self.together.ranks is not None or self.expected is not None or not self.step.levers.is_alone():
+            return False
+        return settings_around(self.device)[:2] == (True, False) and is_ordinary_stream(self.device)
+
+    @contextmanager
+    def giving(self, batch: Any) -> Iterator[None]:
+        """Take a batch for one that `batches` gave out."""
+        before, self.given = self.given, batch
+        try:
+            yield
+        finally:
+            self.given = before
 
     def _sample(self, resident: Resident | None, drawn: Any, transform: Transform | None) -> Any:
         """A batch of the data on the device, with rng states restored afterwards."""

@@ -253,14 +253,18 @@ class Loop:
     def step(self, batch: Any) -> Tensor:
         """Forward, backward and, when the window is full, update. The loss stays on the device; nothing blocks."""
         core = self._core
+        is_by_hand = core.given is None
         if batch is not core.given:  # what `batches` gave out is there already
             batch = surely(partial(move, batch, core.device), core.device)
         if core.step.levers.is_displaced:
             core.hold()
         if core.budget_is_open:
             core.keep_to_budget(batch)
+        if is_by_hand:
+            core.before_step_by_hand(batch)
         if core.tuner.watches:
-            return self._watched(batch)
+            with core.giving(batch):
+                return core.tuner.watch_step(partial(Loop.step, self, batch))  # that of a subclass is under way
         step = core.step
         try:
             parts = step.run(batch)
@@ -273,17 +277,9 @@ class Loop:
             raise better from error
         if step.plan is not core.noted[0] or core.memory.portion.limit != core.noted[1] or step.obstacle is not None:
             core.after_step()
+        if is_by_hand:
+            core.tuner.pause()
         return next(iter(parts.values())) if len(parts) == 1 else total(parts)
-
-    def _watched(self, batch: Any) -> Tensor:
-        """A real step, in which the tuner notes the effects on the person's own objects."""
-        tuner = self._core.tuner
-        tuner.watches, left = 0, tuner.watches
-        try:
-            return tuner.watch({}, partial(Loop.step, self, batch))  # that of a subclass is under way
-        finally:
-            tuner.watches = left
-            tuner.watched()
 
     def tune(
         self,
@@ -299,7 +295,7 @@ class Loop:
         The levers are tried in real steps on batches of `loader`, each against the best plan so far; one is kept where
         it is faster by more than the noise, pays back what it costs within the run, and loss and gradient stay those of
         fp32. All of these steps are undone: model, optimizers, rng state and data order are left as they were.
-        `fit` and `batches` find a plan by themselves.
+        `fit`, `batches` and `step` find a plan by themselves.
         """
         if (size := self._core.together.size) > 1:
             raise BadArgument(

@@ -52,6 +52,7 @@ class Subject:
             self.pinned_precision,
             why_not_resident(loader, self.device),
             isinstance(loader, DataLoader) and loader.pin_memory,
+            "between steps of a loop by hand somebody may `.view` the weights" if loader is None else None,
             "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
         )
 

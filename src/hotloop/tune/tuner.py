@@ -2,9 +2,10 @@
 
 import math
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -13,8 +14,8 @@ from torch import nn
 
 from hotloop.clock import Clock
 from hotloop.data import Stream
-from hotloop.effects import look
-from hotloop.errors import LossNotFinite
+from hotloop.effects import ReachableState, Skip, look
+from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.kernels import load_beside
 from hotloop.levers import (
     COMPILE,
@@ -29,7 +30,9 @@ from hotloop.levers import (
 from hotloop.levers.base import UNCAPTURED, RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
+from hotloop.objective import Objective
 from hotloop.plan import Plan, Trial, Tuning, Verdict
+from hotloop.step.captured import watching
 from hotloop.step.compilation import (
     Compilation,
     CompilationOutcome,
@@ -37,7 +40,7 @@ from hotloop.step.compilation import (
     expected_seconds,
     key_of,
 )
-from hotloop.step.inspection import Inspection, host_objection
+from hotloop.step.inspection import Inspection, host_noted, host_objection, signature
 from hotloop.step.work import Work
 from hotloop.text import duration, plural, shorten
 from hotloop.tune.cache import Cache
@@ -87,7 +90,7 @@ ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that s
 class Ahead:
     """The next step, or several in one CUDA graph."""
 
-    loader: Any
+    loader: Any  # None where the batch was handed to `step`, and no loader gave it
     transform: Any
     batch: Any  # None where several steps go into one graph
     batches: int
@@ -185,6 +188,7 @@ class Tuner:
         self._audits: list[int] = []  # batches after which the gate is asked again
         self._stopwatch = Stopwatch(subject.device)
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
+        self._ordinary = Inspection()  # of what a real step does on the host
         self._later: dict[str, Trial] = {}  # of levers that are tried after the others
         self._is_random = False  # whether a pass draws random numbers on the device
         self._sizes = BatchSizes()  # of the first batches
@@ -229,19 +233,19 @@ class Tuner:
     def before(self, ahead: Ahead, done: int) -> None:
         """Call before a step, or several in one graph, after `done` batches."""
         self._ahead, self._done = ahead, done
-        if self._norms is not None and (sign := self._norms.before(done)) is not None:
-            self._sign, self._course_due = sign, 0
-        if done >= self._course_due:
-            try:
-                if not self._has_begun:
-                    self._has_begun = True
-                    next(self._course)
-                self._course_due = done + self._course.send(ahead)
-            except StopIteration:
-                self._course_due = math.inf
-        self._feed()
+        try:
+            if self._norms is not None and (sign := self._norms.before(done)) is not None:
+                self._sign, self._course_due = sign, 0
+            self._go_on()
+            self._feed()
+        except Exception as error:
+            if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on
+                raise
+            self._fail(error)
+            self._go_on()
         looks = math.inf if self._norms is None else self._norms.due
-        self.due = min(self._course_due, looks, done + 1 if self._feeding.is_open else math.inf)
+        feeds = self._feeding.is_open and ahead.loader is not None
+        self.due = min(self._course_due, looks, done + 1 if feeds else math.inf)
 
     def tune(self, loader: Any, transform: Any, *, steps: int | None, seconds: float | None, tell: Any) -> Tuning:
         """Tune now, lever by lever, compilations included."""
@@ -256,6 +260,39 @@ class Tuner:
         Cache().put(self._key, tuning)
         return tuning
 
+    def _go_on(self) -> None:
+        if self._done < self._course_due:
+            return
+        try:
+            if not self._has_begun:
+                self._has_begun = True
+                next(self._course)
+            self._course_due = self._done + self._course.send(self._next)
+        except StopIteration:
+            self._course_due = math.inf
+
+    def _fail(self, error: Exception) -> None:
+        """End the tuning after an error of its own, and go back to the person's plan: the training goes on."""
+        words = f"tuning has failed ({_in_a_line(error)})"
+        warnings.warn(
+            f'{words}; the run goes on as you wrote it. fix: plan="plain" tunes nothing; please report this',
+            PlanWarning,
+            stacklevel=2,
+        )
+        self.end()
+        self._stop_watching()
+        self._feeding.is_open, self.watches, self._key = False, 0, None
+        for lever in LEVERS:
+            self._dropped.setdefault(lever.name, words)
+        trials = [Trial(lever.name, lever.tier, "dropped", self._dropped[lever.name]) for lever in LEVERS]
+        self.tuning = record(self.subject, self.subject.plan, trials, None, None, self.considered_for, self.seconds)
+        self._course, self._has_begun, self._course_due = self._gone_back(words), False, 0
+
+    def _gone_back(self, why: str) -> "Course[None]":
+        """Return to the person's plan, at the end of a window."""
+        yield 0
+        yield from self._carry_out(self._plain_plan, why)
+
     def _only_watch(self) -> None:
         """Tune no more, since the plan was found elsewhere; watch the levers that change rounding."""
         self._course, self._has_begun = self._resumed(), False
@@ -266,9 +303,9 @@ class Tuner:
     def _feed(self) -> None:
         """Give the loader more workers where the training waits for it."""
         stream, plan = self._loop.stream, self._loop.step.plan
-        if stream is None or stream.resident is not None or self.subject.plan.workers is not None:
+        if stream is not None and (stream.resident is not None or self.subject.plan.workers is not None):
             self._feeding.is_open = False
-        if stream is None or not self._feeding.is_open:
+        if stream is None or not self._feeding.is_open or self._next.loader is None:
             return
         advice = self._feeding.advice(stream, self._next.left)
         if advice is None:
@@ -283,19 +320,39 @@ class Tuner:
 
     def watch(self, what: dict[str, object], call: Callable[[], T]) -> T:
         """Call the person's code, and note which changes of it could not be restored."""
-        start = time.perf_counter()
         roots, skip = self._loop.roots(what), self.subject.restorable()
-        before = look(roots, skip)
-        self.seconds += time.perf_counter() - start
+        before = self._looked(roots, skip)
         result = call()
-        start = time.perf_counter()
-        self._effects |= dict.fromkeys(before.changes(look(roots, skip)))
-        self.seconds += time.perf_counter() - start
+        after = self._looked(roots, skip)
+        if before is not None and after is not None:
+            self._effects |= dict.fromkeys(before.changes(after))
         return result
 
-    def watched(self) -> None:
-        """Count a step as watched."""
-        self.watches -= 1
+    def _looked(self, roots: dict[str, object], skip: Skip) -> ReachableState | None:
+        start = time.perf_counter()
+        try:
+            return look(roots, skip)
+        except Exception as error:  # noqa: BLE001  # of an object of the person's, which a step may do without
+            self._effects.setdefault(f"an object that cannot be looked at ({_in_a_line(error)})")
+            return None
+        finally:
+            self.seconds += time.perf_counter() - start
+
+    def watch_step(self, call: Callable[[], T]) -> T:
+        """Watch a real step, and note of the last one what it does on the host."""
+        left, self.watches = self.watches, 0
+        device, seen = self.subject.device, self._ordinary
+
+        def noted(objective: Objective, model: nn.Module, batch: Any) -> Any:
+            with host_noted(device, seen):
+                return objective(model, batch)
+
+        is_noted = left == 1 and device.type == "cuda"
+        try:
+            with watching(self._loop.step.eagers, noted) if is_noted else nullcontext():
+                return self.watch({}, call)
+        finally:
+            self.watches = left - 1
 
     def refused(self, why: str) -> None:
         """Drop the levers for captures: the step cannot be captured as a CUDA graph."""
@@ -397,20 +454,20 @@ class Tuner:
         self._sizes.note(self._next.batch)
         self._shapes_vary = self._loop.together.largest(self._sizes.vary()) > 0
         proposal = self._adopted(plain)
-        self._note(proposal, plain, None)
+        self._note(proposal, None)
         if self._rounding():
             self._start_watching()
         self._audits = [self._done + number for number in AUDITS]
         now = yield from self._settled()
         now = yield from self._not_slower(plain, now)
-        self._note(proposal, plain, now)
-        self._tell(plain, now)
+        self._note(proposal, now)
+        self._tell()
         for refine in (self._searched, self._compiled):
             faster = yield from refine(now)
             if faster is not None:
                 now = faster
-                self._note(proposal, plain, now)
-                self._tell(plain, now)
+                self._note(proposal, now)
+                self._tell()
         yield from self._watched_over()
 
     def _prepare(self) -> None:
@@ -484,8 +541,7 @@ class Tuner:
             with without_dropout(subject.modules) as drops:
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
             self._is_random = drops or work.draws
-            why = host_objection(seen, looks_at_masks=GIVEN_MASKS.name in self._dropped)
-            if subject.device.type == "cuda" and why is not None:
+            if (why := self._why_not_captured(seen, ahead.batch)) is not None:
                 self.refused(why)
             if (why := loop.together.reason(reference if isinstance(reference, str) else None)) is not None:
                 target, reference = replace(target, only=why), why
@@ -530,6 +586,16 @@ class Tuner:
         self._comparison = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._comparison
         return proposal
+
+    def _why_not_captured(self, seen: Inspection, batch: Any) -> str | None:
+        """Why the step cannot be captured, as far as the gate's pass and a real step tell."""
+        if self.subject.device.type != "cuda":
+            return None
+        if signature(batch) is None:
+            return "the form of a batch cannot be compared, as of a sparse or a nested tensor"
+        masks = GIVEN_MASKS.name in self._dropped
+        real, gate = (host_objection(each, looks_at_masks=masks) for each in (self._ordinary, seen))
+        return real and gate  # what only one of them did may be the preparation of a library
 
     def _settled(self) -> "Course[float]":
         """Seconds of a batch after warm-up, captured where the plan says so."""
@@ -651,7 +717,7 @@ class Tuner:
                 then = min(then, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         self.seconds += max(0.0, time.perf_counter() - start - (self._done - done) * then)
         if then < now / FASTER:
-            self._explain(lever.name, "kept", lever.what, now / then)
+            self._explain(lever.name, "kept", lever.what)
             return then
         yield from self._taken_back(lever, plan, _slowness(then / now))
         return None
@@ -714,7 +780,7 @@ class Tuner:
         if why is None:
             then = yield from self._settled()
             if then < now / FASTER:
-                self._explain(lever.name, "kept", lever.what, now / then)
+                self._explain(lever.name, "kept", lever.what)
                 return then
             why = _slowness(then / now)
         yield from self._taken_back(lever, plan, why)
@@ -812,17 +878,15 @@ class Tuner:
             trials = [Trial(t.lever, t.tier, "dropped", why) if t.lever == lever else t for t in self.tuning.trials]
             self.tuning = replace(self.tuning, trials=tuple(trials), plan=self._loop.step.plan)
 
-    def _explain(self, lever: str, verdict: Verdict, why: str, gain: float | None = None) -> None:
+    def _explain(self, lever: str, verdict: Verdict, why: str) -> None:
         """Record the verdict on a lever that is tried after the others."""
         assert self.tuning is not None
-        trials = [
-            replace(t, verdict=verdict, why=why, gain=gain) if t.lever == lever else t for t in self.tuning.trials
-        ]
+        trials = [replace(t, verdict=verdict, why=why) if t.lever == lever else t for t in self.tuning.trials]
         self.tuning = replace(self.tuning, trials=tuple(trials))
         self._later[lever] = next(t for t in trials if t.lever == lever)
 
-    def _note(self, proposal: Proposal, plain: float, now: float | None) -> None:
-        """Record how the plan was found, and cache it."""
+    def _note(self, proposal: Proposal, now: float | None) -> None:
+        """Record how the plan was found, and cache it. Single steps decide, and give no figure of what it gains."""
         plan = self._loop.step.plan
         pulled = {lever.name for lever in _pulled(plan, self.subject.plan)}
         trials = []
@@ -835,15 +899,14 @@ class Tuner:
             elif trial.lever in pulled and verdict != "kept" and now is not None:
                 verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
             trials.append(self._later.get(trial.lever) or replace(trial, verdict=verdict, why=why))
-        self.tuning = record(self.subject, plan, trials, plain, now, self.considered_for, self.seconds)
+        self.tuning = record(self.subject, plan, trials, None, now, self.considered_for, self.seconds)
         if now is not None and self._loop.together.size == 1:
             Cache().put(proposal.key, self.tuning)
 
-    def _tell(self, plain: float, now: float) -> None:
-        """Say in a line which plan the run has, and its gain."""
+    def _tell(self) -> None:
+        """Say in a line which plan the run has."""
         if kept := ", ".join(in_words(self._loop.step.plan)):
-            gain = f"{plain / now:.3g}×" if plain > now else "as fast as"
-            self._say(f'{kept}: {gain} the eager step, measured; plan="plain" for fp32 eager')
+            self._say(f'the plan: {kept}; plan="plain" for fp32 eager')
 
     def _say(self, words: str) -> None:
         if self.display is not None:
@@ -886,6 +949,10 @@ def _slowness(ratio: float) -> str:
     if round(ratio, 2) == 1:
         return "with it a step took as long as without it"
     return f"with it a step took {ratio:.3g} times as long"
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
 
 
 def _pulled(plan: Plan, begin: Plan) -> Sequence[Lever]:
