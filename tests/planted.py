@@ -231,6 +231,13 @@ BUGS = [
         "            pass\n",
         ("tests/levers/test_flags.py",),
     ),
+    Bug(
+        "optimizer: any fused kernel is used",
+        "levers/fused.py",
+        "            if why := _departure(type(optimizer), group, device, dtype):\n                return why\n",
+        "            pass\n",
+        ("tests/levers/test_fused.py",),
+    ),
     # Out of memory
     Bug(
         "memory: buffers are not restored",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
+from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers, without_fused_kernel
 from hotloop.plan import Plan
 from hotloop.tune.subject import Subject
 
@@ -34,6 +34,12 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
 
     `asked`: settings given beside it.
     """
+    for optimizer in subject.optimizers:
+        if any(group.get("fused") for group in optimizer.param_groups) and (why := without_fused_kernel(optimizer)):
+            words = (
+                f"{type(optimizer).__name__} was built with fused=True, but {why}. Without that it trains as it should"
+            )
+            warnings.warn(words, PlanWarning, stacklevel=4)
     if isinstance(plan, str) and plan == "auto":
         return _first_plan(subject)
     if isinstance(plan, str) and plan == "plain":
