@@ -14,6 +14,8 @@ import hotloop
 from hotloop.plan import Plan
 from hotloop.tune.gate import Departure, rounded_weights, stray, without_dropout
 
+from ..zoo.trainings import DiffusionBlock
+
 Pass = tuple[dict[str, Tensor], list[Tensor | None]]
 
 
@@ -231,3 +233,59 @@ def test_what_is_compiled_with_one_wrong_gradient_is_dropped_by_name(monkeypatch
     (trial,) = tried
     assert "the gradient of scale is" in trial.why
     assert loop.plan.compile == "off"
+
+
+class Diffusion(nn.Module):
+    """Blocks of a diffusion transformer, whose tables PyTorch 2.10 compiles with wrong gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(DiffusionBlock(256) for _ in range(2))
+        self.head = nn.Linear(256, 8)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, condition = self.embed(batch[0]), batch[1]
+        for block in self.blocks:
+            x = block(x, condition)
+        return self.head(x)
+
+
+def worst(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """How far the gradient of one parameter is away, as a part of itself."""
+    return max(float((found[name] - right[name]).norm() / right[name].norm()) for name in right)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("rows", [(1, 8192), (8, 2048)], ids=["one sample", "several"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_diffusion_block_trains_every_parameter_whatever_the_compiler_does(
+    precision: Any, rows: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    model = Diffusion().cuda()
+    batch = torch.randn(*rows, 16, device="cuda"), torch.randn(rows[0], 256, device="cuda")
+    target = torch.randn(*rows, 8, device="cuda")
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch).float() - target).square().mean()
+
+    def gradients_of(call: Any) -> dict[str, Tensor]:
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            objective(call, batch).backward()
+        return {name: p.grad.double() for name, p in model.named_parameters()}
+
+    right = gradients_of(model)
+    is_broken = worst(gradients_of(torch.compile(model)), right) > 0.5
+    torch.compiler.reset()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1.0), objective=objective, precision=precision)
+    tuning = loop.tune([batch] * 4, steps=10**8)
+    (trial,) = (trial for trial in tuning.trials if trial.lever == "compile")
+    before = {name: p.detach().clone().double() for name, p in model.named_parameters()}
+    loop.step(batch)
+    moved = {name: before[name] - p.detach().double() for name, p in model.named_parameters()}
+    assert worst(moved, right) < 0.5, trial
+    assert is_broken or "the gradient of" not in trial.why, trial
+    print(is_broken, trial)
