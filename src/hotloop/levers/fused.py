@@ -1,7 +1,7 @@
 """The optimizer updates all weights in one kernel."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -151,7 +151,7 @@ def _departure(kind: type[Optimizer], group: Mapping[str, Any], device: torch.de
 
 @torch.no_grad()
 def _updated(
-    kind: type[Optimizer],
+    kind: Callable[..., Optimizer],
     options: dict[str, Any],
     device: torch.device,
     dtype: torch.dtype,

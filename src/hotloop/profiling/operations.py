@@ -184,7 +184,8 @@ def _on_the_device(
 ) -> list[OperationCall]:
     """Give the time of the device to the operations that asked for it; what nobody asked for stands for itself."""
     alone = []
-    called = {e.correlation: e.start for e in events if e.kind in ("wait", "call") and e.correlation is not None}
+    calls = [e for e in events if e.kind in ("wait", "call") and e.correlation is not None]
+    called: dict[int | None, float] = {call.correlation: call.start for call in calls}
     graphs = {e.correlation for e in events if e.kind == "replay"}
     for event in events:
         if event.kind in ON_DEVICE:

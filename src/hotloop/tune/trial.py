@@ -217,21 +217,24 @@ class Trials:
             with disturbed or nullcontext():
                 return self._now.step.gradients_of(batch, self._memory)
 
-        def shake(precision: str) -> Departure:
-            return Departure.between(plain, found(self._subject.plan, rounded_weights(modules, DIGITS[precision])))
+        def against_fp32() -> tuple[float, str | None]:
+            plain = found(self._subject.plan)
+            departure = Departure.between(plain, plain if eager_plan == self._subject.plan else found(eager_plan))
+
+            def shake(precision: str) -> Departure:
+                return Departure.between(plain, found(self._subject.plan, rounded_weights(modules, DIGITS[precision])))
+
+            return departure.loss, excess_of(departure, plan.precision, shake)
 
         try:
             with without_dropout(modules):
-                plain = found(self._subject.plan)
-                eager = plain if eager_plan == self._subject.plan else found(eager_plan)
-                departure = Departure.between(plain, eager)
-                why = excess_of(departure, plan.precision, shake)
-                if why is not None or eager_plan == plan:
-                    return departure.loss, why
-            work, is_compiled = Work(), plan.compile != "off"
+                loss, why = against_fp32()
+            if why is not None or eager_plan == plan:
+                return loss, why
+            work = Work()
             # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
-            with nullcontext() if is_compiled else without_dropout(modules):
-                eager = found(eager_plan, work) if is_compiled else eager
+            with nullcontext() if plan.compile != "off" else without_dropout(modules):
+                eager = found(eager_plan, work if plan.compile != "off" else None)
                 other, step = found(plan), self._now.step
                 disturbed = disturbance(modules, step, random=work.draws)
                 why = stray(step, eager, other, lambda: found(self._subject.plan, disturbed), random=work.draws)
