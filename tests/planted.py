@@ -234,8 +234,8 @@ BUGS = [
     Bug(
         "optimizer: any fused kernel is used",
         "levers/fused.py",
-        "            if why := _departure(type(optimizer), group, device, dtype):\n                return why\n",
-        "            pass\n",
+        "            _COMPARED[key] = None if away <= allowed else wrong\n",
+        "            _COMPARED[key] = None\n",
         ("tests/levers/test_fused.py",),
     ),
     # The gate

@@ -118,6 +118,13 @@ def without_fused_kernel(optimizer: Optimizer) -> str | None:
         known = [p for p in group["params"] if not is_lazy(p)]
         if not all(map(_is_dense, known)):
             return f"{name} holds weights with gaps in memory, such as slices"
+    return wrong_fused_kernel(optimizer)
+
+
+def wrong_fused_kernel(optimizer: Optimizer) -> str | None:
+    """Why the fused kernel of an optimizer must not be used, though there is one; None where it may."""
+    for group in optimizer.param_groups:
+        known = [p for p in group["params"] if p.is_floating_point() and not is_lazy(p)]
         for device, dtype in dict.fromkeys((p.device, p.dtype) for p in known):
             if why := _departure(type(optimizer), group, device, dtype):
                 return why

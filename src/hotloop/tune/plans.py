@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers, without_fused_kernel
+from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
+from hotloop.levers.fused import wrong_fused_kernel
 from hotloop.plan import Plan
 from hotloop.tune.subject import Subject
 
@@ -35,7 +36,7 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
     `asked`: settings given beside it.
     """
     for optimizer in subject.optimizers:
-        if any(group.get("fused") for group in optimizer.param_groups) and (why := without_fused_kernel(optimizer)):
+        if any(group.get("fused") for group in optimizer.param_groups) and (why := wrong_fused_kernel(optimizer)):
             words = (
                 f"{type(optimizer).__name__} was built with fused=True, but {why}. Without that it trains as it should"
             )
