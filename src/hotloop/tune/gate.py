@@ -24,6 +24,7 @@ from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
 from hotloop.step.inspection import Inspection
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 
@@ -217,6 +218,8 @@ class GradientGate:
 
     def _disturbed(self, batch: Any, disturbed: AbstractContextManager[None]) -> Any:
         """Losses and gradients as written, with something disturbed; None where that cannot be."""
+        if is_sharded(self._loop.step.model):
+            return None  # a pass of one rank alone would wait for the others
         try:
             with self._loop.as_written() as step, disturbed:
                 found = self.gradients(step, batch)
