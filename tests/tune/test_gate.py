@@ -191,6 +191,19 @@ def test_one_parameter_with_another_gradient_does_not_pass(place: int) -> None:
         assert f"the gradient of {names[place]} is" in (strays((losses, found)) or ""), "nothing is known of rounding"
 
 
+def test_where_other_numbers_were_drawn_a_small_garbage_is_seen_and_chance_is_not() -> None:
+    losses, found = disturbed(0.0)
+    garbage = losses, [found[0].flip(0), *found[1:]]
+    assert "the gradient of scale is" in (strays(garbage, disturbed(0.1), random=True) or "")
+    for place, moved in ((4, 1e-9), (0, 1.0)):  # of a single number, one other draw tells nothing
+        other = [gradient.clone() for gradient in found]
+        other[place] *= 1.5
+        drawn = [gradient * (1 + moved) for gradient in found]
+        assert strays((losses, other), (losses, drawn), random=True) is None
+    assert strays(({"loss": losses["loss"] * 1.2}, found), (losses, found), random=True) is None
+    assert "the loss is" in (strays(({"loss": losses["loss"] * 1.3}, found), (losses, found), random=True) or "")
+
+
 def test_another_loss_does_not_pass_and_no_gradient_is_a_gradient_of_zero() -> None:
     losses, found = disturbed(0.0)
     assert "the loss is 0.5 of itself away" in (strays(({"loss": losses["loss"] * 1.5}, found)) or "")

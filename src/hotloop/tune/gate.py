@@ -44,6 +44,7 @@ MOST_SHAKEN = 0.25  # departure of the loss, whatever rounded weights do
 # Code that is meant to compute the same: what is this near to the eager gradient of a parameter needs no other look.
 NEAR, NEAR_IN_HALF = 0.01, 0.1
 OTHER_DRAWS = 1.5  # times as far as another draw of dropout turns a gradient, since both differ by a draw
+ENOUGH = 16  # numbers in a parameter, of which one other draw tells something
 FEW = 4.0  # of n numbers, how far they were turned once says less: the bound is 1 + FEW / sqrt(n) times as wide
 DIGITS = {"fp32": 24, "bf16": 8, "fp16": 11}  # binary ones of a number
 TF32_DIGITS = 11
@@ -133,17 +134,18 @@ def stray(
     away, own = _distances(eager, other)
     lengths = [length for length, count in zip(own, counts, strict=True) if count and math.isfinite(length)]
     usual = math.hypot(*lengths) / math.sqrt(max(sum(counts), 1))  # of a single number
-    far = [
-        i for i, count in enumerate(counts) if not away[i] <= near * (own[i] + near * usual * math.sqrt(count))
-    ]  # what is 0 but for rounding may differ by a small part of what is usual
-    far = [i for i in far if math.isfinite(own[i])]  # else the eager step's is not finite either
+    # What is 0 but for rounding may differ by a small part of what is usual; what the eager step has lost, by anything.
+    allowed = [near * (length + near * usual * math.sqrt(n)) for length, n in zip(own, counts, strict=True)]
+    far = [i for i, most in enumerate(allowed) if not away[i] <= most and math.isfinite(own[i])]
     if not far:
         return None
     disturbed = disturb()
     moved = [0.0] * len(own) if disturbed is None else _distances(eager, disturbed)[0]
-    times = OTHER_DRAWS if random else SHAKEN
     for i in far:
-        if not away[i] <= times * (1 + FEW / math.sqrt(max(counts[i], 1))) * moved[i]:
+        bound = (OTHER_DRAWS if random else SHAKEN) * (1 + FEW / math.sqrt(max(counts[i], 1))) * moved[i]
+        if random and counts[i] < ENOUGH:
+            bound = math.inf if counts[i] else max(bound, MOST_SHAKEN * own[i])
+        if not away[i] <= bound:
             shares = [each / own[i] if own[i] else math.inf for each in (away[i], moved[i])]
             by = "other random numbers move" if random else "rounding moves"
             return (
