@@ -8,8 +8,9 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import CodeType
 from typing import Any
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -20,13 +21,16 @@ from hotloop.scripts import Enough, quiet_threads, run_as_main
 class ScriptSteps:
     """Runs a script and calls `on_step` after each of its training steps, until that says that it is enough.
 
-    Steps are found by the optimizers. The script is then ended as Ctrl-C would end it, so that its clean-up runs.
+    Steps are found by the optimizers, and by the replays of a CUDA graph in which some have stepped: a replay is one
+    step, however often. The script is then ended as Ctrl-C would end it, so that its clean-up runs.
     """
 
     def __init__(self, on_step: Callable[[], bool], tell: Callable[[str], None]) -> None:
         self._on_step, self._tell = on_step, tell
         self._rounds = Rounds()
         self._told = 0  # times that the script was told to end
+        self._captured: dict[int, None] = {}  # optimizers that step in the graph that is captured now
+        self._graphs: WeakKeyDictionary[torch.cuda.CUDAGraph, tuple[int, ...]] = WeakKeyDictionary()
 
     @property
     def is_ended(self) -> bool:
@@ -49,6 +53,8 @@ class ScriptSteps:
             undo.callback(register_optimizer_step_post_hook(self._updated).remove)
             undo.enter_context(quiet_threads())
             undo.enter_context(around(Optimizer, "__init__", self._expecting))
+            undo.enter_context(around(torch.cuda.CUDAGraph, "capture_end", self._capturing))
+            undo.enter_context(around(torch.cuda.CUDAGraph, "replay", self._replaying))
             if sources:
                 undo.enter_context(_in_place_of_files(sources))
             try:
@@ -75,9 +81,32 @@ class ScriptSteps:
         return build
 
     def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped."""
-        if (not self._told and self._rounds.ends(id(optimizer)) and self._on_step()) or self._told:
+        """An optimizer has stepped, or will in the replays of what is captured now."""
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._captured[id(optimizer)] = None
+        else:
+            self._count(id(optimizer))
+
+    def _count(self, optimizer: int) -> None:
+        if (not self._told and self._rounds.ends(optimizer) and self._on_step()) or self._told:
             self.end()
+
+    def _capturing(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def capture_end(graph: torch.cuda.CUDAGraph) -> None:
+            original(graph)
+            self._graphs[graph], self._captured = tuple(self._captured), {}
+
+        return capture_end
+
+    def _replaying(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def replay(graph: torch.cuda.CUDAGraph) -> None:
+            original(graph)
+            for optimizer in self._graphs.get(graph, ()):
+                self._count(optimizer)
+
+        return replay
 
     def end(self) -> None:
         """End the script from inside: from a call that it makes."""

@@ -68,3 +68,17 @@ def test_seconds_order_and_what_is_no_event() -> None:
     found = events_in({"traceEvents": rows})
     assert [(e.name, e.start, e.end) for e in found] == [("first", 1, 1), ("outer", 2, 5), ("inner", 2, 3)]
     assert events_in({}) == []
+
+
+def test_a_cuda_graph_is_one_stretch_of_its_stream() -> None:
+    rows = [
+        row("cudaGraphLaunch", "cuda_runtime", 0, 5, correlation=7),
+        row("cudaLaunchKernel", "cuda_runtime", 5, 1, correlation=8),
+        row("sgemm", "kernel", 3, 10, 7, correlation=7),
+        row("Memset (Unknown)", "gpu_memset", 15, 1, 7, correlation=7),
+        row("relu", "kernel", 17, 3, 7, correlation=7),
+        row("sgemm", "kernel", 25, 10, 7, correlation=8),
+        row("cudaGraphLaunch", "cuda_runtime", 40, 5, correlation=9),
+    ]
+    replays = [event for event in events_in({"traceEvents": rows}) if event.kind == "replay"]
+    assert [(round(e.start * 1e6), round(e.end * 1e6), e.thread, e.correlation) for e in replays] == [(3, 20, 7, 7)]

@@ -1,19 +1,26 @@
 """`Profiler` on real loops."""
 
 import gzip
+import io
 import json
 import os
 import time
+from functools import partial
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+import hotloop
 from hotloop.errors import BadArgument
 from hotloop.profiling.advice import Loading, advise
+from hotloop.profiling.analysis import ProfileContext, analyse
+from hotloop.profiling.events import events_in
 from hotloop.profiling.profiler import Profiler
 from hotloop.profiling.record import Profile
+from hotloop.report.profile import profile_page, profile_summary
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -229,6 +236,84 @@ def test_an_error_in_the_loop_passes_through_and_leaves_nothing() -> None:
             fail(Profiler("cpu", steps=20, warmup=7), after)
         assert not torch._C._autograd._profiler_enabled()
         assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def trace_of_replays(steps: int = 10) -> dict:
+    """As PyTorch 2.11 writes one of a host that replays a graph of two kernels, each step, and runs far ahead."""
+
+    def row(name: str, category: str, start: float, duration: float, thread: int, **details: int) -> dict:
+        return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "tid": thread, "args": details}
+
+    rows = [row("hotloop.step", "user_annotation", 0, 0, 1)]
+    for step in range(steps):
+        rows.append(row("cudaGraphLaunch", "cuda_runtime", 10 * step + 1, 8, 1, correlation=step + 1))
+        rows.append(row("void sgemm<4>(float)", "kernel", 1000 * step + 50, 300, 7, correlation=step + 1, graph=3))
+        rows.append(row("void relu<4>(float)", "kernel", 1000 * step + 850, 199, 7, correlation=step + 1))
+        rows.append(row("hotloop.step", "user_annotation", 10 * step + 10, 0, 1))
+    return {"traceEvents": rows}
+
+
+def test_a_gpu_that_replays_graphs_is_not_called_idle() -> None:
+    context = ProfileContext("train.py", "cuda:0", "a GPU", "2026-01-01T00:00:00+00:00", {})
+    profile = analyse(events_in(trace_of_replays()), context)
+    assert profile.parts.shares["compute"] > 0.99, profile
+    assert profile.replay_share > 0.99
+    assert {(each.name, each.phase) for each in profile.operations} == {("sgemm", "CUDA graph"), ("relu", "CUDA graph")}
+    assert sum(each.share for each in profile.operations) == pytest.approx(0.5, abs=0.01), "of all steps"
+    assert not any("nothing to do" in each.what for each in profile.advice)
+    assert "in CUDA graphs" in str(profile)
+    page, terminal = profile_page(profile), Console(width=200, file=io.StringIO())
+    terminal.print(profile_summary(profile))
+    for shown in (page, terminal.file.getvalue()):
+        assert "replayed CUDA graphs for 99% of the time" in shown
+        assert "sgemm, CUDA graph" in shown
+    assert Profile.from_json(json.loads(json.dumps(profile.to_json()))) == profile
+    assert profile.to_json()["replayed"] == pytest.approx(profile.parts.compute)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [64, 2048], ids=["short kernels", "long kernels"])
+@pytest.mark.parametrize("by_hand", [True, False], ids=["by hand", "by a plan"])
+def test_a_gpu_that_replays_a_captured_step_is_not_called_idle(width: int, by_hand: bool) -> None:
+    model = nn.Sequential(*(each for _ in range(6) for each in (nn.Linear(width, width), nn.ReLU()))).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), capturable=True)
+    batch = torch.randn(512, width, device="cuda")
+
+    def objective(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch).square().mean()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        objective(model, batch).backward()
+        optimizer.step()
+
+    if by_hand:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            step()
+        replay = graph.replay
+    else:
+        loop = hotloop.Loop(model, optimizer, objective=objective, plan=hotloop.Plan("cuda", graph=1))
+        for _ in range(20):
+            loop.step(batch)
+        replay = partial(loop.step, batch)
+    with Profiler("cuda", steps=10, warmup=8) as profiler:
+        while not profiler.done:
+            replay()
+            profiler.step()
+    profile = profiler.profile
+    assert profile.replayed > 0
+    if width > 64 or by_hand:  # the host hands over a replay of short kernels in less time than it takes
+        assert profile.parts.shares["compute"] > 0.9, profile
+        assert profile.replay_share > 0.9
+        assert not any("nothing to do" in each.what for each in profile.advice)
+    assert sum(each.share for each in profile.operations) > 0.3, profile
+    assert profile.operations[0].phase == "CUDA graph"
+    assert profile.to_json()["replayed"] == profile.replayed
 
 
 @pytest.mark.gpu

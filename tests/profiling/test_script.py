@@ -343,3 +343,47 @@ def test_workers_of_a_loader_end_with_the_script(run) -> None:
     assert (code, profile.steps) == (0, 3), err
     assert profile.data_known
     assert "Traceback" not in err
+
+
+CAPTURED = """
+    import torch
+    from torch import nn
+
+    net = nn.Sequential(*(each for _ in range(4) for each in (nn.Linear(1024, 1024), nn.ReLU()))).cuda()
+    optimizer = torch.optim.Adam(net.parameters(), capturable=True)
+    batch = torch.randn(2048, 1024, device="cuda")
+"""
+BY_HAND = """
+    def step():
+        optimizer.zero_grad()
+        net(batch).square().mean().backward()
+        optimizer.step()
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        step()
+    for _ in range(100):
+        graph.replay()
+"""
+BY_A_LOOP = """
+    import hotloop
+    loop = hotloop.Loop(
+        net, optimizer, objective=lambda net, batch: net(batch).square().mean(), plan=hotloop.Plan("cuda", graph=1)
+    )
+    for batch in loop.batches([batch] * 100):
+        loop.step(batch)
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("body", [BY_HAND, BY_A_LOOP], ids=["by hand", "by a loop"])
+def test_steps_that_a_cuda_graph_replays_are_steps(run, body: str) -> None:
+    code, profile, _, _ = run(body, head=CAPTURED, steps=10, warmup=20)
+    assert code == 0
+    assert (profile.steps, profile.skipped >= 20) == (10, True)
+    assert profile.replay_share > 0.9, profile
+    assert not any("nothing to do" in each.what for each in profile.advice)

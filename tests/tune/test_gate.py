@@ -1,13 +1,20 @@
 """The gate: how far a plan's loss and gradient may be from fp32, and that nobody drops anything in it."""
 
 import math
+import shutil
+import time
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from hotloop.tune.gate import Departure, rounded_weights, without_dropout
+import hotloop
+from hotloop.plan import Plan
+from hotloop.tune.gate import Departure, rounded_weights, stray, without_dropout
+
+from ..zoo.trainings import DiffusionBlock
 
 Pass = tuple[dict[str, Tensor], list[Tensor | None]]
 
@@ -101,7 +108,7 @@ def test_weights_are_rounded_for_a_while() -> None:
     model[1].weight = model[0].weight
     before = [p.detach().clone() for p in model.parameters()]
     address = model[0].weight.data_ptr()
-    with rounded_weights([model, model[0]], torch.bfloat16):
+    with rounded_weights([model, model[0]], 8):
         for parameter, digits in zip(model.parameters(), before, strict=True):
             assert torch.equal(parameter, digits.bfloat16().float())
     assert all(map(torch.equal, model.parameters(), before))
@@ -111,16 +118,187 @@ def test_weights_are_rounded_for_a_while() -> None:
 def test_weights_are_as_they_were_where_memory_runs_out_halfway(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     before = [p.detach().clone() for p in model.parameters()]
-    calls, plain = [0], Tensor.to
+    calls, plain = [0], Tensor.__sub__
 
-    def to(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+    def subtract(tensor: Tensor, other: Any) -> Tensor:
         calls[0] += 1
         if calls[0] == 3:
             raise torch.OutOfMemoryError("planted")
-        return plain(tensor, *args, **options)
+        return plain(tensor, other)
 
-    monkeypatch.setattr(Tensor, "to", to)
-    with pytest.raises(torch.OutOfMemoryError), rounded_weights([model], torch.bfloat16):
+    monkeypatch.setattr(Tensor, "__sub__", subtract)
+    with pytest.raises(torch.OutOfMemoryError), rounded_weights([model], 8):
         pytest.fail("it has no room")
     monkeypatch.undo()
     assert all(map(torch.equal, model.parameters(), before))
+
+
+class Scaled(nn.Module):
+    """Compiled, where it is `wrong`, the gradient of its few scales comes out in another order."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU())
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 16))
+        self.head = nn.Linear(16, 1)
+        self.wrong = wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.scale
+        if self.wrong and torch.compiler.is_compiling():
+            scale = scale.detach() + (scale - scale.detach()).flip(0)
+        return self.head(self.layers(x) * scale)
+
+
+def gradients(model: nn.Module, x: Tensor) -> Pass:
+    model.zero_grad()
+    loss = model(x).square().mean()
+    loss.backward()
+    return {"loss": loss.detach()}, [p.grad for p in model.parameters()]
+
+
+def disturbed(size: float) -> Pass:
+    """The gradients of weights that have each been moved by a part of themselves."""
+    torch.manual_seed(0)
+    model = Scaled(wrong=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + size * torch.randn(parameter.shape))
+    return gradients(model, torch.linspace(-1, 1, 64).view(8, 8))
+
+
+def strays(other: Pass, moved: Pass | None = None, *, random: bool = False) -> str | None:
+    model = Scaled(wrong=False)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()), nn.MSELoss(), plan=Plan("cpu"))
+    return stray(loop._core.step, disturbed(0.0), other, lambda: moved, random=random)
+
+
+def test_a_gradient_that_is_near_at_every_parameter_passes() -> None:
+    assert strays(disturbed(0.0)) is None
+    assert strays(disturbed(1e-5)) is None
+    assert strays(disturbed(0.3), disturbed(0.2)) is None, "rounding moves it as far"
+    assert strays(disturbed(0.3), disturbed(0.31), random=True) is None
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_one_parameter_with_another_gradient_does_not_pass(place: int) -> None:
+    names = [name for name, _ in Scaled(wrong=False).named_parameters()]
+    changes = [lambda g: g.flip(g.dim() - 1), lambda g: g * 0, lambda g: g * 1.5, lambda g: g * math.nan]
+    for change in changes[1 if names[place] == "head.bias" else 0 :]:
+        losses, found = disturbed(0.0)
+        found[place] = change(found[place])
+        assert f"the gradient of {names[place]} is" in (strays((losses, found), disturbed(1e-4)) or "")
+        assert f"the gradient of {names[place]} is" in (strays((losses, found)) or ""), "nothing is known of rounding"
+
+
+def test_where_other_numbers_were_drawn_a_small_garbage_is_seen_and_chance_is_not() -> None:
+    losses, found = disturbed(0.0)
+    garbage = losses, [found[0].flip(0), *found[1:]]
+    assert "the gradient of scale is" in (strays(garbage, disturbed(0.1), random=True) or "")
+    for place, moved in ((4, 1e-9), (0, 1.0)):  # of a single number, one other draw tells nothing
+        other = [gradient.clone() for gradient in found]
+        other[place] *= 1.5
+        drawn = [gradient * (1 + moved) for gradient in found]
+        assert strays((losses, other), (losses, drawn), random=True) is None
+    assert strays(({"loss": losses["loss"] * 1.2}, found), (losses, found), random=True) is None
+    assert "the loss is" in (strays(({"loss": losses["loss"] * 1.3}, found), (losses, found), random=True) or "")
+
+
+def test_another_loss_does_not_pass_and_no_gradient_is_a_gradient_of_zero() -> None:
+    losses, found = disturbed(0.0)
+    assert "the loss is 0.5 of itself away" in (strays(({"loss": losses["loss"] * 1.5}, found)) or "")
+    assert "the gradient of scale is 1 of itself away" in (strays((losses, [None, *found[1:]])) or "")
+
+
+def test_a_sparse_gradient_is_compared_with_a_dense_one() -> None:
+    model = nn.EmbeddingBag(8, 2, sparse=True)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters()), nn.MSELoss(), plan=Plan("cpu"))
+    gradient = torch.zeros(8, 2)
+    gradient[[1, 5]] = 1.0
+    one = torch.tensor(1.0)
+    eager = {"loss": one}, [gradient.to_sparse(1)]
+    assert stray(loop._core.step, eager, ({"loss": one}, [gradient]), lambda: None) is None
+    assert "weight" in (
+        stray(loop._core.step, eager, ({"loss": one}, [gradient.flip(0).to_sparse(1)]), lambda: None) or ""
+    )
+    assert "weight" in (stray(loop._core.step, eager, ({"loss": one}, [gradient * 2]), lambda: None) or "")
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.skipif(not any(map(shutil.which, ("c++", "g++", "clang++"))), reason="needs a C++ compiler")
+def test_what_is_compiled_with_one_wrong_gradient_is_dropped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 0.03)  # as it is for a person
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = Scaled(wrong=True)
+    x = torch.rand(512, 8)
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu")
+    tried: list[Any] = []
+
+    def enough(record: Any) -> str | None:
+        time.sleep(0.1 if record.epoch.number > 3 else 0)  # the compilation has the machine
+        known = () if loop.tuning is None else loop.tuning.trials
+        tried[:] = [trial for trial in known if trial.lever == "compile" and trial.verdict != "not tried"]
+        return "stop" if tried or record.epoch.number > 1000 else None
+
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8)
+    loop.fit(loader, epochs=10**6, on_epoch=enough, progress=False)  # so long that a compilation may pay
+    (trial,) = tried
+    assert "the gradient of scale is" in trial.why
+    assert loop.plan.compile == "off"
+
+
+class Diffusion(nn.Module):
+    """Blocks of a diffusion transformer, whose tables PyTorch 2.10 compiles with wrong gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 256)
+        self.blocks = nn.ModuleList(DiffusionBlock(256) for _ in range(2))
+        self.head = nn.Linear(256, 8)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, condition = self.embed(batch[0]), batch[1]
+        for block in self.blocks:
+            x = block(x, condition)
+        return self.head(x)
+
+
+def worst(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
+    """How far the gradient of one parameter is away, as a part of itself."""
+    return max(float((found[name] - right[name]).norm() / right[name].norm()) for name in right)
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("rows", [(1, 8192), (8, 2048)], ids=["one sample", "several"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_diffusion_block_trains_every_parameter_whatever_the_compiler_does(
+    precision: Any, rows: tuple[int, int]
+) -> None:
+    torch.manual_seed(0)
+    model = Diffusion().cuda()
+    batch = torch.randn(*rows, 16, device="cuda"), torch.randn(rows[0], 256, device="cuda")
+    target = torch.randn(*rows, 8, device="cuda")
+
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        return (model(batch).float() - target).square().mean()
+
+    def gradients_of(call: Any) -> dict[str, Tensor]:
+        model.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
+            objective(call, batch).backward()
+        return {name: p.grad.double() for name, p in model.named_parameters()}
+
+    right = gradients_of(model)
+    is_broken = worst(gradients_of(torch.compile(model)), right) > 0.5
+    torch.compiler.reset()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1.0), objective=objective, precision=precision)
+    tuning = loop.tune([batch] * 4, steps=10**8)
+    (trial,) = (trial for trial in tuning.trials if trial.lever == "compile")
+    before = {name: p.detach().clone().double() for name, p in model.named_parameters()}
+    loop.step(batch)
+    moved = {name: before[name] - p.detach().double() for name, p in model.named_parameters()}
+    assert worst(moved, right) < 0.5, trial
+    assert is_broken or "the gradient of" not in trial.why, trial
+    print(is_broken, trial)

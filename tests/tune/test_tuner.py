@@ -135,7 +135,7 @@ def test_few_forward_passes_beyond_one_a_step() -> None:
         train(loop, data(), steps)
     extra = len(calls) - steps
     assert extra == loop._core.tuner.passes
-    assert 0 < extra <= 6
+    assert 0 < extra <= 8
 
 
 def test_the_gate_is_not_asked_about_the_update() -> None:
@@ -227,6 +227,15 @@ class Failing(Wrong):
         yield model.layers.register_forward_pre_hook(fail).remove  # type: ignore[union-attr]
 
 
+class Scrambling(Wrong):
+    """Other code for the same numbers, so it says, with one small gradient in another order."""
+
+    name, computes_the_same = "scrambling", True
+
+    def apply(self, model: nn.Module, optimizers: Any, plan: Plan) -> Any:
+        yield model.layers[0].bias.register_hook(lambda gradient: gradient.flip(0)).remove  # type: ignore[union-attr, operator]
+
+
 def busy(seconds: float) -> None:
     end = time.thread_time() + seconds
     while time.thread_time() < end:
@@ -241,7 +250,13 @@ class Sluggish(Wrong):
 
 
 @pytest.mark.parametrize(
-    ("lever", "says"), [(Wrong, "gradient"), (Failing, "not in this precision"), (Sluggish, "times as long")]
+    ("lever", "says"),
+    [
+        (Wrong, "gradient"),
+        (Scrambling, "the gradient of layers.0.bias is"),
+        (Failing, "not in this precision"),
+        (Sluggish, "times as long"),
+    ],
 )
 def test_a_lever_that_does_not_work_here_is_left_out_and_remembered(
     lever: type[Lever], says: str, monkeypatch: pytest.MonkeyPatch
@@ -408,7 +423,7 @@ def test_losses_that_jump_in_fp32_too_change_nothing(late: Wrong) -> None:
     for batch in loop.batches(hard):
         loop.step(batch)
     assert "wrong" in loop.plan.levers
-    assert 2 < loop._core.tuner.passes <= 8, "six, and two for a sign"
+    assert 2 < loop._core.tuner.passes <= 10, "eight, and two for a sign"
 
 
 class Rows(IterableDataset[Any]):

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
-from hotloop.levers import LEVERS
+from hotloop.levers import LEVERS, Lever
 from hotloop.plan import Plan, Tuning
 from hotloop.report.tuning import tuning_words
 from hotloop.tune.cache import Cache
@@ -287,6 +287,48 @@ def test_a_faster_lever_is_kept_where_loss_and_gradient_are_those_of_fp32(
     assert ("fp32" in trial.why) == (verdict == "dropped")
     assert loop.plan.precision == ("bf16" if verdict == "kept" else "fp32")
     assert_same(before, list(model.parameters()))
+
+
+class Hasty(Lever):
+    """Other code that computes the same without a pause; where it is wrong, one small gradient in another order."""
+
+    name, order, tier, what, cost, undo = "hasty", 65, "B", "nothing is waited for", "nothing", "it waits again"
+    computes_the_same = True
+    wrong = False
+
+    def apply(self, model: Any, optimizers: Any, plan: Plan) -> Any:
+        model.pause = 0.0
+        yield lambda: setattr(model, "pause", 2e-3)
+        if self.wrong:
+            yield model.scale.register_hook(lambda gradient: gradient.flip(0)).remove
+
+
+class Pausing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        self.scale, self.head, self.pause = nn.Parameter(torch.ones(8)), nn.Linear(8, 1), 2e-3
+
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(self.pause)
+        return self.head(self.layers(x) * self.scale)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_faster_code_is_kept_where_each_parameter_has_the_eager_gradient(
+    wrong: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lever = Hasty()
+    lever.wrong = wrong
+    for module in ("hotloop.levers", "hotloop.tune.trial"):
+        monkeypatch.setattr(f"{module}.LEVERS", (lever,))
+    model, x = Pausing(), torch.randn(64, 4)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 8)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1e-3), nn.MSELoss(), device="cpu")
+    (trial,) = loop.tune(loader, steps=1000, progress=False).trials
+    assert trial.verdict == ("dropped" if wrong else "kept"), trial
+    assert ("the gradient of scale is" in trial.why) == wrong
 
 
 def test_a_step_that_changes_what_cannot_be_restored_is_run_once() -> None:

@@ -454,6 +454,45 @@ def dropout(device: torch.device) -> Parts:
     return usual(mlp(nn.Dropout(0.3)))
 
 
+class DiffusionBlock(nn.Module):
+    """A block of a diffusion transformer: shifts, scales and gates are chunks of one projection of the conditioning,
+    and of one learnt table, which broadcasts over the batch."""
+
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.table = nn.Parameter(torch.randn(6, width) / width**0.5)
+        self.modulation = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        chunks = (self.table + self.modulation(condition).unflatten(1, self.table.shape)).chunk(6, dim=1)
+        shift, scale, gate, second_shift, second_scale, second_gate = chunks
+        y = F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+        q, k, v = self.qkv(y).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + gate * self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        y = F.layer_norm(x, x.shape[-1:]) * (1 + second_scale) + second_shift
+        return x + second_gate * self.mlp(y)
+
+
+@training()
+def diffusion_transformer(device: torch.device) -> Parts:
+    class Transformer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(DiffusionBlock(8) for _ in range(2))
+            self.head = nn.Linear(8, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens, condition = x[:, 1:], x[:, 0]
+            for block in self.blocks:
+                tokens = block(tokens, condition)
+            return self.head(tokens.mean(1))
+
+    return usual(Transformer(), loader=shuffled(table(ROWS, 5, 8)))
+
+
 @training()
 def weight_tying(device: torch.device) -> Parts:
     class Tied(nn.Module):

@@ -138,6 +138,7 @@ class Lever:
     begins_on: tuple[str, ...] = ()  # types of devices on which a run has it from its first step
     needs_cuda = False
     changes_gradients = True  # where its tier is B; else only the update rounds differently, and the gate sees nothing
+    computes_the_same = False  # other code for the same numbers: its gradient must be the eager one, at each parameter
     for_captures = False  # whether it makes a step that is not captured slower
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster

@@ -59,6 +59,7 @@ class CompileLever(Lever):
     what = "`torch.compile` fuses the forward and backward pass into fewer kernels"
     cost = "a compilation"
     undo = "the compiled function is dropped"
+    computes_the_same = True
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, compile="max-autotune" if plan.compile == "max-autotune" else "default", flipped=False)
@@ -102,6 +103,7 @@ class CompileBlocksLever(Lever):
     what = "repeated blocks are compiled, once for all of them"
     cost = "a compilation"
     undo = "the blocks' `forward` is restored"
+    computes_the_same = True
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, compile="blocks", flipped=False)
@@ -278,6 +280,7 @@ class MaxAutotuneLever(Lever):
     what = "the compiler also tries its own kernels for matmuls"
     cost = "a long compilation"
     undo = "the compiled function is dropped"
+    computes_the_same = True
     needs_cuda = True
 
     def pull(self, plan: Plan) -> Plan:

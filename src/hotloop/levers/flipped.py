@@ -50,6 +50,7 @@ class FlippedLever(Lever):
     what = "gradients of convolutions are computed as convolutions with flipped weights"
     cost = "nothing"
     undo = "the layers' `forward` is restored"
+    computes_the_same = True
     rule = LeverRule(
         "an ARM CPU trains convolutions of stride 1",
         lambda facts: platform.machine().lower() in ("aarch64", "arm64"),

@@ -54,6 +54,7 @@ class KernelsLever(Lever):
     cost = "a moment"
     undo = "the layers' `forward` is restored"
     needs_cuda = True
+    computes_the_same = True
     for_captures = True
     rule = LeverRule(
         "the step is in half precision and channels_last, and has BatchNorm2d, GroupNorm or MaxPool2d",

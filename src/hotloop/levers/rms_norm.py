@@ -62,6 +62,7 @@ class RMSNormLever(Lever):
     cost = "nothing"
     undo = "the layers' `forward` is restored"
     needs_cuda = True
+    computes_the_same = True
     rule = LeverRule(
         "the model has RMSNorm layers that are written out",
         lambda facts: True,

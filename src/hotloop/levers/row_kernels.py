@@ -53,6 +53,7 @@ class RowKernelsLever(Lever):
     cost = "a moment"
     undo = "PyTorch's functions are restored after each step"
     needs_cuda = True
+    computes_the_same = True
     for_captures = True
     rule = LeverRule(
         f"the step is in half precision, normalises rows or adds biases {MANY} times or more, and shapes do not vary"

@@ -102,10 +102,10 @@ def _on_gaps(profile: Profile, share: float) -> Iterator[tuple[float, Recommenda
         return
     if has_kernels(profile.device):
         what = f"The device has nothing to do for {share:.0%} of the time: the host does not prepare work fast enough."
-        fix = (
-            "take the waits out of the step, give larger batches, or let the host do less per step: "
-            "torch.compile(model), or hotloop.Loop, which records the step as a CUDA graph"
-        )
+        less = "torch.compile(model), or hotloop.Loop, which records the step as a CUDA graph"
+        if profile.replay_share >= NOTABLE:
+            less = "several steps in one CUDA graph, as fit of hotloop.Loop does with data on the device"
+        fix = f"take the waits out of the step, give larger batches, or let the host do less per step: {less}"
     else:
         what = f"{share:.0%} of the time passes in Python, between operations."
         fix = (

@@ -9,7 +9,7 @@ from hotloop.profiling.advice import Loading, advise, has_kernels, part_words
 from hotloop.profiling.events import EPOCH, TraceEvent
 from hotloop.profiling.looking import LoggedOperation
 from hotloop.profiling.operations import OperationCall, costliest, costs, line_of, plain, waits_in
-from hotloop.profiling.parts import StepTimeline, on_device, timeline
+from hotloop.profiling.parts import StepTimeline, on_device, replayed, timeline
 from hotloop.profiling.record import MemorySample, Profile, StepParts, TimeParts
 from hotloop.text import duration
 
@@ -66,12 +66,22 @@ def analyse(events: Sequence[TraceEvent], about: ProfileContext) -> Profile:
         slow_step=None,
         advice=(),
         notes=(*about.notes, *_unknown(about.device, device=device, batches=bool(batches))),
+        replayed=replayed(events, time.steps),
     )
+    if profile.replayed:
+        profile = replace(profile, notes=(*profile.notes, _said_of_replays(profile)))
     if steps > 1:
         slow = order[-2] if steps > 2 else order[-1]
         words = _slower(profile.device, each, (middle, slow), found, events, time, device=device)
         profile = replace(profile, slow_step=StepParts(slow + 1, each[slow], time.slices(slow), words))
     return replace(profile, advice=advise(profile, about.loading))
+
+
+def _said_of_replays(profile: Profile) -> str:
+    return (
+        f"The device replayed CUDA graphs for {profile.replay_share:.0%} of the time, which counts as computing. Their "
+        "kernels stand without lines: no operation of PyTorch asks for them one by one."
+    )
 
 
 def _unknown(name: str, *, device: bool, batches: bool) -> Iterator[str]:

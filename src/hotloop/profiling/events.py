@@ -22,10 +22,12 @@ Kind = Literal[
     "kernel",  # device
     "copy",  # device: between host and device
     "communication",  # device: with other devices
+    "replay",  # device: a CUDA graph, from its first kernel to the end of its last one
 ]
 ON_DEVICE: tuple[Kind, ...] = ("kernel", "copy", "communication")
 
 _WAITS = re.compile(r"^(cuda|hip|cu)(Stream|Device|Event|Ctx)Synchronize|^(cudaMemcpy|hipMemcpy|cuMemcpyDtoH_v2)$")
+_LAUNCHES_GRAPH = re.compile(r"^(cuda|hip|cu)GraphLaunch")
 _TALK = ("c10d::", "gloo:", "nccl:", "mpi:", "ucc:")
 _CALLS = ("cuda_runtime", "cuda_driver", "xpu_runtime", "privateuse1_runtime")
 
@@ -45,7 +47,7 @@ class TraceEvent:
 def events_in(trace: dict[str, Any]) -> list[TraceEvent]:
     """The events of a Chrome trace in the order in which they begin; what tells nothing about time is left out."""
     found = list(_events(trace.get("traceEvents", ())))
-    return sorted(_that_block(found), key=lambda event: (event.start, -event.end))
+    return sorted([*_that_block(found), *_replays(found)], key=lambda event: (event.start, -event.end))
 
 
 def _events(rows: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
@@ -93,3 +95,15 @@ def _that_block(events: list[TraceEvent]) -> Iterator[TraceEvent]:
             yield TraceEvent(event.name, "wait", event.start, event.end, event.thread, event.correlation)
         else:
             yield event
+
+
+def _replays(events: list[TraceEvent]) -> Iterator[TraceEvent]:
+    """The CUDA graphs: all that one does has the correlation of its launch, and no operation of the host behind it."""
+    work: dict[int | None, list[TraceEvent]] = {e.correlation: [] for e in events if _LAUNCHES_GRAPH.match(e.name)}
+    for event in events:
+        if event.kind in ON_DEVICE and event.correlation in work:
+            work[event.correlation].append(event)
+    for correlation, group in work.items():
+        if group:
+            start, end = min(e.start for e in group), max(e.end for e in group)
+            yield TraceEvent("a CUDA graph", "replay", start, end, group[0].thread, correlation)

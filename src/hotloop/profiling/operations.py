@@ -12,6 +12,7 @@ from hotloop.profiling.parts import training_threads
 from hotloop.profiling.record import HostWait, Line, OperationCost
 
 TOP = 10
+REPLAYED = "CUDA graph"  # the phase of what a graph does: nobody asked for it by an operation
 WAITING = {  # operations that wait for a device, by what people write
     "aten::_local_scalar_dense": ".item() or a branch on a tensor",
     "aten::_to_copy": ".cpu() or .to()",
@@ -183,13 +184,17 @@ def _on_the_device(
 ) -> list[OperationCall]:
     """Give the time of the device to the operations that asked for it; what nobody asked for stands for itself."""
     alone = []
+    calls = [e for e in events if e.kind in ("wait", "call") and e.correlation is not None]
+    called: dict[int | None, float] = {call.correlation: call.start for call in calls}
+    graphs = {e.correlation for e in events if e.kind == "replay"}
     for event in events:
         if event.kind in ON_DEVICE:
             cost = asked.get(event.correlation) if event.correlation is not None else None
             if cost is None:
-                step = bisect_right(marks, event.start) - 1
+                begin = called.get(event.correlation, event.start)  # a host that runs ahead has ended the step since
+                step, phase = bisect_right(marks, begin) - 1, REPLAYED if event.correlation in graphs else ""
                 if 0 <= step < len(marks) - 1:
-                    cost = OperationCall(event.name, "", step, event.start, whole=False)
+                    cost = OperationCall(event.name, phase, step, event.start, whole=False)
                     alone.append(cost)
             if cost is not None:
                 cost.device += event.end - event.start

@@ -46,6 +46,11 @@ def on_device(events: Iterable[TraceEvent]) -> bool:
     return any(event.kind in ON_DEVICE for event in events)
 
 
+def replayed(events: Sequence[TraceEvent], steps: Sequence[Stretch]) -> float:
+    """Seconds of the steps in which the device replayed CUDA graphs."""
+    return length(within(joined(steps), _times(events, "replay")))
+
+
 def timeline(events: Sequence[TraceEvent]) -> StepTimeline:
     """Divide the time of the steps between the parts."""
     steps = steps_in(events)
@@ -85,11 +90,11 @@ def _device_parts(events: Sequence[TraceEvent], window: list[Stretch]) -> dict[s
     """What the device did; where it did nothing, what the host did instead."""
     threads = training_threads(events)
     order: list[tuple[str, list[Stretch]]] = [
-        ("compute", _times(events, "kernel")),
+        ("compute", _times(events, "kernel", "replay")),  # between two kernels of a graph, no host is waited for
         ("communication", _times(events, "communication")),
         ("copies", _times(events, "copy")),
-        ("data", _times(events, "data", threads)),
-        ("waits", _times(events, "wait", threads)),
+        ("data", _times(events, "data", threads=threads)),
+        ("waits", _times(events, "wait", threads=threads)),
     ]
     return _by_precedence(order, window)
 
@@ -98,8 +103,8 @@ def _host_parts(events: Sequence[TraceEvent], window: list[Stretch]) -> dict[str
     """What the host did."""
     threads = training_threads(events)
     order = [
-        ("data", _times(events, "data", threads)),
-        ("compute", _times(events, "operation", threads)),
+        ("data", _times(events, "data", threads=threads)),
+        ("compute", _times(events, "operation", threads=threads)),
         ("communication", _times(events, "talk")),
     ]
     return _by_precedence(order, window)
@@ -115,5 +120,5 @@ def _by_precedence(order: list[tuple[str, list[Stretch]]], window: list[Stretch]
     return parts
 
 
-def _times(events: Sequence[TraceEvent], kind: Kind, threads: set[int] | None = None) -> list[Stretch]:
-    return joined((e.start, e.end) for e in events if e.kind == kind and (threads is None or e.thread in threads))
+def _times(events: Sequence[TraceEvent], *kinds: Kind, threads: set[int] | None = None) -> list[Stretch]:
+    return joined((e.start, e.end) for e in events if e.kind in kinds and (threads is None or e.thread in threads))

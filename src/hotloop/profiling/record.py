@@ -61,7 +61,7 @@ class OperationCost(Record):
     """One kind of operation that one line asks for."""
 
     name: str
-    phase: str  # forward, backward, update
+    phase: str  # forward, backward, update; "CUDA graph" for a kernel of one that is replayed
     line: Line | None  # of a backward operation, the line of its forward; None where it is unknown
     seconds: float  # in a step: on the device, or on the CPU where that is the device
     share: float  # of the step's time
@@ -139,13 +139,14 @@ class Profile(Record):
     slow_step: StepParts | None  # the second-slowest: the slowest is often chance; None for a single step
     advice: tuple[Recommendation, ...]
     notes: tuple[str, ...]  # what is unknown, and why
+    replayed: float = 0.0  # seconds of `parts.compute` in which the device replayed CUDA graphs
 
     def __str__(self) -> str:
         """Where a step's time goes, the costliest lines and what to do, as text."""
         name = f" ({self.device_name})" if self.device_name and self.device_name != self.device else ""
         lines = [f"a step takes {duration(self.mean)} on {self.device}{name}, the mean of {plural(self.steps, 'step')}"]
         shares = [f"{part} {share:.0%}" for part, share in self.parts.shares.items() if share >= 0.005]
-        lines.append(", ".join(shares))
+        lines.append(", ".join(shares) + (f", {self.replay_share:.0%} in CUDA graphs" if self.replayed else ""))
         for each in self.operations[:5]:
             lines.append(f"  {each.share:6.1%}  {each.name}, {each.phase}  {each.line or ''}".rstrip())
         lines += [f"{advice.what}\n  fix: {advice.fix}" for advice in self.advice]
@@ -187,6 +188,11 @@ class Profile(Record):
     def spread(self) -> tuple[float, float]:
         """The fastest and the slowest step."""
         return min(self.seconds), max(self.seconds)
+
+    @property
+    def replay_share(self) -> float:
+        """The share of the time in which the device replayed CUDA graphs."""
+        return self.replayed / self.parts.total if self.parts.total else 0.0
 
     @property
     def rate(self) -> float | None:

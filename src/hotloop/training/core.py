@@ -409,6 +409,16 @@ class Core:
             with self.unplanned():
                 yield plain
 
+    @contextmanager
+    def trying(self, plan: Plan) -> Iterator[TrainingStep]:
+        """The step of another plan, for a pass or two."""
+        step = TrainingStep(self.model, self.objectives, plan, averages=self.subject.averages)
+        self.subject.exchange(self.step, step)
+        try:
+            yield step
+        finally:
+            self.subject.exchange(step, self.step)
+
     def resume_plan(self, plan: Plan) -> None:
         """Carry out the plan of a checkpoint where the loop chooses its plan."""
         if self.plans_itself and torch.device(plan.device).type == self.device.type and plan != self.step.plan:

@@ -1,4 +1,9 @@
-"""The gate for levers that change rounding: loss and gradient of a real batch, in fp32 as written and with a plan."""
+"""The gate: losses and gradients of a real batch, in two questions.
+
+What lowers the precision is compared with fp32 as written, by the whole gradient (`Departure`). What is meant to
+compute the same, such as compiled code, is compared with the eager step under the same flags, parameter by parameter
+(`stray`).
+"""
 
 import math
 import re
@@ -14,9 +19,12 @@ from torch import Tensor, nn
 
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective import HALF_PRECISIONS
+from hotloop.plan import Plan
+from hotloop.rng import RngStates
 from hotloop.snapshot import Snapshot
 from hotloop.step.inspection import Inspection
 from hotloop.step.retry import OutOfMemory
+from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 
@@ -32,7 +40,14 @@ LATER_TOLERANCE = 0.5
 # first batches has a cosine of 0.15 in bf16, and 0.39 in fp32 where nothing but its weights is rounded to bf16. What
 # turns a few times as far as that is the network's doing: weights, activations and gradients are all rounded.
 SHAKEN = 4.0
-RANDOM_TOLERANCE = 0.25  # departure of the loss where other random numbers were drawn
+MOST_SHAKEN = 0.25  # departure of the loss, whatever rounded weights do
+# Code that is meant to compute the same: what is this near to the eager gradient of a parameter needs no other look.
+NEAR, NEAR_IN_HALF = 0.01, 0.1
+OTHER_DRAWS = 1.5  # times as far as another draw of dropout turns a gradient, since both differ by a draw
+ENOUGH = 16  # numbers in a parameter, of which one other draw tells something
+FEW = 4.0  # of n numbers, how far they were turned once says less: the bound is 1 + FEW / sqrt(n) times as wide
+DIGITS = {"fp32": 24, "bf16": 8, "fp16": 11}  # binary ones of a number
+TF32_DIGITS = 11
 LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller
 JUMP, IN_A_ROW = 10.0, 3  # times their median that losses are, and how many of them, when they have jumped
 LEAST, KEPT, NEW = 20, 100, 10  # losses that make a median, that it is of at most, after which it is made anew
@@ -65,19 +80,15 @@ class Departure:
         length = math.sqrt(second / first) if first else math.inf
         return cls(distance / max(scale, 1e-12), direction, length, norm)
 
-    def excess(self, *, later: bool = False, random: bool = False, shaken: "Departure | None" = None) -> str | None:
+    def excess(self, *, later: bool = False, shaken: "Departure | None" = None) -> str | None:
         """What is outside the tolerance, in words; None where nothing is.
 
-        `later`: training is under way. `random`: the two used different random numbers, as compiled code does.
-        `shaken`: the departure of fp32 with rounded weights.
+        `later`: training is under way. `shaken`: the departure of fp32 with rounded weights.
         """
-        if random:
-            sound = self.loss <= RANDOM_TOLERANCE and 1 / 2 <= self.length <= 2
-            return None if sound else f"the loss is {self.loss:.1%} away, the gradient {self.length:.2g} times as long"
         most, away = LATER_TOLERANCE if later else DIRECTION_TOLERANCE, LOSS_TOLERANCE
         if shaken is not None:
             most = max(most, min(SHAKEN * shaken.direction, 1.0))  # beyond a right angle it is another direction
-            away = max(away, min(SHAKEN * shaken.loss, RANDOM_TOLERANCE))
+            away = max(away, min(SHAKEN * shaken.loss, MOST_SHAKEN))
         if not self.direction <= most:
             cosine, least = 1 - self.direction, 1 - most
             return f"the gradient turns from that of fp32: cosine {cosine:.3f}, at least {least:.2f} is allowed"
@@ -94,16 +105,53 @@ class Departure:
 
 
 def excess_of(
-    departure: Departure, precision: str, shake: Callable[[torch.dtype], Departure | None], *, later: bool = False
+    departure: Departure, precision: str, shake: Callable[[str], Departure | None], *, later: bool = False
 ) -> str | None:
     """What is outside the tolerance, in words. Where the gradient turns too far, `shake` gives the departure of fp32
     with rounded weights, or None where that is not known."""
-    why, dtype = departure.excess(later=later), HALF_PRECISIONS.get(precision)
+    why = departure.excess(later=later)
     widest = Departure(math.inf, math.inf, 1.0, 0.0)  # of fp32 with rounded weights, whatever that may be
-    if why is None or dtype is None or departure.excess(later=later, shaken=widest) is not None:
+    if why is None or precision not in HALF_PRECISIONS or departure.excess(later=later, shaken=widest) is not None:
         return why
-    shaken = shake(dtype)
+    shaken = shake(precision)
     return why if shaken is None else departure.excess(later=later, shaken=shaken)
+
+
+def stray(
+    step: TrainingStep, eager: Found, other: Found, disturb: Callable[[], Found | None], *, random: bool = False
+) -> str | None:
+    """The loss or the parameter whose gradient is not that of the eager step, in words; None where all are.
+
+    Where some are not near, `disturb` gives the same pass of `step` with its rounding disturbed, or with other random
+    numbers where the two passes drew different ones (`random`); None where that cannot be.
+    """
+    known = {id(parameter): name for name, parameter in step.model.named_parameters()}
+    names = [f"the loss {name}" if len(eager[0]) > 1 else "the loss" for name in eager[0]]
+    trained = [parameter for each in step.objectives for parameter in each.parameters]
+    names += [f"the gradient of {known.get(id(p), 'a parameter outside the model')}" for p in trained]
+    counts = [0] * len(eager[0]) + [p.numel() for p in trained]
+    near = NEAR_IN_HALF if step.plan.precision in HALF_PRECISIONS else NEAR
+    away, own = _distances(eager, other)
+    lengths = [length for length, count in zip(own, counts, strict=True) if count and math.isfinite(length)]
+    usual = math.hypot(*lengths) / math.sqrt(max(sum(counts), 1))  # of a single number
+    # What is 0 but for rounding may differ by a small part of what is usual; what the eager step has lost, by anything.
+    allowed = [near * (length + near * usual * math.sqrt(n)) for length, n in zip(own, counts, strict=True)]
+    far = [i for i, most in enumerate(allowed) if not away[i] <= most and math.isfinite(own[i])]
+    if not far:
+        return None
+    disturbed = disturb()
+    moved = [0.0] * len(own) if disturbed is None else _distances(eager, disturbed)[0]
+    for i in far:
+        bound = (OTHER_DRAWS if random else SHAKEN) * (1 + FEW / math.sqrt(max(counts[i], 1))) * moved[i]
+        if random and counts[i] < ENOUGH:
+            bound = math.inf if counts[i] else max(bound, MOST_SHAKEN * own[i])
+        if not away[i] <= bound:
+            shares = [each / own[i] if own[i] else math.inf for each in (away[i], moved[i])]
+            by = "other random numbers move" if random else "rounding moves"
+            return (
+                f"{names[i]} is {shares[0]:.3g} of itself away from the eager step's, where {by} it by {shares[1]:.2g}"
+            )
+    return None
 
 
 class Compared(Protocol):
@@ -117,6 +165,9 @@ class Compared(Protocol):
 
     def as_written(self) -> AbstractContextManager[TrainingStep]:
         """The step as the person wrote it, in fp32, for a pass or two."""
+
+    def trying(self, plan: Plan) -> AbstractContextManager[TrainingStep]:
+        """The step of another plan, for a pass or two."""
 
 
 class GradientGate:
@@ -143,7 +194,7 @@ class GradientGate:
         return f"the step fails with it: {type(failed).__name__}: {first}"
 
     def excess(
-        self, plain: Any, other: Any, batch: Any, shaken: dict[torch.dtype, Departure], *, later: bool = False
+        self, plain: Any, other: Any, batch: Any, shaken: dict[str, Departure], *, later: bool = False
     ) -> str | None:
         """Why loss and gradient are not those of fp32; None where they are, as far as the network allows it.
 
@@ -151,20 +202,33 @@ class GradientGate:
         that for the next question about this batch.
         """
 
-        def shake(dtype: torch.dtype) -> Departure | None:
-            if dtype not in shaken:
-                try:
-                    with self._loop.as_written() as step, rounded_weights(self._loop.memory.modules, dtype):
-                        found = self.gradients(step, batch)
-                except torch.OutOfMemoryError:
-                    clear(self._loop.step.device)
+        def shake(precision: str) -> Departure | None:
+            if precision not in shaken:
+                rounded = rounded_weights(self._loop.memory.modules, DIGITS[precision])
+                if (found := self._disturbed(batch, rounded)) is None:
                     return None
-                if isinstance(found, str):
-                    return None
-                shaken[dtype] = Departure.between(plain, found)
-            return shaken[dtype]
+                shaken[precision] = Departure.between(plain, found)
+            return shaken[precision]
 
         return excess_of(Departure.between(plain, other), self._loop.step.plan.precision, shake, later=later)
+
+    def stray(self, eager: Any, other: Any, batch: Any, *, random: bool = False) -> str | None:
+        """Which loss or gradient of the present step is not that of the eager step under the same flags."""
+        step = self._loop.step
+        disturbed = disturbance(self._loop.memory.modules, step, random=random)
+        return stray(step, eager, other, lambda: self._disturbed(batch, disturbed), random=random)
+
+    def _disturbed(self, batch: Any, disturbed: AbstractContextManager[None]) -> Any:
+        """Losses and gradients as written, with something disturbed; None where that cannot be."""
+        if is_sharded(self._loop.step.model):
+            return None  # a pass of one rank alone would wait for the others
+        try:
+            with self._loop.as_written() as step, disturbed:
+                found = self.gradients(step, batch)
+        except torch.OutOfMemoryError:
+            clear(self._loop.step.device)
+            return None
+        return None if isinstance(found, str) else found
 
 
 def comparison(device: torch.device) -> None:
@@ -184,6 +248,26 @@ def _figures(plain: Found, other: Found) -> Tensor | None:
         return None
     products = _dot_products([(a, b) for a, b in pairs if a is not None and b is not None], losses[0])
     return torch.stack([(losses[1] - losses[0]).abs().sum(), losses[0].abs().sum(), *products])
+
+
+def _distances(eager: Found, other: Found) -> tuple[list[float], list[float]]:
+    """How far each loss and each gradient is from the eager one, and how long that is. Synchronizes once."""
+    first = [*(loss.sum() for loss in eager[0].values()), *eager[1]]
+    second = [*(loss.sum() for loss in other[0].values()), *other[1]]
+    zero = torch.zeros((), dtype=torch.float64, device=next(iter(eager[0].values())).device)
+    away = [_length(_difference(a, b), zero) for a, b in zip(first, second, strict=True)]
+    found = torch.stack([*away, *(_length(a, zero) for a in first)]).tolist()
+    return found[: len(away)], found[len(away) :]
+
+
+def _difference(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a - b if a.is_sparse == b.is_sparse else a.to_dense() - b.to_dense()
+
+
+def _length(numbers: Tensor | None, zero: Tensor) -> Tensor:
+    return zero if numbers is None else torch.linalg.vector_norm(_numbers(numbers), dtype=zero.dtype).to(zero.device)
 
 
 def _dot_products(pairs: Sequence[tuple[Tensor, Tensor]], like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,17 +337,38 @@ class Jumps:
 
 
 @contextmanager
-def rounded_weights(modules: Sequence[nn.Module], dtype: torch.dtype) -> Iterator[None]:
-    """Round the weights of modules to another precision inside the block."""
+def rounded_weights(modules: Sequence[nn.Module], digits: int, spare: int = 0) -> Iterator[None]:
+    """Round the weights of modules to so many binary digits inside the block, and to `spare` fewer than they have."""
     weights = {id(p): p.detach() for module in modules for p in module.parameters() if p.is_floating_point()}.values()
     before = [weight.clone() for weight in weights]
     try:
         for weight in weights:
-            weight.copy_(weight.to(dtype))  # which takes memory, and may fail halfway
+            own = 1 - round(math.log2(torch.finfo(weight.dtype).eps))
+            if lost := own - min(own, digits) + spare:
+                high = weight * (2.0**lost + 1)  # which takes memory, and may fail halfway
+                weight.copy_(high - (high - weight))
         yield
     finally:
-        for weight, digits in zip(weights, before, strict=True):
-            weight.copy_(digits)
+        for weight, numbers in zip(weights, before, strict=True):
+            weight.copy_(numbers)
+
+
+@contextmanager
+def _other_draws(device: torch.device) -> Iterator[None]:
+    """Other random numbers inside the block."""
+    before = RngStates(device)
+    torch.manual_seed(torch.initial_seed() % 2**31 + 1)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+def disturbance(modules: Sequence[nn.Module], step: TrainingStep, *, random: bool) -> AbstractContextManager[None]:
+    """What shows how far a gradient moves by itself: other random numbers, or weights without their last digit."""
+    if random:
+        return _other_draws(step.device)
+    return rounded_weights(modules, TF32_DIGITS if step.plan.tf32 else DIGITS[step.plan.precision], spare=1)
 
 
 @contextmanager

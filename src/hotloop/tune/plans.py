@@ -10,6 +10,7 @@ import torch
 
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
+from hotloop.levers.fused import wrong_fused_kernel
 from hotloop.plan import Plan
 from hotloop.tune.subject import Subject
 
@@ -34,6 +35,12 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
 
     `asked`: settings given beside it.
     """
+    for optimizer in subject.optimizers:
+        if any(group.get("fused") for group in optimizer.param_groups) and (why := wrong_fused_kernel(optimizer)):
+            words = (
+                f"{type(optimizer).__name__} was built with fused=True, but {why}. Without that it trains as it should"
+            )
+            warnings.warn(words, PlanWarning, stacklevel=4)
     if isinstance(plan, str) and plan == "auto":
         return _first_plan(subject)
     if isinstance(plan, str) and plan == "plain":

@@ -4,7 +4,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -32,7 +32,7 @@ from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.step.work import Work
 from hotloop.text import shorten
-from hotloop.tune.gate import Departure, excess_of, rounded_weights, without_dropout
+from hotloop.tune.gate import DIGITS, Departure, disturbance, excess_of, rounded_weights, stray, without_dropout
 from hotloop.tune.rehearsal import Rehearsal, rehearsing
 from hotloop.tune.search import PlanComparison, Refused, Search
 from hotloop.tune.subject import Subject, record
@@ -203,27 +203,42 @@ class Trials:
         raise Refused(why)
 
     def gate(self, plan: Plan) -> tuple[float | None, str | None]:
-        """The relative departure of the loss from the plain plan's, and why it is too far or None."""
-        self._rewind()
-        batch, work = self._material.batch(0, resident=False), Work()
-        # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
-        compiled = plan.compile != "off"
+        """The relative departure of the loss, and why the plan does not pass the gate or None.
 
-        def shake(dtype: torch.dtype) -> Departure:
-            self._exchange(self._plain)
-            with rounded_weights(self._subject.modules, dtype):
-                return Departure.between(plain, self._plain.step.gradients_of(batch, self._memory))
+        Without what is meant to compute the same, it is compared with the plain plan; with that, with itself without.
+        """
+        self._rewind()
+        batch, modules, eager_plan = self._material.batch(0, resident=False), self._subject.modules, plan
+        for lever in LEVERS:
+            eager_plan = lever.off(eager_plan) if lever.computes_the_same and lever.is_pulled(plan) else eager_plan
+
+        def found(plan: Plan, disturbed: AbstractContextManager[Any] | None = None) -> Any:
+            self._exchange(self._runner(plan))
+            with disturbed or nullcontext():
+                return self._now.step.gradients_of(batch, self._memory)
+
+        def against_fp32() -> tuple[float, str | None]:
+            plain = found(self._subject.plan)
+            departure = Departure.between(plain, plain if eager_plan == self._subject.plan else found(eager_plan))
+
+            def shake(precision: str) -> Departure:
+                return Departure.between(plain, found(self._subject.plan, rounded_weights(modules, DIGITS[precision])))
+
+            return departure.loss, excess_of(departure, plan.precision, shake)
 
         try:
-            with nullcontext() if compiled else without_dropout(self._subject.modules):
-                self._exchange(self._plain)
-                with work:
-                    plain = self._plain.step.gradients_of(batch, self._memory)
-                self._exchange(self._runner(plan))
-                departure = Departure.between(plain, self._now.step.gradients_of(batch, self._memory))
-                if compiled and work.draws:
-                    return departure.loss, departure.excess(random=True)
-                return departure.loss, excess_of(departure, plan.precision, shake)
+            with without_dropout(modules):
+                loss, why = against_fp32()
+            if why is not None or eager_plan == plan:
+                return loss, why
+            work = Work()
+            # Dropout is left on in compiled code, which would be compiled anew without it; it draws masks of its own.
+            with nullcontext() if plan.compile != "off" else without_dropout(modules):
+                eager = found(eager_plan, work if plan.compile != "off" else None)
+                other, step = found(plan), self._now.step
+                disturbed = disturbance(modules, step, random=work.draws)
+                why = stray(step, eager, other, lambda: found(self._subject.plan, disturbed), random=work.draws)
+            return Departure.between(eager, other).loss, why
         except Exception as error:  # noqa: BLE001
             return None, _words(error, plan)
 

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-import torch
 from torch import nn
 
 from hotloop.clock import Clock
@@ -75,7 +74,7 @@ SURELY_SLOWER = 1.5
 SMALL_STEP = 1e-3  # seconds of a captured step; below, the host may take longer to hand over a batch than the device
 HOST_LIMITS = 0.6  # of the time of a captured step, which the host takes to hand one over: the device may wait for it
 SEVERAL_PAY = 10.0  # seconds of captured steps, in which 5% for several in a graph pay for capturing these
-MOST_PASSES = 6  # forward passes beyond one a step in a run; two more where something seems to have diverged
+MOST_PASSES = 8  # forward passes beyond one a step in a run; two more where something seems to have diverged
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
 HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may hold it up
 COMPILED_BESIDE = ("cpu",)  # devices on which a compilation in a thread was shown to leave the training as it is
@@ -536,7 +535,7 @@ class Tuner:
             self._effects.setdefault(effect)
             self._say(f"only what leaves losses and gradients alone is used: {effect}")
         work = Work()
-        reference, shaken = None, dict[torch.dtype, Departure]()
+        reference, shaken = None, dict[str, Departure]()
         if target.only is None:
             with without_dropout(subject.modules) as drops:
                 reference = self._gate.gradients(loop.step, ahead.batch, work, seen := Inspection())
@@ -576,12 +575,13 @@ class Tuner:
             rounding = _rounding(plan, begin)
             if reference is None or isinstance(reference, str) or not rounding:
                 break
-            with without_dropout(subject.modules):
-                found = self._gate.gradients(loop.step, ahead.batch)
-                why = found if isinstance(found, str) else self._gate.excess(reference, found, ahead.batch, shaken)
-            if (why := loop.together.reason(why)) is None:
+            same = [lever for lever in rounding if lever.computes_the_same]
+            guilty, why = self._asked(
+                reference, ahead.batch, same, [each for each in rounding if each not in same], shaken
+            )
+            if why is None:
                 break
-            for lever in most_doubtful(rounding):
+            for lever in most_doubtful(guilty):
                 self._drop(lever.name, why)
         self._comparison = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._comparison
@@ -596,6 +596,24 @@ class Tuner:
         masks = GIVEN_MASKS.name in self._dropped
         real, gate = (host_objection(each, looks_at_masks=masks) for each in (self._ordinary, seen))
         return real and gate  # what only one of them did may be the preparation of a library
+
+    def _asked(
+        self, reference: Any, batch: Any, same: Sequence[Lever], others: Sequence[Lever], shaken: dict[str, Departure]
+    ) -> tuple[Sequence[Lever], str | None]:
+        """Ask the gate about the present plan; the levers at fault, and why they are."""
+        gate, loop, eager = self._gate, self._loop, reference
+        with without_dropout(self.subject.modules):
+            if others:
+                with loop.trying(_without(same, loop.step.plan)) if same else nullcontext(loop.step) as step:
+                    eager = gate.gradients(step, batch)
+                why = eager if isinstance(eager, str) else gate.excess(reference, eager, batch, shaken)
+                if (why := loop.together.reason(why)) is not None:
+                    return others, why
+            if not same:
+                return (), None
+            found = gate.gradients(loop.step, batch)
+            why = found if isinstance(found, str) else gate.stray(eager, found, batch)
+        return same, loop.together.reason(why)
 
     def _settled(self) -> "Course[float]":
         """Seconds of a batch after warm-up, captured where the plan says so."""
@@ -775,7 +793,7 @@ class Tuner:
         after = self._gate.gradients(self._loop.step, batch)  # in which it is compiled, where that was not done before
         why = next((each for each in (before, after) if isinstance(each, str)), None)
         if why is None:
-            why = Departure.between(before, after).excess(later=True, random=self._is_random)
+            why = self._gate.stray(before, after, batch, random=self._is_random)
         self.seconds += time.perf_counter() - start
         if why is None:
             then = yield from self._settled()
