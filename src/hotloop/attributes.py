@@ -23,6 +23,7 @@ HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a m
 LOST: Any = object()
 MOST = 100_000  # entries of a container that are looked at
 ROOM = 64 << 20  # bytes of the tensors in a container
+LITTLE = 1 << 20  # the same of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
 _DEEPEST = 20
 _WORDS = (bool, int, float, str, bytes, type(None), torch.Size, torch.dtype, torch.device)

@@ -34,6 +34,7 @@ from hotloop._torch import (
 )
 from hotloop.attributes import (
     HOOKS_INSTALLED,
+    LITTLE,
     LOST,
     ROOM,
     FlattenedValue,
@@ -56,7 +57,6 @@ from hotloop.training.claims import check_module, check_sharing, check_tensors, 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself
 _MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are not its attributes
-_LITTLE = 1 << 20  # bytes of what a dataset keeps: more is data or a cache of it
 _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
 
 
@@ -254,7 +254,7 @@ class Changes:
                 for path, inner in thing.named_modules():
                     yield name, path, inner, ROOM
             elif name not in found and isinstance(getattr(thing, "__dict__", None), dict):
-                yield name, "", thing, _LITTLE if isinstance(thing, Dataset) else ROOM
+                yield name, "", thing, LITTLE if isinstance(thing, Dataset) else ROOM
 
     def _attributes(self) -> Iterator[tuple[Key, Any, FlattenedValue]]:
         """Attributes with plain values, which may change in training."""
@@ -402,7 +402,7 @@ def _is_record(value: Any) -> bool:
     if isinstance(value, nn.Module | Tensor | type | FunctionType | Dataset | Optimizer | dict | list | set | deque):
         return False
     held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and bool(held) and all(parts_of(each, _LITTLE) is not None for each in held.values())
+    return isinstance(held, dict) and bool(held) and all(parts_of(each, LITTLE) is not None for each in held.values())
 
 
 def _can_be_packed(thing: Any) -> bool:
