@@ -105,8 +105,7 @@ def _is_own(loader: object) -> bool:
 
 
 class _Holder:
-    """What gives an order (a sampler, a loader of the person's own, an `IterableDataset`): its `state_dict`, or the plain
-    attributes that have changed."""
+    """A sampler, an `IterableDataset`, a loader of the person's own: its state_dict, or the attributes that changed."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler

@@ -53,6 +53,7 @@ from hotloop.errors import BadArgument
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
 from hotloop.training.claims import check_module, check_sharing, check_tensors, generator, require, unusable
+from hotloop.training.schedule import functions_in
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself
@@ -337,6 +338,8 @@ class Changes:
             for name, parameter in module.named_parameters():
                 hooks = gradient_hooks(parameter)
                 roots |= {f"{name}.hook": hooks} if hooks else {}
+        functions = chain.from_iterable(map(functions_in, self._schedulers))
+        roots |= {f"scheduler {n}" if n else "scheduler": each for n, each in enumerate(functions)}
         roots |= {name: thing for name, thing in self._handed.items() if data or not isinstance(thing, Dataset)}
         return roots
 
