@@ -1,10 +1,12 @@
 """What resumes where it was, and what says so where it does not: by public names alone."""
 
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -152,3 +154,87 @@ def test_what_the_function_of_a_scheduler_keeps_is_named_when_it_is_saved(tmp_pa
     data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
     with pytest.warns(CheckpointWarning, match=r"holds, .*: calls, scheduler 1.factor"):
         loop.fit(data, save=tmp_path, progress=False)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1e-2, momentum=0.9)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-2)
+
+
+def fitted(
+    make: Callable[[Any], torch.optim.Optimizer],
+    change: Callable[[dict[str, Any], int], Any],
+    folder: Path,
+    stop: int | None = None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """A fit whose hook changes the settings of the optimizer after each step."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = make(model.parameters())
+    loop = hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu", plan="plain", clip_norm=1.0)
+    data = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(6)]
+
+    def on_step(record: Any) -> str | None:
+        change(optimizer.param_groups[0], record.step)
+        return "stop" if record.step == stop else None
+
+    loop.fit(data, save=folder, resume=True, on_step=on_step, progress=False)
+    return model.weight.detach(), {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
+
+
+KINDS: dict[str, Callable[[float], Any]] = {
+    "float64": np.float64,
+    "float32": np.float32,
+    "float16": np.float16,
+    "a tensor": torch.tensor,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_settings_that_a_hook_makes_any_kind_of_number_resume(kind: str, tmp_path: Path) -> None:
+    names = ("lr", "momentum", "weight_decay", "own")
+
+    def change(group: dict[str, Any], step: int) -> None:
+        group |= {name: KINDS[kind](0.5 * math.exp(-step)) for name in names}
+
+    whole, groups = fitted(sgd, change, tmp_path / "whole")
+    fitted(sgd, change, tmp_path / "stopped", stop=3)
+    weight, found = fitted(sgd, change, tmp_path / "stopped")
+    assert torch.equal(weight, whole)
+    assert [(type(found[name]), found[name]) for name in names] == [(type(groups[n]), groups[n]) for n in names]
+
+
+def test_keys_of_a_person_and_betas_as_a_list_resume(tmp_path: Path) -> None:
+    def change(group: dict[str, Any], step: int) -> None:
+        group["betas"] = [0.9 - 0.1 / step, 0.99]
+        group |= {"count": step, "word": f"step {step}", "list": [step, "a"], "array": np.array([step])}
+        group |= {"dict": {"warm": True, "since": step}, "complex": step * 1j, "nothing": None if step > 4 else "some"}
+
+    whole, groups = fitted(adam, change, tmp_path / "whole")
+    fitted(adam, change, tmp_path / "stopped", stop=3)
+    weight, found = fitted(adam, change, tmp_path / "stopped")
+    assert torch.equal(weight, whole)
+    assert found == groups
+
+
+REFUSED = {
+    "a rate that it does not accept": ("lr", lambda step: -1e-3, "Invalid learning rate"),
+    "a word for a number": ("momentum", lambda step: "0.9" if step == 6 else 0.9, "momentum is not what a run"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_resuming_would_refuse_is_said_when_it_is_saved(name: str, tmp_path: Path) -> None:
+    setting, value, says = REFUSED[name]
+
+    def change(group: dict[str, Any], step: int) -> None:
+        group[setting] = value(step)
+
+    with pytest.warns(CheckpointWarning, match=f"cannot resume from the checkpoint of step 6: .*{says}") as told:
+        fitted(sgd, change, tmp_path)
+    assert len(told) == 1
+    with pytest.raises(hotloop.HotloopError, match=says):
+        fitted(sgd, change, tmp_path)

@@ -52,7 +52,15 @@ from hotloop.effects import ReachableState, installed_once, is_ours, look
 from hotloop.errors import BadArgument
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
-from hotloop.training.claims import check_module, check_sharing, check_tensors, generator, require, unusable
+from hotloop.training.claims import (
+    check_module,
+    check_sharing,
+    check_tensors,
+    generator,
+    require,
+    shapes_of,
+    unusable,
+)
 from hotloop.training.schedule import functions_in
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
@@ -150,7 +158,7 @@ class Changes:
         for name, thing in self._given.items():
             if isinstance(thing, nn.Module) and name in saved:
                 check_module(name, saved[name])
-                check_tensors(name, thing.state_dict(), saved[name])
+                check_tensors(name, shapes_of(thing.state_dict()), saved[name])
         if len(state["schedulers"]) != len(self._schedulers):
             raise unusable("changes.schedulers are not as many as the schedulers")
         for key, kinds in state.get("devices", {}).items():
