@@ -1,5 +1,6 @@
 """What resumes where it was, and what says so where it does not: by public names alone."""
 
+import json
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import hotloop
-from hotloop.checkpoint import CheckpointWarning
+from hotloop.checkpoint import CheckpointWarning, Store, load
 
 ITEMS, BATCH = 40, 4
 
@@ -238,3 +239,41 @@ def test_what_resuming_would_refuse_is_said_when_it_is_saved(name: str, tmp_path
     assert len(told) == 1
     with pytest.raises(hotloop.HotloopError, match=says):
         fitted(sgd, change, tmp_path)
+
+
+def test_what_is_no_tensor_in_a_checkpoint_does_not_grow_with_the_epochs(tmp_path: Path) -> None:
+    def trained(epochs: int, folder: Path = tmp_path / "now") -> hotloop.Report:
+        torch.manual_seed(0)
+        model = nn.Linear(2, 2)
+        loop = hotloop.Loop(
+            model, torch.optim.SGD(model.parameters(), 1e-3), nn.CrossEntropyLoss(), device="cpu", plan="plain"
+        )
+        data = [(torch.randn(4, 2), torch.arange(4) % 2)]
+        return loop.fit(
+            data,
+            epochs=epochs,
+            validate=data,
+            metrics={"accuracy": hotloop.metrics.accuracy},
+            save=folder,
+            resume=True,
+            every="1h",
+            progress=False,
+        )
+
+    def length() -> int:
+        latest = max((tmp_path / "now").glob("step-*"))
+        state = json.loads((latest / "state.json").read_text())
+        del state["loop"]["watch"]["curve"]  # which is thinned out: at most a thousand points
+        return len(json.dumps(state))
+
+    first = trained(3)
+    short = length()
+    report = trained(40)
+    assert length() < short + 40  # digits of larger numbers
+    assert report.epochs[:3] == first.epochs
+    assert [epoch.number for epoch in report.epochs] == list(range(1, 41))
+    last = load(max((tmp_path / "now").glob("step-*")))
+    assert trained(41).epochs[:40] == report.epochs
+    last.tree["run"]["epochs"] = [epoch.to_json() for epoch in report.epochs]  # as checkpoints had them before
+    Store(tmp_path / "before").save(last.step, last.tree)
+    assert trained(41, tmp_path / "before").epochs[:40] == report.epochs

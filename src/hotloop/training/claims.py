@@ -24,6 +24,7 @@ from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
 from hotloop.records import Record
 from hotloop.text import printable, shorten
+from hotloop.training.history import is_history
 
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count
@@ -374,11 +375,18 @@ EPOCH = fields(
     metrics=table(text, number),
     train_metrics=table(text, number),
 )
+
+
+def _epochs(value: Any) -> str | None:
+    """Columns, or a list of records as in checkpoints of before."""
+    return None if is_history(value) else each(EPOCH)(value)
+
+
 RUN = fields(
     ("lost", "plans"),
     first=count,
     consumed=optional(count),
-    epochs=each(EPOCH),
+    epochs=_epochs,
     started=text,
     so_far=fields(seconds=seconds, tuning=seconds, saving=seconds, peak_memory=count),
     epoch_seconds=seconds,

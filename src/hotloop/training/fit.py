@@ -37,6 +37,7 @@ from hotloop.step.sharding import local_shard, sharded
 from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
+from hotloop.training.history import EpochColumns, epochs_of
 from hotloop.training.hooks import BestSoFar, EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
@@ -109,6 +110,7 @@ class Fit:
         self._earlier: dict[str, Any] = {"seconds": 0.0, "tuning": 0.0, "saving": 0.0, "peak_memory": 0}
         self._resumed = 0
         self._between = False  # an epoch has ended and none has begun since
+        self._columns = EpochColumns()
         self._items = 0  # trained on, since it began or last went on
         self._resumption = Resumption()
         self._validation = Validation(self.validate, self.loop.device, saved=self.saver is not None)
@@ -169,7 +171,7 @@ class Fit:
             missing += self._changes.load_generators(changes, undo)
             self._lost = list(run.get("lost", []))
             self.first, self.consumed = run["first"], run["consumed"] or 0
-            self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
+            self.epochs, self._columns = epochs_of(run["epochs"]), EpochColumns()
             self._started, self._earlier = run["started"], run["so_far"]
             self._epoch_earlier = run["epoch_seconds"]
             self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
@@ -480,7 +482,7 @@ class Fit:
         run = {
             "first": self.first if unevaluated is None else unevaluated.number,
             "consumed": consumed,
-            "epochs": [epoch.to_json() for epoch in self.epochs],
+            "epochs": self._columns.state_dict(self.epochs),
             "started": self._started,
             "so_far": self._so_far(),
             "epoch_seconds": self._epoch_earlier + time.perf_counter() - self._epoch_clock if inside else 0.0,
