@@ -419,6 +419,14 @@ def _loose(core: Core) -> list[Tensor]:
     return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
 
 
+def weights_of(core: Core) -> dict[str, Tensor]:
+    """What all ranks have the same of once the first step has shared it, by name: weights that are trained or used."""
+    names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
+    trained = (parameter for each in core.objectives for parameter in each.parameters)
+    several = dict.fromkeys([*core.model.parameters(), *trained]) if core.step.counts.steps else {}
+    return {names.get(id(p), f"parameter {n}"): p for n, p in enumerate(several) if not is_lazy(p)}
+
+
 def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
     """Non-persistent buffers, which a state_dict leaves out though training may change them."""
     return {
