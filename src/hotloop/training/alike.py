@@ -102,20 +102,19 @@ def checksum(weights: Iterable[Tensor]) -> float:
 def how_apart(ranks: Ranks, weights: Mapping[str, Tensor], checksums: list[float]) -> str | None:
     """Raise where weights of ranks are apart by more than rounding; words where it is no more. All ranks call it."""
     ((common, _),) = Counter(checksums).most_common(1)
-    odd, others = [], []
-    for rank, each in enumerate(checksums):
-        (others if each == common else odd).append(rank)
+    odd = [rank for rank, each in enumerate(checksums) if each != common]
+    others = [rank for rank, each in enumerate(checksums) if each == common]
     if not odd:
         return None
     apart, name = 0.0, "nothing that can be compared"
-    mine = {each: _values(weight) for each, weight in weights.items() if _is_whole(weight) and weight.numel()}
-    least = 1e-3 * max((_size(each) for each in mine.values()), default=0.0)  # of a weight: less may be noise alone
-    for each, values in mine.items():
+    mine = {key: _values(weight) for key, weight in weights.items() if _is_whole(weight) and weight.numel()}
+    least = 1e-3 * max(map(_size, mine.values()), default=0.0)  # of a weight: less may be noise alone
+    for key, values in mine.items():
         theirs = ranks.from_rank(values, others[0])
         worst = float((values - theirs).abs().max()) / max(_size(theirs), least, torch.finfo(values.dtype).tiny)
-        share = worst / torch.finfo(weights[each].dtype).eps ** 0.5  # over 1: more than rounding
+        share = worst / torch.finfo(weights[key].dtype).eps ** 0.5  # over 1: more than rounding
         if not share <= apart:
-            apart, name = (math.inf if math.isnan(share) else share), f"{each}, by {worst:.2g} of its size"
+            apart, name = (math.inf if math.isnan(share) else share), f"{key}, by {worst:.2g} of its size"
     told = ranks.gather([ranks.host, apart, name])
     host, apart, name = max((told[rank] for rank in odd), key=lambda each: (not each[1] <= 1, each[1]))
     what = (

@@ -42,16 +42,16 @@ def epochs_of(state: Any) -> list[Epoch]:
     """The epochs of columns; of a list of records, as checkpoints had it before."""
     if not isinstance(state, Mapping):
         return [Epoch.from_json(each) for each in state]
-    columns = [state[name].tolist() for name in _NUMBERS]
-    named: list[dict[str, dict[str, float]]] = [{kind: {} for kind in _NAMED} for _ in columns[0]]
+    count = len(state["number"])
+    fields: list[dict[str, Any]] = [{kind: {} for kind in _NAMED} for _ in range(count)]
+    for name in _NUMBERS:
+        for row, value in enumerate(state[name].tolist()):
+            fields[row][name] = value
     for kind in _NAMED:
         for name, (rows, values) in state[kind].items():
             for row, value in zip(rows.tolist(), values.tolist(), strict=True):
-                named[row][kind][name] = value
-    return [
-        Epoch(**dict(zip(_NUMBERS, row, strict=True)), **more)
-        for row, more in zip(zip(*columns, strict=True), named, strict=True)
-    ]
+                fields[row][kind][name] = value
+    return [Epoch(**each) for each in fields]
 
 
 def is_history(state: Any) -> bool:
@@ -65,7 +65,7 @@ def is_history(state: Any) -> bool:
         return False
     sound = (state["number"] > 0).all() and (state["items"] >= 0).all()
     sound = sound and bool(np.isfinite(state["seconds"]).all() and (state["seconds"] >= 0).all())
-    return bool(sound) and all(_is_named(*pair, count) for each in named for pair in each.items())
+    return bool(sound) and all(_is_named(name, held, count) for each in named for name, held in each.items())
 
 
 def _is_named(name: Any, held: Any, count: int) -> bool:
