@@ -107,7 +107,7 @@ class Form:
             held=_held(core),
             optimizers=optimizers,
             kinds=_kinds(schedulers),
-            schedulers=[(type(each), copy.deepcopy(each.state_dict())) for each in schedulers],
+            schedulers=[(type(each), dict(each.state_dict())) for each in schedulers],
             scalers=core.step.state_dict()["scalers"],
             random=RngStates(core.device).state_dict(),
         )
