@@ -23,6 +23,7 @@ ZOO = "tests/zoo/test_same_training.py::test_the_plain_plan_is_the_loop_by_hand"
 KILLED = "tests/zoo/test_killing.py::test_a_killed_run_goes_on"
 STARVED = "tests/zoo/test_out_of_memory.py"
 GPU = "tests/zoo/test_same_training_gpu.py"
+RESUMING = "tests/training/test_resuming.py"
 RANKED = "tests/ranks/test_training.py::test_two_ranks_train_as_one_process_does"
 KILLED_RANK = (
     "tests/ranks/test_training.py::test_a_run_that_is_killed_on_one_rank_ends_with_the_weights_of_one_that_was_not[ddp]"
@@ -394,6 +395,42 @@ BUGS = [
         "self.ranks.share_rng_state([torch.default_generator, *generators_of(loader)])",
         "pass",
         (RANKED,),
+    ),
+    Bug(
+        "ranks: weights that drift apart are not seen",
+        "training/alike.py",
+        'return float(int.from_bytes(digest.digest()[:6], "big"))',
+        "return 0.0",
+        ("tests/ranks/test_failures.py::test_weights_that_drift_apart_end_the_run_with_the_names_of_the_ranks",),
+    ),
+    # Resuming
+    Bug(
+        "resume: a dataset that is iterated begins its epoch again",
+        "data/origin.py",
+        "and not isinstance(loader.dataset, IterableDataset)",
+        "and True",
+        (RESUMING,),
+    ),
+    Bug(
+        "resume: the order of a dataset that is iterated is that of the first epoch",
+        "data/rng.py",
+        "holders += [dataset] if isinstance(dataset, IterableDataset) else []",
+        "pass",
+        (RESUMING,),
+    ),
+    Bug(
+        "resume: a save does not say that it would be refused",
+        "training/fit.py",
+        'check_state(self._form, tree["loop"], tries=not self._is_read_back)',
+        "pass",
+        (RESUMING,),
+    ),
+    Bug(
+        "resume: the history of epochs begins anew in the columns",
+        "training/history.py",
+        "rows.append(row)",
+        "rows.append(0)",
+        (RESUMING,),
     ),
     # Hooks
     Bug(

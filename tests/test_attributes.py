@@ -16,8 +16,9 @@ from hotloop.attributes import LOST, FlattenedValue, Restoring, ValueSnapshot, d
 from hotloop.checkpoint.tree import pack, unpack
 
 WORDS = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5), st.just(1 << 70)
-)
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5), st.just(1 << 70),
+    st.complex_numbers(), st.binary(max_size=5).map(bytearray),
+)  # fmt: skip
 KEYS = st.one_of(st.integers(), st.text(max_size=3), st.booleans(), st.tuples(st.integers(), st.text(max_size=2)))
 LEAVES = st.one_of(
     WORDS,

@@ -1,6 +1,6 @@
 """Values that Python objects keep as attributes: which of them a checkpoint can hold, what has changed, how to restore.
 
-Plain values are numbers, words, tensors and arrays, and lists, tuples, deques, dicts and sets of them.
+Plain values are numbers, words, bytearrays, tensors and arrays, and lists, tuples, deques, dicts and sets of them.
 """
 
 import dis
@@ -23,9 +23,10 @@ HOOKS_INSTALLED = "_output_capturing_hooks_installed"  # of transformers, on a m
 LOST: Any = object()
 MOST = 100_000  # entries of a container that are looked at
 ROOM = 64 << 20  # bytes of the tensors in a container
+LITTLE = 1 << 20  # the same of a dataset, where more is data or a cache of it
 _LARGE = 1 << 20  # bytes of a tensor or array from which on it is not kept alive for a comparison
 _DEEPEST = 20
-_WORDS = (bool, int, float, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_WORDS = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
 _WORD_KINDS = set(_WORDS)
 _KEYS = (bool, int, float, str, bytes, type(None))
 _SEQUENCES = (list, tuple, deque)
@@ -93,6 +94,9 @@ class _Flattener:
                 raise _NotPlain  # a weight that no module has
             self.leaves.append(value)
             return _Leaf(len(self.leaves) - 1)
+        if kind is bytearray:
+            self.leaves.append(np.frombuffer(bytes(value), np.uint8))  # a copy: one that is viewed cannot grow
+            return kind, _Leaf(len(self.leaves) - 1)
         if kind in _SEQUENCES:
             if set(map(type, value)) <= _WORD_KINDS:  # a hundred times as fast, for long lists of numbers
                 self._entries += len(value)
@@ -233,7 +237,7 @@ def _stored_in(code: CodeType) -> frozenset[str]:
 def _family(value: object) -> type:
     """The kind of a value, where those that take each other's place are one: all numbers, all sequences."""
     families: dict[type, tuple[type, ...]] = {
-        float: (int, float, np.number, np.bool_),
+        float: (int, float, complex, np.number, np.bool_),
         list: _SEQUENCES,
         set: _SETS,
         dict: (dict,),
@@ -270,7 +274,7 @@ class Restoring:
 
 def _in_place(now: Any, value: Any) -> bool:
     """Fill a container with the entries of another; whether that was possible."""
-    if isinstance(now, list) and isinstance(value, list):
+    if any(isinstance(now, kind) and isinstance(value, kind) for kind in (list, bytearray)):
         now[:] = value
     elif isinstance(now, deque) and isinstance(value, deque | list):
         now.clear()
@@ -295,6 +299,8 @@ def _built(form: Any, leaves: list[Any]) -> Any:
     if type(form) is not tuple:
         return form
     kind, inner, *more = form
+    if kind is bytearray:
+        return bytearray(leaves[inner.number])
     if kind in _SETS:
         return kind(inner)
     if kind in _DICTS:

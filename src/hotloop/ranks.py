@@ -83,21 +83,21 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.hosts)
         return tensor.tolist()
 
-    def from_first(self, tensor: Tensor) -> Tensor:
-        """The tensor of rank 0, which has the same shape everywhere; on the host."""
+    def from_rank(self, tensor: Tensor, rank: int) -> Tensor:
+        """The tensor of a rank, which has the same shape everywhere; on the host."""
         given = tensor.clone()
-        dist.broadcast(given, 0, group=self.hosts)
+        dist.broadcast(given, rank, group=self.hosts)
         return given
 
     def share_rng_state(self, generators: Sequence[torch.Generator]) -> None:
         """Give generators of the host the states that they have on rank 0, so that all ranks draw one order."""
         for generator in generators:
-            generator.set_state(self.from_first(generator.get_state()))
+            generator.set_state(self.from_rank(generator.get_state(), 0))
 
     def must_agree(self, what: dict[str, Any]) -> None:
         """Refuse to go on where another rank has something else than rank 0; `what` is in words a person knows."""
         every = self.gather({"host": self.host, **what})
-        for name in what:
+        for name in dict.fromkeys(name for each in every for name in each if name != "host"):
             for rank, other in enumerate(every):
                 if other.get(name) != every[0].get(name):
                     here, there = (printable(str(each.get(name)))[:200] for each in (every[0], other))

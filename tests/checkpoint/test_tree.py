@@ -65,6 +65,8 @@ KEYS = st.recursive(
 LEAVES = (
     KEYS
     | st.floats()
+    | st.complex_numbers()
+    | st.binary(max_size=4).map(bytearray)
     | st.integers(min_value=-(10**50), max_value=10**50)
     | tensors()
     | st.sampled_from([*DTYPES, torch.device("cpu"), torch.device("cuda", 1), torch.Size([2, 0])])

@@ -23,6 +23,8 @@ def same(a: Any, b: Any) -> bool:
         return same(list(a), list(b)) and all(same(x, y) for x, y in zip(a.values(), b.values(), strict=True))
     if isinstance(a, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, complex):
+        return same([a.real, a.imag], [b.real, b.imag])
     if isinstance(a, float):
         return struct.pack(">d", a) == struct.pack(">d", b)
     if isinstance(a, np.ndarray | np.generic):

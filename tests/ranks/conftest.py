@@ -16,7 +16,18 @@ from ..warm import Running, Warm
 PATIENCE = 120  # seconds
 # Scripts that tests run.
 SCRIPTS = (
-    *("agent", "capturing", "compiling", "crossing", "failing", "normalising", "resuming", "scenes", "slowly"),
+    *(
+        "agent",
+        "capturing",
+        "compiling",
+        "crossing",
+        "drifting",
+        "failing",
+        "normalising",
+        "resuming",
+        "scenes",
+        "slowly",
+    ),
     *("scoring", "unwritten"),
 )
 collect_ignore = [f"{name}.py" for name in SCRIPTS]

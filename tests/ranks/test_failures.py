@@ -165,6 +165,43 @@ def test_ranks_that_are_not_set_up_alike(launch: Launcher, scene: str, name: str
         assert f"rank 1 on {HOST} has another {name} than rank 0 on {HOST}" in words(each)
 
 
+@pytest.mark.parametrize(
+    ("scene", "what"),
+    [
+        ("rate", "lr of SGD than rank 0 on {host}: 0.02 instead of 0.01"),
+        ("dropout", "setting of Dropout layers"),
+    ],
+)
+def test_ranks_with_other_settings_do_not_begin(launch: Launcher, scene: str, what: str, tmp_path: Path) -> None:
+    ended = launch(HERE / "drifting.py", scene, str(tmp_path / "run")).wait()
+
+    for each in ended:
+        assert each.code != 0
+        assert f"rank 1 on {HOST} has another {what.format(host=HOST)}" in words(each)
+
+
+@pytest.mark.parametrize("scene", ["writes", "saves", "loop"])
+def test_weights_that_drift_apart_end_the_run_with_the_names_of_the_ranks(
+    launch: Launcher, scene: str, tmp_path: Path
+) -> None:
+    ended = launch(HERE / "drifting.py", scene, str(tmp_path / "run"), ranks=3 if scene == "writes" else 2).wait()
+
+    odd, others = ("rank 2", "ranks 0, 1") if scene == "writes" else ("rank 1", "rank 0")
+    for each in ended:
+        assert each.code != 0
+        assert f"{odd} on {HOST} has other weights than {others}: 0.0.weight, by " in words(each)
+        assert "fix: look for code that only some ranks run" in words(each)
+    assert not list(tmp_path.glob("run/step-*")), "what is apart is not saved"
+
+
+def test_weights_that_differ_by_rounding_are_a_warning(launch: Launcher, tmp_path: Path) -> None:
+    ended = launch(HERE / "drifting.py", "rounds", str(tmp_path / "run")).wait()
+
+    assert [each.code for each in ended] == [0, 0]
+    assert ended[0].err.count("has other weights than rank 0") == 1
+    assert "as rounding on different hardware" in ended[0].err
+
+
 def test_ranks_with_another_script(warm: Warm, tmp_path: Path) -> None:
     port = str(free_port())
     runs = []

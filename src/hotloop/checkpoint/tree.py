@@ -112,6 +112,8 @@ class _Packing:
     def _leaf(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return self._tensor(value)
+        if type(value) is complex:
+            return {"$complex": struct.pack(">dd", value.real, value.imag).hex()}
         if isinstance(value, torch.dtype):
             return {"$dtype": str(value)}
         if isinstance(value, torch.device):
@@ -119,8 +121,10 @@ class _Packing:
         if isinstance(value, np.generic) and value.dtype.kind in _ARRAYS:
             return {"$scalar": value.dtype.str, "bytes": value.tobytes()[: value.dtype.itemsize].hex()}
         if type(value) is np.ndarray and value.dtype.kind in _ARRAYS:
-            stored = torch.from_numpy(np.frombuffer(bytearray(value.tobytes()), np.uint8))
-            return {"$array": self._store(stored), "dtype": value.dtype.str, "shape": list(value.shape)}
+            stored = self._store(_bytes(value.tobytes()))
+            return {"$array": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
+        if type(value) is bytearray:
+            return {"$bytearray": self._store(_bytes(value))}
         kind = type(value)
         raise self._error(f"a {kind.__module__}.{kind.__qualname__}")
 
@@ -239,6 +243,8 @@ class _Unpacking:
                 return int(held, 16)
             case "$float":
                 return struct.unpack(">d", bytes.fromhex(held))[0]
+            case "$complex":
+                return complex(*struct.unpack(">dd", bytes.fromhex(held)))
             case "$str":
                 return bytes.fromhex(held).decode("utf-8", "surrogatepass")
             case "$bytes":
@@ -268,16 +274,18 @@ class _Unpacking:
             case "$shard":
                 return self._shards[_string(held)]
             case "$array":
-                return self._array(held, data)
+                return _array(data["dtype"], data["shape"], self._bytes(held))
+            case "$bytearray":
+                return bytearray(self._bytes(held).tobytes())
             case "$scalar":
                 return _array(held, [], bytes.fromhex(data["bytes"]))[()]
         raise ValueError(f"unknown tag {tag!r}")
 
-    def _array(self, name: str, data: dict[str, Any]) -> Any:
+    def _bytes(self, name: str) -> Any:
         if name in self._arrays:
             raise ValueError("two arrays in one place")
         self._arrays.add(name)
-        return _array(data["dtype"], data["shape"], self._tensors[name].numpy())
+        return self._tensors[name].numpy()
 
     def _list(self, held: Any) -> list[Any]:
         if not isinstance(held, list):
@@ -328,6 +336,10 @@ def _order(tensor: Tensor) -> list[int] | None:
     """The dimensions from the outermost in memory, such as channels last; None where memory has holes."""
     order = sorted(range(tensor.dim()), key=tensor.stride().__getitem__, reverse=True)
     return order if tensor.permute(order).is_contiguous() else None
+
+
+def _bytes(value: bytes | bytearray) -> Tensor:
+    return torch.from_numpy(np.frombuffer(bytearray(value), np.uint8))
 
 
 def _raw(tensor: Tensor) -> Tensor:

@@ -51,6 +51,7 @@ def is_in_order(loader: object) -> bool:
     """Whether a loader is a DataLoader whose batches come in the order in which their indices are drawn."""
     return (
         type(loader) is DataLoader
+        and not isinstance(loader.dataset, IterableDataset)  # whose iterator is asked for items, not for indices
         and hasattr(loader.dataset, "__getitem__")
         and isinstance(loader.dataset, Sized)
         and getattr(loader, "in_order", True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
-from hotloop.attributes import FlattenedValue, Restoring, ValueSnapshot, may_become, parts_of, stored_by
+from hotloop.attributes import LITTLE, ROOM, FlattenedValue, Restoring, ValueSnapshot, may_become, parts_of, stored_by
 from hotloop.data.samplers import KNOWN, generators_of, has_known_sampler, samplers_of
 from hotloop.rng import Rng, generators_in, host_rngs, same_state
 
@@ -48,13 +48,17 @@ class LoaderRng:
     """
 
     def __init__(self, loader: object, dataset: object = None) -> None:
-        """`dataset` is searched for generators too; it is the one whose items are made in this process."""
+        """`dataset` is searched for generators too; it is the one whose items are made in this process.
+
+        An `IterableDataset` gives the order as a sampler does, so that its attributes count too.
+        """
         self.in_torch_alone = has_known_sampler(loader) or isinstance(loader, list | tuple)
         samplers = list(samplers_of(loader)) if isinstance(loader, DataLoader) else []
         searched = [] if self.in_torch_alone else samplers or [loader]
         found = [*generators_of(loader), *generators_in([*searched, dataset])]
         self._own = [Rng.of(generator) for generator in {id(each): each for each in found}.values()]
         holders = [loader] if not samplers and _is_own(loader) else [s for s in samplers if type(s) not in KNOWN]
+        holders += [dataset] if isinstance(dataset, IterableDataset) else []
         self._samplers = [_Holder(holder) for holder in holders]
 
     def get_state(self) -> LoaderRngState:
@@ -101,7 +105,7 @@ def _is_own(loader: object) -> bool:
 
 
 class _Holder:
-    """A sampler, or a loader of the person's own: its state_dict, or the plain attributes that have changed."""
+    """A sampler, an `IterableDataset`, a loader of the person's own: its state_dict, or the attributes that changed."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -128,5 +132,5 @@ class _Holder:
 
     def _attributes(self) -> Iterator[tuple[str, FlattenedValue]]:
         for name, value in getattr(self._sampler, "__dict__", {}).items():
-            if (parts := parts_of(value)) is not None:
+            if (parts := parts_of(value, LITTLE if isinstance(self._sampler, IterableDataset) else ROOM)) is not None:
                 yield name, parts

@@ -34,6 +34,7 @@ from hotloop._torch import (
 )
 from hotloop.attributes import (
     HOOKS_INSTALLED,
+    LITTLE,
     LOST,
     ROOM,
     FlattenedValue,
@@ -51,12 +52,20 @@ from hotloop.effects import ReachableState, installed_once, is_ours, look
 from hotloop.errors import BadArgument
 from hotloop.rng import Generator, Rng
 from hotloop.text import shorten
-from hotloop.training.claims import check_module, check_sharing, check_tensors, generator, require, unusable
+from hotloop.training.claims import (
+    check_module,
+    check_sharing,
+    check_tensors,
+    generator,
+    require,
+    shapes_of,
+    unusable,
+)
+from hotloop.training.schedule import functions_in
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself
 _MADE = ("lr_lambdas", SCHEDULERS)  # entries of a scheduler's state that are not its attributes
-_LITTLE = 1 << 20  # bytes of what a dataset keeps: more is data or a cache of it
 _SHARE, _FREE = 0.01, 0.2  # of the time of a run and, in seconds, besides that: for looks at what no checkpoint holds
 
 
@@ -149,7 +158,7 @@ class Changes:
         for name, thing in self._given.items():
             if isinstance(thing, nn.Module) and name in saved:
                 check_module(name, saved[name])
-                check_tensors(name, thing.state_dict(), saved[name])
+                check_tensors(name, shapes_of(thing.state_dict()), saved[name])
         if len(state["schedulers"]) != len(self._schedulers):
             raise unusable("changes.schedulers are not as many as the schedulers")
         for key, kinds in state.get("devices", {}).items():
@@ -254,7 +263,7 @@ class Changes:
                 for path, inner in thing.named_modules():
                     yield name, path, inner, ROOM
             elif name not in found and isinstance(getattr(thing, "__dict__", None), dict):
-                yield name, "", thing, _LITTLE if isinstance(thing, Dataset) else ROOM
+                yield name, "", thing, LITTLE if isinstance(thing, Dataset) else ROOM
 
     def _attributes(self) -> Iterator[tuple[Key, Any, FlattenedValue]]:
         """Attributes with plain values, which may change in training."""
@@ -337,6 +346,8 @@ class Changes:
             for name, parameter in module.named_parameters():
                 hooks = gradient_hooks(parameter)
                 roots |= {f"{name}.hook": hooks} if hooks else {}
+        functions = chain.from_iterable(map(functions_in, self._schedulers))
+        roots |= {f"scheduler {n}" if n else "scheduler": each for n, each in enumerate(functions)}
         roots |= {name: thing for name, thing in self._handed.items() if data or not isinstance(thing, Dataset)}
         return roots
 
@@ -402,7 +413,7 @@ def _is_record(value: Any) -> bool:
     if isinstance(value, nn.Module | Tensor | type | FunctionType | Dataset | Optimizer | dict | list | set | deque):
         return False
     held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and bool(held) and all(parts_of(each, _LITTLE) is not None for each in held.values())
+    return isinstance(held, dict) and bool(held) and all(parts_of(each, LITTLE) is not None for each in held.values())
 
 
 def _can_be_packed(thing: Any) -> bool:

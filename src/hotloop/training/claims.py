@@ -6,8 +6,9 @@ A part is compared with what this run would save itself: the same names, the sam
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -23,11 +24,13 @@ from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
 from hotloop.records import Record
 from hotloop.text import printable, shorten
+from hotloop.training.history import is_history
 
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count
 _SPARE = 1 << 20  # bytes that a state may take besides those that the file holds
 _SHAPE = (2, 3, 4, 5, 6, 7, 8)  # of a parameter, as far as it has dimensions
+UNSHAPED = "not shaped yet"
 _STATES = 624  # numbers in the state of NumPy's MT19937, which does not check where in them it is told to be
 
 
@@ -151,19 +154,28 @@ def record(kind: type[Record]) -> Check:
     return check
 
 
+def is_real(value: Any) -> bool:
+    """Whether it is a real number of any kind: Python's, NumPy's, or a tensor or array of one element."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size == 1 and value.dtype.kind in "iuf"
+    return type(value) in (int, float)
+
+
 def like(mine: Any, *, words: bool = True, lengths: bool = True) -> Check:
     """A value like this one in types and shapes; `words`: equal strings and keys, `lengths`: lists of equal length."""
     return lambda value: _differs(mine, value, words, lengths)
 
 
 def _differs(mine: Any, theirs: Any, words: bool, lengths: bool) -> str | None:
+    if is_real(mine):
+        return None if is_real(theirs) else ""
     if isinstance(mine, Tensor | np.ndarray):
         same = type(theirs) is type(mine) and theirs.dtype == mine.dtype and theirs.shape == mine.shape
         return None if same else ""
     if mine is None:
-        return None if theirs is None or type(theirs) in (bool, int, float) else ""
-    if type(mine) in (int, float):
-        return None if type(theirs) in (int, float) else ""
+        return None if theirs is None or type(theirs) is bool or is_real(theirs) else ""
     if type(mine) is str:
         return None if type(theirs) is str and (theirs == mine or not words) else ""
     if isinstance(mine, Mapping):
@@ -211,28 +223,47 @@ def generator(mine: Any) -> Check:
     return check
 
 
-def check_optimizer(optimizer: Optimizer, state: Any) -> None:
-    """Check an optimizer's state_dict: groups like those here, and state of their parameters."""
-    name = type(optimizer).__name__
+@dataclass(frozen=True)
+class OptimizerForm:
+    """What a script builds of an optimizer: the form that its state in a checkpoint must have."""
+
+    kind: type[Optimizer]
+    defaults: frozenset[str]  # names of its settings; any other key of a group is the person's own
+    groups: list[dict[str, Any]]  # their settings, and the numbers of their parameters
+    shapes: list[list[tuple[int, ...] | None]]  # of these; None where the first batch decides
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Self:
+        groups = optimizer.state_dict()["param_groups"] if tells_plainly(optimizer) else []
+        shapes = [[None if is_lazy(p) else tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+        return cls(type(optimizer), frozenset(optimizer.defaults), [dict(group) for group in groups], shapes)
+
+
+def check_optimizer(form: OptimizerForm, state: Any, *, tries: bool = True) -> None:
+    """Check an optimizer's state_dict: groups like those here, and state of their parameters.
+
+    With `tries`, an optimizer with its settings must make a step, which takes a millisecond for each group.
+    """
+    name = form.kind.__name__
     check_sharing(state, name)
-    if not tells_plainly(optimizer):
+    if form.kind.state_dict is not Optimizer.state_dict:
         return
     require(fields(state=table(anything, anything), param_groups=each(table(text, anything))), state, name)
-    require(each(anything, len(optimizer.param_groups)), state["param_groups"], f"{name}.param_groups")
-    parameters: dict[Any, tuple[nn.Parameter, Callable[[int], dict[str, Any] | None]]] = {}
-    mine = optimizer.state_dict()["param_groups"]
-    for n, (group, packed, saved) in enumerate(zip(optimizer.param_groups, mine, state["param_groups"], strict=True)):
-        if saved.get("params") != packed["params"]:
+    require(each(anything, len(form.groups)), state["param_groups"], f"{name}.param_groups")
+    parameters: dict[Any, tuple[tuple[int, ...] | None, Callable[[int], dict[str, Any] | None]]] = {}
+    for n, (group, shapes, saved) in enumerate(zip(form.groups, form.shapes, state["param_groups"], strict=True)):
+        if saved.get("params") != group["params"]:
             raise unusable(f"{name}.param_groups[{n}].params are not those that are here")
         for key in saved.keys() - {"params", *FLAGS}:
-            require(_setting(group, key), saved[key], f"{name}.param_groups[{n}].{key}")
-        kept = cache(partial(_kept_for_a_parameter, optimizer, group, saved))
-        parameters |= {number: (each, kept) for number, each in zip(packed["params"], group["params"], strict=True)}
+            is_own = key not in form.defaults
+            require(_setting(group.get(key), is_own=is_own), saved[key], f"{name}.param_groups[{n}].{key}")
+        kept = cache(partial(_kept_for_a_parameter, form.kind, group, saved))
+        parameters |= {number: (shape, kept) for number, shape in zip(group["params"], shapes, strict=True)}
     for key, held in state["state"].items():
         where = f"{name}.state[{key!r}]"
         if key in parameters:
-            parameter, wanted = parameters[key]
-            _check_kept(parameter, None if is_lazy(parameter) else wanted(parameter.dim()), held, where)
+            shape, wanted = parameters[key]
+            _check_kept(shape, wanted(len(shape)) if tries and shape is not None else None, held, where)
         else:
             require(text, key, f"{name}.state, a key of which")
             require(_plain, held, where)
@@ -243,39 +274,33 @@ def tells_plainly(optimizer: Optimizer) -> bool:
     return type(optimizer).state_dict is Optimizer.state_dict
 
 
-def _setting(group: Mapping[str, Any], key: str) -> Check:
-    """A setting of a group: like the one here, where a number may be a tensor; else a number."""
-    mine = group.get(key)
-
-    def check(value: Any) -> str | None:
-        if isinstance(value, Tensor):
-            return None if value.numel() == 1 and (key not in group or type(mine) in (int, float, Tensor)) else ""
-        if isinstance(mine, Tensor):
-            return number(value)
-        if key not in group:
-            return None if value is None or type(value) in (bool, int, float) else ""
-        return like(mine)(value)
-
-    return check
+def _setting(mine: Any, *, is_own: bool) -> Check:
+    """A setting of a group like the one here, where a list is as good as a tuple; a key of the person's own holds what
+    it likes, but for numbers that stay numbers."""
+    if is_own and not is_real(mine):
+        return anything
+    is_sequence = isinstance(mine, list | tuple)
+    check = like(tuple(mine) if is_sequence else mine)
+    return lambda value: check(tuple(value) if is_sequence and isinstance(value, list) else value)
 
 
 def _kept_for_a_parameter(
-    optimizer: Optimizer, group: Mapping[str, Any], saved: Mapping[str, Any], dimensions: int
+    kind: type[Optimizer], group: Mapping[str, Any], saved: Mapping[str, Any], dimensions: int
 ) -> dict[str, Any] | None:
     """The state that PyTorch's optimizer keeps for a parameter, from a step of another one on a parameter of `_SHAPE`.
 
     None where that is impossible; raises for settings that PyTorch rejects.
     """
-    if type(optimizer).__module__.partition(".")[0] != "torch":
+    if kind.__module__.partition(".")[0] != "torch":
         return None
     try:
-        _stepped(type(optimizer), group, dimensions)
+        _stepped(kind, group, dimensions)
     except Exception:  # noqa: BLE001  # it wants something else: then only the kinds of what it keeps are known
         return None
     try:
-        return _stepped(type(optimizer), {**group, **saved}, dimensions)
+        return _stepped(kind, {**group, **saved}, dimensions)
     except Exception as error:
-        raise unusable(f"{type(optimizer).__name__} cannot load its settings: {error}") from error
+        raise unusable(f"{kind.__name__} cannot load its settings: {error}") from error
 
 
 def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -> dict[str, Any]:
@@ -283,22 +308,26 @@ def _stepped(kind: type[Optimizer], group: Mapping[str, Any], dimensions: int) -
     weight = nn.Parameter(torch.zeros(_SHAPE[:dimensions], device="cpu"))
     weight.grad = torch.zeros_like(weight)
     takes = inspect.signature(kind).parameters.keys() - {"params", *FLAGS}
-    other = kind([weight], **{key: value for key, value in group.items() if key in takes})
-    other.step()
+    settings: dict[str, Any] = {
+        key: value.cpu() if isinstance(value, Tensor) else value for key, value in group.items() if key in takes
+    }
+    other = kind([weight], **settings)
+    with torch.no_grad():
+        inspect.unwrap(kind.step)(other)  # without hooks, which may count the steps of all optimizers
     return dict(other.state[weight])
 
 
-def _check_kept(parameter: nn.Parameter, wanted: dict[str, Any] | None, kept: Any, where: str) -> None:
+def _check_kept(shape: tuple[int, ...] | None, wanted: dict[str, Any] | None, kept: Any, where: str) -> None:
     """Check the state of a parameter: all entries that are expected, in the parameter's shape where they have it."""
     require(table(text, _plain), kept, where)
     if not kept or wanted is None:
         return
     for key, mine in wanted.items():
-        value, shape = kept.get(key), tuple(parameter.shape)
+        value = kept.get(key)
         if not isinstance(mine, Tensor):
             fits = key in kept
-        elif mine.numel() == 1 and parameter.dim():
-            fits = _is_number(value) and float(value) >= 0  # a count of steps
+        elif mine.numel() == 1 and shape:  # a count of steps; one on a device was not read from a file
+            fits = is_real(value) and (getattr(value, "is_cuda", False) or float(value) >= 0)
         else:
             whole = mine.shape != _SHAPE[: mine.dim()] or getattr(value, "shape", None) == shape
             fits = isinstance(value, Tensor) and whole and (value.is_floating_point() or value.is_complex())
@@ -306,25 +335,21 @@ def _check_kept(parameter: nn.Parameter, wanted: dict[str, Any] | None, kept: An
             raise unusable(f"{where}.{key} does not fit a parameter of shape {shape}")
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) or (isinstance(value, Tensor) and value.numel() == 1)
-
-
 def _plain(value: Any) -> str | None:
     """Numbers and tensors, and lists and dicts of them."""
-    if isinstance(value, Tensor | np.ndarray) or value is None or type(value) in (bool, int, float):
+    if isinstance(value, Tensor | np.ndarray | np.number) or value is None or type(value) in (bool, int, float):
         return None
     if isinstance(value, Mapping):
         return table(anything, _plain)(value)
     return each(_plain)(value)
 
 
-def check_scheduler(scheduler: Any, state: Any) -> None:
-    """Check a scheduler's state_dict against the one here; `known_to` drops unknown names."""
-    name, mine = type(scheduler).__name__, scheduler.state_dict()
-    require(table(text, anything), state, name)
-    is_own = type(scheduler).__module__.partition(".")[0] != "torch"  # its lists may grow
-    require(like(mine, words=False, lengths=not is_own), {key: state[key] for key in state if key in mine}, name)
+def check_scheduler(kind: type, mine: Mapping[str, Any], state: Any) -> None:
+    """Check a scheduler's state_dict against the one that the script builds; `known_to` drops unknown names."""
+    require(table(text, anything), state, kind.__name__)
+    is_own = kind.__module__.partition(".")[0] != "torch"  # its lists may grow
+    known = {key: state[key] for key in state if key in mine}
+    require(like(mine, words=False, lengths=not is_own), known, kind.__name__)
 
 
 def known_to(scheduler: Any, mine: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
@@ -350,11 +375,18 @@ EPOCH = fields(
     metrics=table(text, number),
     train_metrics=table(text, number),
 )
+
+
+def _epochs(value: Any) -> str | None:
+    """Columns, or a list of records as in checkpoints of before."""
+    return None if is_history(value) else each(EPOCH)(value)
+
+
 RUN = fields(
     ("lost", "plans"),
     first=count,
     consumed=optional(count),
-    epochs=each(EPOCH),
+    epochs=_epochs,
     started=text,
     so_far=fields(seconds=seconds, tuning=seconds, saving=seconds, peak_memory=count),
     epoch_seconds=seconds,
@@ -443,11 +475,10 @@ CHANGES = fields(
 AS_IT_WAS = "build it as it was, or choose another folder for a new run"
 
 
-def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
-    """Raise for a state_dict with other names or shapes."""
-    unshaped = {name for name, value in here.items() if is_lazy(value)}  # the checkpoint decides
-    mine, theirs = shapes_of(here), shapes_of(there)
-    wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and n not in unshaped]
+def check_tensors(what: str, mine: Mapping[str, str], there: Mapping[str, Any]) -> None:
+    """Raise for a state_dict with other names or shapes than those that `shapes_of` gives of the one here."""
+    theirs = shapes_of(there)
+    wrong = [n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n) and mine.get(n) != UNSHAPED]
     if wrong:
         first = sorted(wrong)[0]
         differ = "tensor differs" if len(wrong) == 1 else "tensors differ"
@@ -459,10 +490,11 @@ def check_tensors(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) 
 
 
 def shapes_of(state: Mapping[str, Any]) -> dict[str, str]:
-    """Dtype and shape of each tensor of a state_dict, in words."""
-    return {
-        name: f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        if isinstance(value, Tensor) and not is_lazy(value)
-        else type(value).__name__
-        for name, value in state.items()
-    }
+    """Dtype and shape of each tensor of a state_dict, in words; `UNSHAPED` where the first batch decides."""
+    return {name: _shape(value) for name, value in state.items()}
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return UNSHAPED if is_lazy(value) else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

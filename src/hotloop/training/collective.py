@@ -1,22 +1,20 @@
 """`Collective`: collective decisions and sums of the ranks of a run; for a single process, its own values."""
 
-import hashlib
-import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from hotloop.checkpoint.tree import pack, unpack
 from hotloop.data.samplers import generators_of
 from hotloop.data.sharing import is_even, is_filler, shared
 from hotloop.data.streams import Stream
+from hotloop.errors import PlanWarning
 from hotloop.heartbeat import Heartbeat, Progress, RankLost
 from hotloop.plan import Plan
 from hotloop.ranks import Agreement, Ranks
@@ -26,7 +24,7 @@ from hotloop.step.retry import OutOfMemory
 from hotloop.step.sharding import why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.text import plural, shorten
-from hotloop.version import __version__
+from hotloop.training.alike import checksum, how_apart
 from hotloop.weighing import norms_in
 
 
@@ -46,6 +44,8 @@ class Collective:
         self._calls = 0
         self._since = time.perf_counter()
         self._agreed = (False, False)  # what is to be done between two windows: stop, save
+        self._is_told_apart = False  # whether it was said that weights differ by rounding
+        self._weights: Callable[[], Mapping[str, Tensor]] = dict  # that all ranks have the same of
 
     # Data
 
@@ -88,9 +88,14 @@ class Collective:
     # What ranks tell one another
 
     def tell(
-        self, phases: Mapping[CodeType, str], progress: Callable[[], Progress], step: Callable[[], TrainingStep]
+        self,
+        phases: Mapping[CodeType, str],
+        progress: Callable[[], Progress],
+        step: Callable[[], TrainingStep],
+        weights: Callable[[], Mapping[str, Tensor]],
     ) -> None:
-        """Tell other ranks of this one: its phase by function, its progress and its pace."""
+        """Tell other ranks of this one: its phase by function, its progress, its pace, and what its weights are."""
+        self._weights = weights
         if (heartbeat := self._heartbeat) is not None:
             heartbeat.phases, heartbeat.progress = phases, progress
             heartbeat.items, heartbeat.paces = lambda: self._items, lambda: _pace(step())
@@ -101,11 +106,13 @@ class Collective:
         return self._heartbeat or nullcontext()
 
     def while_telling(self, batches: Iterator[Any], items_in: Callable[[Any], int]) -> Iterator[Any]:
-        """The same around an epoch in the person's own loop."""
+        """The same around an epoch in the person's own loop, at the end of which weights are compared."""
         with self.telling:
             for batch in batches:
                 yield batch
                 self._items += items_in(batch)
+            if self.ranks is not None:
+                self._total([])
 
     def counted(self, items: int) -> int:
         """Note the items of this rank; returns those of all ranks, which train on as many."""
@@ -187,8 +194,21 @@ class Collective:
         """Mean losses over the items of all ranks, and their number."""
         if self.ranks is None:
             return means, int(items)
-        *sums, count = self.ranks.total([*(items * value if items else 0.0 for value in means.values()), items])
+        *sums, count = self._total([*(items * value if items else 0.0 for value in means.values()), items])
         return {name: total / max(count, 1.0) for name, total in zip(means, sums, strict=True)}, int(count)
+
+    def _total(self, numbers: list[float]) -> list[float]:
+        """The sums over all ranks; the same collective tells whether these have the same weights still."""
+        assert self.ranks is not None
+        weights = self._weights()
+        each = [0.0] * self.size
+        each[self.ranks.rank] = checksum(weights.values())
+        told = self.ranks.total([*numbers, *each])
+        words = how_apart(self.ranks, weights, told[len(numbers) :])
+        if words is not None and not self._is_told_apart:
+            self._is_told_apart = True
+            warnings.warn(words, PlanWarning, stacklevel=4)
+        return told[: len(numbers)]
 
     def state(self, loop: dict[str, Any], loader: Any) -> dict[str, Any]:
         """The rng states of all ranks for a checkpoint; the sums in `loop`, this rank's state, become those of all."""
@@ -243,7 +263,7 @@ class Collective:
         assert self.ranks is not None
         sums = None if watch["sums"] is None else watch["sums"].tolist()
         own = [float(watch["items"]), *watch["totals"], *(sums or [])]
-        items, *rest = self.ranks.total(own)
+        items, *rest = self._total(own)
         totals = rest[: len(watch["totals"])]
         added = None if sums is None else torch.tensor(rest[len(totals) :], dtype=watch["sums"].dtype)
         return {**watch, "items": int(items), "totals": totals, "sums": added}
@@ -280,22 +300,3 @@ def _pace(step: TrainingStep) -> tuple[float, float] | None:
     paces = [eager.across.pace for eager in step.eagers if eager.across is not None and eager.across.pace]
     times = [each for pace in paces if (each := pace.medians()) is not None]
     return (sum(own for own, _ in times), sum(waited for _, waited in times)) if times else None
-
-
-def facts_of_run(model: nn.Module, plan: Plan) -> dict[str, Any]:
-    """Facts that must be the same on all ranks, by the names that a person knows."""
-    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else None
-    source = script.read_bytes() if script is not None and script.is_file() else b""
-    shapes = [f"{name} {_shape(tensor)}" for name, tensor in [*model.named_parameters(), *model.named_buffers()]]
-    digest = hashlib.sha256(repr(shapes).encode()).hexdigest()[:12]
-    return {
-        "version of hotloop": __version__,
-        "version of PyTorch": str(torch.__version__),
-        "script": hashlib.sha256(source).hexdigest()[:12],
-        "model": f"{type(model).__name__} with {len(shapes)} tensors ({digest})",
-        "plan": str(plan.to_json()),
-    }
-
-
-def _shape(tensor: Tensor) -> str:
-    return "lazy" if is_lazy(tensor) else f"{tuple(tensor.shape)} {tensor.dtype}"

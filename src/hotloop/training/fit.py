@@ -37,12 +37,14 @@ from hotloop.step.sharding import local_shard, sharded
 from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
+from hotloop.training.history import EpochColumns, epochs_of
 from hotloop.training.hooks import BestSoFar, EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
 from hotloop.training.saving import OtherRankSaver, Saver
 from hotloop.training.scores import EpochScores, Scored
 from hotloop.training.state import (
+    Form,
     all_or_nothing,
     check_run,
     handed_to,
@@ -56,7 +58,6 @@ from hotloop.training.state import (
     modules_of,
     position_of,
     state_of,
-    structure_of,
 )
 from hotloop.training.state import check as check_state
 from hotloop.training.watch import Ending
@@ -109,6 +110,7 @@ class Fit:
         self._earlier: dict[str, Any] = {"seconds": 0.0, "tuning": 0.0, "saving": 0.0, "peak_memory": 0}
         self._resumed = 0
         self._between = False  # an epoch has ended and none has begun since
+        self._columns = EpochColumns()
         self._items = 0  # trained on, since it began or last went on
         self._resumption = Resumption()
         self._validation = Validation(self.validate, self.loop.device, saved=self.saver is not None)
@@ -116,9 +118,10 @@ class Fit:
         self._unsaved: Unsaved | None = None
         self._is_patience_over = False  # the run is done, whatever number of epochs is left
         self._lost: list[str] = []  # names of what training changes and no checkpoint holds
-        self._structure: dict[str, object] | None = None  # what the script has built; None before lazy layers are
+        self._form: Form | None = None  # what the script has built, which a checkpoint must fit
         self._kept_settings: list[str] = []  # of optimizers: those of the checkpoint that are not the script's
-        self._restructured: set[str] = set()  # names of what has another shape since, or other groups
+        self._is_read_back = False  # whether a checkpoint was
+        self._is_refused = False
         self._plans: list[PlanChange] = []  # of earlier parts
         self._unevaluated: Epoch | None = None  # an epoch that an earlier part had no time to evaluate
         self._cut_short = False  # the evaluation after the last epoch
@@ -155,7 +158,8 @@ class Fit:
             check_run(tree)
             other_ranks = core.together.adapt_checkpoint(tree, self.loader)
             changes, run = tree["changes"], tree["run"]
-            check_state(core, tree["loop"])
+            self._form = Form.of(core)
+            check_state(self._form, tree["loop"])
             self._changes.check(changes)
             self._kept_settings = kept_settings(core, tree["loop"])
             undo.callback(RngStates(core.device).restore)
@@ -167,7 +171,7 @@ class Fit:
             missing += self._changes.load_generators(changes, undo)
             self._lost = list(run.get("lost", []))
             self.first, self.consumed = run["first"], run["consumed"] or 0
-            self.epochs = [Epoch.from_json(epoch) for epoch in run["epochs"]]
+            self.epochs, self._columns = epochs_of(run["epochs"]), EpochColumns()
             self._started, self._earlier = run["started"], run["so_far"]
             self._epoch_earlier = run["epoch_seconds"]
             self._unevaluated = None if run["unevaluated"] is None else Epoch.from_json(run["unevaluated"])
@@ -219,7 +223,7 @@ class Fit:
                         if is_shaped(self.core):
                             state = state_of(self.core)
                             self.saver.check({"loop": state, "changes": self._changes.state_dict()})
-                            self._structure = structure_of(self.core, state)
+                        self._form = self._form or Form.of(self.core)
                         self._unsaved = Unsaved(self._changes, self._searched())
                     if self._unevaluated is not None:
                         self._note(self._unevaluated, validate, metrics, whole=True)
@@ -382,7 +386,7 @@ class Fit:
             return False
         if self.saver is not None and (stop or save):
             self._finish(None, None, wait=True)  # epochs that are still under way were not to be evaluated
-            self.saver.save(self.loop.steps, lambda: self._state_dict(self.consumed), wait=stop)
+            self.saver.save(self.loop.steps, lambda: self._resumable(self._state_dict(self.consumed)), wait=stop)
             self.core.together.done()
         return self._ends(stop)
 
@@ -405,7 +409,10 @@ class Fit:
             self._finish(validate, metrics, wait=True)
             self._tell_what_is_lost(surely=last)
             self.saver.save(
-                self.loop.steps, lambda: self._state_dict(None), None if score == math.inf else score, wait=last
+                self.loop.steps,
+                lambda: self._resumable(self._state_dict(None)),
+                None if score == math.inf else score,
+                wait=last,
             )
 
     def _save_end(self) -> None:
@@ -418,9 +425,9 @@ class Fit:
         is_missing = self.stop.asked and self._between and self.saver.last != self.loop.steps
         is_missing = self.core.together.from_first(is_missing)  # which alone knows whether the last one was written
         if (last := self._last) is not None:
-            self.saver.save(self.loop.steps, lambda: last, wait=True)
+            self.saver.save(self.loop.steps, lambda: self._resumable(last), wait=True)
         elif is_missing:
-            self.saver.save(self.loop.steps, lambda: self._state_dict(None), wait=True)
+            self.saver.save(self.loop.steps, lambda: self._resumable(self._state_dict(None)), wait=True)
 
     def _searched(self) -> dict[str, object]:
         """More objects that training may change: samplers, or a loader of the person's own."""
@@ -443,20 +450,29 @@ class Fit:
                 stacklevel=6,
             )
 
-    def _tell_what_is_restructured(self, state: dict[str, Any]) -> None:
-        """Warn once for each name whose shape or group training changes, so that the script cannot resume."""
-        now = structure_of(self.core, state)
-        before = self._structure = self._structure or now
-        changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
-        if new := sorted(changed - self._restructured):
-            self._restructured |= changed
-            warnings.warn(
-                "training changes shapes or groups that the script builds, so the script cannot resume from its"
-                f" checkpoints: {shorten(new, 6)}\n  fix: build them in final form before fit: buffers in their final"
-                " shape, all layers, and all groups of an optimizer, which skips what has no gradient",
-                CheckpointWarning,
-                stacklevel=8,
-            )
+    def _resumable(self, tree: dict[str, Any]) -> dict[str, Any]:
+        """The tree of a checkpoint: warn once where the script would refuse it. The first one is checked closely."""
+        assert self._changes is not None
+        assert self._form is not None
+        if self._is_refused:
+            return tree
+        try:
+            with all_or_nothing():
+                check_run(tree)
+                check_state(self._form, tree["loop"], tries=not self._is_read_back)
+                self._changes.check(tree["changes"])
+        except HotloopError as error:
+            self._is_refused = True
+            if self.core.together.is_first:
+                warnings.warn(
+                    f"the script cannot resume from the checkpoint of step {self.loop.steps}: {error.what}\n  fix:"
+                    " build everything in its final form before fit: buffers in their final shape, all layers, all"
+                    " groups of an optimizer, which skips what has no gradient; keep settings that it would accept",
+                    CheckpointWarning,
+                    stacklevel=6,
+                )
+        self._is_read_back = True
+        return tree
 
     def _state_dict(self, consumed: int | None, unevaluated: Epoch | None = None) -> dict[str, Any]:
         """The tree of a checkpoint after `consumed` batches of the epoch; None between two epochs."""
@@ -466,7 +482,7 @@ class Fit:
         run = {
             "first": self.first if unevaluated is None else unevaluated.number,
             "consumed": consumed,
-            "epochs": [epoch.to_json() for epoch in self.epochs],
+            "epochs": self._columns.state_dict(self.epochs),
             "started": self._started,
             "so_far": self._so_far(),
             "epoch_seconds": self._epoch_earlier + time.perf_counter() - self._epoch_clock if inside else 0.0,
@@ -481,7 +497,6 @@ class Fit:
             self.scored.give_to_first(self.core.together.ranks)
         changes = self._changes.state_dict()
         loop = state_of(self.core)
-        self._tell_what_is_restructured(loop)
         return {
             "loop": loop,
             "changes": changes,

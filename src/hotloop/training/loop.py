@@ -36,8 +36,8 @@ from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
 from hotloop.text import an
+from hotloop.training.alike import facts_of_run
 from hotloop.training.budgeting import Budgeting
-from hotloop.training.collective import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.dry_run import DryRun, try_run
 from hotloop.training.fit import PHASES, Fit
@@ -51,7 +51,7 @@ from hotloop.training.progress import telling
 from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
-from hotloop.training.state import checked_stateful, load_state, state_of
+from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
 from hotloop.training.words import check_that_it_can_learn
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
@@ -142,7 +142,9 @@ class Loop:
         spread = spread_over_gpus(self.model, found, choice.device, ranks, begin)
         refuse_own_loss(spread, has_loss=loss is not None or objective is not None)
         if ranks is not None:
-            ranks.must_agree(facts_of_run(self.model, replace(begin, device=choice.device.type)))
+            goals = [loss, *(objective.values() if isinstance(objective, Mapping) else [objective])]
+            begun = replace(begin, device=choice.device.type)
+            ranks.must_agree(facts_of_run(self.model, begun, optimizers, goals))
         self.model = across_ranks(self.model, optimizers, ranks, begin)
         subject = replace(subject, model=self.model, modules=modules_of(self.model, criterion))
         self._core = Core(
@@ -159,7 +161,8 @@ class Loop:
             spread=spread,
         )
         if ranks is not None:
-            self._core.together.tell(ALL_PHASES, self._progress, lambda: self._core.step)
+            core = self._core
+            core.together.tell(ALL_PHASES, self._progress, lambda: core.step, partial(weights_of, core))
 
     def _progress(self) -> Progress:
         core, stream = self._core, self._core.stream

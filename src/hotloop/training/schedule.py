@@ -3,6 +3,9 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from types import FunctionType, MethodType
 from typing import Any, Literal
 
 from torch.optim import Optimizer
@@ -159,6 +162,14 @@ def parts_of_scheduler(scheduler: Any) -> Iterator[Any]:
     for inner in inner_schedulers(scheduler):
         yield from parts_of_scheduler(inner)
     yield from (each for each in getattr(scheduler, "lr_lambdas", ()) if hasattr(each, "__dict__"))
+
+
+def functions_in(scheduler: Any) -> Iterator[Any]:
+    """The person's functions in a scheduler, whose `state_dict` leaves out what they keep."""
+    for part in parts_of_scheduler(scheduler):
+        held = vars(part).values() if isinstance(part, LRScheduler) else ()
+        several = chain.from_iterable(value if isinstance(value, list) else [value] for value in held)
+        yield from (each for each in several if isinstance(each, FunctionType | MethodType | partial))
 
 
 def _only(epoch: Epoch, metrics: Metrics | None) -> float:

@@ -3,9 +3,9 @@
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +30,13 @@ from hotloop.training.claims import (
     LOOP,
     RANKS,
     RUN,
+    OptimizerForm,
     check_module,
     check_optimizer,
     check_random,
     check_scheduler,
     check_tensors,
+    is_real,
     known_to,
     like,
     require,
@@ -80,18 +82,35 @@ def state_of(core: Core, *, gather: bool = False) -> dict[str, Any]:
     }
 
 
-def structure_of(core: Core, state: Mapping[str, Any]) -> dict[str, object]:
-    """What a script must build before it loads a state, by name: shapes of tensors, groups of optimizers."""
-    _, *others = modules_of(core)
-    prefixes = ("", *(f"{type(other).__name__}." for other in others))
-    states = zip(prefixes, (state["model"], *state["others"]), strict=True)
-    found: dict[str, object] = {
-        f"{prefix}{name}": shape for prefix, values in states for name, shape in shapes_of(values).items()
-    }
-    several = len(state["held"]) > 1
-    for number, held in enumerate(state["held"], 1):
-        found[f"the groups of {f'optimizer {number}' if several else 'the optimizer'}"] = held["groups"]
-    return found
+@dataclass(frozen=True)
+class Form:
+    """What a script builds before it loads a state: the form that a state must have to be loaded."""
+
+    modules: list[tuple[str, dict[str, str]]]  # the model first: its name in words, and the shapes of its tensors
+    loose: dict[str, str]
+    held: list[dict[str, Any]]
+    optimizers: list[OptimizerForm]
+    kinds: list[str]  # of the schedulers
+    schedulers: list[tuple[type, dict[str, Any]]]
+    scalers: dict[str, Any]
+    random: dict[str, Any]
+
+    @classmethod
+    def of(cls, core: Core) -> Self:
+        modules, schedulers = modules_of(core), core.schedule.schedulers
+        names = ["model", *(type(module).__name__ for module in modules[1:])]
+        with told_as_planned():
+            optimizers = [OptimizerForm.of(optimizer) for optimizer in core.optimizers]
+        return cls(
+            modules=[(name, shapes_of(module.state_dict())) for name, module in zip(names, modules, strict=True)],
+            loose=shapes_of(_numbered(_loose(core))),
+            held=_held(core),
+            optimizers=optimizers,
+            kinds=_kinds(schedulers),
+            schedulers=[(type(each), dict(each.state_dict())) for each in schedulers],
+            scalers=core.step.state_dict()["scalers"],
+            random=RngStates(core.device).state_dict(),
+        )
 
 
 def kept_settings(core: Core, state: Mapping[str, Any]) -> list[str]:
@@ -112,9 +131,7 @@ def _plain_setting(value: Any) -> Any:
     """A setting without the rounding of a tensor that may hold it."""
     if isinstance(value, list | tuple):
         return tuple(map(_plain_setting, value))
-    if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
-        return float(f"{float(value):.6g}")
-    return value
+    return float(f"{float(value):.6g}") if is_real(value) and type(value) is not int else value
 
 
 @contextmanager
@@ -136,7 +153,7 @@ def load_state(core: Core, state: dict[str, Any]) -> None:
         if isinstance(random := state.get("random"), Mapping):
             arrays = {name: with_arrays(each) if name == "numpy" else each for name, each in random.items()}
             state = {**state, "random": arrays}
-        check(core, state)
+        check(Form.of(core), state)
         stateful, others = core.stateful, state.get("stateful", {})
         if not isinstance(others, Mapping) or others.keys() != stateful.keys():
             names = ", ".join(map(printable, others)) if isinstance(others, Mapping) and others else "nothing"
@@ -338,39 +355,36 @@ def check_run(tree: Any) -> None:
     Position.from_state_dict(tree["position"])
 
 
-def check(core: Core, state: dict[str, Any]) -> None:
-    """Raise for a state that does not fit this core, or is damaged, before anything has changed."""
+def check(form: Form, state: dict[str, Any], *, tries: bool = True) -> None:
+    """Raise for a state that does not fit what the script builds, or is damaged, before anything has changed."""
     if state.get("format") != FORMAT:
         raise BadArgument(
             f"the checkpoint has format {printable(str(state.get('format'))[:20])}, and this version reads {FORMAT}",
             fix="use the version of hotloop that wrote it",
         )
     require(LOOP, state, "loop")
-    modules, schedulers = modules_of(core), core.schedule.schedulers
     for name, values in (("model", state["model"]), *(("another module", each) for each in state["others"])):
         check_module(name, values)
-    model, *others = modules
-    check_tensors("model", model.state_dict(), state["model"])
-    _check_count("modules with weights beside the model", len(others), len(state["others"]))
-    for module, values in zip(others, state["others"], strict=True):
-        check_tensors(type(module).__name__, module.state_dict(), values)
-    check_tensors("set of parameters without a module", _numbered(_loose(core)), _numbered(state["loose"]))
-    _check_count("sets of buffers", len(modules), len(state["buffers"]))
-    _check_optimizers(_held(core), state["held"])
-    _check_count("states of optimizers", len(core.optimizers), len(state["optimizers"]))
-    for optimizer, values in zip(core.optimizers, state["optimizers"], strict=True):
-        check_optimizer(optimizer, values)
-    mine, theirs = _kinds(schedulers), state["kinds"]
+    check_tensors(*form.modules[0], state["model"])
+    _check_count("modules with weights beside the model", len(form.modules) - 1, len(state["others"]))
+    for (name, shapes), values in zip(form.modules[1:], state["others"], strict=True):
+        check_tensors(name, shapes, values)
+    check_tensors("set of parameters without a module", form.loose, _numbered(state["loose"]))
+    _check_count("sets of buffers", len(form.modules), len(state["buffers"]))
+    _check_optimizers(form.held, state["held"])
+    _check_count("states of optimizers", len(form.optimizers), len(state["optimizers"]))
+    for optimizer, values in zip(form.optimizers, state["optimizers"], strict=True):
+        check_optimizer(optimizer, values, tries=tries)
+    mine, theirs = form.kinds, state["kinds"]
     _check_count("schedulers", len(mine), len(theirs))
     if mine != theirs:
         raise BadArgument(f"the checkpoint has the schedulers {theirs}, and this loop {mine}", fix=AS_IT_WAS)
     _check_count("states of schedulers", len(mine), len(state["schedulers"]))
-    for scheduler, values in zip(schedulers, state["schedulers"], strict=True):
-        check_scheduler(scheduler, values)
-    scalers = core.step.state_dict()["scalers"]
-    for name in scalers.keys() & state["update"]["scalers"].keys():
-        require(like(scalers[name]), state["update"]["scalers"][name], f"the scaler of {name}")
-    check_random(RngStates(core.device).state_dict(), state["random"], "random")
+    for scheduler, values in zip(form.schedulers, state["schedulers"], strict=True):
+        check_scheduler(*scheduler, values)
+    for name in form.scalers.keys() & state["update"]["scalers"].keys():
+        require(like(form.scalers[name]), state["update"]["scalers"][name], f"the scaler of {name}")
+    check_random(form.random, state["random"], "random")
 
 
 def modules_of(core: Core) -> list[nn.Module]:
@@ -403,6 +417,14 @@ def _loose(core: Core) -> list[Tensor]:
     owned = {id(parameter) for module in modules_of(core) for parameter in module.parameters()}
     held = [parameter for each in core.objectives for parameter in each.parameters]
     return [parameter for parameter in dict.fromkeys(held) if id(parameter) not in owned]
+
+
+def weights_of(core: Core) -> dict[str, Tensor]:
+    """What all ranks have the same of once the first step has shared it, by name: weights that are trained or used."""
+    names = {id(p): name for module in modules_of(core)[::-1] for name, p in module.named_parameters()}
+    trained = (parameter for each in core.objectives for parameter in each.parameters)
+    several = dict.fromkeys([*core.model.parameters(), *trained]) if core.step.counts.steps else {}
+    return {names.get(id(p), f"parameter {n}"): p for n, p in enumerate(several) if not is_lazy(p)}
 
 
 def _unsaved(module: nn.Module) -> dict[str, Tensor | None]:
