@@ -65,6 +65,23 @@ def test_what_happened_so_far_can_be_asked_within_it() -> None:
         assert sim.peak.allocated == before + kept.nbytes
 
 
+def test_attention_with_a_learned_bias_keeps_its_scores_for_backward() -> None:
+    """As in T5, whose bias is looked up by distance: no fused kernel takes a mask whose rows lie apart."""
+    with simulate("h200") as sim:
+        bias = nn.Embedding(32, 12).cuda()(torch.zeros(256, 256, dtype=torch.int64).cuda()).permute(2, 0, 1)[None]
+        query, key, value = (torch.randn(8, 12, 256, 64).cuda().bfloat16().requires_grad_() for _ in range(3))
+
+        def kept(mask: torch.Tensor) -> int:
+            before = torch.cuda.memory_allocated()
+            attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            return torch.cuda.memory_allocated() - before - attended.nbytes
+
+        apart, together = kept(bias.bfloat16()), kept(bias.bfloat16().contiguous())
+    scores = 4 * 8 * 12 * 256 * 256  # in fp32
+    assert together < 0.1 * scores < scores < apart
+    assert sim.findings == ()
+
+
 def everything() -> list[dict[str, object]]:
     owners = [torch, torch.cuda, torch.cuda.memory, torch.version, torch.utils, torch._C, torch._VF, nn.functional]
     owners += [nn.Module, nn.RNNBase, Optimizer, DataLoader, FakeTensor, torch.backends.cudnn, torch.backends.cuda]
