@@ -58,6 +58,17 @@ def test_a_block_tells_what_would_happen() -> None:
     assert "fix: " in str(sim)
 
 
+def test_a_block_that_trains_on_the_cpu_alone_is_told_so() -> None:
+    with simulate("h200") as sim:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        model(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+    (found,) = sim.findings
+    assert "never uses the GPU" in found.message
+    assert "no device bug was found" not in str(sim)
+
+
 def test_what_happened_so_far_can_be_asked_within_it() -> None:
     with simulate("t4") as sim:
         before = sim.peak.allocated

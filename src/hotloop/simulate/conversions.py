@@ -164,8 +164,8 @@ class Conversions:
             gpu.updated(tensor)
             data.__set__(tensor, other)
 
+        patches.set(Tensor, "data", property(data.__get__, given))
         methods: dict[str, Any] = {
-            "data": property(data.__get__, given),
             "item": item,
             "numpy": numpy,
             "__array__": array,

@@ -151,6 +151,7 @@ class Batch(Record):
 COMPLETED, SHORT = "completed", "out-of-memory"  # these have a verdict on memory
 SETTLED = 2  # steps from which on memory is known: the optimizer's state is there from the second on
 FAILED, NO_STEPS, CUT, BEYOND = "failed", "no-steps", "cut-short", "not-simulated"  # and these do not
+NO_GPU = "no-gpu"  # nor does this one: it trains on the CPU alone
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
 from hotloop.simulate._torch import fake_files
 from hotloop.simulate.batches import Batches
 from hotloop.simulate.events import Place
-from hotloop.simulate.record import BEYOND, COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch, Request
+from hotloop.simulate.record import BEYOND, COMPLETED, CUT, FAILED, NO_GPU, NO_STEPS, SETTLED, SHORT, Batch, Request
 from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
@@ -173,6 +173,8 @@ class SimulatedScript:
         if not self._engine.completed and self._status == COMPLETED:
             self._status = NO_STEPS
             self._engine.findings.add(NO_STEPS, f"the script came to its end {_WITHOUT}", _TRAINS, self._whole)
+        elif self._status == COMPLETED and self._engine.find_idle(self._whole):
+            self._status = NO_GPU
         memories = [*self._engine.listeners, *self._engine.others]
         if self._status != COMPLETED and any(getattr(each, "fits", None) is False for each in memories):
             self._status = SHORT  # which the script caught, and then it ended

@@ -21,13 +21,13 @@ from hotloop.simulate.cards import Card
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
-from hotloop.simulate.events import Listener
+from hotloop.simulate.events import Listener, Place
 from hotloop.simulate.families import ALL, left_whole
 from hotloop.simulate.findings import Findings, relative
 from hotloop.simulate.functions import Repairs
 from hotloop.simulate.known import Known
 from hotloop.simulate.patches import Patches
-from hotloop.simulate.record import COMPLETED, SHORT, Branch, Simulation
+from hotloop.simulate.record import COMPLETED, NO_GPU, SHORT, Branch, Simulation
 from hotloop.simulate.second_order import SecondOrder
 from hotloop.simulate.shim import set_gpus
 from hotloop.simulate.storages import Storages
@@ -37,6 +37,7 @@ from hotloop.simulate.twins import Twins
 from hotloop.text import size
 
 _VERDICTS = {"fits", "step_ms"}  # that a script gets which trained
+_TO_GPU = 'move the model, model.to("cuda"), and each batch, x, y = x.to("cuda"), y.to("cuda")'
 
 
 @dataclass
@@ -192,6 +193,13 @@ class Engine:
             notes=(*notes, *self._notes(folder), *said.pop("notes")),
             **said,
         )
+
+    def find_idle(self, place: Place | None = None) -> bool:
+        """Whether there was a training, and none of it on the device."""
+        idle = bool(self.completed) and not self.gpu.trains
+        if idle:
+            self.findings.add(NO_GPU, "the training runs on the CPU alone and never uses the GPU", _TO_GPU, place)
+        return idle
 
     def _fullest(self, notes: Sequence[str]) -> dict[str, Any]:
         """What is told of memory is told of the GPU that has least room, and of the others their peaks."""
