@@ -190,8 +190,8 @@ def _efficient_backward(operation: Operation, card: Card, constants: Constants) 
     """
     query = operation.inputs[1]
     learns = _learned_mask(operation)
-    if _cudnn_attends(query, card):
-        return (*_cudnn_backward(operation, card, constants), *learns)
+    if _cudnn_attends(query, card) and not learns:
+        return _cudnn_backward(operation, card, constants)
     batch, heads, length, width = query.sizes
     block = 64 if width <= 64 or query.itemsize == 4 else 128
     blocks = batch * heads * -(-length // block)
