@@ -1,4 +1,4 @@
-"""What is known of the values on the simulated device: what came from the host, and small results that follow from it."""
+"""What is known of the values on the simulated device: what came from the host, and what follows from it alone."""
 
 from typing import Any
 
@@ -81,8 +81,11 @@ class Known:
                 found = func(*arguments[0], **dict(zip(given, arguments[1], strict=True)))
         except (RuntimeError, IndexError):  # the host has no kernel for it
             return None
-        new = [(tensor, values) for tensor, values in zip(made, tensors_in(found)) if tensor.size() == values.size()]
-        return [*((tensor, operands[id(tensor)]) for tensor in written), *new]
+        new = zip(made, tensors_in(found), strict=False)
+        return [
+            *((tensor, operands[id(tensor)]) for tensor in written),
+            *((tensor, values) for tensor, values in new if tensor.size() == values.size()),
+        ]
 
     def _know(self, tensor: Tensor, values: Tensor) -> None:
         """Values become those of a tensor, which may be a window on memory of which more is known."""
