@@ -180,6 +180,11 @@ def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str
             "flex_attention(q, q, q)  # here\n",
             "",
         ),
+        (
+            "import torch.multiprocessing as mp\nmp.set_start_method('spawn', force=True)\nmodel.share_memory()\n"
+            "mp.Process(target=print, args=(0, [model])).start()  # here\n",
+            "call its function here",
+        ),
     ],
 )
 def test_what_cannot_be_simulated_is_no_failure_of_the_script(run, body: str, fix: str) -> None:
