@@ -117,6 +117,8 @@ def _become(request: Request, requests: int, replies: int) -> None:
         engine = Engine(card, listeners, request.steps, values=request.values, others=_others(request, card))
         engine.gpu.between.tell_instead(request.kept, request.workers)
         engine.gpu.values.branches.turned.update(request.turned)
+        engine.evaluations.known.update(request.shortened)
+        engine.evaluations.whole = request.whole
         SimulatedScript(request, engine, batches).run()
         code = 0
     except BaseException:  # noqa: BLE001

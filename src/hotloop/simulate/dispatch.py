@@ -80,7 +80,7 @@ class SimulatedGpu(OperationMode):
         self.home = torch.device("cuda", 0)  # where the operation runs that is being dispatched
         self.guarded = 0  # calls around this one that repair operands
         self.silent = 0  # more than 0 while operands are repaired
-        self.trains = False  # whether a backward pass or an optimizer ran on the device
+        self.operations = self.trained = 0  # of the device; those of backward passes and optimizers
         self.accumulated = False  # whether a gradient came into being since somebody looked
         self.between = Between(teller, circumstances)
         self.by_hand = ByHand(lambda: None)
@@ -172,7 +172,8 @@ class SimulatedGpu(OperationMode):
         inputs = list(tensors_in(args, *kwargs.values()))
         phase, module = self.circumstances.now(learns=any(t.requires_grad for t in inputs))
         kind = _KINDS.get(phase, "temporary")
-        self.trains = self.trains or phase in ("backward", "optimizer")
+        self.operations += 1
+        self.trained += phase in ("backward", "optimizer")
         if phase == "backward":
             parameter = self.circumstances.accumulates()
             if parameter is not None:

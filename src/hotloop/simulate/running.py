@@ -35,6 +35,7 @@ class Simulator:
     def __init__(self, *, stdout: IO[Any] | int | None = None, stderr: IO[Any] | int | None = None) -> None:
         self._stdout, self._stderr = stdout, stderr  # of the scripts, as for `subprocess`
         self._stack = ExitStack()
+        self._short: dict[tuple[str, tuple[str, ...]], set[tuple[str, int]] | None] = {}  # loops, by script and argv
 
     def __enter__(self) -> Self:
         built = library()
@@ -119,7 +120,7 @@ class Simulator:
 
     def _to_its_steps(self, request: Request) -> Simulation:
         """Where a branch on an invented number ended the script before its memory is known, it goes the other way."""
-        found = self._ask(request)
+        found = self._with_short_loops(request)
         for _ in range(TURNS):
             known = found.completed >= min(found.steps, SETTLED)
             if known or found.status not in (COMPLETED, NO_STEPS, FAILED) or not found.branches:
@@ -129,13 +130,26 @@ class Simulator:
             if line in request.turned:
                 break
             request = replace(request, turned=(*request.turned, line), silent=True)
-            other = self._ask(request)
+            other = self._with_short_loops(request)
             if other.completed <= found.completed:
                 break
             made = f"after {found.completed} of {plural(found.steps, 'step')}"
             turned = f"{last.file}:{last.line} would have ended the script {made} by an invented value: it went on"
             found = replace(other, notes=(turned, *other.notes))
         return found
+
+    def _with_short_loops(self, request: Request) -> Simulation:
+        """Loops that only evaluate have few rounds, and one in later runs; all of them where the script fails else."""
+        script = (request.script, request.arguments)
+        known = self._short.get(script, set())
+        if known is not None:
+            found = self._ask(replace(request, shortened=tuple(known)))
+            if found.status != FAILED or not found.shortened:
+                folder = Path(request.script).resolve().parent
+                self._short[script] = known | {(str(folder / loop.file), loop.line) for loop in found.shortened}
+                return found
+        self._short[script] = None
+        return self._ask(replace(request, whole=True))
 
     def _ask(self, request: Request) -> Simulation:
         with suppress(BrokenPipeError):  # then there is no answer either, which is told
