@@ -243,7 +243,7 @@ class Conversions:
 
     def _trace(self, patches: Patches) -> None:
         """Nothing can be traced without values; a library, which wants to draw the graph, gets that of no layer."""
-        trace = torch.jit.trace
+        trace: Any = torch.jit.trace
 
         def traced(obj: Any, *inputs: Any, **options: Any) -> Any:
             if not any(map(is_simulated, tensors_held([obj, *inputs, *options.values()]))):

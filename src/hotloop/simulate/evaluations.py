@@ -75,7 +75,9 @@ class Evaluations:
 
 def watched(source: str | bytes, file: str) -> ast.Module:
     """The code of a file whose loops ask after each round whether there is another."""
-    return ast.fix_missing_locations(_Watched(file).visit(ast.parse(source, file)))
+    tree = ast.parse(source, file)
+    _Watched(file).visit(tree)
+    return ast.fix_missing_locations(tree)
 
 
 class _Watched(ast.NodeTransformer):

@@ -35,7 +35,7 @@ class Known:
         if not known.kernel or known.name in _KEEP:
             return
         written = [t for name, value in named(func, args, kwargs) if name in known.written for t in tensors_in(value)]
-        computed = self._computed(func, args, kwargs, written, result)
+        computed = self._following(func, args, kwargs, written, result)
         for tensor in written if computed is None else ():
             self._forget(tensor)
         for tensor, values in computed or ():
@@ -53,7 +53,7 @@ class Known:
         """What could not be known, in sentences."""
         return []
 
-    def _computed(
+    def _following(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor], result: Any
     ) -> list[tuple[Tensor, Tensor]] | None:
         """What an operation writes and gives, by its own kernel on the host; None where not all that it reads is known.

@@ -26,12 +26,11 @@ class Request(Record):
     variant: str | None = None  # a change, as in `variants`
     gpus: int = 1  # of the simulated machine
     turned: tuple[tuple[str, int], ...] = ()  # branches on invented numbers, by file and line, that go the other way
-    shortened: tuple[
-        tuple[str, int], ...
-    ] = ()  # loops that only evaluate, by file and line: one round of each is enough
+    shortened: tuple[tuple[str, int], ...] = ()  # loops that only evaluate, by file and line: one round each
     whole: bool = False  # whether loops that only evaluate have all of their rounds
     kept: dict[str, float] = field(default_factory=dict)  # seconds of the host in each step by kind, if measured before
     workers: int = 0  # that made the batches then
+    host: dict[str, Any] | None = None  # what an operation costs that of this machine, where it was measured
     silent: bool = False  # whether what the script prints is thrown away
 
 

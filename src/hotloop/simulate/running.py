@@ -1,16 +1,24 @@
 """Scripts on a GPU that is not here: in processes of their own, with what they did as the result."""
 
+import hashlib
+import importlib.metadata
 import json
 import os
+import platform
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
+from hotloop.cache import cache_folder
 from hotloop.children import Child
+from hotloop.device import nvml
 from hotloop.errors import BadArgument
+from hotloop.files import write_json
 from hotloop.scripts import interpreter
 from hotloop.simulate.cards import Card
 from hotloop.simulate.events import DATA, WORK
@@ -21,6 +29,8 @@ from hotloop.text import plural, printable
 
 LONGEST = 1_000_000  # seconds of a time limit; timers cannot take any number
 MOST_GPUS = 16
+TIME = "hotloop.simulate.timeline:Time"
+MEASURING = 60.0  # seconds that the host's cost may take to measure
 TURNS = 3  # branches that are turned, at most
 ENDING = 5.0  # seconds for the child to end its script and itself
 
@@ -114,6 +124,7 @@ class Simulator:
                 gpus=gpus,
                 kept={} if like is None else {DATA: like.data_ms / 1e3, WORK: like.work_ms / 1e3},
                 workers=0 if like is None else like.workers,
+                host=_host_at_hand() if TIME in listeners else None,
                 silent=silent,
             )
             return self._to_its_steps(request)
@@ -141,7 +152,7 @@ class Simulator:
     def _with_short_loops(self, request: Request) -> Simulation:
         """Loops that only evaluate have few rounds, and one in later runs; all of them where the script fails else."""
         script = (request.script, request.arguments)
-        known = self._short.get(script, set())
+        known = None if request.values else self._short.get(script, set())  # what is computed may depend on all
         if known is not None:
             found = self._ask(replace(request, shortened=tuple(known)))
             if found.status != FAILED or not found.shortened:
@@ -165,6 +176,30 @@ class Simulator:
         if "error" in words:
             raise CannotSimulate(words["error"], fix=words["fix"])
         return words
+
+
+@cache
+def _host_at_hand() -> dict[str, Any] | None:
+    """What an operation costs the host of this machine, if its GPU can run scripts: measured once, and kept.
+
+    Elsewhere a table says what hosts need.
+    """
+    if not nvml.read().cards:
+        return None
+    about = f"{platform.node()} {platform.python_version()} {importlib.metadata.version('torch')}"
+    path = cache_folder("simulate") / f"host-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    command = interpreter("hotloop.simulate.host")
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=MEASURING, check=True).stdout  # noqa: S603
+        kept = json.loads(said)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    with suppress(OSError):
+        write_json(path, kept)
+    return kept
 
 
 def check_script(script: Path) -> None:
