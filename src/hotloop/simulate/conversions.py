@@ -258,7 +258,7 @@ class Conversions:
         start = BaseProcess.start
 
         def started(process: Any) -> None:
-            if any(map(is_simulated, tensors_held([process._args, process._kwargs]))):
+            if any(map(is_simulated, tensors_held(list(vars(process).values())))):
                 raise CannotSimulate(
                     "a process of the script's own is given tensors of the GPU, and what it does cannot be seen",
                     fix="simulate what one of them does: call its function here, in place of starting a process",
