@@ -27,18 +27,16 @@ import torch
 from calibration_cases import Call, Case, cases
 from calibration_fit import Fitted, Sample, fit_cache, fit_nearby
 from calibration_observe import observe
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotloop.clock import synchronize
-from hotloop.device.machine import cpu_name
 from hotloop.files import write_json, write_whole
 from hotloop.simulate import cost
 from hotloop.simulate.cards import Card, card
-from hotloop.simulate.families import kind_of
+from hotloop.simulate.host import measure
 from hotloop.simulate.products import Product
 from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_table
 from hotloop.simulate.work import Part, Tf32, parts_of, switches
-from hotloop.text import plural
 
 TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "simulate" / "tables"
 META = torch.device("meta")
@@ -149,79 +147,6 @@ def _copy_to(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def measure_host(device: torch.device) -> HostCost:
-    """Seconds of the host for each operation, from small ones that no device is slow at."""
-    x = torch.randn(8, 16, device=device)
-    layers = nn.Sequential(
-        *(layer for _ in range(20) for layer in (nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU()))
-    ).to(device)
-    other = _host(partial(_adds, x), device) / 50
-    result: list[Tensor] = []
-
-    def forward() -> None:
-        result[:] = [layers(x).sum()]
-
-    def backward() -> None:
-        torch.autograd.grad(result[0], list(layers.parameters()), retain_graph=True)
-
-    per_forward = _each(forward, device)
-    forward()
-    per_backward = _each(backward, device)
-    few, many = (_optimizer(count, device) for count in (10, 200))
-    tensor = max((many[0] - few[0]) / max(many[2] - few[2], 1), 0.0)
-    optimizer = max((few[0] - few[2] * tensor) / max(few[1], 1), other / 2)
-    wait = _host(partial(torch.Tensor.item, x.sum()), device)
-    return HostCost(
-        forward=per_forward,
-        backward=per_backward,
-        optimizer=optimizer,
-        other=other,
-        tensor=tensor,
-        launch=other / 3,  # without Python and the dispatcher
-        copy=other,
-        wait=wait,
-        spread=0.3,  # of one host on one day; with 0.15 only 59 of 80 measured times lay in their intervals
-        measured=True,
-        name=f"{cpu_name()} with {plural(torch.get_num_threads(), 'thread')}",
-    )
-
-
-def _adds(x: Tensor) -> None:
-    for _ in range(50):
-        x.add_(1.0)
-
-
-def _each(call: Call, device: torch.device) -> float:
-    """Seconds of each operation that is no view, with its share of the views."""
-    kinds = [kind_of(operation.name).family for operation in observe(call)]
-    return _host(call, device) / max(len(kinds) - kinds.count("view"), 1)
-
-
-def _optimizer(count: int, device: torch.device) -> tuple[float, int, int]:
-    """Seconds of a step of Adam on so many tensors, its operations, and the tensors that they are given."""
-    params = [nn.Parameter(torch.ones(8, device=device)) for _ in range(count)]
-    for param in params:
-        param.grad = torch.ones_like(param)
-    adam = torch.optim.Adam(params, foreach=True)
-    adam.step()
-    # The counts of steps are kept on the host, so what works on them alone is no operation of the device.
-    seen = [operation for operation in observe(adam.step) if parts_of(operation)]
-    operations = [operation for operation in seen if any(shape.sizes for shape in operation.inputs)]
-    given = sum(len(o.inputs) // max(kind_of(o.name).lists, 1) for o in operations if kind_of(o.name).lists)
-    return _host(adam.step, device), len(operations), given
-
-
-def _host(call: Call, device: torch.device, *, repeats: int = 15) -> float:
-    """The median seconds until a call returns, the device being idle before."""
-    taken = []
-    for _ in range(repeats + 3):
-        synchronize(device)
-        begin = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - begin)
-    return statistics.median(taken[3:])
-
-
 def key_of(sample: Sample) -> list[str]:
     """The curves that a sample counts for: its own, and those of its family that others fall back to."""
     part = sample.part
@@ -288,7 +213,7 @@ def main() -> None:
         torch.set_num_threads(1)  # it only shows that it runs, and others may need the cores
     tiny = torch.zeros(1, device=device)
     floor = seconds_of(partial(tiny.add_, 1.0), device) * 0.9  # nothing is quicker, and this is still measured
-    host, link = measure_host(device), measure_link(on, device, quick=arguments.quick)
+    host, link = measure(device), measure_link(on, device, quick=arguments.quick)
     print(f"{on.name}: a kernel every {floor * 1e6:.2f} µs, {link}, {host}", flush=True)
     before = json.loads(gzip.decompress(arguments.raw.read_bytes())) if arguments.add else {"samples": []}
     known = {row["label"] for row in before["samples"]}

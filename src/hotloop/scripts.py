@@ -1,5 +1,6 @@
 """A person's script, run as Python would run it, and ended from inside."""
 
+import ast
 import os
 import runpy
 import sys
@@ -22,10 +23,12 @@ class Enough(BaseException):
     """Ends a script from inside; not an `Exception`, so that only what catches everything catches it."""
 
 
-def run_as_main(target: str, arguments: Sequence[str], *, module: bool = False, source: str | None = None) -> None:
+def run_as_main(
+    target: str, arguments: Sequence[str], *, module: bool = False, source: str | ast.Module | None = None
+) -> None:
     """Run a file, or with `module` a module by its name, with the argv and the path that `python` would give it.
 
-    `source` is run in place of what the file holds.
+    `source`, text or parsed, is run in place of what the file holds.
     """
     sys.argv = [target, *arguments]
     if not sys.flags.safe_path:

@@ -320,7 +320,7 @@ def test_in_a_browser_it_fits_the_window_and_runs_nothing(tmp_path: Path) -> Non
         browser.close()
 
 
-@pytest.mark.parametrize(("status", "words"), [("failed", "failed"), ("no-steps", "did not train")])
+@pytest.mark.parametrize(("status", "words"), [("failed", "failed"), ("no-gpu", "never uses the GPU")])
 def test_a_script_that_did_not_train_has_a_page_without_a_verdict(status: str, words: str) -> None:
     ended = DeviceFinding(status, "error", "shown", "train.py", 12, "main", "the script failed: ValueError: no", "")
     failed = Simulation("t4", 3, 0, status, findings=(ended,), error="Traceback…\nValueError: no\n").to_json()

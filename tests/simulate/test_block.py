@@ -58,11 +58,39 @@ def test_a_block_tells_what_would_happen() -> None:
     assert "fix: " in str(sim)
 
 
+def test_a_block_that_trains_on_the_cpu_alone_is_told_so() -> None:
+    with simulate("h200") as sim:
+        model = nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters())
+        model(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+    (found,) = sim.findings
+    assert "never uses the GPU" in found.message
+    assert "no device bug was found" not in str(sim)
+
+
 def test_what_happened_so_far_can_be_asked_within_it() -> None:
     with simulate("t4") as sim:
         before = sim.peak.allocated
         kept = torch.empty(1 << 20, device="cuda")
         assert sim.peak.allocated == before + kept.nbytes
+
+
+def test_attention_with_a_learned_bias_keeps_its_scores_for_backward() -> None:
+    """As in T5, whose bias is looked up by distance: no fused kernel takes a mask whose rows lie apart."""
+    with simulate("h200") as sim:
+        bias = nn.Embedding(32, 12).cuda()(torch.zeros(256, 256, dtype=torch.int64).cuda()).permute(2, 0, 1)[None]
+        query, key, value = (torch.randn(8, 12, 256, 64).cuda().bfloat16().requires_grad_() for _ in range(3))
+
+        def kept(mask: torch.Tensor) -> int:
+            before = torch.cuda.memory_allocated()
+            attended = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            return torch.cuda.memory_allocated() - before - attended.nbytes
+
+        apart, together = kept(bias.bfloat16()), kept(bias.bfloat16().contiguous())
+    scores = 4 * 8 * 12 * 256 * 256  # in fp32
+    assert together < 0.1 * scores < scores < apart
+    assert sim.findings == ()
 
 
 def everything() -> list[dict[str, object]]:

@@ -43,6 +43,16 @@ def test_updates_by_hand_are_steps(run, way: str) -> None:
     assert (ran.result.completed, ran.result.status, ran.result.findings) == (2, "completed", ()), ran.err
 
 
+@pytest.mark.parametrize("way", some(WAYS, ["operator", "other data", "gradients of their own"]))
+def test_updates_by_hand_on_the_cpu_alone_are_steps_that_never_use_the_gpu(run, way: str) -> None:
+    body = loop(WAYS[way], 2).replace(".cuda()", "").replace(', device="cuda"', "")
+    ran = run(body, trains=True)
+    (found,) = ran.result.findings
+    assert (ran.result.completed, ran.result.status, found.code) == (2, "no-gpu", "no-gpu"), ran.err
+    assert "never uses the GPU" in found.message
+    assert 'model.to("cuda")' in found.fix
+
+
 @pytest.mark.parametrize("way", some(WAYS, ["data", "gradients of their own"]))
 def test_steps_by_hand_end_the_script(run, way: str) -> None:
     ran = run(loop(WAYS[way], 100) + "    print('round')\n", steps=4)

@@ -21,6 +21,13 @@ from .test_running import LOOP
             "scripted = torch.jit.script(model)\nassert double(scripted(torch.randn(3, 4).cuda())).is_cuda\nstep()\n",
             "torch.jit.script",
         ),
+        (
+            "import tempfile\nfrom torch.utils.tensorboard import SummaryWriter\n"
+            "net, x = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()).cuda(), torch.randn(2, 1, 8, 8).cuda()\n"
+            "SummaryWriter(tempfile.mkdtemp()).add_graph(net, x)\n"
+            "assert torch.jit.trace(net, x)(x).is_cuda and torch.jit.trace(nn.ReLU(), torch.ones(2)).graph\nstep()\n",
+            "torch.jit.trace",
+        ),
     ],
 )
 def test_what_looks_at_values_or_at_the_device_is_left_out_with_a_note(run, body: str, note: str) -> None:

@@ -192,7 +192,6 @@ assert q.grad.shape == q.shape
     [
         ("torch.zeros(2, 4, 16, 16, device='cuda')", False),
         ("torch.zeros(2, 4, 16, 12, device='cuda')", True),  # rows that begin anywhere
-        ("torch.zeros(16, 16, 4, device='cuda').permute(2, 0, 1)", True),  # a bias that was looked up, as in T5
     ],
 )
 def test_a_mask_whose_rows_do_not_lie_as_the_kernel_wants_is_copied(mask: str, copied: bool, heard) -> None:
@@ -209,14 +208,24 @@ F.scaled_dot_product_attention(q, k, k, attn_mask=mask).sum().backward()
     assert ("aten.constant_pad_nd.default" in names) is copied
 
 
-def test_attention_whose_numbers_lie_apart_is_computed_plainly_and_in_full_precision(heard) -> None:
-    """As a GPU does it: no kernel takes heads whose width is not the last stride, nor does autocast reach inside."""
+@pytest.mark.parametrize(
+    ("heads", "mask"),
+    [
+        ("(2, 4, 8, 6)).transpose(2, 3", "None"),
+        ("(2, 4, 6, 8)", "torch.zeros(6, 6, 4, device='cuda').permute(2, 0, 1)"),  # a bias that was looked up: T5
+        ("(2, 4, 6, 8)", "torch.ones(2, 1, 6, 1, device='cuda', dtype=torch.bool).expand(2, 4, 6, 6)"),
+    ],
+)
+def test_attention_whose_numbers_lie_apart_is_computed_plainly_and_in_full_precision(
+    heads: str, mask: str, heard
+) -> None:
+    """As a GPU does it: kernels want rows of heads and masks in one piece, and autocast does not reach inside."""
     _, events = heard(
         HEAD
-        + """
-q = torch.randn(2, 4, 8, 6, device="cuda", requires_grad=True)
+        + f"""
+q = torch.randn({heads}).cuda().requires_grad_()
 with torch.autocast("cuda", torch.bfloat16):
-    y = F.scaled_dot_product_attention(*(q.transpose(2, 3) for _ in range(3)))
+    y = F.scaled_dot_product_attention(q, q, q, attn_mask={mask})
     assert y.dtype == torch.bfloat16
 y.float().sum().backward()
 """

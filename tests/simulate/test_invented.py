@@ -125,3 +125,39 @@ def test_a_gpu_that_is_not_there_is_a_finding_at_its_line(run) -> None:
         assert "invalid device ordinal" in found.message
         assert "--gpus 2" in found.fix
     assert (ran.result.completed, ran.result.error) == (3, None)
+
+
+def test_what_follows_from_values_of_the_host_is_known(run) -> None:
+    """As libraries check it: Wav2Vec2 refuses labels beyond its vocabulary."""
+    body = """
+import random, torch
+from torch import nn
+
+device, vocabulary = torch.device("cuda" if torch.cuda.is_available() else "cpu"), 32
+model = nn.Linear(4, 2).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    labels = torch.randint(1, 30, (64, 1024)).to(device)
+    if labels.max() >= vocabulary:
+        raise ValueError(f"Label values must be <= vocab_size: {vocabulary}")
+    assert len(labels.masked_select(labels > 10)) == int((labels > 10).sum())
+    model(torch.randn(3, 4).to(device)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    held = torch.zeros(8, dtype=torch.long, device=device)
+    there, here = held[2:5], torch.zeros(8, dtype=torch.long)
+    for _ in range(30):
+        number, at = random.randint(-9, 9), random.randrange(8)
+        change = random.choice([
+            lambda x: x.add_(number), lambda x: x[at:].mul_(number), lambda x: x[at].fill_(number),
+            lambda x: x.copy_(x.flip(0)), lambda x: x.copy_(torch.arange(8, device=x.device).clamp(max=number)),
+            lambda x: x[:at].copy_(torch.full((at,), number)), lambda x: x.masked_fill_(x > number, at),
+        ])
+        change(held), change(here)
+    assert held.tolist() == here.tolist() and there.sum().item() == here[2:5].sum().item()
+    held[0] = torch.rand((), device=device) * 9  # from here on it is not
+    assert held.sum().item() == 1
+print(held.device)
+"""
+    ran = run(body, trains=True)
+    assert (ran.out, ran.result.completed, ran.result.findings) == ("", 3, ()), ran.err

@@ -25,9 +25,9 @@ model = nn.Linear(4, 2).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def step():
+def step(device="cuda"):
     optimizer.zero_grad()
-    loss = model(torch.randn(3, 4, device="cuda")).mean()
+    loss = model(torch.randn(3, 4, device=device)).mean()
     loss.backward()
     optimizer.step()
     return loss
@@ -145,6 +145,7 @@ def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
         ("def broken(:  # here\n", "failed", "SyntaxError", True),
         ("print(torch.zeros(2).sum())\n", "no-steps", "without a training step", False),
         ("raise SystemExit\n", "no-steps", "without a training step", False),
+        ("model.cpu()\nstep('cpu')\n", "no-gpu", "on the CPU alone and never uses the GPU", False),
     ],
 )
 def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str, words: str, line: bool) -> None:
@@ -158,6 +159,8 @@ def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str
     assert "hotloop" not in ran.err
     if "absent" in body:
         assert "pip install" in found.fix
+    if status == "no-gpu":
+        assert 'model.to("cuda")' in found.fix
     if "no data" in body:
         assert ran.err == "no data\n"  # as Python does
 
@@ -176,6 +179,11 @@ def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str
             "q = torch.randn(1, 1, 128, 16).cuda()\n"
             "flex_attention(q, q, q)  # here\n",
             "",
+        ),
+        (
+            "import torch.multiprocessing as mp\nmp.set_start_method('spawn', force=True)\nmodel.share_memory()\n"
+            "mp.Process(target=print, args=(0, [model])).start()  # here\n",
+            "call its function here",
         ),
     ],
 )

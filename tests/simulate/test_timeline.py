@@ -201,6 +201,23 @@ def test_workers_that_are_quick_enough_cost_nothing():
     assert found.pace.limited_by == "device"
 
 
+@pytest.mark.parametrize(
+    ("forward", "backward", "tensors", "milliseconds"),
+    [(675, 1012, 870, 26.6), (861, 1249, 1198, 36.5), (1396, 2230, 2206, 65.7)],  # a Gemma-2 and two T5, on an H200
+)
+def test_steps_that_the_host_limits_lie_in_their_interval(
+    forward: int, backward: int, tensors: int, milliseconds: float
+) -> None:
+    tape, short = Time(H200), (Part("pointwise", bytes=1e3),)
+    for _ in range(3):
+        tape.events += [Launch(short, "forward")] * forward + [Launch(short, "backward")] * backward
+        tape.events += [Launch(short, "optimizer", tensors // 8)] * 8
+        tape.step()
+    step = predicted(tape).step
+    assert step.low < milliseconds < step.high
+    assert step.high < 2.7 * step.low
+
+
 def test_every_card_has_the_same_host():
     """A small training waits for the host, so that no card is quicker than another, measured or not."""
     small, large = told(Time(H200), operations=40, size=2**10), told(Time(H200), size=2**30)

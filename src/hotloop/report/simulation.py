@@ -37,6 +37,7 @@ NO_VERDICT = {
     "failed": "failed",
     "not-simulated": "could not be simulated",
     "no-steps": "did not train",
+    "no-gpu": "never uses the GPU",
     "cut-short": "did not come far enough",
 }
 UNTIL_THEN = "This is what was seen until then."

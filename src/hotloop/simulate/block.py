@@ -95,6 +95,7 @@ class SimulationContext:
         if error is None:
             with suppress(Enough):
                 self._engine.gpu.by_hand.finish()
+            self._engine.find_idle()
         try:
             self._result = self._engine.result(Path.cwd())
         finally:

@@ -15,22 +15,20 @@ class ByHand:
         self._awaiting: set[int] = set()  # memory of parameters with a gradient that came since the last step
         self._written: set[int] = set()  # and of those that were updated
         self._differentiated = False
-        self._listening = True
+        self.listening = True
 
     @property
     def pending(self) -> bool:
         """Whether a write to a parameter would be an update."""
-        return self._listening and (self._differentiated or bool(self._awaiting))
+        return self.listening and (self._differentiated or bool(self._awaiting))
 
     def leave_to_optimizer(self) -> None:
         """One steps: what else writes to parameters, such as clipping or an average, is no step."""
-        self._listening = False
+        self.listening = False
         self._forget()
 
     def differentiates(self, parameter: Tensor | None) -> None:
         """An operation of the backward pass; with the parameter whose `.grad` it adds to."""
-        if not self._listening:
-            return
         if self._written:
             self._end()  # a new backward pass, so that whatever was not updated will not be
         self._differentiated = True

@@ -111,12 +111,19 @@ def _become(request: Request, requests: int, replies: int) -> None:
             _silence()
         from hotloop.simulate.script import SimulatedScript, batches_of  # noqa: PLC0415
         from hotloop.simulate.simulation import Engine  # noqa: PLC0415
+        from hotloop.simulate.table import HostCost  # noqa: PLC0415
+        from hotloop.simulate.timeline import Time  # noqa: PLC0415
 
         card, batches = Card.from_json(request.card), batches_of(request)
         listeners = [*(_listener(name, card) for name in request.listeners), batches]
+        for each in listeners:
+            if isinstance(each, Time) and request.host is not None:
+                each.host_cost = HostCost.from_json(request.host)
         engine = Engine(card, listeners, request.steps, values=request.values, others=_others(request, card))
         engine.gpu.between.tell_instead(request.kept, request.workers)
         engine.gpu.values.branches.turned.update(request.turned)
+        engine.evaluations.known.update(request.shortened)
+        engine.evaluations.whole = request.whole
         SimulatedScript(request, engine, batches).run()
         code = 0
     except BaseException:  # noqa: BLE001

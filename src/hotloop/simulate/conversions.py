@@ -2,8 +2,10 @@
 
 import copy
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -27,8 +29,9 @@ from hotloop.simulate._torch import (
 from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
-from hotloop.simulate.places import here
-from hotloop.simulate.saved import SavedFiles
+from hotloop.simulate.places import here, users
+from hotloop.simulate.saved import SavedFiles, tensors_held
+from hotloop.simulate.shim import CannotSimulate
 
 _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
 
@@ -51,6 +54,8 @@ class Conversions:
         patches.set(torch, "compile", self._compile)
         patches.set(nn.Module, "compile", lambda module, *_, **__: setattr(self, "compiled", True))
         patches.set(torch.jit, "script", self._script)
+        self._trace(patches)
+        self._processes(patches)
         patches.set(nn.RNNBase, "flatten_parameters", lambda module: None)
         self._lazies.install(patches)
         self._modules(patches)
@@ -164,8 +169,8 @@ class Conversions:
             gpu.updated(tensor)
             data.__set__(tensor, other)
 
+        patches.set(Tensor, "data", property(data.__get__, given))
         methods: dict[str, Any] = {
-            "data": property(data.__get__, given),
             "item": item,
             "numpy": numpy,
             "__array__": array,
@@ -235,6 +240,32 @@ class Conversions:
         """The same in Python: some functions of torch are replaced here by others that TorchScript cannot read."""
         self.left_out["torch.jit.script was left out: its memory and its speed are not simulated"] = None
         return obj
+
+    def _trace(self, patches: Patches) -> None:
+        """Nothing can be traced without values; a library, which wants to draw the graph, gets that of no layer."""
+        trace: Any = torch.jit.trace
+
+        def traced(obj: Any, *inputs: Any, **options: Any) -> Any:
+            if not any(map(is_simulated, tensors_held([obj, *inputs, *options.values()]))):
+                return trace(obj, *inputs, **options)
+            self.left_out["torch.jit.trace was left out: a graph that TensorBoard draws of the model is empty"] = None
+            return obj if users(sys._getframe(1)) else trace(nn.Identity(), torch.zeros(1, device="cpu"))
+
+        patches.set(torch.jit, "trace", traced)
+
+    def _processes(self, patches: Patches) -> None:
+        """What a process of the script's own does cannot be seen, so that one that is given the model ends here."""
+        start = BaseProcess.start
+
+        def started(process: Any) -> None:
+            if any(map(is_simulated, tensors_held(list(vars(process).values())))):
+                raise CannotSimulate(
+                    "a process of the script's own is given tensors of the GPU, and what it does cannot be seen",
+                    fix="simulate what one of them does: call its function here, in place of starting a process",
+                )
+            start(process)
+
+        patches.set(BaseProcess, "start", started)
 
 
 class Lazies:

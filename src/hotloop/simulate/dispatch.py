@@ -80,6 +80,7 @@ class SimulatedGpu(OperationMode):
         self.home = torch.device("cuda", 0)  # where the operation runs that is being dispatched
         self.guarded = 0  # calls around this one that repair operands
         self.silent = 0  # more than 0 while operands are repaired
+        self.operations = self.trained = 0  # of the device; those of backward passes and optimizers
         self.accumulated = False  # whether a gradient came into being since somebody looked
         self.between = Between(teller, circumstances)
         self.by_hand = ByHand(lambda: None)
@@ -104,6 +105,7 @@ class SimulatedGpu(OperationMode):
             if not self.draws and known.name in _RANDOM and args[0].numel() >= _LARGE and _initialises():
                 return args[0]
             result = self.between.works(partial(func, *args, **kwargs))
+            self._learns(known, func, args, kwargs)
             if known.makes and isinstance(result, Tensor):
                 self.findings.origins.made(result)
             return result
@@ -115,8 +117,7 @@ class SimulatedGpu(OperationMode):
                     result = self._on_device(known, func, types, args, kwargs)
                 except (NotImplementedError, AssertionError, RuntimeError) as error:  # what PyTorch raises for them
                     raise _sparse_error(known.name, args, kwargs) or error from error
-                if self.by_hand.pending and not self.circumstances.optimizing:
-                    self._updates(known, func, args, kwargs)
+                self._learns(known, func, args, kwargs)
                 return result
             finally:
                 self.home = around
@@ -171,13 +172,14 @@ class SimulatedGpu(OperationMode):
         inputs = list(tensors_in(args, *kwargs.values()))
         phase, module = self.circumstances.now(learns=any(t.requires_grad for t in inputs))
         kind = _KINDS.get(phase, "temporary")
+        self.operations += 1
+        self.trained += phase in ("backward", "optimizer")
         if phase == "backward":
             parameter = self.circumstances.accumulates()
             if parameter is not None:
                 kind, self.accumulated = "gradient", True
                 if is_simulated(parameter):
                     self.storages.name(parameter, "parameter")
-            self.by_hand.differentiates(parameter)
         if not known.kernel:
             for tensor in made:
                 self.storages.born(tensor, kind)
@@ -201,15 +203,19 @@ class SimulatedGpu(OperationMode):
         self.teller.after(operation, self.home.index)
         hint(func, args, result)
 
-    def _updates(self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Notice a parameter that the script writes to."""
-        if known.written and current_node() is None:
+    def _learns(self, known: OperationSchema, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Notice a backward pass, and a parameter that the script writes to after it, on the host too."""
+        if not self.by_hand.listening or self.circumstances.optimizing:
+            return
+        if current_node() is not None:
+            self.by_hand.differentiates(self.circumstances.accumulates())
+        elif known.written and self.by_hand.pending:
             for tensor in tensors_in(*(value for name, value in named(func, args, kwargs) if name in known.written)):
                 self.updated(tensor)
 
     def updated(self, tensor: Tensor) -> None:
         """The script writes to a tensor, or gives it other data."""
-        if is_simulated(tensor) and self.by_hand.pending and not self.circumstances.optimizing:
+        if self.by_hand.pending and not self.circumstances.optimizing:
             leaf = tensor.requires_grad and tensor.is_leaf
             self.by_hand.writes(tensor, parameter=leaf or self.storages.kind(tensor) == "parameter")
 

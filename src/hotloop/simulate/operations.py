@@ -26,6 +26,7 @@ class OperationSchema:
     kernel: bool  # does something on the device
     makes: bool  # makes a tensor from none
     composite: bool  # is made of others, which are what runs
+    determined: bool  # gives the same for the same values: no random numbers, no memory as it is found
 
 
 @cache
@@ -43,6 +44,7 @@ def facts(func: Any) -> OperationSchema:
         kernel=not (func.is_view or name in IDLE),
         makes=not tensors or name == "lift_fresh",
         composite=name not in WHOLE and is_composite(func),
+        determined=not (torch.Tag.nondeterministic_seeded in func.tags or "empty" in name or "resize" in name),
     )
 
 

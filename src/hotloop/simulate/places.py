@@ -24,7 +24,12 @@ def here() -> Place | None:
 
 def users(frame: FrameType) -> bool:
     """Whether a frame is the person's own code."""
-    return _kind(frame.f_code.co_filename) == "user"
+    return is_users(frame.f_code.co_filename)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the person's own code."""
+    return _kind(file) == "user"
 
 
 def _place(frame: FrameType) -> Place:

@@ -26,8 +26,11 @@ class Request(Record):
     variant: str | None = None  # a change, as in `variants`
     gpus: int = 1  # of the simulated machine
     turned: tuple[tuple[str, int], ...] = ()  # branches on invented numbers, by file and line, that go the other way
+    shortened: tuple[tuple[str, int], ...] = ()  # loops that only evaluate, by file and line: one round each
+    whole: bool = False  # whether loops that only evaluate have all of their rounds
     kept: dict[str, float] = field(default_factory=dict)  # seconds of the host in each step by kind, if measured before
     workers: int = 0  # that made the batches then
+    host: dict[str, Any] | None = None  # what an operation costs that of this machine, where it was measured
     silent: bool = False  # whether what the script prints is thrown away
 
 
@@ -72,6 +75,14 @@ class Sync(Record):
 @dataclass(frozen=True)
 class Branch(Record):
     """A decision of the script's that depends on a number which only a real GPU could compute."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class ShortenedLoop(Record):
+    """A loop of the script's that only evaluates, and was ended after some of its rounds."""
 
     file: str
     line: int
@@ -151,6 +162,7 @@ class Batch(Record):
 COMPLETED, SHORT = "completed", "out-of-memory"  # these have a verdict on memory
 SETTLED = 2  # steps from which on memory is known: the optimizer's state is there from the second on
 FAILED, NO_STEPS, CUT, BEYOND = "failed", "no-steps", "cut-short", "not-simulated"  # and these do not
+NO_GPU = "no-gpu"  # nor does this one: it trains on the CPU alone
 
 
 @dataclass(frozen=True)
@@ -184,6 +196,7 @@ class Simulation(Record):
     gpus: int = 1  # of the simulated machine
     devices: tuple[Peak, ...] = ()  # of each GPU, where there are several; all else is told of the fullest
     branches: tuple[Branch, ...] = ()  # that hang on invented numbers, the last one last
+    shortened: tuple[ShortenedLoop, ...] = ()
     variant: str | None = None  # the change that was made to it, of those in `variants`
     search: SearchResult | None = None  # how the largest batch was found
     helps: tuple[Variant, ...] = ()  # the first is the script as it is, where there are any

@@ -1,16 +1,24 @@
 """Scripts on a GPU that is not here: in processes of their own, with what they did as the result."""
 
+import hashlib
+import importlib.metadata
 import json
 import os
+import platform
+import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import IO, Any, Self
 
+from hotloop.cache import cache_folder
 from hotloop.children import Child
+from hotloop.device import nvml
 from hotloop.errors import BadArgument
+from hotloop.files import write_json
 from hotloop.scripts import interpreter
 from hotloop.simulate.cards import Card
 from hotloop.simulate.events import DATA, WORK
@@ -21,6 +29,8 @@ from hotloop.text import plural, printable
 
 LONGEST = 1_000_000  # seconds of a time limit; timers cannot take any number
 MOST_GPUS = 16
+TIME = "hotloop.simulate.timeline:Time"
+MEASURING = 60.0  # seconds that the host's cost may take to measure
 TURNS = 3  # branches that are turned, at most
 ENDING = 5.0  # seconds for the child to end its script and itself
 
@@ -35,6 +45,7 @@ class Simulator:
     def __init__(self, *, stdout: IO[Any] | int | None = None, stderr: IO[Any] | int | None = None) -> None:
         self._stdout, self._stderr = stdout, stderr  # of the scripts, as for `subprocess`
         self._stack = ExitStack()
+        self._short: dict[tuple[str, tuple[str, ...]], set[tuple[str, int]] | None] = {}  # loops, by script and argv
 
     def __enter__(self) -> Self:
         built = library()
@@ -113,13 +124,14 @@ class Simulator:
                 gpus=gpus,
                 kept={} if like is None else {DATA: like.data_ms / 1e3, WORK: like.work_ms / 1e3},
                 workers=0 if like is None else like.workers,
+                host=_host_at_hand() if TIME in listeners else None,
                 silent=silent,
             )
             return self._to_its_steps(request)
 
     def _to_its_steps(self, request: Request) -> Simulation:
         """Where a branch on an invented number ended the script before its memory is known, it goes the other way."""
-        found = self._ask(request)
+        found = self._with_short_loops(request)
         for _ in range(TURNS):
             known = found.completed >= min(found.steps, SETTLED)
             if known or found.status not in (COMPLETED, NO_STEPS, FAILED) or not found.branches:
@@ -129,13 +141,26 @@ class Simulator:
             if line in request.turned:
                 break
             request = replace(request, turned=(*request.turned, line), silent=True)
-            other = self._ask(request)
+            other = self._with_short_loops(request)
             if other.completed <= found.completed:
                 break
             made = f"after {found.completed} of {plural(found.steps, 'step')}"
             turned = f"{last.file}:{last.line} would have ended the script {made} by an invented value: it went on"
             found = replace(other, notes=(turned, *other.notes))
         return found
+
+    def _with_short_loops(self, request: Request) -> Simulation:
+        """Loops that only evaluate have few rounds, and one in later runs; all of them where the script fails else."""
+        script = (request.script, request.arguments)
+        known = None if request.values else self._short.get(script, set())  # what is computed may depend on all
+        if known is not None:
+            found = self._ask(replace(request, shortened=tuple(known)))
+            if found.status != FAILED or not found.shortened:
+                folder = Path(request.script).resolve().parent
+                self._short[script] = known | {(str(folder / loop.file), loop.line) for loop in found.shortened}
+                return found
+        self._short[script] = None
+        return self._ask(replace(request, whole=True))
 
     def _ask(self, request: Request) -> Simulation:
         with suppress(BrokenPipeError):  # then there is no answer either, which is told
@@ -151,6 +176,30 @@ class Simulator:
         if "error" in words:
             raise CannotSimulate(words["error"], fix=words["fix"])
         return words
+
+
+@cache
+def _host_at_hand() -> dict[str, Any] | None:
+    """What an operation costs the host of this machine, if its GPU can run scripts: measured once, and kept.
+
+    Elsewhere a table says what hosts need.
+    """
+    if not nvml.read().cards:
+        return None
+    about = f"{platform.node()} {platform.python_version()} {importlib.metadata.version('torch')}"
+    path = cache_folder("simulate") / f"host-{hashlib.sha256(about.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError):
+        kept: dict[str, Any] = json.loads(path.read_text())
+        return kept
+    command = interpreter("hotloop.simulate.host")
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=MEASURING, check=True).stdout  # noqa: S603
+        kept = json.loads(said)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    with suppress(OSError):
+        write_json(path, kept)
+    return kept
 
 
 def check_script(script: Path) -> None:

@@ -59,7 +59,7 @@ class SavedFiles:
         save, load = torch.save, torch.load
 
         def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-            held = [tensor for tensor in _tensors_in(obj) if is_simulated(tensor)]
+            held = [tensor for tensor in tensors_held(obj) if is_simulated(tensor)]
             if not isinstance(f, str | os.PathLike):
                 self._writes(f)
                 known = {id(t): self._gpu.values.tensor(t) for t in held}
@@ -79,7 +79,7 @@ class SavedFiles:
             kept = self.of(f)
             if kept is not None and kept.sketches:
                 goes = "cpu" if to == "cpu" else cuda
-                drawn = {id(t): _like(t, _drawn(t, goes)) for t in _tensors_in(kept.obj) if id(t) in kept.sketches}
+                drawn = {id(t): _like(t, _drawn(t, goes)) for t in tensors_held(kept.obj) if id(t) in kept.sketches}
                 return copy.deepcopy(kept.obj, drawn)
             moved: set[int] = set()
 
@@ -91,7 +91,7 @@ class SavedFiles:
 
             place = stay if not isinstance(map_location, dict) else map_location
             found = load(f if kept is None else kept.path, place, *args, **kwargs)
-            gone = [t for t in _tensors_in(found) if storage_id(t) in moved]
+            gone = [t for t in tensors_held(found) if storage_id(t) in moved]
             return copy.deepcopy(found, {id(t): _like(t, t.to(cuda)) for t in gone}) if gone else found
 
         for module in (torch, torch.serialization):
@@ -194,7 +194,7 @@ def _key(path: Any) -> str:
     return os.path.realpath(os.fsdecode(path))
 
 
-def _tensors_in(obj: Any) -> Iterator[Tensor]:
+def tensors_held(obj: Any) -> Iterator[Tensor]:
     """Every tensor that an object would be saved with."""
     for leaf in leaves_of(obj):
         if isinstance(leaf, nn.Module):

@@ -14,8 +14,9 @@ from hotloop.files import write_json
 from hotloop.scripts import Enough, quiet_threads, run_as_main, shown_without
 from hotloop.simulate._torch import fake_files
 from hotloop.simulate.batches import Batches
+from hotloop.simulate.evaluations import watched
 from hotloop.simulate.events import Place
-from hotloop.simulate.record import BEYOND, COMPLETED, CUT, FAILED, NO_STEPS, SETTLED, SHORT, Batch, Request
+from hotloop.simulate.record import BEYOND, COMPLETED, CUT, FAILED, NO_GPU, NO_STEPS, SETTLED, SHORT, Batch, Request
 from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.simulation import Engine
 from hotloop.simulate.values import Spinning
@@ -68,8 +69,7 @@ class SimulatedScript:
         signal.setitimer(signal.ITIMER_REAL, self._request.time_limit, _AGAIN)
         try:
             with self._engine, self._batches, self._change, quiet_threads():
-                source = None if self._request.batch is None else self._batches.source
-                run_as_main(self._request.script, self._request.arguments, source=source or None)
+                run_as_main(self._request.script, self._request.arguments, source=self._code())
                 self._engine.gpu.by_hand.finish()
         except BaseException as ending:  # noqa: BLE001  # whatever the script lets through
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -77,6 +77,12 @@ class SimulatedScript:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not self._engine.asked:  # else it is written, and what the script did since then does not count
             self._write()
+
+    def _code(self) -> Any:
+        """What is run in place of the file's text: with the batch in it, and its loops watched."""
+        if self._request.whole or not self._batches.source:
+            return self._batches.source or None
+        return watched(self._batches.source, str(Path(self._request.script).absolute()))
 
     def _enough(self) -> None:
         """All steps are made: what the script does once it is told to end is its own affair."""
@@ -135,6 +141,8 @@ class SimulatedScript:
         else:
             self._status, ended = FAILED, "the script failed"
         self._engine.findings.add(self._status, f"{ended} {self._made}: {said}", self._remedy(error), place)
+        if self._engine.evaluations.ended:  # it will run again, with all of their rounds
+            return
         sys.stdout.flush()
         print(self._error, end="", file=sys.stderr)
 
@@ -173,6 +181,8 @@ class SimulatedScript:
         if not self._engine.completed and self._status == COMPLETED:
             self._status = NO_STEPS
             self._engine.findings.add(NO_STEPS, f"the script came to its end {_WITHOUT}", _TRAINS, self._whole)
+        elif self._status == COMPLETED and self._engine.find_idle(self._whole):
+            self._status = NO_GPU
         memories = [*self._engine.listeners, *self._engine.others]
         if self._status != COMPLETED and any(getattr(each, "fits", None) is False for each in memories):
             self._status = SHORT  # which the script caught, and then it ended

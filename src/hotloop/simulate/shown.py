@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.simulate.compare import RateInterval, Row, ranking
-from hotloop.simulate.record import BEYOND, CUT, FAILED, NO_STEPS, DeviceFinding, Simulation, StepPace, StepTime
+from hotloop.simulate.record import BEYOND, CUT, FAILED, NO_GPU, NO_STEPS, DeviceFinding, Simulation, StepPace, StepTime
 from hotloop.simulate.search import SearchResult, what_helps
 from hotloop.text import clipped, count, plural, printable, size
 
@@ -24,10 +24,11 @@ STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 MOST_LINES = 12  # of copies and waits; --json has all
 DASH = "\N{EN DASH}"
 NO_VERDICT = {
-    FAILED: "no verdict: the script failed, so its memory and its speed are not known",
-    NO_STEPS: "no verdict: the script did not train, so its memory and its speed are not known",
-    CUT: "no verdict: the script did not come far enough, so its memory and its speed are not known",
-    BEYOND: "no verdict: the script does what cannot be simulated, so its memory and its speed are not known",
+    FAILED: "failed",
+    NO_STEPS: "did not train",
+    NO_GPU: "never uses the GPU",
+    CUT: "did not come far enough",
+    BEYOND: "does what cannot be simulated",
 }
 
 
@@ -43,7 +44,8 @@ def simulation_words(simulation: Simulation, gpu: str, script: str, row: Row | N
         yield Text("no device bug was found", style="green")
     if not simulation.trained:
         yield Text()
-        yield Text(NO_VERDICT[simulation.status], style="bold")
+        why = NO_VERDICT[simulation.status]
+        yield Text(f"no verdict: the script {why}, so its memory and its speed are not known", style="bold")
     if simulation.peak is not None:
         yield Text()
         yield Text(_fits(simulation), style="bold")

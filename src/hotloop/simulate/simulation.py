@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any, Self
 
 import torch
+from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop.rounds import Rounds
@@ -21,13 +22,14 @@ from hotloop.simulate.cards import Card
 from hotloop.simulate.conversions import Conversions
 from hotloop.simulate.cuda import Cuda
 from hotloop.simulate.dispatch import SimulatedGpu
-from hotloop.simulate.events import Listener
+from hotloop.simulate.evaluations import Evaluations
+from hotloop.simulate.events import Listener, Place
 from hotloop.simulate.families import ALL, left_whole
 from hotloop.simulate.findings import Findings, relative
 from hotloop.simulate.functions import Repairs
 from hotloop.simulate.known import Known
 from hotloop.simulate.patches import Patches
-from hotloop.simulate.record import COMPLETED, SHORT, Branch, Simulation
+from hotloop.simulate.record import COMPLETED, NO_GPU, SHORT, Branch, ShortenedLoop, Simulation
 from hotloop.simulate.second_order import SecondOrder
 from hotloop.simulate.shim import set_gpus
 from hotloop.simulate.storages import Storages
@@ -37,6 +39,7 @@ from hotloop.simulate.twins import Twins
 from hotloop.text import size
 
 _VERDICTS = {"fits", "step_ms"}  # that a script gets which trained
+_TO_GPU = 'move the model, model.to("cuda"), and each batch, x, y = x.to("cuda"), y.to("cuda")'
 
 
 @dataclass
@@ -68,9 +71,12 @@ class Engine:
         self.gpu.by_hand = ByHand(self._step_made)
         self.borrowed = Borrowed()
         self.conversions = Conversions(self.gpu, None if self.own_process else self.borrowed)
+        self.evaluations = Evaluations(self.gpu, self._is_trained)
+        self.circumstances.evaluated = self.evaluations.called
         self.completed = 0
         self.on_enough: Callable[[], None] = lambda: None
         self._rounds = Rounds()
+        self._held: set[int] = set()  # parameters of optimizers
         memory = next((each for each in self.listeners if hasattr(each, "memory_stats")), self.syncs)
         self._memories: list[Any] = [memory, *self.others]
         self._cuda = Cuda(self.card, self.gpu, self._memories)
@@ -101,6 +107,7 @@ class Engine:
         SecondOrder().install(patches)
         stack.callback(self.conversions.remove)
         self.conversions.install(patches)
+        self.evaluations.install(patches)
         future, attention = torch.__future__, torch.backends.mha
         swaps = future.get_swap_module_params_on_conversion()
         _set_for_a_while(stack, future.set_swap_module_params_on_conversion, swaps, True)
@@ -130,9 +137,14 @@ class Engine:
         def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             made(optimizer, *args, **kwargs)
             self._rounds.expect(id(optimizer))
+            self._held.update(id(p) for group in optimizer.param_groups for p in group["params"])
             self.borrowed.made(optimizer)
 
         patches.set(Optimizer, "__init__", make)
+
+    def _is_trained(self, module: nn.Module) -> bool:
+        """Whether a module is that of the training, or comes after it has begun: what others give may be its data."""
+        return bool(self.completed) or any(id(p) in self._held for p in module.parameters())
 
     def _steps(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """An optimizer whose parameters got nothing, while others got gradients, holds the wrong ones."""
@@ -189,9 +201,17 @@ class Engine:
             copies=self.syncs.copies(folder),
             syncs=self.syncs.syncs(folder),
             branches=tuple(Branch(relative(p.file, folder), p.line) for p in self.gpu.values.branches.seen),
+            shortened=tuple(ShortenedLoop(relative(p.file, folder), p.line) for p in self.evaluations.ended),
             notes=(*notes, *self._notes(folder), *said.pop("notes")),
             **said,
         )
+
+    def find_idle(self, place: Place | None = None) -> bool:
+        """Whether there was a training, and none of it on the device."""
+        idle = bool(self.completed) and not self.gpu.trained
+        if idle:
+            self.findings.add(NO_GPU, "the training runs on the CPU alone and never uses the GPU", _TO_GPU, place)
+        return idle
 
     def _fullest(self, notes: Sequence[str]) -> dict[str, Any]:
         """What is told of memory is told of the GPU that has least room, and of the others their peaks."""
@@ -221,6 +241,9 @@ class Engine:
         if branches:
             at = ", ".join(sorted(branches))
             notes.append(f"a branch depends on values that were invented, at {at}: --values computes them")
+        ended = sorted(f"{relative(p.file, folder)}:{p.line}" for p in self.evaluations.ended)
+        if ended:
+            notes.append(f"loops that only evaluate were ended after rounds that are alike, at {', '.join(ended)}")
         flipped = [f"{relative(p.file, folder)}:{p.line}" for p in self.gpu.values.flipped]
         if flipped:
             notes.append(f"a loop waited for values at {', '.join(sorted(flipped))}: other answers were tried")

@@ -11,14 +11,14 @@ import psutil
 from hotloop.errors import BadArgument
 from hotloop.simulate.cards import Card
 from hotloop.simulate.record import Batch, Simulation, StepPace
-from hotloop.simulate.running import Simulator
+from hotloop.simulate.running import TIME, Simulator
 from hotloop.simulate.search import Outcome, SearchResult, SearchStopped, Variant, largest
 from hotloop.simulate.shim import CannotSimulate
 from hotloop.simulate.ways import HOW
 from hotloop.text import printable, size
 
 MEMORY = ("hotloop.simulate.memory:MemoryListener",)
-EVERYTHING = (*MEMORY, "hotloop.simulate.timeline:Time")
+EVERYTHING = (*MEMORY, TIME)
 STEPS = 2  # of a run of a search: the optimizer's state is there from the second on
 MOST = 2**16  # the largest batch that is tried, where the script's own is not large
 HOST = 0.8  # share of the host's free memory that a run of a search may take

@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -106,6 +106,7 @@ class Circumstances:
         self._current: list[dict[int, str]] = []
         self._of_node: dict[int, str] = {}  # autograd's sequence number → module of its forward
         self.optimizing = False
+        self.evaluated: Callable[[nn.Module], None] = lambda module: None  # told of calls in eval mode, no gradients
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "Circumstances":
@@ -152,6 +153,8 @@ class Circumstances:
                 names = {id(part): name for name, part in module.named_modules()}
                 self._names[module] = names
             self._current.append(names)
+            if not (module.training or torch.is_grad_enabled()):
+                self.evaluated(module)
         self._stack.append(self._current[-1].get(id(module)) or type(module).__name__)
 
     def _leaves(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:

@@ -43,6 +43,7 @@ class Time(Listener):
         self.card = card
         self.events: list[Event] = []
         self.notes: list[str] = []
+        self.host_cost: HostCost | None = None  # of the machine at hand, where it was measured
         self._sizes: dict[int, int] = {}  # bytes of what is allocated
         self._module = ""  # of the last operation of the backward pass
 
@@ -87,7 +88,7 @@ class Time(Listener):
 
     def to_record(self) -> dict[str, Any]:
         """What a `Simulation` has of time, by the names of its fields."""
-        found = forecast(self, self.card)
+        found = forecast(self, self.card, host=self.host_cost)
         if found is None:
             return {}
         return {"step_ms": found.step, "pace": found.pace, "rank": found.rank, "notes": found.notes}

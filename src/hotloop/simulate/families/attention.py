@@ -50,6 +50,7 @@ def _attend(
     query, key, value = autocast([query, key, value])
     fits = query.dim() == 4 and query.size(-1) == key.size(-1) == value.size(-1)
     fits = fits and all(t.size(-1) == 1 or t.stride(-1) == 1 for t in (query, key, value))
+    fits = fits and (attn_mask is None or attn_mask.stride(-1) == 1)  # not so in T5, whose bias is looked up
     if fits and attn_mask is None and takes_flash(query, capability):
         padded = [functional.pad(t, (0, -t.size(-1) % 8)) if t.size(-1) % 8 else t for t in (query, key, value)]
         factor = query.size(-1) ** -0.5 if scale is None else scale
@@ -93,7 +94,7 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor, *, pads: bool) -> Tensor:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(mask.logical_not(), float("-inf"))
     elif mask.dtype != query.dtype:
         mask = mask.to(query.dtype)
-    if pads and (mask.stride(-1) != 1 or any(stride % _ROWS for stride in mask.stride()[:-1])):
+    if pads and any(stride % _ROWS for stride in mask.stride()[:-1]):
         length = mask.size(-1)
         mask = functional.pad(mask, (0, _ROWS - length % _ROWS))[..., :length]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
@@ -189,8 +190,8 @@ def _efficient_backward(operation: Operation, card: Card, constants: Constants) 
     """
     query = operation.inputs[1]
     learns = _learned_mask(operation)
-    if _cudnn_attends(query, card):
-        return (*_cudnn_backward(operation, card, constants), *learns)
+    if _cudnn_attends(query, card) and not learns:
+        return _cudnn_backward(operation, card, constants)
     batch, heads, length, width = query.sizes
     block = 64 if width <= 64 or query.itemsize == 4 else 128
     blocks = batch * heads * -(-length // block)
