@@ -3,6 +3,7 @@
 Nothing that is kept has a name on the disk, so that whatever does not know of it fails and can do no harm.
 """
 
+import atexit
 import builtins
 import errno
 import io
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,7 @@ class FilesAside(SavedFiles):
         self._made: set[str] = set()  # files and folders that the script made on the disk
 
     def install(self, replace: Replace) -> None:
+        atexit.register(self._remove_empty_folders, os.getpid())
         super().install(replace)
         opened = self._opening(builtins.open, os.open)
         for module in (builtins, io):
@@ -197,6 +200,13 @@ class FilesAside(SavedFiles):
             (shutil, "rmtree", self._felling),
         ):
             replace(module, name, wrapper(getattr(module, name)))
+
+    def _remove_empty_folders(self, process: int) -> None:
+        """What the script made and has nothing in it: all of that went aside."""
+        if os.getpid() == process:  # not so in a process that was forked off
+            for made in sorted(self._made, reverse=True):
+                with suppress(OSError):
+                    Path(made).rmdir()
 
     def _takes(self, path: Any) -> bool:
         if not _is_path(path) or _is_by_others():

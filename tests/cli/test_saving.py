@@ -29,6 +29,9 @@ os.remove("old.pt")
 assert not Path("old.pt").exists()
 os.replace("last.pt", "older.pt")
 assert not os.path.exists("last.pt") and Path("older.pt").read_bytes() == b"a week of training"
+os.makedirs("runs/new")
+torch.save(3, "runs/new/3.pt")
+assert torch.load("runs/new/3.pt") == 3
 with tempfile.TemporaryDirectory() as folder:
     Path(folder, "x").write_text("x")
 assert not os.path.exists(folder)
@@ -80,6 +83,7 @@ def test_files_that_a_script_writes_moves_or_removes_stay_as_they_are(
     assert not ended.value.code, capfd.readouterr().err
     found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
     assert found.keys() == before.keys()
+    assert not (folder / "runs").exists()
     for path, was in before.items():
         assert path == folder / "train.py" or path.read_bytes() == b"a week of training"
         assert (found[path].st_mtime_ns, found[path].st_mode) == (was.st_mtime_ns, was.st_mode)

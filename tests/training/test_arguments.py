@@ -201,7 +201,7 @@ def test_the_hook_that_stands_in_for_max_steps_ends_after_so_many() -> None:
 def test_weights_that_no_optimizer_holds_are_named_once_and_frozen_ones_are_not() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
-    with pytest.warns(UserWarning, match=r"no optimizer holds 2 parameters.*0\.weight, 0\.bias"):
+    with pytest.warns(UserWarning, match=r"no optimizer of the loop holds 2 parameters.*0\.weight, 0\.bias"):
         hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu")
     model[0].requires_grad_(False)
     hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu")

@@ -42,7 +42,7 @@ def doctor(
     A fix is confirmed only if its turns were faster, or needed less memory, by more than the noise, and losses agree.
 
     The script runs some twenty times. Files that the script writes, moves or removes stay as they are: each run finds
-    what it saved itself, and it goes with the run. Your sources stay as they are, unless you give --apply. Options of
+    what it saved itself, and that goes with the run. Your sources stay as they are, unless you give --apply. Options of
     `hotloop doctor` stand before the script's name, the script's own after it.
 
     [bold]Examples[/bold]

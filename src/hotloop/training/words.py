@@ -66,7 +66,7 @@ def check_that_it_can_learn(model: nn.Module, objectives: tuple[TrainedObjective
     ]
     if left:
         warnings.warn(
-            f"no optimizer holds {plural(len(left), 'parameter')} that get a gradient and will not change:"
+            f"no optimizer of the loop holds {plural(len(left), 'parameter')} that get a gradient and will not change:"
             f" {shorten(left, 3)}\n  fix: build the optimizer from model.parameters(), or call requires_grad_(False) on"
             " what is not to be trained, which also saves its gradient",
             PlanWarning,
