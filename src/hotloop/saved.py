@@ -184,7 +184,8 @@ class FilesAside(SavedFiles):
         super().__init__()
         named = (Path(place) for name, place in os.environ.items() if "CACHE" in name or name in _CACHES)
         caches = (f"{place.resolve()}{os.sep}" for place in named if place.is_absolute())
-        self._real = ("/proc/", f"{Path.home().resolve()}{os.sep}.", *caches)
+        home = os.path.realpath(os.path.expanduser("~"))  # noqa: PTH111  # for `Path.home`, having none is an error
+        self._real = ("/proc/", f"{home}{os.sep}.", *caches)
         self._gone: set[str] = set()  # what is on the disk, and not there for the script
         self._made: set[str] = set()  # files and folders that the script made on the disk
 
@@ -213,6 +214,8 @@ class FilesAside(SavedFiles):
             return False
         key = self._key(path)
         is_real = key.startswith(self._real) or Path(key).name.startswith(_PREFIX)
+        if str(Path(key).parent) in self._gone:
+            raise _absent(path)
         return not is_real and Path(key).parent.is_dir()  # without a folder the system has an error
 
     def _key(self, path: Any) -> str:
@@ -234,11 +237,14 @@ class FilesAside(SavedFiles):
 
     def _opened(self, path: Any, mode: str) -> SavedFile | None:
         """What is opened instead; None where the system is to open a file, or to say why it cannot."""
+        writes = bool(set(mode) & set("wax+"))
+        if not (writes or self._kept or self._gone):
+            return None
         key = self._key(path)
         kept, is_gone = self._kept.get(key), key in self._gone
         if is_gone and "r" in mode:
             raise _absent(path)
-        if not set(mode) & set("wax+") or not self._takes(path):
+        if not writes or not self._takes(path):
             return kept
         if kept is not None and "x" in mode:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)

@@ -23,6 +23,10 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
 assert Path("log.txt").read_text() == "a week of training"
 shutil.rmtree("checkpoints")
 assert not os.path.exists("checkpoints/1.pt")
+try:
+    open("checkpoints/1.pt", "w")
+except FileNotFoundError:
+    pass
 os.makedirs("checkpoints")
 torch.save(2, Path("checkpoints", "2.pt"))
 os.remove("old.pt")
