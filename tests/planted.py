@@ -574,6 +574,13 @@ BUGS = [
         "module=request.module, sources=None)",
         ("tests/doctor/test_examination.py",),
     ),
+    Bug(
+        "saved: what a script removes is gone from the disk",
+        "saved.py",
+        "            elif os.path.lexists(entry):\n                self._gone.add(entry)",
+        "            elif os.path.lexists(entry):\n                remove(path)",
+        ("tests/cli/test_saving.py",),
+    ),
 ]
 
 

@@ -213,3 +213,126 @@ def test_inputs_in_a_dict_beside_the_target() -> None:
         loop.fit([batch], progress=False)
     with pytest.raises(AttributeError, match="missing"):
         hotloop.evaluate(model, [batch], {"a": nn.Identity()}, predict=lambda model, batch: model.missing)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.layer(x), x
+
+
+class WithLoss(Recurrent):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return self.layer(x), None
+
+
+IMAGES = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+SOUND = nn.Sequential(nn.Conv1d(4, 2, 3), nn.Flatten(), nn.Linear(28, 3))
+ROWS, CLASSES = torch.zeros(8, 4), torch.zeros(8).long()
+# A model, the loss, input, target, and the fix in full.
+STEPS: dict[str, tuple[nn.Module, Any, torch.Tensor, torch.Tensor, str]] = {
+    "no loss for classes": (nn.Linear(4, 3), None, ROWS, CLASSES, "loss=nn.CrossEntropyLoss()"),
+    "no loss for values": (nn.Linear(4, 3), None, ROWS, torch.zeros(8, 3), "loss=nn.MSELoss()"),
+    "no loss for images": (IMAGES, None, torch.zeros(2, 3, 8, 8), CLASSES[:2], "loss=nn.CrossEntropyLoss()"),
+    "no loss, flattened": (
+        nn.Sequential(nn.Flatten(), nn.Linear(4, 3)),
+        None,
+        ROWS,
+        CLASSES,
+        "loss=nn.CrossEntropyLoss()",
+    ),
+    "channels last": (
+        IMAGES,
+        nn.CrossEntropyLoss(),
+        torch.zeros(2, 8, 8, 3),
+        CLASSES[:2],
+        "put the channels first: x = x.permute(0, 3, 1, 2)",
+    ),
+    "channels last, bytes": (
+        IMAGES,
+        nn.CrossEntropyLoss(),
+        torch.zeros(2, 8, 8, 3, dtype=torch.uint8),
+        CLASSES[:2],
+        "x = x.permute(0, 3, 1, 2).float() / 255",
+    ),
+    "channels last, sound": (
+        SOUND,
+        nn.CrossEntropyLoss(),
+        torch.zeros(2, 16, 4),
+        CLASSES[:2],
+        "x = x.permute(0, 2, 1)",
+    ),
+    "a last size of 1": (
+        nn.Linear(4, 1),
+        nn.BCEWithLogitsLoss(),
+        ROWS,
+        torch.ones(8),
+        "loss=lambda output, target: criterion(output.squeeze(-1), target)",
+    ),
+    "broadcast": (
+        nn.Linear(4, 1),
+        nn.MSELoss(),
+        ROWS,
+        torch.ones(8),
+        "loss=lambda output, target: criterion(output.squeeze(-1), target)",
+    ),
+    "whole numbers": (
+        nn.Linear(4, 1),
+        nn.BCEWithLogitsLoss(),
+        ROWS,
+        CLASSES[:, None],
+        "loss=lambda output, target: criterion(output, target.float())",
+    ),
+    "one-hot": (
+        nn.Linear(4, 3),
+        nn.CrossEntropyLoss(),
+        ROWS,
+        torch.eye(3)[CLASSES].long(),
+        "loss=lambda output, target: criterion(output, target.argmax(1))",
+    ),
+    "two outputs": (
+        Recurrent(),
+        nn.MSELoss(),
+        ROWS,
+        torch.zeros(8, 3),
+        "give the loss the first: loss=lambda output, target: criterion(output[0], target)",
+    ),
+    "logits and loss": (WithLoss(), nn.CrossEntropyLoss(), ROWS, CLASSES, "leave loss= out if the model"),
+    "a function of the person's": (
+        Recurrent(),
+        lambda output, target: 2 * nn.functional.cross_entropy(output, target),
+        ROWS,
+        CLASSES,
+        "give the loss the first: output[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "loss", "x", "y", "fix"), STEPS.values(), ids=STEPS)
+def test_a_loop_says_what_to_write(model: nn.Module, loss: Any, x: torch.Tensor, y: torch.Tensor, fix: str) -> None:
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), loss, device="cpu")
+    with pytest.raises(BatchError) as caught:
+        loop.step((x, y))
+    said = str(caught.value).partition("fix: ")[2]
+    assert fix in said
+    assert "convert the input" not in said
+    assert "before the loss" not in said
+
+
+def test_a_model_that_takes_the_batch_apart_keeps_its_own_errors() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, batch: Any) -> torch.Tensor:
+            x, y = batch
+            return (self.layer(x) - y).square().mean()
+
+    model = Own()
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), device="cpu")
+    with pytest.raises(BatchError, match="the last size must be 4"):
+        loop.step([torch.zeros(8, 5), torch.zeros(8, 1)])

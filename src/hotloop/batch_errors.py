@@ -5,6 +5,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from hotloop.errors import BadArgument, BatchError, DeviceMismatch, HotloopError
 from hotloop.memory.oom import is_out_of_memory
+from hotloop.objective import criterion_line, own_loss
 from hotloop.placement import golden_rule, tensors_in
 from hotloop.placement.sites import variables
 from hotloop.text import plural
@@ -61,9 +63,11 @@ def explanation(
         return None
     if isinstance(error, torch.AcceleratorError):
         return _assert_on_device(error, where)
-    if isinstance(error, AttributeError):
-        return _about_inputs_together(error, batch, where)
     stack = list(_frames(error.__traceback__))
+    if isinstance(error, TypeError | AttributeError) and (better := _without_loss(error, model, stack, where)):
+        return better
+    if isinstance(error, AttributeError) and not isinstance(error.obj, list | tuple):
+        return _about_inputs_together(error, batch, where)
     if not stack or _raised_by_hand(error.__traceback__):
         return None
     if "device" in str(error):  # torch has no type for it; run once more under the rule, which names the tensors
@@ -86,6 +90,25 @@ def explanation(
     what, fix = owner
     shapes = "; ".join(f"{name} {_shape(t)}" for name, t in tensors_in(batch))
     return BatchError(f"{where} cannot be used: {what}\n  the batch: {shapes}\n  torch says: {error}", fix=fix)
+
+
+def _without_loss(
+    error: TypeError | AttributeError, model: nn.Module, stack: list[FrameType], where: str
+) -> HotloopError | None:
+    """Neither a loss nor an objective was given, and the model took a whole `(input, target)` for its input."""
+    batch = next((variables(frame)["batch"] for frame in stack if frame.f_code is own_loss.__code__), None)
+    if not isinstance(batch, list | tuple) or len(batch) < 2:
+        return None
+    taken = [error.obj] if isinstance(error, AttributeError) else variables(stack[-1]).values()
+    if not any(each is batch for each in taken):
+        return None
+    of_classes = isinstance(batch[-1], Tensor) and not batch[-1].is_floating_point()
+    return BatchError(
+        f"{where} cannot be used: loss= was not given, so {type(model).__name__} was called with the whole batch,"
+        f" {plural(len(batch), 'value')} as one argument, and is to return its loss",
+        fix=f"give the criterion: Loop(model, optimizer, loss=nn.{'CrossEntropyLoss' if of_classes else 'MSELoss'}()),"
+        " or another one; objective=lambda model, batch: … says anything else",
+    )
 
 
 def _about_inputs_together(error: AttributeError, batch: Any, where: str) -> HotloopError | None:
@@ -162,14 +185,17 @@ def _owner(model: nn.Module, stack: list[FrameType], said: str) -> tuple[str, st
         if isinstance(module, nn.Module) and module in paths and module is not model:
             return _about_layer(module, paths[module], frame, said)
         if isinstance(module, nn.Module) and module is not model and not type(module).__module__.startswith("hotloop."):
-            return _about_loss(module, frame)  # what hotloop wraps around one, with metrics, is none
+            return _about_loss(
+                module, frame, by_hotloop=_is_ours(stack)
+            )  # what hotloop wraps around one, with metrics, is none
         if frame.f_code.co_filename.startswith(_TORCH) and "target" in variables(frame):
-            return _about_loss(frame.f_code.co_name, frame)
+            return _about_loss(frame.f_code.co_name, frame, by_hotloop=_is_ours(stack))
     inside = next((f for f in reversed(stack) if variables(f).get("self") is model), None)
     return _about_layer(model, "", inside, said) if inside else None
 
 
 def _about_layer(module: nn.Module, path: str, frame: FrameType, said: str) -> tuple[str, str]:
+    turned = _turned(module, frame)
     arrays = [name for name, value in variables(frame).items() if isinstance(value, np.ndarray)]
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     inputs = {name: t for name, t in _tensors(frame) if id(t) not in own}
@@ -188,10 +214,13 @@ def _about_layer(module: nn.Module, path: str, frame: FrameType, said: str) -> t
         short = str(dtype).removeprefix("torch.")
         fix = f"convert the input: x = x.to(torch.{short})"
         if any(t.dtype == torch.uint8 for t in inputs.values()):
-            fix = "convert the images: x = x.float() / 255, in the dataset or in fit(…, device_transform=…)"
+            fix = f"convert the images: x = x{turned}.float() / 255, in the dataset or in fit(…, device_transform=…)"
         return f"{label} was given {given}; its weights are {short}", fix
     for attribute, which in _EXPECTATIONS:
         wanted = getattr(module, attribute, None)
+        if wanted is not None and turned:
+            what = f"{label} was given {given}, whose channels come last; {which} must be {wanted}"
+            return what, f"put the channels first: x = x{turned}, in the dataset or in fit(…, device_transform=…)"
         if wanted is not None:
             return (
                 f"{label} was given {given}; {which} must be {wanted}",
@@ -205,46 +234,80 @@ def _about_layer(module: nn.Module, path: str, frame: FrameType, said: str) -> t
     return f"{label} was given {given}", "make the inputs and the layer agree"
 
 
-def _about_loss(loss: nn.Module | str, frame: FrameType) -> tuple[str, str]:
+def _turned(module: nn.Module, frame: FrameType) -> str:
+    """The call that puts channels first which come last in the input of a convolution; empty for any other."""
+    channels = getattr(module, "in_channels", None)
+    sizes = [t.shape for _, t in _tensors(frame) if t.dim() > 2]
+    if channels is None or not sizes or sizes[0][-1] != channels or sizes[0][1] == channels:
+        return ""
+    return f".permute({', '.join(map(str, (0, len(sizes[0]) - 1, *range(1, len(sizes[0]) - 1))))})"
+
+
+def _about_loss(loss: nn.Module | str, frame: FrameType, *, by_hotloop: bool) -> tuple[str, str]:
+    """What a loss was given; `by_hotloop`: called with output and target, so that the line to write is a criterion."""
     tensors = dict(_tensors(frame))
     given = " and ".join(f"{name} {_shape(t)}" for name, t in tensors.items()) or "these tensors"
     label = loss if isinstance(loss, str) else type(loss).__name__
-    output, target = tensors.get("input"), tensors.get("target")
-    fix = None
-    if output is not None and target is not None:
+    output, target = variables(frame).get("input"), tensors.get("target")
+    fix: _Fix | None = None
+    if isinstance(output, Tensor) and target is not None:
         about = _about_classes if label.lower().replace("_", "").removesuffix("loss") in _OF_CLASSES else _about_values
         fix = about(output, target)
         if label == "binary_cross_entropy" and fix is None and not (output.min() >= 0 and output.max() <= 1):
-            fix = "use nn.BCEWithLogitsLoss(), which takes outputs of any size, or end the model with nn.Sigmoid()"
+            fix = _Fix(
+                "use nn.BCEWithLogitsLoss(), which takes outputs of any size, or end the model with nn.Sigmoid()"
+            )
+    elif isinstance(output, list | tuple) and output and isinstance(output[0], Tensor):
+        has_loss = any(each is None or (isinstance(each, Tensor) and each.dim() == 0) for each in output[1:])
+        fix = _Fix(f"the model returns {plural(len(output), 'value')}; give the loss the first", "output[0]")
+        if has_loss and by_hotloop:
+            fix = replace(fix, words=f"leave loss= out if the model computes its own, or, since {fix.words}")
     fallback = "make the model's output and the target agree in shape and type, as this loss documents them"
-    return f"the loss {label} was given {given}", fix or fallback
+    return f"the loss {label} was given {given}", fix.said(by_hotloop=by_hotloop) if fix else fallback
 
 
-def _about_classes(output: Tensor, target: Tensor) -> str | None:
+@dataclass(frozen=True)
+class _Fix:
+    """What to do about output and target of a loss, and what it is to be given instead of one of them."""
+
+    words: str
+    output: str = "output"
+    target: str = "target"
+
+    def said(self, *, by_hotloop: bool) -> str:
+        changed = [code for code, name in ((self.output, "output"), (self.target, "target")) if code != name]
+        if not changed:
+            return self.words
+        return f"{self.words}: {criterion_line(self.output, self.target) if by_hotloop else ', '.join(changed)}"
+
+
+def _about_classes(output: Tensor, target: Tensor) -> _Fix | None:
     """The fix for a target that should be one class index per item."""
     if target.shape == (*output.shape[:1], 1) and output.dim() == 2:
-        return "give one class index per item: target.squeeze(-1)"
+        return _Fix("give one class index per item", target="target.squeeze(-1)")
     if target.dim() > 1 and target.shape == output.shape[:-1] != (output.shape[0], *output.shape[2:]):
-        return "move the classes from the last dimension to dimension 1: output.movedim(-1, 1)"
+        return _Fix("move the classes from the last dimension to dimension 1", output="output.movedim(-1, 1)")
     if target.is_floating_point() and target.shape != output.shape:
-        return "give class indices: target.long()"
+        return _Fix("give class indices", target="target.long()")
     if target.is_floating_point() or output.dim() < 2 or not target.numel():
         return None
+    if target.shape == output.shape:
+        return _Fix("give class indices instead of one-hot rows", target="target.argmax(1)")
     classes, low, high = output.shape[1], int(target.min()), int(target.max())
     if target.shape[:1] == output.shape[:1] and not 0 <= low <= high < classes:
         has = plural(classes, "class", "classes")
-        return f"the targets go from {low} to {high}, and the output has {has}: 0 to {classes - 1}"
+        return _Fix(f"the targets go from {low} to {high}, and the output has {has}: 0 to {classes - 1}")
     fits = target.shape == (output.shape[0], *output.shape[2:])
-    return "give class indices: target.long()" if fits and target.dtype != torch.long else None
+    return _Fix("give class indices", target="target.long()") if fits and target.dtype != torch.long else None
 
 
-def _about_values(output: Tensor, target: Tensor) -> str | None:
+def _about_values(output: Tensor, target: Tensor) -> _Fix | None:
     """The fix for a loss that compares output and target element by element."""
     if output.squeeze().shape == target.squeeze().shape and output.shape != target.shape:
         longer = "output" if output.dim() > target.dim() else "target"
-        return f"give both one shape: {longer}.squeeze(-1), before the loss"
+        return _Fix("give both one shape", **{longer: f"{longer}.squeeze(-1)"})
     if output.is_floating_point() and not target.is_floating_point():
-        return "convert the target: target.float(), before the loss"
+        return _Fix("convert the target", target="target.float()")
     return None
 
 

@@ -33,7 +33,7 @@ from hotloop.objective import (
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
-from hotloop.plan import Split
+from hotloop.plan import Plan, Split
 from hotloop.ranks import Ranks
 from hotloop.reductions import ClassCounts, Counts, Number, class_count, eager
 from hotloop.snapshot import Snapshot
@@ -91,6 +91,7 @@ def evaluate(
     if not isinstance(model, nn.Module):
         raise BadArgument(f"the model is {an(type(model).__name__)}", fix="give a torch.nn.Module")
     where = resolve(device) if device is not None else _device_of(model)
+    precision = Plan(precision=precision).precision  # type: ignore[arg-type]  # by whichever of its names
     return Evaluation(model, where, split).run(loader, metrics, loss, objective, predict, precision)
 
 

@@ -220,8 +220,17 @@ def _check_broadcast(output: Tensor, target: Tensor, name: str) -> None:
     raise BatchError(
         f"{name} was given an output of shape {tuple(output.shape)} and a target of shape {tuple(target.shape)};"
         f" PyTorch broadcasts them to {tuple(both)}, so that each output is compared with every target",
-        fix=f"give both one shape: {kind}.squeeze({dim}), before the loss",
+        fix="give both one shape: " + criterion_line(**{kind: f"{kind}.squeeze({dim})"}),
     )
+
+
+def criterion_line(output: str = "output", target: str = "target") -> str:
+    """The argument of `Loop` with which a criterion is given something else than output and target.
+
+    >>> criterion_line(target="target.float()")
+    'loss=lambda output, target: criterion(output, target.float())'
+    """
+    return f"loss=lambda output, target: criterion({output}, {target})"
 
 
 def predict(model: nn.Module, batch: Any) -> tuple[Any, Any]:

@@ -3,7 +3,7 @@
 import difflib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, Literal, Self, TypeVar, get_args
@@ -33,7 +33,28 @@ _SWITCHES = (
     "sync_batchnorm",
 )
 RENAMED: dict[str, str] = {}  # old names of settings and those of today; each has a line in CHANGELOG.md
+# What others call a precision. Weights that are themselves in half precision ("bf16-true") are something else.
+_PRECISIONS = {
+    "bf16": ("bf16-mixed", "bfloat16", "torch.bfloat16"),
+    "fp16": ("16-mixed", "float16", "half", "16", "torch.float16"),
+    "fp32": ("32-true", "float32", "float", "32", "torch.float32"),
+}
 T = TypeVar("T")
+
+
+def precision_of(given: object) -> Any:
+    """A precision by hotloop's name; what is none stays as it is.
+
+    >>> precision_of("bf16-mixed"), precision_of(32)
+    ('bf16', 'fp32')
+    """
+    return next((name for name, others in _PRECISIONS.items() if str(given) in others), given)
+
+
+def did_you_mean(name: str, names: Sequence[str]) -> str:
+    """A question with the nearest of the names that there are; empty where none is near."""
+    near = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {near[0]!r}? " if near else ""
 
 
 def _takes_old_names(plan: type[T]) -> type[T]:
@@ -49,11 +70,8 @@ def _takes_old_names(plan: type[T]) -> type[T]:
         for old in [name for name in settings if name not in names]:
             new = RENAMED.get(old)
             if new is None:
-                near = difflib.get_close_matches(old, names, 1)
-                meant = f"did you mean {near[0]!r}? " if near else ""
-                raise BadArgument(
-                    f"Plan has no setting {printable(old)!r}", fix=f"{meant}The settings are: {', '.join(names)}"
-                )
+                fix = f"{did_you_mean(old, names)}The settings are: {', '.join(names)}"
+                raise BadArgument(f"Plan has no setting {printable(old)!r}", fix=fix)
             if new in settings:
                 raise BadArgument(f"{new!r} and {old!r}, which is its old name", fix=f"give {new!r} alone")
             warnings.warn(f"Plan({old}=…) is called Plan({new}=…) now", FutureWarning, stacklevel=2)
@@ -105,6 +123,7 @@ class Plan(Record):
     def __post_init__(self) -> None:
         self._check_split()
         self._check_clipping()
+        object.__setattr__(self, "precision", precision_of(self.precision))
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise BadArgument(
                 f"a plan for the device {self.device!r}, which is not the name of one",

@@ -148,7 +148,7 @@ def test_what_cannot_be_done_is_explained_and_nothing_is_left(
 
 
 def test_ctrl_c_ends_the_script_and_leaves_nothing(tmp_path: Path, warm: Warm) -> None:
-    (tmp_path / "train.py").write_text("import os\nopen('pids', 'a').write(f'{os.getpid()}\\n')\n" + SCRIPT)
+    (tmp_path / "train.py").write_text("import os\nos.system(f'echo {os.getpid()} >> pids')\n" + SCRIPT)
     (tmp_path / "temporary").mkdir()
     process = warm.start(
         *HOTLOOP,

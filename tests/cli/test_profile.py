@@ -160,8 +160,7 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, run: Run, args: 
 FAMILY = """
 import os, subprocess, sys, time
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open("pids~", "w").write(f"{os.getpid()} {child.pid}")
-os.rename("pids~", "pids")
+os.system(f"echo {os.getpid()} {child.pid} > pids~; mv pids~ pids")
 time.sleep(600)
 """
 

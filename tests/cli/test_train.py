@@ -167,3 +167,13 @@ def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) 
     bars = [int(done) for done in re.findall(r"(\d+)/540", shown)]
     assert bars[0] == steps, "not from the start once more"
     assert bars == sorted(bars)
+
+
+@pytest.mark.parametrize(
+    "given", [["--class", "sword"], ["--class", "sword", "--class", "sword"]], ids=["once", "twice"]
+)
+def test_a_classifier_of_one_class_is_refused_before_it_is_trained(run, tmp_path: Path, given: list[str]) -> None:
+    code, _, err = run("classify", *given, *SMALL)
+    assert code == 2
+    assert "a classifier has nothing to tell it apart from" in " ".join(err.split())
+    assert [file.name for file in tmp_path.iterdir()] == ["sprites.safetensors"]

@@ -195,7 +195,7 @@ for epoch in range(2):
     model.eval()
     for images, labels in loader:
         model(images)
-    open("after", "w").close()  # such as a checkpoint of an epoch that was cut short
+    os.system("touch after")  # such as a checkpoint of an epoch that was cut short
 """
 
 

@@ -1,5 +1,7 @@
 """Each rule finds its pattern, says nothing of a script without it, and what it changes is gone afterwards."""
 
+import sys
+from pathlib import Path
 from textwrap import indent
 
 import pytest
@@ -127,6 +129,30 @@ def test_rules_have_names_of_their_own() -> None:
 
 def test_nothing_is_said_of_a_script_without_faults(look: ScriptLook) -> None:
     assert look(GOOD).rules <= SLOW_MACHINE
+
+
+@pytest.mark.parametrize("how", ["batch_size=4, **{'num_workers': 0}", "4, False, None, None, 0"])
+def test_an_argument_that_a_call_has_out_of_sight_is_not_given_again(look: ScriptLook, how: str) -> None:
+    script, _ = CPU["waits-for-items"]
+    looked = look(script.replace("batch_size=4", how))
+    (found,) = looked.found["waits-for-items"]
+    assert not any(found.by_file.values())
+    assert "worker processes" in found.fix
+
+
+def test_libraries_are_not_the_persons_code_wherever_they_lie(
+    look: ScriptLook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = tmp_path.parent / f"{tmp_path.name} beside"
+    places = {"lib/python/site-packages": "one", "env/dist-packages": "two", beside: "three", ".": "mine"}
+    for place, name in places.items():
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+        (tmp_path / place / f"{name}.py").write_text("value = 1\n")
+        monkeypatch.syspath_prepend(tmp_path / place)
+    looked = look(GOOD.replace("import gc", "import gc, one, two, three, mine"))
+    assert {Path(file).name for file in looked.seen.files} == {"train.py", "mine.py"}
+    for name in places.values():
+        sys.modules.pop(name)
 
 
 @pytest.mark.parametrize("rule", CPU)

@@ -18,8 +18,7 @@ import os, subprocess, sys
 import torch
 
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])  # left behind
-with open("pids", "a") as file:
-    print(os.getpid(), child.pid, file=file)
+os.system(f"echo {os.getpid()} {child.pid} >> pids")
 print("said", sys.argv[1:], sys.stdin.read() == "")
 weight = torch.ones(3, requires_grad=True)
 optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -28,7 +27,7 @@ try:
         weight.square().sum().backward()
         optimizer.step()
 finally:
-    open("cleaned", "w").close()
+    os.system("touch cleaned")
 """
 RUN = ScriptRun("train.py", ("--a", "b"), False, warmup=2, steps=3)
 
@@ -88,7 +87,7 @@ def test_a_script_that_does_not_end_once_it_is_told_to_is_ended(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(turns, "FORKS", False)
     monkeypatch.setattr(turns, "GRACE", 0.5)
-    (tmp_path / "train.py").write_text(SCRIPT.replace('open("cleaned", "w").close()', "__import__('time').sleep(300)"))
+    (tmp_path / "train.py").write_text(SCRIPT.replace('os.system("touch cleaned")', "__import__('time').sleep(300)"))
     with Turns() as running:
         answer = running.run(RUN)
     assert answer[TURN] is not None
@@ -112,7 +111,7 @@ def test_a_run_has_a_process_of_its_own_where_the_one_that_forks_is_gone(
     """A script may take it along: by the number of its parent."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(
-        "import os, signal\nif not os.path.exists('done'):\n    open('done', 'w').close()\n"
+        "import os, signal\nif not os.path.exists('done'):\n    os.system('touch done')\n"
         "    os.kill(os.getppid(), signal.SIGKILL)\n    os.abort()\n" + SCRIPT
     )
     with Turns() as running:

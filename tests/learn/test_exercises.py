@@ -90,6 +90,12 @@ def test_the_starting_file_fails_with_a_hint_for_each_thing_that_is_not_right(
     assert all(len(verdict.hint) > 20 for verdict in result.verdicts if not verdict.right)
 
 
+def test_both_faults_of_the_golden_rule_are_open_in_the_starting_file(checked: Checked) -> None:
+    chosen = next(each for each in exercises() if each.lesson == 3)
+    result = checked(chosen, chosen.file.read_text(encoding="utf-8"))
+    assert [verdict.what for verdict in result.verdicts if verdict.right] == ["the model is on the GPU"]
+
+
 @pytest.mark.parametrize("wrong", some(WRONG, FEW), ids=str)
 def test_a_typical_wrong_fix_gets_its_own_hint(wrong: Wrong, checked: Checked) -> None:
     result = checked(wrong.exercise, wrong.source)

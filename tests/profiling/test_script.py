@@ -9,7 +9,8 @@ from textwrap import dedent
 import pytest
 
 from hotloop.profiling.record import Profile
-from hotloop.profiling.script import PROFILE, TRACE, ProfileRequest, main
+from hotloop.profiling.script import PROFILE, TRACE, ProfileRequest
+from hotloop.profiling.script import run as run_profiled
 
 HEAD = """
     import torch
@@ -49,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
         request = ProfileRequest(
             options.get("target", "train.py"), arguments, str(tmp_path), steps, warmup, options.get("module", False)
         )
-        code = main([request.command()[-1]])
+        code = run_profiled(request)
         written = tmp_path / PROFILE
         profile = Profile.from_json(json.loads(written.read_text())) if written.exists() else None
         return code, profile, *capfd.readouterr()

@@ -113,3 +113,11 @@ def test_what_is_no_memory_is_refused(memory: int | str) -> None:
     with pytest.raises(BadArgument) as refused:
         generic(memory)
     assert refused.value.fix
+
+
+def test_a_good_guess_is_not_followed_by_the_whole_table() -> None:
+    with pytest.raises(BadArgument) as caught:
+        card("h300")
+    assert "did you mean" in caught.value.fix
+    assert caught.value.fix.count(",") < 6
+    assert "gtx1080ti" not in caught.value.fix

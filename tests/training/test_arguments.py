@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -144,3 +145,71 @@ def test_a_plan_says_where_the_loop_runs() -> None:
     with pytest.raises(DeviceUnavailable, match="you asked for cuda, but"):
         hotloop.Loop(model, optimizer, nn.MSELoss(), plan=hotloop.Plan("cuda"))
     assert hotloop.Loop(model, optimizer, nn.MSELoss(), plan=hotloop.Plan("cpu")).device == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("given", "bf16"),
+    [("bf16-mixed", "bf16"), ("bfloat16", "bf16"), (torch.bfloat16, "bf16"), ("16-mixed", "fp16"), (32, "fp32")],
+    ids=str,
+)
+def test_a_precision_goes_by_its_other_names_too(given: Any, bf16: str) -> None:
+    assert loop(precision=given).plan.precision == bf16
+    assert hotloop.Plan(precision=given) == hotloop.Plan(precision=bf16)  # type: ignore[arg-type]
+    with pytest.raises(BadArgument, match="unknown precision 'bf16-true'"):
+        loop(precision="bf16-true")
+
+
+def test_an_evaluation_takes_the_same_names() -> None:
+    layer = nn.Linear(2, 1)
+    assert hotloop.evaluate(layer, LOADER, {"bf16": seen}, precision="bf16-mixed") == {"bf16": 1.0}
+    with pytest.raises(BadArgument, match="unknown precision 'bf8'"):
+        hotloop.evaluate(layer, LOADER, precision="bf8")
+
+
+def seen(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output.dtype == torch.bfloat16) * torch.ones(len(target))
+
+
+@pytest.mark.parametrize(
+    ("argument", "fix"),
+    [
+        ("max_epochs", "loop.fit(…, epochs=…)"),
+        ("epoch", "did you mean loop.fit(…, epochs=…)"),
+        ("grad_clip", "Loop(…, clip_norm=…)"),
+        ("clip_norm", "Loop(…, clip_norm=…)"),
+        ("gradient_clip_val", "Loop(…, clip_norm=…)"),
+        ("max_steps", 'on_step=lambda record: "stop" if record.step == … else None'),
+        ("val_loader", "loop.fit(…, validate=…)"),
+        ("xyzzy", "it has "),
+    ],
+)
+def test_an_argument_of_another_library_is_told_by_the_name_it_has_here(argument: str, fix: str) -> None:
+    if argument != "clip_norm":
+        with pytest.raises(BadArgument, match=f"Loop has no argument '{argument}'") as caught:
+            loop(**{argument: 1})
+        assert fix in caught.value.fix or argument == "epoch"
+    with pytest.raises(BadArgument, match=rf"loop\.fit has no argument '{argument}'") as caught:
+        loop().fit(LOADER, **{argument: 1})
+    assert fix in caught.value.fix
+
+
+def test_the_hook_that_stands_in_for_max_steps_ends_after_so_many() -> None:
+    report = loop().fit(LOADER, epochs=9, on_step=lambda record: "stop" if record.step == 3 else None, progress=False)
+    assert report.steps == 3
+
+
+def test_weights_that_no_optimizer_holds_are_named_once_and_frozen_ones_are_not() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
+    with pytest.warns(UserWarning, match=r"no optimizer of the loop holds 2 parameters.*0\.weight, 0\.bias"):
+        hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu")
+    model[0].requires_grad_(False)
+    hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu")
+
+
+def test_a_setting_that_no_plan_has_is_named_where_a_file_holds_it(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"precison": "bf16", "accumulate": 2}')
+    with pytest.warns(UserWarning, match="left out: 'precison'; did you mean 'precision'"):
+        made = loop(plan=file)
+    assert (made.plan.accumulate, made.plan.precision) == (2, "fp32")

@@ -247,6 +247,7 @@ def test_what_cannot_be_saved_is_refused_before_the_training(task, tmp_path: Pat
     assert loop.steps == 0
 
 
+@pytest.mark.filterwarnings("ignore:no optimizer of the loop holds")  # one that gets them later
 @pytest.mark.parametrize("what", ["seen", "late", "has groups of 2 parameters here and of 2 + 2 in the checkpoint"])
 def test_what_is_built_otherwise_during_training_is_told_once_when_it_is_saved(task, tmp_path: Path, what: str) -> None:
     def build() -> Loop:

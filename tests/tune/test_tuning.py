@@ -346,6 +346,7 @@ def test_a_step_that_changes_what_cannot_be_restored_is_run_once() -> None:
     assert {trial.verdict for trial in tuning.trials} == {"not tried"}
 
 
+@pytest.mark.filterwarnings("ignore:no optimizer of the loop holds")  # the objective has its own for them
 def test_an_optimizer_of_the_objective_is_stepped_once() -> None:
     class Adversary:
         """Trains a part of the model by itself, as an objective with an inner optimizer does."""

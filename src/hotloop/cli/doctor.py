@@ -41,9 +41,9 @@ def doctor(
     turns with and without each fix. It reports by file and line: what is wrong, the fix as a diff, and what that gave.
     A fix is confirmed only if its turns were faster, or needed less memory, by more than the noise, and losses agree.
 
-    The script runs some twenty times, and whatever it writes in its first steps it writes each time. Your files stay
-    as they are, unless you give --apply. Options of `hotloop doctor` stand before the script's name, the script's own
-    after it.
+    The script runs some twenty times. Files that the script writes, moves or removes stay as they are: each run finds
+    what it saved itself, and that goes with the run. Your sources stay as they are, unless you give --apply. Options of
+    `hotloop doctor` stand before the script's name, the script's own after it.
 
     [bold]Examples[/bold]
       hotloop doctor train.py --epochs 3

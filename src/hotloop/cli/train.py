@@ -12,7 +12,8 @@ from hotloop.cli.help import Verb, Verbs
 from hotloop.cli.options import INTERRUPTED, Classes, Data, Device, Json, Report, Seed
 from hotloop.cli.output import command_line, console, keep, must_be_writable, print_json, say
 from hotloop.cli.sprites import load_or_make
-from hotloop.text import plural
+from hotloop.errors import BadArgument
+from hotloop.text import plural, printable
 
 if TYPE_CHECKING:
     from hotloop.records import Report as Training
@@ -83,6 +84,11 @@ def classify(
     from hotloop.sprites.training import learn_to_sort
 
     run = _run(save, every, resume, time_limit)
+    if classes is not None and len(set(classes)) == 1:
+        raise BadArgument(
+            f"--class {printable(classes[0])} alone, and a classifier has nothing to tell it apart from",
+            fix="give --class once more for each other class, or leave it out for all",
+        )
     if _on_several(gpus, device, data, out):
         return
     recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)

@@ -7,7 +7,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial, wraps
+from inspect import signature
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -42,7 +44,7 @@ from hotloop.doctor.seen import (
     SeenScript,
 )
 from hotloop.levers.fused import without_fused_kernel
-from hotloop.placement.sites import INSTALLED, OURS, Site, frames, is_users, site_of, user_site, variables
+from hotloop.placement.sites import OURS, Site, frames, is_installed, is_users, site_of, user_site, variables
 from hotloop.profiling.looking import LoggedOperation, OperationLog
 from hotloop.script_steps import around
 
@@ -63,13 +65,14 @@ class ScriptLook:
     operation, and the pace is that of the steps after it.
     """
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds` are those of plain steps after the logged one."""
+    def __init__(self, seconds: float, folder: Path) -> None:
+        """`seconds` are those of plain steps after the logged one; `folder` is the script's."""
         self.steps = 0
+        self._folder = folder
         self._seconds = seconds
         self._pace: list[float] = []  # when steps have ended, after the logged one
         self._loaders: dict[tuple[Site | None, Site | None], _Loading] = {}  # by the lines that make and read them
-        self._made: WeakKeyDictionary[DataLoader[Any], Site | None] = WeakKeyDictionary()
+        self._made: WeakKeyDictionary[DataLoader[Any], _Made] = WeakKeyDictionary()
         self._iterators: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
         self._read_from: _Loading | None = None  # the loader of the last batch
         self._optimizers: WeakKeyDictionary[Optimizer, Site | None] = WeakKeyDictionary()  # and where they are made
@@ -155,7 +158,7 @@ class ScriptLook:
             steps=self.steps,
             has_ended=has_ended,
             step=(self._pace[-1] - self._pace[0]) / made if self._pace else 0.0,
-            files=tuple(_own_files()),
+            files=tuple(_own_files(self._folder)),
             loaders=tuple(each.seen(made) for each in self._loaders.values() if each.trains),
             optimizers=tuple(self._seen_optimizers()),
             calls=tuple(each.seen() for each in self._calls.values()),
@@ -196,15 +199,16 @@ class ScriptLook:
         @wraps(original)
         def make(loader: DataLoader[Any], *args: Any, **options: Any) -> None:
             original(loader, *args, **options)
-            self._made[loader] = user_site()
+            given = signature(original).bind(loader, *args, **options).arguments
+            self._made[loader] = _Made(user_site(), tuple(given))
 
         return make
 
     def _beginning_epochs(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def begin(loader: DataLoader[Any]) -> Any:
-            made, frame = self._made.get(loader), user_frame()
-            key = (made, None if frame is None else site_of(frame))
+            made, frame = self._made.get(loader, _Made()), user_frame()
+            key = (made.site, None if frame is None else site_of(frame))
             if key not in self._loaders:
                 self._loaders[key] = _Loading(loader, made, frame)
             loading = self._loaders[key]
@@ -317,10 +321,18 @@ class ScriptLook:
         self._depth = max(self._depth - 1, 0)
 
 
+@dataclass(frozen=True)
+class _Made:
+    """How a loader was made."""
+
+    site: Site | None = None
+    given: tuple[str, ...] = ()  # names of its arguments
+
+
 class _Loading:
     """How a loader is read."""
 
-    def __init__(self, loader: DataLoader[Any], made: Site | None, frame: FrameType | None) -> None:
+    def __init__(self, loader: DataLoader[Any], made: _Made, frame: FrameType | None) -> None:
         self.trains = False
         self.waited = 0.0
         self._made, self._frame_names = made, ("", "")
@@ -349,7 +361,8 @@ class _Loading:
         name, device = self._frame_names
         later = self._starts[1:]
         return SeenLoader(
-            _place_of(self._made),
+            _place_of(self._made.site),
+            self._made.given,
             _place_of(self._read),
             name,
             device,
@@ -477,18 +490,23 @@ def _device_name_in(frame: FrameType) -> str:
     return ""
 
 
-def _own_files() -> Iterator[str]:
-    """Files of modules that are the person's own."""
+def _own_files(folder: Path) -> Iterator[str]:
+    """Files of modules that are the person's own: in the script's folder or below it, and of no package."""
     seen: set[str] = set()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and file not in seen and _is_own(file):
+        if isinstance(file, str) and file.endswith(".py") and file not in seen and _is_own(file, folder):
             seen.add(file)
             yield file
 
 
-def _is_own(file: str) -> bool:
-    return not file.startswith((*OURS, *INSTALLED)) and Path(file).is_file()
+def _is_own(file: str, folder: Path) -> bool:
+    return (
+        not file.startswith(OURS)
+        and not is_installed(file)
+        and Path(file).is_file()
+        and Path(file).resolve().is_relative_to(folder)
+    )
 
 
 def _place(site: Site) -> Location:

@@ -17,6 +17,7 @@ from hotloop.doctor.looking import ScriptLook
 from hotloop.doctor.timing import TimedEvaluation, TimedSteps
 from hotloop.files import write_json
 from hotloop.records import Record
+from hotloop.saved import FilesAside
 from hotloop.script_steps import ScriptSteps
 from hotloop.scripts import shown_without
 
@@ -73,7 +74,8 @@ def run(request: ScriptRun, folder: Path) -> int:
     if request.evaluation:
         watch = TimedEvaluation(request.warmup, end)
     else:
-        watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds)
+        home = Path.cwd() if request.module else Path(request.target).resolve().parent
+        watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds, home)
     script = ScriptSteps(stepped, _silent)
     with watch:
         ending = script.run(request.target, request.arguments, module=request.module, sources=request.sources)
@@ -102,6 +104,7 @@ def _silent(words: str) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     folder = Path(arguments[0])
+    FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
     return run(ScriptRun.read(folder), folder)
 
 

@@ -23,6 +23,7 @@ class SeenLoader(Record):
     """A DataLoader that the training steps read from."""
 
     made: Location | None  # where DataLoader(…) is called
+    given: tuple[str, ...]  # names of the arguments in that call, also of those in *args and **kwargs
     read: Location | None  # the loop over it
     name: str  # what that loop calls it; empty where it has no name there
     device: str  # what that loop calls the device

@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from inspect import CO_OPTIMIZED
 from pathlib import Path
 from types import FrameType
@@ -51,6 +52,18 @@ def as_buffer(attribute: str, made: Site | None) -> str:
     return f'self.register_buffer("{attribute}", …) instead of self.{attribute} = … in __init__, to move with the model'
 
 
+@cache
+def is_in_packages(file: str) -> bool:
+    """Whether a file is of an installed package, of this Python or of another whose packages are on the path."""
+    return file.startswith(PACKAGES) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Whether a file is of an installed package or of Python itself."""
+    return file.startswith(STANDARD) or is_in_packages(file)
+
+
 def frames(start: FrameType | None = None) -> Iterator[FrameType]:
     """The call stack from the inside out."""
     frame = start or sys._getframe(1)
@@ -62,7 +75,7 @@ def frames(start: FrameType | None = None) -> Iterator[FrameType]:
 def user_frames(start: FrameType | None = None) -> list[FrameType]:
     """The frames of the person's own code, innermost first; of an installed program, those that are not torch's."""
     outside = [f for f in frames(start or sys._getframe(1)) if not f.f_code.co_filename.startswith(OURS)]
-    return [f for f in outside if not f.f_code.co_filename.startswith(INSTALLED)] or outside
+    return [f for f in outside if not is_installed(f.f_code.co_filename)] or outside
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
@@ -81,9 +94,9 @@ def is_in_package() -> bool:
     """Whether the innermost code outside torch, hotloop and Python's own library is of an installed package."""
     for frame in frames(sys._getframe(1)):
         file = frame.f_code.co_filename
-        if file.startswith(PACKAGES) and not file.startswith(OURS):
+        if is_in_packages(file) and not file.startswith(OURS):
             return True
-        if not file.startswith((*OURS, *INSTALLED)):
+        if not (file.startswith(OURS) or is_installed(file)):
             return False
     return False
 
@@ -106,7 +119,7 @@ def user_site() -> Site | None:
         file = frame.f_code.co_filename
         if file.startswith(OURS):
             continue
-        if not file.startswith(INSTALLED):
+        if not is_installed(file):
             return site_of(frame)
         outside = outside or frame
     return site_of(outside) if outside else None
@@ -114,7 +127,8 @@ def user_site() -> Site | None:
 
 def is_users(frame: FrameType) -> bool:
     """Whether a frame is the person's own code."""
-    return not frame.f_code.co_filename.startswith((*OURS, *INSTALLED))
+    file = frame.f_code.co_filename
+    return not (file.startswith(OURS) or is_installed(file))
 
 
 def is_hotloops(start: FrameType | None) -> bool:

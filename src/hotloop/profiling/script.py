@@ -13,6 +13,7 @@ from hotloop import script_steps
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import write_json, write_whole
 from hotloop.profiling.profiler import Profiler
+from hotloop.saved import FilesAside
 from hotloop.script_steps import ScriptSteps
 from hotloop.scripts import interpreter, shown_without
 from hotloop.text import plural, printable
@@ -111,15 +112,21 @@ def _tell(what: str) -> None:
     print(f"hotloop: {what}", file=sys.stderr, flush=True)
 
 
-def main(arguments: Sequence[str]) -> int:
-    data = json.loads(arguments[0])
+def run(request: ProfileRequest) -> int:
+    """Run the script; the exit code of the program."""
     try:
-        code = ProfiledScript(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])})).run()
+        code = ProfiledScript(request).run()
     except HotloopError as error:
         _tell(str(error))
         code = error.exit_code
-    Path(data["folder"], FOLLOWED).touch()
+    Path(request.folder, FOLLOWED).touch()
     return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    data = json.loads(arguments[0])
+    FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
+    return run(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])}))
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def card(name: str) -> Card:
         near = near_names(name)
         raise BadArgument(
             f"no GPU is known as {printable(name)!r}",
-            fix=(f"did you mean {shorten(near)}? Or " if near else "")
-            + "give its memory alone, as in --vram 24GiB; the known ones are: "
-            + ", ".join(each.key for each in cards()),
+            fix=f"did you mean {shorten(near)}? Or give its memory alone, as in --vram 24GiB"
+            if near
+            else f"give its memory alone, as in --vram 24GiB; the known ones are: {', '.join(e.key for e in cards())}",
         )
     return found
 

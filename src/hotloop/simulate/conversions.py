@@ -30,7 +30,7 @@ from hotloop.simulate.borrowed import Borrowed
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
 from hotloop.simulate.places import here, users
-from hotloop.simulate.saved import SavedFiles, tensors_held
+from hotloop.simulate.saved import SimulatedFiles, tensors_held
 from hotloop.simulate.shim import CannotSimulate
 
 _WORKERS = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
@@ -45,7 +45,7 @@ class Conversions:
         self._lazies = Lazies(gpu)
         self._hooks: list[Any] = []
         self._workers: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # that a loader, and what it gives, asked for
-        self.saved = SavedFiles(gpu)
+        self.saved = SimulatedFiles(gpu)
         self.left_out: dict[str, None] = {}  # what was asked for and not done, in sentences
         self.compiled = False  # whether torch.compile was asked for
 
@@ -62,7 +62,7 @@ class Conversions:
         self._tensors(patches)
         self._loaders(patches)
         self._watchers(patches)
-        self.saved.install(patches)
+        self.saved.install(patches.set)
 
     def remove(self) -> None:
         for hook in self._hooks:

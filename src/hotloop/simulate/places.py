@@ -4,7 +4,7 @@ import sys
 from functools import cache
 from types import FrameType
 
-from hotloop.placement.sites import INSTALLED, OURS
+from hotloop.placement.sites import OURS, is_installed
 from hotloop.simulate.events import Place
 
 
@@ -40,4 +40,4 @@ def _place(frame: FrameType) -> Place:
 def _kind(file: str) -> str:
     if file.startswith(OURS):
         return "ours"
-    return "installed" if file.startswith(INSTALLED) else "user"
+    return "installed" if is_installed(file) else "user"

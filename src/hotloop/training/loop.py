@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, Never, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ from hotloop.monitor.logs import Logged
 from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective import predict as predict_by_convention
 from hotloop.placement import move, place
-from hotloop.plan import Plan, Precision, Split, Tuning
+from hotloop.plan import Plan, Precision, Split, Tuning, precision_of
 from hotloop.profiling.record import Profile
 from hotloop.ranks import ranks_of
 from hotloop.records import Report
@@ -52,7 +52,7 @@ from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
-from hotloop.training.words import check_that_it_can_learn
+from hotloop.training.words import check_that_it_can_learn, refuse_unknown
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
 
@@ -97,7 +97,11 @@ class Loop:
         stateful: Mapping[str, Any] | None = None,
         train_every: Mapping[str, int] | None = None,
         train_metrics: Metrics | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown(unknown, "Loop", {"loop.fit": Loop.fit, "Loop": Loop})
+        if precision != "auto":
+            precision = precision_of(precision)
         model, found = unwrapped(model)
         if device is None:
             device = plan.device if isinstance(plan, Plan) and plan.device != "auto" else device_of(found)
@@ -376,6 +380,7 @@ class Loop:
         patience: int | None = None,
         restore_best: bool = False,
         dry_run: int | None = None,
+        **unknown: Never,
     ) -> Report:
         """Train for `epochs`, evaluate after each one, and return what was measured.
 
@@ -405,11 +410,11 @@ class Loop:
         `dry_run=3` first tries three steps of everything: training, validation, saving, hooks, logs. What fails ends it
         by name, "dry run: validation: …"; else all is undone, and a line says how long an epoch takes.
         """
-        asked = {name: value for name, value in locals().items() if name != "self"}
+        asked = {name: value for name, value in locals().items() if name not in ("self", "unknown")}
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
         scored = predict or predict_by_convention
         check_loader(loader)
-        self._check(epochs, validate, metrics, device_transform)
+        self._check(epochs, validate, metrics, device_transform, unknown)
         if resume and save is None:
             raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         limit = None if time_limit is None else seconds_in(time_limit)
@@ -484,9 +489,15 @@ class Loop:
         )
 
     def _check(
-        self, epochs: int, validate: Iterable[Any] | None, metrics: Metrics | None, device_transform: object
+        self,
+        epochs: int,
+        validate: Iterable[Any] | None,
+        metrics: Metrics | None,
+        device_transform: object,
+        unknown: Iterable[str],
     ) -> None:
         """Raise for arguments that cannot be meant."""
+        refuse_unknown(unknown, "loop.fit", {"loop.fit": Loop.fit, "Loop": Loop})
         if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
             raise BadArgument(f"epochs={epochs!r}", fix="give a whole number of at least 1")
         if metrics and validate is None:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
 from hotloop.levers.fused import wrong_fused_kernel
-from hotloop.plan import Plan
+from hotloop.plan import RENAMED, Plan, did_you_mean
+from hotloop.text import printable
 from hotloop.tune.subject import Subject
 
 # What a person asks for and the tuner may not change.
@@ -99,12 +100,19 @@ def read_plan(path: str | Path) -> Plan:
     """The plan in a file of a tuning, or of a plan alone."""
     try:
         data = json.loads(Path(path).read_text())
-        return Plan.from_json(data.get("plan", data))
+        settings = data.get("plan", data)
+        plan = Plan.from_json(settings)
     except OSError as error:
         raise BadArgument(f"plan={str(path)!r} cannot be read: {error.strerror}", fix=_PLANS) from error
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         what = error.what if isinstance(error, BadArgument) else str(error)
         raise BadArgument(f"{path} holds no plan: {what}", fix="write it with `hotloop tune --out`") from error
+    names = [field.name for field in fields(Plan)]
+    for name in settings.keys() - {*names, *RENAMED}:
+        meant = did_you_mean(name, names).strip() or "a plan of another version?"
+        what = f"{path} has a setting that no plan has, and it is left out: {printable(name)!r}; {meant}"
+        warnings.warn(what, PlanWarning, stacklevel=4)
+    return plan
 
 
 _PLANS = 'choose "auto", "plain", a Plan, or the file of one'

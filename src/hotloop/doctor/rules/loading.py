@@ -31,7 +31,7 @@ def waits_for_items(script: Script) -> Iterator[Candidate]:
             yield Candidate(loader.made, what, "do the slow part of __getitem__ once, beforehand, and keep the result")
             continue
         source, call = found
-        edits = source.with_arguments(call, num_workers=str(workers), persistent_workers="True")
+        edits = _with_arguments(loader, source, call, num_workers=str(workers), persistent_workers="True")
         fix = (
             f"make them in {plural(workers, 'worker process', 'worker processes')} that stay for all epochs, if the "
             "dataset does not change between them"
@@ -45,7 +45,7 @@ def restarts_workers(script: Script) -> Iterator[Candidate]:
         if found is None or loader.made is None or not loader.workers or loader.is_persistent or loader.epochs < 2:
             continue
         source, call = found
-        edits = source.with_arguments(call, persistent_workers="True")
+        edits = _with_arguments(loader, source, call, persistent_workers="True")
         what = (
             f"{plural(loader.workers, 'worker')} start anew in every epoch; its first batch comes after "
             f"{duration(loader.start)}"
@@ -75,7 +75,7 @@ def pageable_copies(script: Script) -> Iterator[Candidate]:
         if not seen.on_gpu or found is None or loader.made is None or loader.is_pinned or not copies:
             continue
         source, call = found
-        edits = {loader.made.file: source.with_arguments(call, pin_memory="True")}
+        edits = {loader.made.file: _with_arguments(loader, source, call, pin_memory="True")}
         for line in copies:
             copied = script.source(line.place)
             for moved in () if copied is None else copied.calls(line.place.line, "to", "cuda"):
@@ -84,6 +84,13 @@ def pageable_copies(script: Script) -> Iterator[Candidate]:
         what = "batches are copied to the GPU from pageable memory, and the host waits for each copy"
         fix = "pin the batches and copy them without waiting: pin_memory=True, .to(device, non_blocking=True)"
         yield Candidate(loader.made, what, fix, elsewhere=edits)
+
+
+def _with_arguments(loader: SeenLoader, source: SourceText, call: ast.Call, **arguments: str) -> list[Edit]:
+    """The call with these arguments; no edit where it has one of them by its place or in `**kwargs`."""
+    named = {keyword.arg for keyword in call.keywords}
+    hidden = arguments.keys() & {*loader.given} - named
+    return [] if hidden else source.with_arguments(call, **arguments)
 
 
 def _share(loader: SeenLoader, script: Script) -> float:
