@@ -12,6 +12,8 @@ def warm_up() -> None:
 
     lab = importlib.import_module("hotloop.learn.lab")
     importlib.import_module("hotloop.learn.child")
+    torch.ones((), requires_grad=True).backward()  # before compiling lets a CUDA build count eight GPUs without a driver:
+    # autograd would begin a thread for each, and refuse every fork
     torch.compile(torch.sin, backend="eager")(torch.ones(1))
     with lab.gpu(quiet=True):
         model = torch.nn.Linear(2, 2).to("cuda")

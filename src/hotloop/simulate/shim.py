@@ -140,7 +140,8 @@ def _build(torch: Path, built: Path) -> None:
             made = Path(folder, built.name)
             libraries = torch / "lib"
             command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{torch / 'include'}", str(SOURCE)]
-            command += ["-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
+            command += ["-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+            command += ["-lc10", "-ltorch_cpu", "-ltorch_python"]
             run = subprocess.run(  # noqa: S603  # a compiler that the person has installed
                 command, capture_output=True, text=True, timeout=BUILDING, check=False
             )
