@@ -105,7 +105,7 @@ def test_after_a_block_a_machine_without_a_gpu_says_so_in_pytorchs_words() -> No
     with simulate("h200"):
         train(net().cuda(), torch.optim.SGD(net().parameters(), 0.1))
     for ask in (torch.ones(2).cuda, partial(torch.ones, 2, device="cuda"), torch.cuda.get_rng_state):
-        with pytest.raises((RuntimeError, AssertionError), match="Found no NVIDIA driver|not compiled with CUDA"):
+        with pytest.raises((RuntimeError, AssertionError), match=r"Found no NVIDIA driver|not compiled with CUDA"):
             ask()
         assert not torch.cuda.is_initialized()
 
