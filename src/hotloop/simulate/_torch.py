@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise CannotSimulate(
         f"torch {torch.__version__} has no tensors without data where they are looked for: {error}",
-        fix="use torch 2.11 to 2.13",
+        fix="use torch 2.11 to 2.15",
     ) from error
 
 _AUTOGRAD = (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView)

@@ -65,7 +65,7 @@ def install(loaded: ctypes.CDLL) -> None:
     _installed.append(loaded)
     if not torch.zeros(1, device="cpu").pin_memory().is_pinned():
         remove(loaded)
-        raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.13")
+        raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.15")
 
 
 def remove(loaded: ctypes.CDLL) -> None:
