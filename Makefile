@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What pip installs: the pinned versions. `test-newest` installs the newest of all, into an environment of its own.
+LIBRARIES := -c constraints.txt
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(LIBRARIES)
 # One more than there are cores: some tests wait for processes and clocks, and others run meanwhile.
 WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 .DEFAULT_GOAL := help
@@ -14,6 +17,10 @@ demo: $(VENV)/.core            ## set up, then train networks that sort and draw
 
 test: $(VENV)/.dev             ## set up, then run every test that needs no GPU
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder --timeout 300
+
+test-newest:                   ## the same with the newest torch (CUDA libraries, several GB) and libraries that pip has
+	rm -f .venv-newest/.core .venv-newest/.dev
+	$(MAKE) test VENV=.venv-newest LIBRARIES='--upgrade --upgrade-strategy eager'
 
 lint: $(VENV)/.dev             ## ruff, mypy (strict), and the layers of the architecture
 	$(BIN)/ruff check .
@@ -38,7 +45,7 @@ docs: $(VENV)/.docs            ## build the documentation into site/, any warnin
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:                         ## remove everything that can be made again
-	rm -rf $(VENV) site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-newest site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -46,19 +53,19 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV) || { echo "On Debian or Ubuntu: sudo apt install python3-venv"; exit 1; }
 
 $(VENV)/.core: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(INSTALL) -e '.[bench]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(INSTALL) -e '.[docs]'
 	@touch $@
 
-.PHONY: help demo test lint format gpu-test bench docs clean
+.PHONY: help demo test test-newest lint format gpu-test bench docs clean

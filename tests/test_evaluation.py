@@ -3,7 +3,6 @@
 import gc
 import itertools
 import math
-import warnings
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -263,9 +262,7 @@ def test_layers_that_override_train_end_in_the_state_of_their_mode() -> None:
 
 
 def test_a_scripted_model_that_has_trained_is_evaluated() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        model = torch.jit.script(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    model = torch.jit.script(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     x, y = torch.ones(8, 3), torch.zeros(8).long()
     for _ in range(3):  # until it is compiled for training
         model(x).sum().backward()

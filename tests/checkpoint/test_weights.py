@@ -3,7 +3,6 @@
 import functools
 import os
 import pickle
-import warnings
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -151,9 +150,7 @@ def half(path: Path, kind: str = "zip") -> None:
 
 
 def scripted(path: Path) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        torch.jit.save(torch.jit.script(torch.nn.Linear(2, 1)), path)
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 1)), path)
 
 
 MISTAKES: dict[str, tuple[Any, str]] = {

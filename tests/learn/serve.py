@@ -12,6 +12,9 @@ def warm_up() -> None:
 
     lab = importlib.import_module("hotloop.learn.lab")
     importlib.import_module("hotloop.learn.child")
+    # To compile lets a CUDA build count eight GPUs where there is no driver. Autograd begins a thread for each with the
+    # first backward pass, and with threads it refuses forks.
+    torch.ones((), requires_grad=True).backward()
     torch.compile(torch.sin, backend="eager")(torch.ones(1))
     with lab.gpu(quiet=True):
         model = torch.nn.Linear(2, 2).to("cuda")

@@ -263,7 +263,7 @@ def test_an_error_while_a_step_is_looked_at_hides_our_frames_too(run) -> None:
         torch.ones(2, 3) @ torch.ones(2, 3)
     """)
     assert code == 1
-    assert "RuntimeError: mat1 and mat2" in err
+    assert "mat1 and mat2" in err
     assert "hotloop/profiling" not in err
 
 

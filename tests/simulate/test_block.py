@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,16 @@ def test_everything_is_put_back_also_after_an_error(error: BaseException | None)
     grown = torch.ones(2, requires_grad=True)
     (grown * 3).sum().backward()
     assert grown.grad.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without a GPU")
+def test_after_a_block_a_machine_without_a_gpu_says_so_in_pytorchs_words() -> None:
+    with simulate("h200"):
+        train(net().cuda(), torch.optim.SGD(net().parameters(), 0.1))
+    for ask in (torch.ones(2).cuda, partial(torch.ones, 2, device="cuda"), torch.cuda.get_rng_state):
+        with pytest.raises((RuntimeError, AssertionError), match=r"Found no NVIDIA driver|not compiled with CUDA"):
+            ask()
+        assert not torch.cuda.is_initialized()
 
 
 def test_models_and_optimizers_of_before_come_back_with_their_values() -> None:

@@ -127,7 +127,7 @@ def test_the_models_of_transformers(name: str, rate: float) -> None:
     words = torch.randint(3, 40, (2, 20))
     inputs = {"input_features": torch.randn(2, 80, 3000)} if name == "Whisper" else {"input_ids": words}
     seen = seen_of(*[lambda: model(**inputs, labels=words).loss] * 2)
-    assert len(seen[0].draws.made) == 4
+    assert len(seen[0].draws.made) in ({4} if rate else {4, 0})  # none for a rate of 0 from transformers 5.23 on
     assert (objection(*seen) is None) == (rate == 0.0)
 
 

@@ -3,7 +3,6 @@
 import copy
 import gc
 import io
-import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -217,9 +216,7 @@ def test_a_copy_of_a_model_with_a_plan_can_be_scripted() -> None:
     file.seek(0)
     x = next(iter(data()))[0]
     for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is deprecated
-            scripted = torch.jit.script(other)
+        scripted = torch.jit.script(other)
         torch.testing.assert_close(scripted(x), model(x))
         with torch.no_grad():
             other[0].weight.zero_()

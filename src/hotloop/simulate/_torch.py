@@ -27,7 +27,7 @@ try:
 except ImportError as error:
     raise CannotSimulate(
         f"torch {torch.__version__} has no tensors without data where they are looked for: {error}",
-        fix="use torch 2.11 to 2.13",
+        fix="use torch 2.11 to 2.15",
     ) from error
 
 _AUTOGRAD = (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView)
@@ -185,12 +185,11 @@ def is_composite(operator: Any) -> bool:
 
 @contextmanager
 def with_cuda_kernels(names: Iterable[str], kernel: Callable[..., Any]) -> Iterator[None]:
-    """Let operators of ATen have a CUDA kernel where this build of PyTorch has none."""
+    """Let operators of ATen have this CUDA kernel, whether or not this build of PyTorch has one of its own."""
     kernels = torch.library.Library("aten", "IMPL")
     try:
         for name in names:
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
-                kernels.impl(name, kernel, "CUDA")
+            kernels.impl(name, kernel, "CUDA")
         yield
     finally:
         kernels._destroy()
@@ -326,3 +325,10 @@ def answer_for_cudnn(patches: Patches) -> None:
     if not hasattr(torch._C, "_cuda_get_cudnn_benchmark_limit"):
         patches.set(torch._C, "_cuda_get_cudnn_benchmark_limit", lambda: 10)
         patches.set(torch._C, "_cuda_set_cudnn_benchmark_limit", lambda limit: None)
+
+
+def leave_out_nccl(patches: Patches) -> None:
+    """Let `torch.distributed` be a build without NCCL, which would ask for the driver; without the flag it is asked."""
+    groups = _module("torch.distributed.distributed_c10d")
+    if hasattr(groups, "_NCCL_AVAILABLE"):
+        patches.set(groups, "_NCCL_AVAILABLE", False)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hotloop.simulate._torch import answer_below_cuda, answer_for_cudnn
+from hotloop.simulate._torch import answer_below_cuda, answer_for_cudnn, leave_out_nccl
 from hotloop.simulate.cards import Card
 from hotloop.simulate.dispatch import SimulatedGpu
 from hotloop.simulate.patches import Patches
@@ -196,6 +196,7 @@ class Cuda:
         patches.set(torch.backends.cudnn, "is_available", lambda: True)
         patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
         answer_for_cudnn(patches)
+        leave_out_nccl(patches)
         _install_types(patches)
         for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
             patches.set(torch.cuda.nvtx, name, lambda *_: 0)

@@ -2,12 +2,15 @@
 // It computes nothing. Without it autograd stops at the first tensor that says it is on a CUDA device.
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include <cstring>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <unordered_set>
 
@@ -139,6 +142,18 @@ void* simulated_functions() {
   return functions;
 }
 
+// That a kind of device is initialised is private to PyTorch; an explicit instantiation may name what is private.
+constexpr auto flags_of_initialization();
+template <auto member>
+struct Named {
+  friend constexpr auto flags_of_initialization() { return member; }
+};
+template struct Named<&Context::init_>;
+
+c10::once_flag& initialized() {
+  return (globalContext().*flags_of_initialization())[static_cast<size_t>(DeviceType::CUDA)];
+}
+
 } // namespace at
 
 namespace {
@@ -171,6 +186,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<DeviceType::CUDA> {
   double elapsedTime(void*, void*, const DeviceIndex) const override { return 0.0; }
 };
 
+bool real_is_initialized = false;
 void* real_functions = nullptr;
 const c10::impl::DeviceGuardImplInterface* real_guard = nullptr;
 } // namespace
@@ -178,6 +194,7 @@ const c10::impl::DeviceGuardImplInterface* real_guard = nullptr;
 // From here on there is a simulated device, for the whole process.
 extern "C" void hotloop_simulate_begin() {
   static const auto* guard = new Guard();
+  real_is_initialized = at::initialized().test_once();
   real_functions = at::exchange_hooks(at::simulated_functions());
   real_guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].exchange(guard);
 }
@@ -195,4 +212,10 @@ extern "C" int hotloop_simulate_device(int index) {
 extern "C" void hotloop_simulate_end() {
   at::exchange_hooks(real_functions);
   c10::impl::device_guard_impl_registry[static_cast<size_t>(DeviceType::CUDA)].store(real_guard);
+  if (!real_is_initialized) { // or PyTorch would never ask for the driver, and say that there is none
+    auto* flag = &at::initialized();
+    std::destroy_at(flag);
+    std::construct_at(flag);
+    torch::utils::set_requires_device_init(DeviceType::CUDA, true);
+  }
 }

@@ -65,7 +65,7 @@ def install(loaded: ctypes.CDLL) -> None:
     _installed.append(loaded)
     if not torch.zeros(1, device="cpu").pin_memory().is_pinned():
         remove(loaded)
-        raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.13")
+        raise CannotSimulate("this version of torch does not use the simulated GPU", fix="use torch 2.11 to 2.15")
 
 
 def remove(loaded: ctypes.CDLL) -> None:
@@ -140,7 +140,8 @@ def _build(torch: Path, built: Path) -> None:
             made = Path(folder, built.name)
             libraries = torch / "lib"
             command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", "-w", f"-I{torch / 'include'}", str(SOURCE)]
-            command += ["-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}", "-lc10", "-ltorch_cpu"]
+            command += ["-o", str(made), f"-L{libraries}", f"-Wl,-rpath,{libraries}"]
+            command += ["-lc10", "-ltorch_cpu", "-ltorch_python"]
             run = subprocess.run(  # noqa: S603  # a compiler that the person has installed
                 command, capture_output=True, text=True, timeout=BUILDING, check=False
             )
