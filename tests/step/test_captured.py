@@ -162,7 +162,7 @@ class Restless(nn.Module):
         self.register_buffer("mean", torch.zeros(32))
         self.scale, self.unread = torch.ones(32, device=device), torch.ones(32, device=device)
         self.parts = (torch.ones(32, device=device), {"deep": [torch.ones(32, device=device)]})
-        self.other_parts = {"unread": torch.ones(32)}
+        self.other_parts = {"unread": torch.ones(32, device=device)}
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x).relu() * self.scale * self.parts[0] * self.parts[1]["deep"][0]
