@@ -110,6 +110,14 @@ for a, *b in [(1, 2, 3), (4,)]:
         while (d := a) > 5: a -= 1
     else:
         said.append(d)
+def njit(function):
+    assert not [name for name in function.__code__.co_names if "hotloop" in name]
+    return function
+@njit
+def total(n):
+    for each in range(n): n += each
+    return n
+said.append(total(4))
 numbers = rounds(range(5))
 for n in numbers:
     said.append((n, next(numbers, None)))

@@ -84,6 +84,12 @@ class _Watched(ast.NodeTransformer):
     def __init__(self, file: str) -> None:
         self._file = file
 
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """What numba and its like compile knows no function of ours."""
+        if not any("jit" in ast.unparse(decorator) for decorator in node.decorator_list):
+            self.generic_visit(node)
+        return node
+
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         node.iter = self._call(_FOR, node, node.iter)

@@ -84,10 +84,12 @@ def measure(device: torch.device) -> HostCost:
     few, many = counts["few"], counts["many"]
     tensor = max((seconds["many"] - seconds["few"]) / max(many.given - few.given, 1), 0.0)
     other = seconds["adds"] / ADDS
+    forward = seconds["forward"] / counts["forward"].operations
     return HostCost(
-        forward=seconds["forward"] / counts["forward"].operations,
+        forward=forward,
         backward=seconds["backward"] / counts["backward"].operations,
-        optimizer=max((seconds["few"] - few.given * tensor) / max(few.operations, 1), other / 2),
+        # What a step costs beside its operations is told beside them.
+        optimizer=min(max((seconds["few"] - few.given * tensor) / max(few.operations, 1), other / 2), forward),
         other=other,
         tensor=tensor,
         launch=other / 3,  # without Python and the dispatcher
