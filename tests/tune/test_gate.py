@@ -248,14 +248,27 @@ def test_what_is_compiled_with_one_wrong_gradient_is_dropped_by_name(monkeypatch
     assert loop.plan.compile == "off"
 
 
-class Diffusion(nn.Module):
-    """Blocks of a diffusion transformer, whose tables PyTorch 2.10 compiles with wrong gradients."""
+class Modulated(nn.Module):
+    """Two normalisations in a row, their shifts and scales chunks of one projection of the conditioning."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.embed = nn.Linear(16, 256)
-        self.blocks = nn.ModuleList(DiffusionBlock(256) for _ in range(2))
-        self.head = nn.Linear(256, 8)
+        self.modulation = nn.Linear(width, 4 * width)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        shift, scale, second_shift, second_scale = self.modulation(condition).unsqueeze(1).chunk(4, dim=-1)
+        x = nn.functional.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
+        return nn.functional.layer_norm(x, x.shape[-1:]) * (1 + second_scale) + second_shift
+
+
+class Diffusion(nn.Module):
+    """Blocks of 1,024 channels."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.embed = nn.Linear(16, 1024)
+        self.blocks = nn.ModuleList(kind(1024) for _ in range(2))
+        self.head = nn.Linear(1024, 8)
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         x, condition = self.embed(batch[0]), batch[1]
@@ -266,20 +279,18 @@ class Diffusion(nn.Module):
 
 def worst(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
     """How far the gradient of one parameter is away, as a part of itself."""
-    return max(float((found[name] - right[name]).norm() / right[name].norm()) for name in right)
+    return float(torch.stack([(found[name] - right[name]).norm() / right[name].norm() for name in right]).max())
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("rows", [(1, 8192), (8, 2048)], ids=["one sample", "several"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_diffusion_block_trains_every_parameter_whatever_the_compiler_does(
-    precision: Any, rows: tuple[int, int]
-) -> None:
+@pytest.mark.parametrize(("kind", "precision"), [(Modulated, "fp32"), (Modulated, "bf16"), (DiffusionBlock, "bf16")])
+def test_a_diffusion_block_trains_every_parameter_whatever_the_compiler_does(kind: Any, precision: Any) -> None:
+    """PyTorch 2.11 compiles the projection of one sample's conditioning to a gradient that is 160 times its length."""
     torch.manual_seed(0)
-    model = Diffusion().cuda()
-    batch = torch.randn(*rows, 16, device="cuda"), torch.randn(rows[0], 256, device="cuda")
-    target = torch.randn(*rows, 8, device="cuda")
+    model = Diffusion(kind).cuda()
+    batch = torch.randn(1, 16_384, 16, device="cuda"), torch.randn(1, 1024, device="cuda")
+    target = torch.randn(1, 16_384, 8, device="cuda")
 
     def objective(model: nn.Module, batch: Any) -> Tensor:
         return (model(batch).float() - target).square().mean()
@@ -291,14 +302,13 @@ def test_a_diffusion_block_trains_every_parameter_whatever_the_compiler_does(
         return {name: p.grad.double() for name, p in model.named_parameters()}
 
     right = gradients_of(model)
-    is_broken = worst(gradients_of(torch.compile(model)), right) > 0.5
+    is_broken = not worst(gradients_of(torch.compile(model)), right) <= 0.5
     torch.compiler.reset()
-    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 1.0), objective=objective, precision=precision)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 2**-4), objective=objective, precision=precision)
     tuning = loop.tune([batch] * 4, steps=10**8)
     (trial,) = (trial for trial in tuning.trials if trial.lever == "compile")
     before = {name: p.detach().clone().double() for name, p in model.named_parameters()}
     loop.step(batch)
-    moved = {name: before[name] - p.detach().double() for name, p in model.named_parameters()}
+    moved = {name: (before[name] - p.detach().double()) * 2**4 for name, p in model.named_parameters()}
     assert worst(moved, right) < 0.5, trial
     assert is_broken or "the gradient of" not in trial.why, trial
-    print(is_broken, trial)
