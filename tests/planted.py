@@ -45,6 +45,20 @@ class Bug:
 BUGS = [
     # The step
     Bug(
+        "device: a build with CUDA is taken for a GPU",
+        "ranks.py",
+        "or not torch.cuda.is_available():",
+        "or torch.version.cuda is None:",
+        ("tests/device/test_cuda_build.py",),
+    ),
+    Bug(
+        "simulate: after a block CUDA is taken for initialised",
+        "simulate/shim.cpp",
+        "if (!real_is_initialized) {",
+        "if (false) {",
+        ("tests/simulate/test_block.py",),
+    ),
+    Bug(
         "step: gradients pile up",
         "step/eager.py",
         "        if window.batches == 0:\n            self.trained.zero_grad()\n",
