@@ -46,6 +46,7 @@ class Bug:
 BUGS = [
     # The step
     Bug(
+<<<<<<< HEAD
         "looks: a wait that was seen once is a reason",
         "step/inspection.py",
         "return in_all or difference(",
@@ -72,6 +73,20 @@ BUGS = [
         "if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on",
         "if True:",
         ("tests/tune/test_tuner.py",),
+=======
+        "device: a build with CUDA is taken for a GPU",
+        "ranks.py",
+        "or not torch.cuda.is_available():",
+        "or torch.version.cuda is None:",
+        ("tests/device/test_cuda_build.py",),
+    ),
+    Bug(
+        "simulate: after a block CUDA is taken for initialised",
+        "simulate/shim.cpp",
+        "if (!real_is_initialized) {",
+        "if (false) {",
+        ("tests/simulate/test_block.py",),
+>>>>>>> newest
     ),
     Bug(
         "step: gradients pile up",
