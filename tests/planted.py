@@ -46,7 +46,6 @@ class Bug:
 BUGS = [
     # The step
     Bug(
-<<<<<<< HEAD
         "looks: a wait that was seen once is a reason",
         "step/inspection.py",
         "return in_all or difference(",
@@ -73,7 +72,8 @@ BUGS = [
         "if self._loop.together.size > 1:  # the others wait for this rank in the course that they are on",
         "if True:",
         ("tests/tune/test_tuner.py",),
-=======
+    ),
+    Bug(
         "device: a build with CUDA is taken for a GPU",
         "ranks.py",
         "or not torch.cuda.is_available():",
@@ -86,7 +86,6 @@ BUGS = [
         "if (!real_is_initialized) {",
         "if (false) {",
         ("tests/simulate/test_block.py",),
->>>>>>> newest
     ),
     Bug(
         "step: gradients pile up",
@@ -101,6 +100,20 @@ BUGS = [
         "weight = losses.mass / self.unit",
         "weight = 1.0",
         ("tests/training/test_losses.py", "tests/step/test_eager.py"),
+    ),
+    Bug(
+        "weights: the gradient of the parts is not compared",
+        "comparison.py",
+        "if self._fits_gradient(way) and",
+        "if True and",
+        ("tests/training/test_losses.py",),
+    ),
+    Bug(
+        "weights: only the first size of micro-batches is compared",
+        "weighing.py",
+        "key = self._known.setdefault(name, _Known()), (shapes_in(batch), size)",
+        "key = self._known.setdefault(name, _Known()), (shapes_in(batch), size and 1)",
+        ("tests/training/test_split.py::test_another_size_of_micro_batches_is_compared_again",),
     ),
     Bug(
         "step: accumulation is not divided",

@@ -103,7 +103,7 @@ class Evaluation:
         self._model, self._device = model, device
         self._split, self._weighing = split, Weighing(split)
         self._goal: tuple[Any, Any] = (None, None)  # loss and objective of the last evaluation
-        self._ways: dict[Any, dict[str, Way]] = {}  # shapes of batches → how their losses are weighed
+        self._ways: dict[Any, Mapping[str, Way]] = {}  # shapes of batches → how their losses are weighed
 
     def run(
         self,
@@ -339,7 +339,7 @@ class _Tally:
         loss: Callable[[Any, Any], Tensor] | None,
         device: torch.device,
         weighing: Weighing,
-        ways: dict[Any, dict[str, Way]],
+        ways: dict[Any, Mapping[str, Way]],
     ) -> None:
         self._stateful: dict[str, Metric] = {n: m.to(device) for n, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._stateful.values():

@@ -224,10 +224,11 @@ def _size_of(name: str, given: Mapping[str, Any]) -> int:
     if name == "ctc_loss":
         return len(given["target_lengths"])
     if name in _OF_ROWS:
-        first = next(iter(given.values()))
-        return first.size(0) if first.dim() > 1 or (name == "margin_ranking_loss" and first.dim()) else 1
+        first: Tensor = next(iter(given.values()))
+        return len(first) if first.dim() > 1 or (name == "margin_ranking_loss" and first.dim()) else 1
     if name in ("cross_entropy", "nll_loss"):  # the targets are probabilities
-        return given["input"].numel() // max(given["input"].size(min(1, given["input"].dim() - 1)), 1)
+        logits: Tensor = given["input"]
+        return logits.numel() // max(logits.size(min(1, logits.dim() - 1)), 1)
     return prod(torch.broadcast_shapes(given["input"].shape, given["target"].shape))
 
 
