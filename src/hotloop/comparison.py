@@ -124,9 +124,7 @@ class Comparison:
         ways = self._ways(name, sums=sums)
         by_loss = [way for way in ways if self._fits(name, way)]
         fitting = [
-            way
-            for way in by_loss
-            if self._fits_gradient(way) and (not self.within or self.within._fits_both(name, way))
+            way for way in by_loss if self._fits_gradient(way) and not (self.within and self.within._strays(name, way))
         ]
         if not fitting:
             return Verdict(SUM if sums else ITEMS, self._difference(name, (by_loss or ways)[0], is_equal=bool(by_loss)))
@@ -177,8 +175,9 @@ class Comparison:
         scale = max(sum(float(each.norm()) for each in slopes), float(self.whole.slopes.norm()))
         return float((sum(slopes[1:], slopes[0]) - self.whole.slopes).norm()) <= 4 * self._rounding * scale + 1e-9
 
-    def _fits_both(self, name: str, way: Way) -> bool:
-        return self._fits(name, way) and self._fits_gradient(way)
+    def _strays(self, name: str, way: Way) -> bool:
+        """Whether the gradient is another one though the loss is the same."""
+        return self._fits(name, way) and not self._fits_gradient(way)
 
     @property
     def _rounding(self) -> float:

@@ -463,6 +463,73 @@ def test_what_is_compared_may_be_a_part_of_the_batch() -> None:
         backward(numbers(16, 6) * torch.arange(16)[:, None])
 
 
+def test_another_size_of_micro_batches_is_compared_again() -> None:
+    """Means over neighbours: those of four items are whole in parts of four, and not in parts of two."""
+
+    def objective(model: nn.Module, batch: Tensor) -> Tensor:
+        output = model(batch)
+        return output.view(-1, min(4, len(output)), 3).mean(1).square().mean()
+
+    most = 4
+    model = network()
+
+    def run_out(module: nn.Module, given: Any, output: Tensor) -> None:
+        if len(output) > most and torch.is_grad_enabled():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    whole, batch = network(), numbers(8, 6)
+    objective(whole, batch).backward()
+    model.register_forward_hook(run_out)
+    backward = survive_oom(model, objective=objective)
+    backward(batch)
+    torch.testing.assert_close(gradients(model), gradients(whole), rtol=1e-4, atol=1e-6)
+    most = 2
+    with pytest.raises(DoesNotFit, match="not that of its micro-batches"):
+        backward(batch)
+
+
+def test_a_gradient_that_is_not_that_of_the_parts_is_told_where_the_loss_is() -> None:
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        a, b = F.cross_entropy(model(batch[0]), batch[1]), model(batch[0]).square().mean()
+        return a + b * (a.detach() / b.detach())
+
+    batch = (numbers(8, 6) * torch.arange(1, 9)[:, None], torch.arange(8) % 3)
+    with pytest.raises(BadArgument, match="the gradient is not that of its micro-batches"):
+        step(network(), batch, Plan("cpu", micro_batch=3), objective=objective)
+
+
+def test_losses_that_need_gradients_of_their_own_are_compared() -> None:
+    def objective(model: nn.Module, batch: Any) -> Tensor:
+        x = batch[0].clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+        return F.cross_entropy(model(x), batch[1]) + slope.norm(dim=1).mean() ** power
+
+    batch = (numbers(9, 6) * torch.arange(1, 10)[:, None], torch.arange(9) % 3)
+    power = 1
+    assert_whole(network, batch, Plan("cpu", micro_batch=4), objective)
+    power = 2
+    with pytest.raises(BadArgument, match="not that of its micro-batches"):
+        step(network(), batch, Plan("cpu", micro_batch=4), objective=objective)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_evaluation_finds_what_a_loss_is_the_mean_over(size: int) -> None:
+    losses = {
+        "mean(0).sum()": lambda m, b: (m(b[0]) - b[1]).square().mean(0).sum(),
+        "sum(0) / len": lambda m, b: ((m(b[0]) - b[1]).square().sum(0) / len(b[0])).mean(),
+        "one by one": lambda m, b: sum((m(x) - y).square().mean() for x, y in zip(*b, strict=True)) / len(b[0]),
+        "a mask": lambda m, b: ((m(b[0]) - b[1]).square().mean(1) * (b[0][:, 0] > 0)).sum() / (b[0][:, 0] > 0).sum(),
+    }
+    model, x, y = network(), numbers(8, 6), numbers(8, 3, seed=2)
+    for name, objective in losses.items():
+        expected = objective(model, (x, y)).item()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = evaluate(model, list(zip(x.split(size), y.split(size), strict=True)), objective=objective)["loss"]
+        assert found == pytest.approx(expected, rel=1e-5) or told, name
+        assert size == 1 or not told, name
+
+
 def test_a_head_that_begins_with_zeros_is_compared_again() -> None:
     """All micro-batches have the same loss at first, whatever they are weighed by."""
 
