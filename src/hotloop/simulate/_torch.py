@@ -4,6 +4,7 @@ What has no fallback is imported first; without it nothing can be simulated, and
 """
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -188,8 +189,10 @@ def with_cuda_kernels(names: Iterable[str], kernel: Callable[..., Any]) -> Itera
     """Let operators of ATen have this CUDA kernel, whether or not this build of PyTorch has one of its own."""
     kernels = torch.library.Library("aten", "IMPL")
     try:
-        for name in names:
-            kernels.impl(name, kernel, "CUDA")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")  # of the build's own kernel
+            for name in names:
+                kernels.impl(name, kernel, "CUDA")
         yield
     finally:
         kernels._destroy()
