@@ -663,9 +663,12 @@ def test_a_compiler_kept_apart_traces_unseen() -> None:
 
     model, seen = nn.Linear(2, 2), list[Any]()
 
-    def traced(x: torch.Tensor) -> torch.Tensor:
+    def beside() -> None:
         seen.append((torch.fx._symbolic_trace.is_fx_symbolic_tracing(), torch.is_anomaly_enabled()))
-        other = threading.Thread(target=lambda: seen.append(model(torch.ones(1, 2)).shape))
+        seen.append(model(torch.ones(1, 2)).shape)
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        other = threading.Thread(target=beside)
         other.start()
         other.join()
         return x * 2

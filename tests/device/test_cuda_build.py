@@ -32,32 +32,20 @@ if torch.version.cuda is None:
     torch.backends.cuda.is_built = lambda: True
 """
 TRAINS = """
-import os, torch, hotloop
+import torch, hotloop
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(0)
 x = torch.randn(64, 6)
 data = TensorDataset(x, x[:, :3].argmax(1))
-def loop():
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(), nn.Linear(16, 3))
-    return hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss())
-def loader():
-    return DataLoader(data, 16, shuffle=True, generator=torch.Generator().manual_seed(2))
-print(hotloop.pick().device, hotloop.pick().precision)
-for epochs in (1, 3):
-    run = loop()
-    run.fit(loader(), epochs=epochs, validate=DataLoader(data, 16), save="run", resume=epochs > 1, progress=False)
-    print(run.evaluate(DataLoader(data, 16)), sum(p.sum().item() for p in run.model.parameters()))
+model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(), nn.Linear(16, 3))
+loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss())
+loop.fit(DataLoader(data, 16, shuffle=True), validate=DataLoader(data, 16), save="run", progress=False)
+print(hotloop.pick().device, loop.evaluate(DataLoader(data, 16)), sum(p.sum().item() for p in model.parameters()))
 with hotloop.simulate("h200"):
     nn.Linear(6, 3).cuda()(torch.randn(2, 6, device="cuda")).sum().backward()
 hotloop.measure(lambda: None, repeats=1)
 print(torch.cuda.is_available(), torch.cuda.is_initialized())
-child = os.fork()
-if not child:
-    loop().step((x, x[:, :3].argmax(1)))
-    os._exit(0)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
@@ -71,7 +59,7 @@ def test_it_trains_as_a_build_without_cuda(warm: Warm, tmp_path: Path) -> None:
         ran = warm.run(folder / "train.py", cwd=folder)
         assert ran.returncode == 0, ran.stderr
         printed.append(ran.stdout)
-    assert printed[0].startswith("cpu fp32\n")
+    assert printed[0].startswith("cpu {")
     assert printed[0] == printed[1]
 
 
