@@ -284,6 +284,7 @@ def worst(found: dict[str, Tensor], right: dict[str, Tensor]) -> float:
 
 @pytest.mark.gpu
 @pytest.mark.timeout(400)
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")
 @pytest.mark.parametrize(("kind", "precision"), [(Modulated, "fp32"), (Modulated, "bf16"), (DiffusionBlock, "bf16")])
 def test_a_diffusion_block_trains_every_parameter_whatever_the_compiler_does(kind: Any, precision: Any) -> None:
     """PyTorch 2.11 compiles the projection of one sample's conditioning to a gradient that is 160 times its length."""

@@ -189,8 +189,8 @@ def with_cuda_kernels(names: Iterable[str], kernel: Callable[..., Any]) -> Itera
     """Let operators of ATen have this CUDA kernel, whether or not this build of PyTorch has one of its own."""
     kernels = torch.library.Library("aten", "IMPL")
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")  # of the build's own kernel
+        with warnings.catch_warnings():  # of a kernel that the build has
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
             for name in names:
                 kernels.impl(name, kernel, "CUDA")
         yield
