@@ -17,7 +17,7 @@ from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective import Objective, logits_of, predict, uniform
 from hotloop.placement import map_tensors
 from hotloop.plan import Split
-from hotloop.reductions import A_SUM, Counts, eager
+from hotloop.reductions import A_SUM, Denominators, eager
 from hotloop.rng import draw, host_rngs, same_state
 from hotloop.snapshot import PassSnapshot
 
@@ -30,7 +30,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class PartWeight:
     """How the losses of parts make up that of the whole.
 
     `items`: their mean by items; `sum`; `own`: by the count that the objective returns; `given`: by the weights that
@@ -50,27 +50,27 @@ class Way:
         return words.get(self.kind, "weighed by what they are means over")
 
 
-ITEMS, SUM, OWN, GIVEN = Way("items"), Way("sum"), Way("own"), Way("given")
+ITEMS, SUM, OWN, GIVEN = PartWeight("items"), PartWeight("sum"), PartWeight("own"), PartWeight("given")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What is known about batches of a shape, cut in parts of a size."""
 
-    way: Way | None = None  # None: not compared
+    way: PartWeight | None = None  # None: not compared
     differs: str | None = None  # how the parts differ from the whole batch, in words
     is_open: bool = False  # whether other ways would have done as well
 
 
-def way_of_pytorch(counts: Counts, loss: Tensor, items: int) -> Way | None:
+def way_of_pytorch(counts: Denominators, loss: Tensor, items: int) -> PartWeight | None:
     """The way of a loss that is one of PyTorch's; None for any other."""
     place = counts.place_of(loss)
     if place is None or place == A_SUM:
         return None if place is None else SUM
     count, items = counts.counts[place], max(items, 1)
     if not count.by_values:
-        return Way("items", ratio=float(count.value) / items)
-    return Way("count", place, bool(count.size) and len(counts.counts) == 1, (count.size or items) / items)
+        return PartWeight("items", ratio=float(count.value) / items)
+    return PartWeight("count", place, bool(count.size) and len(counts.counts) == 1, (count.size or items) / items)
 
 
 def watched(objective: Objective, model: nn.Module, batch: Any, mode: Any, *, whole: bool = False) -> Any:
@@ -94,14 +94,14 @@ class _Pass:
     losses: Mapping[str, float]
     items: int
     counts: Sequence[tuple[float, bool, bool]]  # each with whether values decide it, and whether it counts classes
-    own: Mapping[str, Way | None]  # the ways of losses that are PyTorch's
+    own: Mapping[str, PartWeight | None]  # the ways of losses that are PyTorch's
     is_counted: bool
     rounding: float  # relative difference that the precision explains
     slopes: Tensor | None = None  # the gradient of each parameter along a fixed direction
     draws: bool = False  # whether numbers were drawn from Python or NumPy, which no constants stand for
     weight: float | None = None  # that the person's own cut gave
 
-    def weighed(self, way: Way) -> float:
+    def weighed(self, way: PartWeight) -> float:
         """What this part weighs; nan where it returned before it came to the count."""
         if way.kind == "count":
             return self.counts[way.place][0] if way.place < len(self.counts) else float("nan")
@@ -109,13 +109,13 @@ class _Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PartsComparison:
     """The losses and the gradient of a batch beside those of its parts."""
 
     whole: _Pass
     parts: Sequence[_Pass]
     chance: float = 0.0  # difference that other draws from Python or NumPy explain
-    within: "Comparison | None" = None  # a first part with its gradient, beside its own parts
+    within: "PartsComparison | None" = None  # a first part with its gradient, beside its own parts
 
     def verdict(self, name: str = TOTAL, *, sums: bool) -> Verdict:
         """The first way that gives the loss and the gradient of the whole."""
@@ -135,7 +135,7 @@ class Comparison:
         drops = any(part.losses[name] and not part.weighed(fitting[0]) for part in self.parts)
         return Verdict(replace(fitting[0], drops=drops), is_open=is_open)
 
-    def _ways(self, name: str, *, sums: bool) -> list[Way]:
+    def _ways(self, name: str, *, sums: bool) -> list[PartWeight]:
         """The likely ways, the likeliest first."""
         if self.parts[0].weight is not None:
             return [GIVEN]
@@ -143,14 +143,14 @@ class Comparison:
         if not all(len(part.counts) == number or not part.losses[name] for part in self.parts):
             return [SUM, ITEMS] if sums else [ITEMS, SUM]
         ways = [
-            Way("count", n, of_classes and number == 1, c / whole.items)
+            PartWeight("count", n, of_classes and number == 1, c / whole.items)
             for n, (c, _, of_classes) in enumerate(whole.counts)
         ]
         by_values, others = ([w for w in ways[::-1] if whole.counts[w.place][1] is wanted] for wanted in (True, False))
         own = whole.own.get(name)
         return [*([own] if own else []), *([SUM] if sums else []), *by_values, ITEMS, SUM, *others]
 
-    def _weights(self, way: Way) -> tuple[list[float], float]:
+    def _weights(self, way: PartWeight) -> tuple[list[float], float]:
         """What the parts weigh, and what the sum is divided by."""
         weights = [part.weighed(way) for part in self.parts]
         weights = [
@@ -158,7 +158,7 @@ class Comparison:
         ]
         return weights, 1.0 if way.kind == "sum" else sum(weights)
 
-    def _fits(self, name: str, way: Way) -> bool:
+    def _fits(self, name: str, way: PartWeight) -> bool:
         weights, total = self._weights(way)
         if not total:
             return True  # nothing counts, and there is nothing to compare
@@ -166,7 +166,7 @@ class Comparison:
         scale = max(sum(map(abs, values)) / abs(total), abs(whole))
         return abs(sum(values) / total - whole) <= self._rounding * scale + self.chance + 1e-7
 
-    def _fits_gradient(self, way: Way) -> bool:
+    def _fits_gradient(self, way: PartWeight) -> bool:
         weights, total = self._weights(way)
         pairs = [(part.slopes, w / total) for part, w in zip(self.parts, weights, strict=True) if total and w]
         slopes = [slopes * weight for slopes, weight in pairs if slopes is not None]
@@ -175,15 +175,17 @@ class Comparison:
         scale = max(sum(float(each.norm()) for each in slopes), float(self.whole.slopes.norm()))
         return float((sum(slopes[1:], slopes[0]) - self.whole.slopes).norm()) <= 4 * self._rounding * scale + 1e-9
 
-    def _strays(self, name: str, way: Way) -> bool:
-        """Whether the gradient is another one though the loss is the same."""
+    def _strays(self, name: str, way: PartWeight) -> bool:
+        """Whether the gradient is another one though the loss is the same, or the count is none with gradients."""
+        if isnan(self._weights(way)[1]):
+            return True
         return self._fits(name, way) and not self._fits_gradient(way)
 
     @property
     def _rounding(self) -> float:
         return max(each.rounding for each in (self.whole, *self.parts))
 
-    def _difference(self, name: str, way: Way, *, is_equal: bool) -> str:
+    def _difference(self, name: str, way: PartWeight, *, is_equal: bool) -> str:
         """How the parts differ from the whole; `is_equal`: in their gradients alone."""
         weights, total = self._weights(way)
         sizes = " and ".join(list(dict.fromkeys(str(part.items) for part in self.parts))[:2])
@@ -220,7 +222,7 @@ class Probe:
 
     def compared(
         self, batch: Any, items: int, size: int | None, split: Split, may_go_on: Callable[[], bool] = lambda: True
-    ) -> Comparison | Verdict | None:
+    ) -> PartsComparison | Verdict | None:
         """The comparison with parts of at most `size`, or of sizes that differ; a verdict where there is one already.
 
         None where it does not fit, or where the whole batch has no finite loss. `may_go_on` is asked after the first
@@ -244,7 +246,7 @@ class Probe:
 
     def _compared(
         self, batch: Any, items: int, size: int | None, split: Split, context: Any, may_go_on: Callable[[], bool]
-    ) -> Comparison | Verdict:
+    ) -> PartsComparison | Verdict:
         for grad in dict.fromkeys((self.learns and size is None, self.learns)):  # some need gradients of their own
             try:
                 whole = self._pass(_fresh(batch), items, context, grad=grad, watches=True)
@@ -268,13 +270,17 @@ class Probe:
                 raise
             said = (str(error).strip().splitlines() or [""])[0]
             return Verdict(ITEMS, f"the loss could not be computed in micro-batches: {type(error).__name__}: {said}")
-        return Comparison(whole, parts, self._chance(batch, whole, context) if whole.draws else 0.0, within)
+        return PartsComparison(whole, parts, self._chance(batch, whole, context) if whole.draws else 0.0, within)
 
-    def _within(self, batch: Any, items: int, split: Split, context: Any) -> Comparison | None:
+    def _within(self, batch: Any, items: int, split: Split, context: Any) -> PartsComparison | None:
         """A part with its gradient beside its own parts; None where even that does not fit."""
         try:
             whole = self._pass(_fresh(batch), items, context, grad=True)
-            return Comparison(whole, self._parts(batch, items, None, split, context, grad=True)) if items > 1 else None
+            return (
+                PartsComparison(whole, self._parts(batch, items, None, split, context, grad=True))
+                if items > 1
+                else None
+            )
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -309,7 +315,7 @@ class Probe:
         before.take()
         draw(drawn)
         states = _host_states() if watches else {}
-        settled, counts = _Settled(), Counts()
+        settled, counts = _Settled(), Denominators()
         off = torch.autocast(self.device.type, enabled=False) if context is None else context
         try:
             with warnings.catch_warnings(), torch.set_grad_enabled(grad), off, eager(), _in_eval(self.modules):

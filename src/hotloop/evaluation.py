@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.batch_errors import TORCH_ERRORS, attempt
-from hotloop.comparison import Comparison, Probe, Way, watched
+from hotloop.comparison import PartsComparison, PartWeight, Probe, watched
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
 from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
@@ -35,7 +35,7 @@ from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Plan, Split
 from hotloop.ranks import Ranks
-from hotloop.reductions import ClassCounts, Counts, Number, class_count, eager
+from hotloop.reductions import ClassCounts, Denominators, Number, class_count, eager
 from hotloop.snapshot import Snapshot
 from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.step.sharding import is_sharded
@@ -103,7 +103,7 @@ class Evaluation:
         self._model, self._device = model, device
         self._split, self._weighing = split, Weighing(split)
         self._goal: tuple[Any, Any] = (None, None)  # loss and objective of the last evaluation
-        self._ways: dict[Any, Mapping[str, Way]] = {}  # shapes of batches → how their losses are weighed
+        self._ways: dict[Any, Mapping[str, PartWeight]] = {}  # shapes of batches → how their losses are weighed
 
     def run(
         self,
@@ -339,7 +339,7 @@ class _Tally:
         loss: Callable[[Any, Any], Tensor] | None,
         device: torch.device,
         weighing: Weighing,
-        ways: dict[Any, Mapping[str, Way]],
+        ways: dict[Any, Mapping[str, PartWeight]],
     ) -> None:
         self._stateful: dict[str, Metric] = {n: m.to(device) for n, m in metrics.items() if hasattr(m, "compute")}
         for metric in self._stateful.values():
@@ -355,7 +355,7 @@ class _Tally:
         self._parts: tuple[str, ...] = ()  # names of losses of which there are several
         self._gathered = Snapshot()  # what metrics hold
         self._weighing, self._ways = weighing, ways
-        self._untold: list[tuple[Losses, Counts, int]] = []  # losses of which a later batch tells how they are weighed
+        self._untold: list[tuple[Losses, Denominators, int]] = []  # a later batch tells their weights
         self._noted_untold = 0
         self._left_out = torch.zeros((), device=device, dtype=torch.bool)  # whether a loss was, in which nothing counts
         self._nothing = nn.Module()  # the model of a criterion
@@ -377,7 +377,7 @@ class _Tally:
             return
         probe = Probe(objective, model, [model], self._zero.device, learns=False)
         found = probe.compared(part, items, max(items // 3, 1), split)
-        verdict = found.verdict(sums=not averages(loss)) if isinstance(found, Comparison) else found
+        verdict = found.verdict(sums=not averages(loss)) if isinstance(found, PartsComparison) else found
         if verdict is not None and verdict.differs is not None:
             warnings.warn(
                 f"memory ran out in an evaluation, and {verdict.differs}: what is reported depends on the memory. fix:"
@@ -446,7 +446,7 @@ class _Tally:
     def add_losses(self, batch: Any, items: int, key: Any, objective: Objective, model: nn.Module) -> None:
         """Add the losses of a batch, weighed as those of the same `key`, not None, were, or as a comparison shows."""
         ways = None if key is None else self._ways.get(key)
-        counts: Counts | ClassCounts = Counts()
+        counts: Denominators | ClassCounts = Denominators()
         if ways is not None and not any(way.kind == "count" for way in ways.values()):
             losses = losses_of(objective, model, batch)
         elif ways is not None and all(way.is_of_classes for way in ways.values()):
@@ -456,7 +456,7 @@ class _Tally:
             with self._weighing.looked_at(model), eager():
                 losses = uniform(watched(objective, model, batch, counts), batch)
         if ways is None:
-            assert isinstance(counts, Counts)
+            assert isinstance(counts, Denominators)
             probe = Probe(objective, model, [model], self._zero.device, learns=False)
             last = next(reversed(self._ways.values()), {})
             known = probe if len(self._ways) < SHAPES else None
@@ -468,7 +468,9 @@ class _Tally:
             self._ways[key] = ways
         self._add_weighed(losses, counts, items, ways)
 
-    def _add_weighed(self, losses: Losses, counts: Counts | ClassCounts, items: int, ways: Mapping[str, Way]) -> None:
+    def _add_weighed(
+        self, losses: Losses, counts: Denominators | ClassCounts, items: int, ways: Mapping[str, PartWeight]
+    ) -> None:
         several = len(losses.parts) > 1
         for name, value in losses.parts.items():
             kept, way = name if several else "loss", ways[name]

@@ -21,7 +21,7 @@ NEGLIGIBLE = 1e-3  # what is added to a count to keep it from 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Count:
+class Denominator:
     """What a loss, or a part of it, may be the mean over."""
 
     value: Number
@@ -75,29 +75,16 @@ def class_count(
 
 def _guarded_loss(func: Any, count: Tensor, args: Any, kwargs: Any) -> Tensor:
     """A mean over classes that is 0 where nothing counts."""
-    if kwargs.get("label_smoothing") or len(args) > 7:  # its gradient would be 0/0 too: the sum is divided by hand
-        return _summed(*args, **kwargs) / torch.where(count == 0, 1, count)
+    if kwargs.get("label_smoothing"):  # its gradient would be 0/0 too: the sum is divided by hand
+        logits, *rest = args or (kwargs.pop("input"),)
+        exact = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()  # a sum may be large
+        summed: Tensor = func(exact, *rest, **{**kwargs, "reduction": "sum"})
+        return summed / torch.where(count == 0, 1, count)
     loss: Tensor = func(*args, **kwargs)
     return torch.where(count == 0, 0.0, loss)  # the gradient of ignored targets is 0 in any case
 
 
-def _summed(
-    input: Tensor,  # noqa: A002
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    exact = input if input.dtype in (torch.float32, torch.float64) else input.float()  # a sum may be too large for fp16
-    return F.cross_entropy(
-        exact, target, weight, ignore_index=ignore_index, reduction="sum", label_smoothing=label_smoothing
-    )
-
-
-class Counts(TorchFunctionMode):
+class Denominators(TorchFunctionMode):
     """Notes what the losses that are computed inside may be means over: candidates, of which a comparison chooses.
 
     `guards`: the mean of nothing, which is 0/0, is 0 inside, with a gradient of 0. Nothing waits for the device.
@@ -105,7 +92,7 @@ class Counts(TorchFunctionMode):
 
     def __init__(self, *, guards: bool = True) -> None:
         super().__init__()
-        self.counts: list[Count] = []
+        self.counts: list[Denominator] = []
         self._guards = guards
         self._losses: dict[int, tuple[Tensor, int]] = {}  # PyTorch's → the place of its count, or `A_SUM`
         self._bare: dict[int, tuple[Tensor, Tensor | None]] = {}  # counts with a guard → without; None: no count
@@ -130,7 +117,7 @@ class Counts(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if note is None else note(self, func, args, kwargs or {})
 
     def _note(self, count: Number, *, by_values: bool = True, size: int = 0, of: Any = None) -> None:
-        self.counts.append(Count(count, by_values, size))
+        self.counts.append(Denominator(count, by_values, size))
         if of is not None:
             self._losses[id(of)] = (of, len(self.counts) - 1)
 
@@ -252,17 +239,18 @@ _OF_ROWS = (  # noqa: SIM905  # one value for each row of the first argument
     "cosine_embedding_loss margin_ranking_loss triplet_margin_loss triplet_margin_with_distance_loss multi_margin_loss"
     " multilabel_margin_loss multilabel_soft_margin_loss"
 ).split()
-_NOTED: dict[str, Callable[[Counts, Any, Any, Any], Any]] = {
+_NOTED: dict[str, Callable[[Denominators, Any, Any, Any], Any]] = {
     name: method
     for method, names in {
-        Counts._loss: f"cross_entropy nll_loss ctc_loss {_OF_ELEMENTS} {' '.join((*_NORMALISED, *_OF_ROWS))}",
-        Counts._mean: "mean",
-        Counts._divide: "div divide true_divide __truediv__ __rtruediv__ __rdiv__ __itruediv__ div_",
-        Counts._guard: "clamp clamp_min clamp_ clamp_min_ clip clip_ maximum max add __add__ __radd__",
-        Counts._detach: "detach",
-        Counts._read_number: "item __int__ __float__ __index__",
-        Counts._index: "__getitem__",
-        Counts._shape_by_values: "nonzero masked_select unique unique_consecutive argwhere repeat_interleave tolist",
+        Denominators._loss: f"cross_entropy nll_loss ctc_loss {_OF_ELEMENTS} {' '.join((*_NORMALISED, *_OF_ROWS))}",
+        Denominators._mean: "mean",
+        Denominators._divide: "div divide true_divide __truediv__ __rtruediv__ __rdiv__ __itruediv__ div_",
+        Denominators._guard: "clamp clamp_min clamp_ clamp_min_ clip clip_ maximum max add __add__ __radd__",
+        Denominators._detach: "detach",
+        Denominators._read_number: "item __int__ __float__ __index__",
+        Denominators._index: "__getitem__",
+        Denominators._shape_by_values: "nonzero masked_select unique unique_consecutive argwhere"
+        " repeat_interleave tolist",
     }.items()
     for name in names.split()
 }
@@ -270,7 +258,7 @@ _NOTED: dict[str, Callable[[Counts, Any, Any, Any], Any]] = {
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """What the person has compiled runs as it was written: the compiler does not trace `Counts`."""
+    """What the person has compiled runs as it was written: the compiler does not trace `Denominators`."""
     if not compiler_is_loaded():
         yield
         return

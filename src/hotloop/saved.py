@@ -58,11 +58,11 @@ class SavedFiles:
         self._kept: dict[str, SavedFile] = {}  # by path
 
     def install(self, replace: Replace) -> None:
-        saving, loading = self._saving(torch.save), self._loading(torch.load)
+        saving, loading = self.saving(torch.save), self._loading(torch.load)
         for module in (torch, torch.serialization):
             replace(module, "save", saving)
             replace(module, "load", loading)
-        self._safetensors(replace)
+        self.safetensors_saving(replace)
         self._moves(replace)
 
     def of(self, path: Any) -> SavedFile | None:
@@ -79,7 +79,7 @@ class SavedFiles:
     def _keep(self, path: Any, kept: SavedFile) -> None:
         self._kept[self._key(path)] = kept
 
-    def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
+    def saving(self, save: Callable[..., None]) -> Callable[..., None]:
         def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             if not self._takes(f):
                 save(obj, f, *args, **kwargs)
@@ -97,7 +97,7 @@ class SavedFiles:
 
         return fetch
 
-    def _safetensors(self, replace: Replace) -> None:
+    def safetensors_saving(self, replace: Replace) -> None:
         """Below `save_file` and `load_file`, which a program may have imported before."""
         serialize, write, safe_open = safetensors.serialize, safetensors.serialize_file, safetensors.safe_open
 

@@ -12,14 +12,25 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotloop._torch import BUFFERS, MODULES, PARAMETERS, BatchNorm, accumulated_hooks
-from hotloop.comparison import GIVEN, ITEMS, OWN, SUM, Comparison, Probe, Verdict, Way, watched, way_of_pytorch
+from hotloop.comparison import (
+    GIVEN,
+    ITEMS,
+    OWN,
+    SUM,
+    PartsComparison,
+    PartWeight,
+    Probe,
+    Verdict,
+    watched,
+    way_of_pytorch,
+)
 from hotloop.effects import Skip, installed_once, look
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.micro_batches import bounds, items_along, joined, part_of
 from hotloop.memory.oom import is_capturing
 from hotloop.objective import Losses, Objective, items_in, losses_of, shapes_in, uniform
 from hotloop.plan import Split
-from hotloop.reductions import ClassCounts, Counts, eager
+from hotloop.reductions import ClassCounts, Denominators, eager
 from hotloop.rng import Generator
 from hotloop.text import shorten
 
@@ -41,8 +52,11 @@ class _Known:
     verdicts: dict[Any, Verdict] = field(default_factory=dict)  # by shapes, and the size of the parts
     cuts: int = 0
     open: int = 0  # comparisons in a row that left several ways
-    first: "tuple[Any, Losses, Counts] | None" = None  # the first batch that accumulates, which counts as 1 until then
+    first: "tuple[Any, Losses, Denominators] | None" = (
+        None  # the first batch that accumulates, which counts as 1 until then
+    )
     is_own: bool = False  # whether the loss is one of PyTorch's
+    guess: PartWeight | None = None  # the way by which the first batch was weighed, for its ranks have updated with it
 
 
 class Weighing:
@@ -56,7 +70,13 @@ class Weighing:
     """
 
     def __init__(
-        self, split: Split = "auto", *, sums: bool = False, later: Sequence[int] = LATER, compiles: bool = False
+        self,
+        split: Split = "auto",
+        *,
+        sums: bool = False,
+        later: Sequence[int] = LATER,
+        compiles: bool = False,
+        on_ranks: bool = False,
     ) -> None:
         self.split = split
         self.may_probe: Callable[[], bool] = lambda: True
@@ -65,7 +85,7 @@ class Weighing:
         self._first: list[str] = []  # what the first call changed, which may be done once, as by one that fills a cache
         self._called_once_more = False  # that call was no step's
         self._default = SUM if sums else ITEMS
-        self._sums, self._later, self._compiles = sums, later, compiles
+        self._sums, self._later, self._compiles, self._on_ranks = sums, later, compiles, on_ranks
         self._known: dict[str, _Known] = {}
         self._told: set[str] = set()
 
@@ -92,20 +112,20 @@ class Weighing:
         batch: Any,
         items: int,
         size: int | None,
-        *,
-        at_once: bool = False,
     ) -> Verdict:
         """How batches of this shape are weighed; `size`: they are cut into micro-batches, else they accumulate.
 
-        `probe` is asked for where a comparison is due: of batches that accumulate, before the pass of the second, since
-        the first is looked at, or with `at_once` before that of the first.
+        `probe` is asked for where a comparison is due: of batches that accumulate before the pass of the second, since
+        the first is looked at.
         """
         if self.split == "items":
             return self.known(name, batch)
         known, key = self._known.setdefault(name, _Known()), (shapes_in(batch), size)
         verdict = known.verdicts.get(key)
         alike = [each for (_, other), each in known.verdicts.items() if other == size]
-        if size is None and not alike and not at_once and (known.first is None or not self._is_looked_at):
+        if (told := next((each for each in alike if each.differs is not None), None)) is not None and size is None:
+            return told
+        if size is None and not alike and (known.first is None or not self._is_looked_at):
             return Verdict()
         known.cuts += 1
         if (verdict is None and len(alike) < SHAPES) or known.cuts in self._later or 0 < known.open < UNDECIDED:
@@ -126,18 +146,20 @@ class Weighing:
         """The verdict of a comparison, which is kept; None where there can be none."""
         if not self._may_be_called or is_capturing():
             return None
-        if size is None and known.first is not None and isinstance(self.split, str):  # nothing has to be cut
+        given = [(batch, items, size)] if items > 1 else []
+        if size is None and known.first is not None and isinstance(self.split, str):  # as they accumulate
             before = int(known.first[1].count)
             both = joined(known.first[0], batch, before, items)
-            if both is not None:
-                batch, size, items = both, max(before, items), before + items
-        if items < 2:
+            given = [(both, before + items, max(before, items)), *given] if both is not None else given
+        if not given:
             return None
         looked = self._looking(probe.modules)
         self._called_once_more |= looked is not None
         probe = replace(probe, learns=probe.learns and not known.is_own)
-        found = probe.compared(batch, items, size, self.split, partial(self._settle, looked))
-        verdict = found.verdict(sums=self._sums) if isinstance(found, Comparison) else found
+        found = [probe.compared(*each, self.split, partial(self._settle, looked)) for each in given]
+        verdicts = [each.verdict(sums=self._sums) if isinstance(each, PartsComparison) else each for each in found]
+        told = [each for each in verdicts if each is not None]
+        verdict = next((each for each in told if each.differs is not None), told[0] if told else None)
         if verdict is not None:
             known.verdicts[key] = verdict
             known.open = known.open + 1 if verdict.is_open else 0
@@ -167,7 +189,7 @@ class Weighing:
         else:
             if self._compiles and objective is not plain and way is not None:
                 self._tell_of_eager()
-            counts = Counts()
+            counts = Denominators()
             with self.looked_at(model) if way is None else _NOTHING, eager():
                 losses = uniform(watched(plain, model, batch, counts), batch, name)
             way = way or self._unless_compared(name, losses, counts, batch, items, is_part=is_part)
@@ -177,13 +199,15 @@ class Weighing:
         if known is not None and known.first is not None and verdict.way is not None:
             _, before, noted = known.first
             known.first = None
-            if not known.is_own:
+            if self._on_ranks and verdict.way != known.guess:
+                self._tell_of_first_step(verdict.way)
+            elif verdict.way != known.guess:
                 self._weigh(before, verdict.way, int(before.count), noted.value_at(verdict.way.place))
                 losses.first = float(before.mass)
         return losses
 
     def _weigh(
-        self, losses: Losses, way: Way, items: int, weight: int | float | Tensor | None, *, reads: bool = False
+        self, losses: Losses, way: PartWeight, items: int, weight: int | float | Tensor | None, *, reads: bool = False
     ) -> None:
         """Note what losses weigh; `reads`: the host is to know where nothing counts: a gradient may be 0/0 there."""
         if losses.is_counted and way is not GIVEN:
@@ -211,8 +235,8 @@ class Weighing:
                 self.tell_of_what_is_left_out()
 
     def _unless_compared(
-        self, name: str, losses: Losses, counts: Counts, batch: Any, items: int, *, is_part: bool
-    ) -> Way:
+        self, name: str, losses: Losses, counts: Denominators, batch: Any, items: int, *, is_part: bool
+    ) -> PartWeight:
         """The way of losses that were not compared."""
         if losses.is_counted:
             return OWN
@@ -223,13 +247,24 @@ class Weighing:
             counts.forget()
             before = Losses({"": losses.total.detach()}, items)
             known.first, known.is_own = (batch, before, counts), own is not None
+            places = [place for place, count in enumerate(counts.counts) if count.by_values] if self._on_ranks else []
+            known.guess = own or (PartWeight("count", places[-1]) if places else self._default)
+            return known.guess
         elif own is None and not is_capturing():
             self._tell_of_unknown(counts, items)
+        elif own is not None and not is_part and not self._may_be_called:  # no comparison will tell more
+            known.verdicts[shapes_in(batch), None] = Verdict(own)
         return own or self._default
 
     def ways(
-        self, losses: Losses, counts: Counts, batch: Any, items: int, probe: Probe | None, last: Mapping[str, Way]
-    ) -> Mapping[str, Way] | None:
+        self,
+        losses: Losses,
+        counts: Denominators,
+        batch: Any,
+        items: int,
+        probe: Probe | None,
+        last: Mapping[str, PartWeight],
+    ) -> Mapping[str, PartWeight] | None:
         """The way of each of several losses, as an evaluation reports them; None where another batch has to tell.
 
         `last` are those of batches of other shapes.
@@ -240,7 +275,7 @@ class Weighing:
         found = None
         if items > 1 and probe is not None and self._may_be_called:
             found = probe.compared(batch, items, None, self.split)
-        if isinstance(found, Comparison):
+        if isinstance(found, PartsComparison):
             verdicts = {name: found.verdict(name, sums=self._sums) for name in own}
             if not last and any(each.is_open and not found.whole.losses[name] for name, each in verdicts.items()):
                 return None
@@ -252,7 +287,7 @@ class Weighing:
         self._tell_of_unknown(counts, items)
         return {name: way or self._default for name, way in own.items()}
 
-    def default_ways(self, losses: Losses, counts: Counts, items: int) -> Mapping[str, Way]:
+    def default_ways(self, losses: Losses, counts: Denominators, items: int) -> Mapping[str, PartWeight]:
         """The ways of losses that nothing has told."""
         self._tell_of_unknown(counts, items)
         return dict.fromkeys(losses.parts, self._default)
@@ -299,7 +334,7 @@ class Weighing:
     def _is_looked_at(self) -> bool:
         return self.roots is None or self._effects is not None
 
-    def _tell_of_unknown(self, counts: Counts, items: int) -> None:
+    def _tell_of_unknown(self, counts: Denominators, items: int) -> None:
         if items == 1 and not any(count.by_values for count in counts.counts):
             return  # whatever it is the mean over, or a sum, it weighs the same
         names = f", because your code changes what cannot be restored ({shorten(self._effects or [], 3)})"
@@ -314,6 +349,13 @@ class Weighing:
         self._tell(
             "empty",
             f"a batch, or a part of one, has a loss though nothing in it counts, and is left out. fix: {_HOW_TO_SAY}",
+        )
+
+    def _tell_of_first_step(self, way: PartWeight) -> None:
+        self._tell(
+            "first",
+            f"the batches of ranks are {way}, as a comparison has shown, and those of the first step were weighed in"
+            " another way. fix: return (loss, weight) from an objective, weight being what the loss is the mean over",
         )
 
     def _tell_of_eager(self) -> None:

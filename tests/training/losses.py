@@ -426,7 +426,8 @@ def same_value(model: nn.Module, batch: Any) -> Tensor:
 
 def two_masks(model: nn.Module, batch: Any) -> Tensor:
     losses = each(model, batch)
-    return (losses * batch[2]).sum() / batch[2].sum().clamp(min=1) + losses[~batch[2]].square().mean()
+    others = losses.square() * ~batch[2]
+    return (losses * batch[2]).sum() / batch[2].sum().clamp(min=1) + others.sum() / (~batch[2]).sum().clamp(min=1)
 
 
 def barlow(model: nn.Module, batch: Any) -> Tensor:
@@ -612,7 +613,7 @@ CASES = (
         Tokens,
         objective=lambda m, b: 0.5 * (tokens(m, b) * b["mask"]).sum() / (b["mask"].sum() + 1e-6),
     ),
-    Case("positives of a detector", chosen, objective=detection),
+    Case("positives of a detector", chosen, objective=detection, couples=True),
     Case("BCE, weights of elements", switches, loss=nn.BCEWithLogitsLoss(weight=torch.arange(1.0, CLASSES + 1))),
     Case("multi-label soft margin", switches, loss=nn.MultiLabelSoftMarginLoss()),
     Case("multi margin", classified(), loss=nn.MultiMarginLoss()),
@@ -747,7 +748,6 @@ CASES = (
         "a loss over its own value",
         classified(),
         objective=lambda m, b: each(m, b).mean() / each(m, b).mean().detach(),
-        couples=True,
     ),
     Case("logarithm of a mean", regressed(), objective=lambda m, b: errors(m, b).mean().log(), couples=True),
     Case("exponential of a mean", classified(), objective=lambda m, b: each(m, b).mean().exp(), couples=True),

@@ -198,13 +198,17 @@ def test_the_hook_that_stands_in_for_max_steps_ends_after_so_many() -> None:
     assert report.steps == 3
 
 
-def test_weights_that_no_optimizer_holds_are_named_once_and_frozen_ones_are_not() -> None:
+def test_weights_that_no_optimizer_holds_are_named_once_and_frozen_or_unused_ones_are_not() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
-    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
-    with pytest.warns(UserWarning, match=r"no optimizer of the loop holds 2 parameters.*0\.weight, 0\.bias"):
-        hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu")
+    model[0].average = nn.Linear(2, 2)  # takes part in no step
+    batch = (torch.ones(3, 2), torch.ones(3, 1))
+    loop = hotloop.Loop(model, torch.optim.SGD(model[1].parameters(), 0.1), nn.MSELoss(), device="cpu")
+    with pytest.warns(UserWarning, match=r"no optimizer of the loop holds 2 parameters.*0\.weight, 0\.bias") as told:
+        loop.fit([batch] * 3, progress=False, monitor=False)
+    assert len(told) == 1
     model[0].requires_grad_(False)
-    hotloop.Loop(model, optimizer, nn.MSELoss(), device="cpu")
+    model.zero_grad()
+    hotloop.Loop(model, torch.optim.SGD(model[1].parameters(), 0.1), nn.MSELoss(), device="cpu").step(batch)
 
 
 def test_a_setting_that_no_plan_has_is_named_where_a_file_holds_it(tmp_path: Path) -> None:

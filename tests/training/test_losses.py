@@ -14,6 +14,10 @@ from ..thorough import THOROUGH
 from .losses import CASES, COLUMNS, Case, cell, cut, measure, told
 
 PAGE = Path(__file__).parents[2] / "docs/losses.md"
+REFUSED = (
+    r"(items at once, .* in micro-batches of 5|the gradient is not that of its micro-batches of 5|is kept above)"
+    r"[\s\S]*fix: .*split"
+)
 pytestmark = pytest.mark.usefixtures("light_heap")
 NAMES = [case.name for case in CASES]
 
@@ -32,7 +36,8 @@ def test_parts_have_the_gradient_of_the_whole_batch(case: Case) -> None:
             off = measure(case, column)
         if case.couples or case.norm:
             if column != "evaluate":  # the mean of the batches' losses, as anyone computes it
-                assert seen, f"{case.name}, {column}: neither refused nor warned of"
+                right = off is not None and off <= (2e-2 if column == "bf16" else 1e-5)
+                assert seen or right, f"{case.name}, {column}: neither refused nor warned of"
             continue
         assert not seen, f"{case.name}, {column}: {seen}"
         assert off is not None
@@ -45,7 +50,7 @@ def test_samples_that_are_coupled_are_refused_with_both_numbers(case: Case) -> N
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     before = [p.detach().clone() for p in model.parameters()]
     loop = Loop(model, optimizer, objective=case.objective, device="cpu", plan=Plan("cpu", micro_batch=5))
-    with pytest.raises(BadArgument, match=r"items at once, .* in micro-batches of 5[\s\S]*fix: .*split") as caught:
+    with pytest.raises(BadArgument, match=REFUSED) as caught:
         loop.step(case.batch())
     assert not isinstance(caught.value, DoesNotFit)
     assert all(map(torch.equal, before, model.parameters()))

@@ -268,8 +268,9 @@ def test_what_is_built_otherwise_during_training_is_told_once_when_it_is_saved(t
 
     with pytest.warns(CheckpointWarning) as told:
         fit(task, tmp_path, loop=loop, epochs=2, every="4 steps", on_step=change)
-    assert ["cannot resume from the checkpoint of step 4: " in str(each.message) for each in told] == [True]
-    assert what in str(told[0].message)
+    (word,) = [str(each.message) for each in told if issubclass(each.category, CheckpointWarning)]
+    assert "cannot resume from the checkpoint of step 4: " in word
+    assert what in word
     with pytest.raises(BadArgument):
         fit(task, tmp_path, loop=build(), epochs=3, resume=True)
 

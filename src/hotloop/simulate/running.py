@@ -16,7 +16,6 @@ from typing import IO, Any, Self
 
 from hotloop.cache import cache_folder
 from hotloop.children import Child
-from hotloop.device import nvml
 from hotloop.errors import BadArgument
 from hotloop.files import write_json
 from hotloop.scripts import interpreter
@@ -184,6 +183,8 @@ def _host_at_hand() -> dict[str, Any] | None:
 
     Elsewhere a table says what hosts need.
     """
+    from hotloop.device import nvml  # noqa: PLC0415  # which imports torch
+
     if not nvml.read().cards:
         return None
     about = f"{platform.node()} {platform.python_version()} {importlib.metadata.version('torch')}"

@@ -35,8 +35,8 @@ class SimulatedFiles(SavedFiles):
         self._gpu = gpu
         self.written: dict[Place, str] = {}  # lines that saved to a file which the script had opened, by its name
 
-    def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
-        save_plain = super()._saving(save)
+    def saving(self, save: Callable[..., None]) -> Callable[..., None]:
+        save_plain = super().saving(save)
 
         def keep(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
             held = [tensor for tensor in tensors_held(obj) if is_simulated(tensor)]
@@ -95,8 +95,8 @@ class SimulatedFiles(SavedFiles):
         if isinstance(getattr(opened, "name", None), str) and place is not None:
             self.written[place] = opened.name
 
-    def _safetensors(self, replace: Replace) -> None:
-        super()._safetensors(replace)
+    def safetensors_saving(self, replace: Replace) -> None:
+        super().safetensors_saving(replace)
         address = safetensors.torch.storage_ptr
 
         def told(tensor: Tensor) -> int:

@@ -23,7 +23,7 @@ from hotloop.plan import Plan
 from hotloop.snapshot import Gradients
 from hotloop.step.across import AcrossRanks
 from hotloop.step.guard import guarded, is_plenty
-from hotloop.step.objectives import TrainedObjective, needs_closure
+from hotloop.step.objectives import TrainedObjective, needs_closure, tell_of_weights_without_optimizer
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
 from hotloop.weighing import Weighing, check_cut
@@ -210,6 +210,8 @@ class EagerStep:
         # The public sign of a skipped step: the scale backs off. (It reads one number; the step has just read another.)
         stepped = not self._scales or scaler.get_scale() >= before
         self._updates += 1
+        if self._updates == 1 and self._is_alone and not self.is_capturing:
+            tell_of_weights_without_optimizer(self.model, self.trained)
         self.counts.steps += stepped
         self.counts.skipped += not stepped
         if stepped and self.after_update is not None:
@@ -341,7 +343,7 @@ class EagerStep:
         if self._memory is None or self.is_capturing:  # a trial, or a capture: what was found before holds
             return weighing.known(name, batch)
         if size is None or size >= items:
-            verdict = weighing.verdict(name, self._probe, batch, items, None, at_once=self.across is not None)
+            verdict = weighing.verdict(name, self._probe, batch, items, None)
             if self._accumulate > 1:
                 if verdict.differs is not None:
                     weighing.tell_of_difference(verdict.differs)

@@ -1,15 +1,16 @@
 """`TrainedObjective`: one objective and the optimizers that follow it."""
 
 import inspect
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 from torch.optim import Optimizer
 
-from hotloop.errors import BadArgument
+from hotloop.errors import BadArgument, PlanWarning
 from hotloop.objective import Objective
-from hotloop.text import an
+from hotloop.text import an, plural, shorten
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 _ZERO_GRAD = Optimizer.zero_grad
@@ -126,3 +127,19 @@ def _arguments_of_step(optimizer: Optimizer) -> list[inspect.Parameter]:
         return list(inspect.signature(type(optimizer).step).parameters.values())[1:]
     except (TypeError, ValueError):  # one that is not written in Python
         return []
+
+
+def tell_of_weights_without_optimizer(model: nn.Module, trained: TrainedObjective) -> None:
+    """Warn of weights that have a gradient and no optimizer, after an update."""
+    held = set(map(id, trained.parameters))
+    left = [
+        name for name, parameter in model.named_parameters() if parameter.grad is not None and id(parameter) not in held
+    ]
+    if left:
+        warnings.warn(
+            f"no optimizer of the loop holds {plural(len(left), 'parameter')} that get a gradient and do not change:"
+            f" {shorten(left, 3)}\n  fix: build the optimizer from model.parameters(), or call requires_grad_(False) on"
+            " what is not to be trained, which also saves its gradient",
+            PlanWarning,
+            stacklevel=2,
+        )

@@ -59,7 +59,9 @@ class TrainingStep:
         self.counts = Counts()
         # A comparison blocks, which ends a capture: there, only first cuts are compared.
         later = () if plan.graph else LATER
-        self.weighing = Weighing(plan.split, sums=not averages, later=later, compiles=plan.compile != "off")
+        self.weighing = Weighing(
+            plan.split, sums=not averages, later=later, compiles=plan.compile != "off", on_ranks=across is not None
+        )
         self.compiled = compiled or {}
         if plan.compile != "off" and not compiled:
             self.compiled = {each.name: CompiledObjective(each.objective, plan.compile) for each in objectives}

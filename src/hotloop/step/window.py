@@ -40,8 +40,10 @@ class Window:
         """
         if losses.is_sum:
             return losses.total
-        if losses.first is not None and self.is_weighed and unit is None:
-            self.unit, self.weight = (losses.first or 1, 1.0 if losses.first else 0.0)
+        if losses.first is not None and self.batches and unit is None:  # the gradient stays as it is
+            counted, self.is_weighed = float(self.weight) if self.is_weighed else 1.0, True
+            is_there = bool(losses.first and counted)
+            self.unit, self.weight = (losses.first / counted, counted) if is_there else (losses.unit, 0.0)
         is_first = not self.is_weighed
         if is_first:
             self.unit, self.is_weighed = losses.unit if unit is None else unit(losses), True

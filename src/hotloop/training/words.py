@@ -1,6 +1,5 @@
 """Messages of a loop: what cannot be trained, what to try for a non-finite loss, how it continues in little memory."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import signature
@@ -9,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from hotloop._torch import BatchNorm
-from hotloop.errors import BadArgument, PlanWarning
+from hotloop.errors import BadArgument
 from hotloop.plan import Plan
 from hotloop.step.objectives import TrainedObjective
 from hotloop.text import plural, printable, shorten
@@ -48,10 +47,7 @@ def refuse_unknown(unknown: Iterable[str], own: str, functions: Mapping[str, Cal
 
 
 def check_that_it_can_learn(model: nn.Module, objectives: tuple[TrainedObjective, ...]) -> None:
-    """Raise for a run that would change nothing: an optimizer of another model, or all weights frozen.
-
-    One that would train only some of the weights is warned of.
-    """
+    """Raise for a run that would change nothing: an optimizer of another model, or all weights frozen."""
     own = {id(parameter) for parameter in model.parameters()}
     held = [parameter for each in objectives for parameter in each.parameters if id(parameter) in own]
     if not held:
@@ -59,18 +55,6 @@ def check_that_it_can_learn(model: nn.Module, objectives: tuple[TrainedObjective
     if not any(parameter.requires_grad for parameter in held):
         raise BadArgument(
             "every parameter that the optimizer holds is frozen", fix="call requires_grad_() on the parameters to train"
-        )
-    ids = set(map(id, held))
-    left = [
-        name for name, parameter in model.named_parameters() if parameter.requires_grad and id(parameter) not in ids
-    ]
-    if left:
-        warnings.warn(
-            f"no optimizer of the loop holds {plural(len(left), 'parameter')} that get a gradient and will not change:"
-            f" {shorten(left, 3)}\n  fix: build the optimizer from model.parameters(), or call requires_grad_(False) on"
-            " what is not to be trained, which also saves its gradient",
-            PlanWarning,
-            stacklevel=3,
         )
 
 
