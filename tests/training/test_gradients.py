@@ -163,4 +163,4 @@ def test_norms_add_no_synchronization(clip: dict[str, float]) -> None:
         with hotloop.waits("cuda") as seen:
             fitted_on_gpu(log, epochs=5, **clip)
         counted.append(len(seen))
-    assert counted[2] == counted[1]
+    assert counted[2] <= counted[1]
