@@ -50,6 +50,7 @@ class _Known:
     """What was found out about the batches of one objective."""
 
     verdicts: dict[Any, Verdict] = field(default_factory=dict)  # by shapes, and the size of the parts
+    own: dict[Any, PartWeight] = field(default_factory=dict)  # of losses that are PyTorch's, by shapes
     cuts: int = 0
     open: int = 0  # comparisons in a row that left several ways
     first: "tuple[Any, Losses, Denominators] | None" = (
@@ -179,7 +180,9 @@ class Weighing:
         is_part: bool = False,
     ) -> Losses:
         """The losses of a batch or a part of one, and their weight; `plain` is `objective`, not compiled or watched."""
-        way = GIVEN if weight is not None else verdict.way
+        way, known = GIVEN if weight is not None else verdict.way, self._known.get(name)
+        if way is None and known is not None and known.own:
+            way = known.own.get(shapes_in(batch))
         if way is not None and way.kind != "count":
             losses = losses_of(objective, model, batch, name, items)
         elif way is not None and way.is_of_classes:
@@ -243,6 +246,8 @@ class Weighing:
         ways = {way_of_pytorch(counts, value, items) for value in losses.parts.values()}
         own = ways.pop() if len(ways) == 1 else None
         known = self._known.setdefault(name, _Known())
+        if own is not None:
+            known.own[shapes_in(batch)] = own
         if known.first is None and not is_part:  # a comparison is still to come
             counts.forget()
             before = Losses({"": losses.total.detach()}, items)
@@ -252,8 +257,6 @@ class Weighing:
             return known.guess
         elif own is None and not is_capturing():
             self._tell_of_unknown(counts, items)
-        elif own is not None and not is_part and not self._may_be_called:  # no comparison will tell more
-            known.verdicts[shapes_in(batch), None] = Verdict(own)
         return own or self._default
 
     def ways(
