@@ -148,7 +148,8 @@ class Weighing:
         if not self._may_be_called or is_capturing():
             return None
         given = [(batch, items, size)] if items > 1 else []
-        if size is None and known.first is not None and isinstance(self.split, str):  # as they accumulate
+        joins = size is None and known.first is not None and isinstance(self.split, str)
+        if joins and known.first is not None and not (known.is_own and given):  # as they accumulate
             before = int(known.first[1].count)
             both = joined(known.first[0], batch, before, items)
             given = [(both, before + items, max(before, items)), *given] if both is not None else given
