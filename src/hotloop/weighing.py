@@ -145,13 +145,14 @@ class Weighing:
         self, known: _Known, key: Any, probe: Probe, batch: Any, items: int, size: int | None
     ) -> Verdict | None:
         """The verdict of a comparison, which is kept; None where there can be none."""
+        first, known.first = known.first, known.first and (None, *known.first[1:])  # no batch is held for longer
         if not self._may_be_called or is_capturing():
             return None
         given = [(batch, items, size)] if items > 1 else []
-        joins = size is None and known.first is not None and isinstance(self.split, str)
-        if joins and known.first is not None and not (known.is_own and given):  # as they accumulate
-            before = int(known.first[1].count)
-            both = joined(known.first[0], batch, before, items)
+        joins = size is None and isinstance(self.split, str) and not (known.is_own and given)
+        if joins and first is not None and first[0] is not None:  # as they accumulate
+            before = int(first[1].count)
+            both = joined(first[0], batch, before, items)
             given = [(both, before + items, max(before, items)), *given] if both is not None else given
         if not given:
             return None
@@ -230,12 +231,7 @@ class Weighing:
             ):
                 weight = float(weight)
             losses.weight, losses.size, losses.by_values = weight, max(items, round(items * way.ratio)), True
-            if (
-                weight is not None
-                and not isinstance(weight, Tensor)
-                and not (weight or way.drops)
-                and losses.total.detach().item()
-            ):
+            if not isinstance(weight, Tensor) and not (weight or way.drops) and losses.total.detach().item():
                 self.tell_of_what_is_left_out()
 
     def _unless_compared(
