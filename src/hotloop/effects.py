@@ -27,7 +27,6 @@ from hashlib import blake2b
 from mmap import mmap
 from numbers import Number
 from operator import length_hint
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, get_args
 
@@ -49,7 +48,7 @@ from hotloop._torch import (
     version_of,
 )
 from hotloop.attributes import HOOKS_INSTALLED
-from hotloop.placement.sites import INSTALLED, OURS
+from hotloop.placement.sites import OURS, is_installed
 from hotloop.rng import Generator, Rng
 
 MOST = 50_000  # objects that are looked at
@@ -641,8 +640,7 @@ def _is_plain(value: object) -> bool:
 @functools.cache
 def _is_own(file: str) -> bool:
     """Whether a file is the person's own."""
-    in_packages = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)  # of whichever Python
-    return not (in_packages or file.startswith((*OURS, *INSTALLED)))
+    return not (file.startswith(OURS) or is_installed(file))
 
 
 def _is_own_class(value: object) -> bool:

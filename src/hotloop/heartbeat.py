@@ -30,7 +30,7 @@ from hotloop._torch import store_of_ranks
 from hotloop.cache import cache_folder, make_private, why_foreign
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.files import finite
-from hotloop.placement.sites import INSTALLED, OURS, short
+from hotloop.placement.sites import OURS, is_installed, short
 from hotloop.ranks import Ranks, RanksDiffer, timeout
 from hotloop.text import duration, plural, printable
 
@@ -307,7 +307,7 @@ class Heartbeat:
         stack = list(stack)
         phase = next((self.phases[f.f_code] for f, _ in stack if f.f_code in self.phases), ELSEWHERE)
         outside = [(f, line) for f, line in stack if not f.f_code.co_filename.startswith(OURS)]
-        users = [(f, line) for f, line in outside if not f.f_code.co_filename.startswith(INSTALLED)]
+        users = [(f, line) for f, line in outside if not is_installed(f.f_code.co_filename)]
         line = next((f"{short(f.f_code.co_filename)}:{n} in {f.f_code.co_name}" for f, n in users or outside), "")
         module = str(stack[0][0].f_globals.get("__name__", "")) if stack else ""
         return CodePlace(phase, line, module.startswith(WAITING))

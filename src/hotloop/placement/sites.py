@@ -21,7 +21,6 @@ HOTLOOP = str(Path(__file__).parents[1])
 OURS = (str(Path(torch.__file__).parent), HOTLOOP, "<frozen", "<string>")
 PACKAGES = tuple(sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
 STANDARD = tuple(sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib"))
-INSTALLED = (*STANDARD, *PACKAGES)
 TRANSFORMER = str(nn.modules.transformer.__file__)
 
 
