@@ -158,9 +158,8 @@ def test_mistakes_are_told_before_anything_runs(tmp_path: Path, run: Run, args: 
 
 
 FAMILY = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-os.system(f"echo {os.getpid()} {child.pid} > pids~; mv pids~ pids")
+import subprocess, time
+subprocess.Popen(["sh", "-c", "echo $PPID $$ > pids~; mv pids~ pids; exec sleep 600"])
 time.sleep(600)
 """
 
