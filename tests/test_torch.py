@@ -581,15 +581,6 @@ def test_a_mode_for_functions_is_noticed() -> None:
         assert _torch.has_function_modes()
 
 
-def test_a_transform_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
-    torch.func.vmap(lambda x: (seen.append(_torch.is_transformed()), x)[1])(torch.ones(2))
-    assert seen == [True]
-    assert not _torch.is_transformed()
-    monkeypatch.delattr(torch._C, "_are_functorch_transforms_active")
-    assert not _torch.is_transformed()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its imports
 def test_a_pytorch_with_another_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _torch.why_not_ahead() is None

@@ -623,12 +623,6 @@ def has_function_modes() -> bool:
     return read is not None and bool(read())
 
 
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` runs in this thread, such as `vmap`; where that is unknown, not."""
-    read = getattr(torch._C, "_are_functorch_transforms_active", None)
-    return read is not None and bool(read())
-
-
 # Profiler, processor and allocator
 
 

@@ -27,7 +27,6 @@ _SWITCHES = (
     "fused",
     "tf32",
     "channels_last",
-    "flipped",
     "cudnn_benchmark",
     "checkpointing",
     "sync_batchnorm",
@@ -102,7 +101,6 @@ class Plan(Record):
     fused: bool = False  # the optimizer updates all weights in one kernel
     tf32: bool = False  # matmuls round their inputs to 10 bits of mantissa
     channels_last: bool = False  # memory format of images and of the weights of convolutions
-    flipped: bool = False  # gradients of convolutions are computed as convolutions with flipped weights
     cudnn_benchmark: bool = False  # the fastest convolution is found by trying
     compile: Compile = "off"
     graph: int = 0  # steps in one CUDA graph: 0 for no graph, more than 1 only inside `fit`

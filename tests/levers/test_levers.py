@@ -159,7 +159,6 @@ ON_CPU: dict[str, str | None] = {
     "given masks": NEEDS_CUDA,
     "row kernels": NEEDS_CUDA,
     "channels last": None,
-    "flipped": None,
     "fused": None,
     "compile": None,
     "compile blocks": None,
@@ -481,9 +480,7 @@ class Repeated(nn.Module):
         return self.blocks(x)
 
 
-@pytest.mark.parametrize(
-    "plan", [replace(CPU, flipped=True), replace(CPU, checkpointing=True), replace(CPU, compile="blocks")]
-)
+@pytest.mark.parametrize("plan", [replace(CPU, checkpointing=True), replace(CPU, compile="blocks")])
 def test_a_copy_or_a_file_of_a_model_knows_nothing_of_a_lever(plan: Plan) -> None:
     model = Repeated().eval()  # in which compiled blocks run eagerly
     model.blocks[0][1].forward = torch.tanh  # a person's own stays
@@ -572,13 +569,6 @@ def test_a_block_that_is_used_twice_is_one_block() -> None:
     block = _block()
     assert repeated_blocks(nn.ModuleList([block, block, _block()]))[:1] == [block]
     assert len(repeated_blocks(nn.ModuleList([block, block, _block()]))) == 2
-
-
-def test_flipped_gradients_are_for_fp32_on_a_cpu_without_a_compiler() -> None:
-    assert "for CPUs" in str(why_not("flipped", scene("cuda")))
-    assert "stride 1" in str(why_not("flipped", scene(model=nn.Linear(2, 2))))
-    pulled = {lever.name: lever for lever in LEVERS}["compile"].pull(Plan("cpu", flipped=True))
-    assert not pulled.flipped
 
 
 @every_lever

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hotloop import Loop, Plan, Report
 from hotloop.errors import MemoryWarning
-from hotloop.levers.flipped import FlippedLever
+from hotloop.levers.checkpointing import CheckpointingLever
 from hotloop.records import PlanChange
 
 from .test_state import interrupt_at
@@ -188,16 +188,16 @@ def test_a_plan_that_fails_halfway_leaves_the_one_before(monkeypatch: pytest.Mon
     loop.step(batch)
     core = loop._core
     core.carry_out(replace(core.step.plan, fused=True), "it is fused")
-    apply = FlippedLever.apply
+    apply = CheckpointingLever.apply
 
-    def fails(lever: FlippedLever, *given: Any) -> Iterator[Any]:
+    def fails(lever: CheckpointingLever, *given: Any) -> Iterator[Any]:
         yield next(iter(apply(lever, *given)))
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(FlippedLever, "apply", fails)
+    monkeypatch.setattr(CheckpointingLever, "apply", fails)
     with pytest.raises(torch.OutOfMemoryError):
-        core.carry_out(replace(core.step.plan, flipped=True), "it is flipped")
-    assert (loop.plan.fused, loop.plan.flipped) == (True, False)
+        core.carry_out(replace(core.step.plan, recompute=("0", "2")), "a test")
+    assert (loop.plan.fused, loop.plan.recompute) == (True, ())
     assert optimizer.param_groups[0]["fused"]
     assert not any("forward" in vars(layer) for layer in model)
     loop.step(batch)

@@ -188,7 +188,7 @@ def test_nothing_is_tried_over_the_plan_of_another_loop() -> None:
     torch.manual_seed(0)
     model = Actor()
     loops = []
-    for plan in (hotloop.Plan("cpu", flipped=True), "auto"):
+    for plan in (hotloop.Plan("cpu", recompute=("see",)), "auto"):
         optimizer = torch.optim.Adam(model.parameters(), 1e-3)
         loops.append(hotloop.Loop(model, optimizer, objective=objective, device="cpu", plan=plan))
     generator = torch.Generator().manual_seed(1)

@@ -605,10 +605,10 @@ def test_a_proposal_names_every_lever() -> None:
 
 
 def test_what_a_lever_puts_onto_a_module_is_not_taken_for_the_persons() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 64, 3))
-    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.CrossEntropyLoss(), device="cpu")
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)))
+    loop = hotloop.Loop(model, torch.optim.Adam(model.parameters()), nn.MSELoss(), device="cpu")
     before = look({"model": model})
-    loop._core.carry_out(Plan("cpu", flipped=True), "a test")
+    loop._core.carry_out(Plan("cpu", compile="blocks"), "a test")
     assert "forward" in vars(model[0])
     assert not before.changes(look({"model": model}))
 

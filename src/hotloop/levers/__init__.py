@@ -12,7 +12,6 @@ from importlib import import_module
 from hotloop.levers.base import Cost, Lever, LeverTarget, UnknownLever
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.levers.cuda_graph import MOST_STEPS
-from hotloop.levers.flipped import can_be_flipped
 from hotloop.levers.fused import without_fused_kernel
 from hotloop.levers.tf32 import fp32_matmul_precision
 from hotloop.plan import Plan
@@ -28,7 +27,6 @@ __all__ = [
     "Lever",
     "LeverTarget",
     "acting_levers",
-    "can_be_flipped",
     "fp32_matmul_precision",
     "levers_of",
     "pulled_levers",

@@ -62,7 +62,7 @@ class CompileLever(Lever):
     computes_the_same = True
 
     def pull(self, plan: Plan) -> Plan:
-        return replace(plan, compile="max-autotune" if plan.compile == "max-autotune" else "default", flipped=False)
+        return replace(plan, compile="max-autotune" if plan.compile == "max-autotune" else "default")
 
     def off(self, plan: Plan) -> Plan:
         return plan if plan.compile == "blocks" else replace(plan, compile="off")
@@ -106,7 +106,7 @@ class CompileBlocksLever(Lever):
     computes_the_same = True
 
     def pull(self, plan: Plan) -> Plan:
-        return replace(plan, compile="blocks", flipped=False)
+        return replace(plan, compile="blocks")
 
     def off(self, plan: Plan) -> Plan:
         return replace(plan, compile="off") if plan.compile == "blocks" else plan
@@ -284,7 +284,7 @@ class MaxAutotuneLever(Lever):
     needs_cuda = True
 
     def pull(self, plan: Plan) -> Plan:
-        return replace(plan, compile="max-autotune", flipped=False)
+        return replace(plan, compile="max-autotune")
 
     def off(self, plan: Plan) -> Plan:
         return replace(plan, compile="off") if plan.compile == "max-autotune" else plan

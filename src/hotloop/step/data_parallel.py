@@ -23,7 +23,7 @@ LAUNCH = "`hotloop launch --gpus {gpus} script.py`"
 REPEATS = 3  # passes that are timed, after one that is not
 LINK = "pcie4"  # assumed between GPUs: the slowest that is common
 # Settings that change how the one model computes, of which copies on other GPUs know nothing.
-_OTHERS = ("graph", "compile", "flipped", "checkpointing", "recompute", "memory_budget")
+_OTHERS = ("graph", "compile", "checkpointing", "recompute", "memory_budget")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from hotloop.ranks import Ranks, timeout
 from hotloop.text import plural, shorten
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
-_OTHERS = ("channels_last", "flipped", "micro_batch", "memory_budget", "cudnn_benchmark")
+_OTHERS = ("channels_last", "micro_batch", "memory_budget", "cudnn_benchmark")
 
 
 def shard(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from hotloop.plan import Plan, Trial, Verdict
 
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
 # From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
-DOUBTFUL = ("flipped", "row kernels", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
+DOUBTFUL = ("row kernels", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
 # Seconds that a plan takes to begin on a GPU: the gate, kernels that are used for the first time, warm-up, capture. In
 # a new process on an H200 it was 0.1 for an MLP, 0.5 for a ResNet-18, 0.7 for a Llama of 10 layers, 0.8 for airbench's
 # network and 1.4 for a diffusion UNet. cuDNN chooses and loads kernels for each convolution.
