@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hotloop import Loop, Plan
-from hotloop import plan as plans
 from hotloop.errors import BadArgument
 from hotloop.plan import Trial, Tuning
 
@@ -50,27 +48,6 @@ def test_a_setting_that_does_not_exist_is_told_with_the_nearest(settings: dict[s
         Plan("cpu", **settings)
     with pytest.raises(BadArgument, match=says):
         dataclasses.replace(Plan("cpu"), **settings)
-
-
-def test_an_old_name_of_a_setting_works_and_warns_at_the_line_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(plans.RENAMED, "grad_clip", "clip_norm")
-    with pytest.warns(FutureWarning, match=r"Plan\(grad_clip=…\) is called Plan\(clip_norm=…\) now") as told:
-        plan = Plan("cpu", grad_clip=2.0)  # type: ignore[arg-type]
-    assert plan == Plan("cpu", clip_norm=2.0)
-    assert told[0].filename == __file__
-    with pytest.raises(BadArgument, match="'clip_norm' and 'grad_clip', which is its old name"):
-        Plan("cpu", grad_clip=2.0, clip_norm=1.0)  # type: ignore[arg-type]
-    # A plan in a checkpoint or a report was written by no hand: it is read without a warning.
-    assert Plan.from_json({"device": "cpu", "grad_clip": 2.0}) == plan
-
-
-def test_every_old_name_leads_to_a_setting_and_has_a_line_in_the_changelog() -> None:
-    told = (Path(__file__).parents[1] / "CHANGELOG.md").read_text(encoding="utf-8")
-    now = {field.name for field in dataclasses.fields(Plan)}
-    for old, new in plans.RENAMED.items():
-        assert old not in now
-        assert new in now
-        assert f"`Plan.{old}`" in told
 
 
 def test_editors_and_inspect_see_the_settings_by_name() -> None:

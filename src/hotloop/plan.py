@@ -2,7 +2,6 @@
 
 import difflib
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -31,7 +30,6 @@ _SWITCHES = (
     "checkpointing",
     "sync_batchnorm",
 )
-RENAMED: dict[str, str] = {}  # old names of settings and those of today; each has a line in CHANGELOG.md
 # What others call a precision. Weights that are themselves in half precision ("bf16-true") are something else.
 _PRECISIONS = {
     "bf16": ("bf16-mixed", "bfloat16", "torch.bfloat16"),
@@ -56,32 +54,23 @@ def did_you_mean(name: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}? " if near else ""
 
 
-def _takes_old_names(plan: type[T]) -> type[T]:
-    """A record that takes a setting by an old name too, with a warning; a name it never had is told with the nearest.
-
-    Without it, Python would name only the argument that is not expected.
-    """
+def _names_the_nearest(plan: type[T]) -> type[T]:
+    """A record that tells a setting it does not have with the nearest; Python names only the unexpected argument."""
     make = plan.__init__
     names = [field.name for field in fields(plan)]  # type: ignore[arg-type]
 
     @wraps(make)
     def init(self: T, *values: Any, **settings: Any) -> None:
-        for old in [name for name in settings if name not in names]:
-            new = RENAMED.get(old)
-            if new is None:
-                fix = f"{did_you_mean(old, names)}The settings are: {', '.join(names)}"
-                raise BadArgument(f"Plan has no setting {printable(old)!r}", fix=fix)
-            if new in settings:
-                raise BadArgument(f"{new!r} and {old!r}, which is its old name", fix=f"give {new!r} alone")
-            warnings.warn(f"Plan({old}=…) is called Plan({new}=…) now", FutureWarning, stacklevel=2)
-            settings[new] = settings.pop(old)
+        for unknown in [name for name in settings if name not in names]:
+            fix = f"{did_you_mean(unknown, names)}The settings are: {', '.join(names)}"
+            raise BadArgument(f"Plan has no setting {printable(unknown)!r}", fix=fix)
         make(self, *values, **settings)
 
     plan.__init__ = init  # type: ignore[assignment]
     return plan
 
 
-@_takes_old_names
+@_names_the_nearest
 @dataclass(frozen=True)
 class Plan(Record):
     """How a run computes.
@@ -204,7 +193,6 @@ class Plan(Record):
         """A plan from JSON; of a function that cuts batches only the name is there, so it begins with "auto"."""
         if not isinstance(data, dict):
             raise BadArgument(f"{an(type(data).__name__)} in place of a plan", fix="give the settings by name")
-        data = {RENAMED.get(name, name): value for name, value in data.items()}  # of a file nobody is warned
         split = data.get("split", "auto")
         return super().from_json({**data, "split": split if isinstance(split, int) or split in SPLITS else "auto"})
 

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hotloop.cli import app, main
+from hotloop.cli import main
 
 from ..thorough import THOROUGH
 from ..warm import Warm
@@ -22,7 +21,6 @@ from .corpus import SCRIPTS, Script, complaints, expectation, load, parse, scrip
 
 CORPUS = scripts()
 ALL = os.environ.get("HOTLOOP_TEST_CORPUS") == "all"
-HAS_VERB = "simulate" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 # Enough to notice a broken simulation in every run of the tests; `test_findings.py` has all kinds of findings.
 # HOTLOOP_TEST_CORPUS=all simulates all scripts.
@@ -131,7 +129,6 @@ def test_a_script_runs_on_the_cpu_where_nothing_is_wrong_with_it(script: Script,
     assert rehearsed[str(script.path)] == script.updates
 
 
-@pytest.mark.skipif(not HAS_VERB, reason="there is no `hotloop simulate` yet")
 @pytest.mark.parametrize("script", [each for each in CORPUS if ALL or each.name in SAMPLE], ids=named)
 def test_a_simulation_finds_what_is_wrong_and_nothing_else(
     script: Script, simulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

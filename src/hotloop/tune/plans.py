@@ -11,7 +11,7 @@ import torch
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
 from hotloop.levers.fused import wrong_fused_kernel
-from hotloop.plan import RENAMED, Plan, did_you_mean
+from hotloop.plan import Plan, did_you_mean
 from hotloop.text import printable
 from hotloop.tune.subject import Subject
 
@@ -108,7 +108,7 @@ def read_plan(path: str | Path) -> Plan:
         what = error.what if isinstance(error, BadArgument) else str(error)
         raise BadArgument(f"{path} holds no plan: {what}", fix="write it with `hotloop tune --out`") from error
     names = [field.name for field in fields(Plan)]
-    for name in settings.keys() - {*names, *RENAMED}:
+    for name in settings.keys() - {*names}:
         meant = did_you_mean(name, names).strip() or "a plan of another version?"
         what = f"{path} has a setting that no plan has, and it is left out: {printable(name)!r}; {meant}"
         warnings.warn(what, PlanWarning, stacklevel=4)
