@@ -19,7 +19,8 @@ import types
 import weakref
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -40,6 +41,7 @@ from hotloop._torch import (
     BUFFERS,
     ENGINES,
     FORWARD_HOOKS,
+    MODULES,
     OF_STATE_DICT,
     PARAMETERS,
     REGISTERED,
@@ -66,6 +68,7 @@ _QUEUES = (io.IOBase, SimpleQueue)
 # What a person's code may change of modules of libraries.
 _OF_LIBRARIES = frozenset((*_WORDS, list, set, deque, dict, type(os.environ)))
 _RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
+_OF_PASSES = (int, float, complex, str, bytes, type(None), tuple, list, dict, set, deque, Tensor, Generator)
 _TABLES = (dict, OrderedDict)
 _MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
 _CACHE = type(functools.cache(len))
@@ -169,6 +172,73 @@ def look(
     return walk.seen
 
 
+def watched_changes(
+    roots: Mapping[str, object], skip: Skip | None = None, known: Iterable[object] = ()
+) -> Callable[[], list[str]]:
+    """Look now; the function that is returned looks again, and names what has changed since.
+
+    >>> calls = []
+    >>> changes = watched_changes({"objective": calls.append})
+    >>> calls.append(1)
+    >>> changes()
+    ['objective']
+    """
+    known = list(known)
+    before = look(roots, skip, known)
+    return lambda: before.changes(look(roots, skip, known))
+
+
+class CallEffects:
+    """What each call of the person's code changes that a `PassSnapshot` does not restore, by name.
+
+    Calls are looked at until one changes nothing, or two have changed something: what the first alone changes may be
+    done once, as by one that fills a cache. `tell` is given the names if one of these calls was no step's.
+    """
+
+    def __init__(self, tell: Callable[[list[str]], None]) -> None:
+        self.roots: Callable[[], Mapping[str, object]] | None = (
+            None  # from where the code is reached; None: not looked at
+        )
+        self.names: list[str] | None = None  # None: not known yet
+        self._first: list[str] = []
+        self._was_extra = False
+        self._tell = tell
+
+    @property
+    def are_known(self) -> bool:
+        return self.roots is None or self.names is not None
+
+    @contextmanager
+    def looked_at(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Look at a call of a step."""
+        may_repeat = self.before_call(modules)
+        try:
+            yield
+        finally:
+            may_repeat()
+
+    def before_call(self, modules: Sequence[nn.Module], *, is_extra: bool = False) -> Callable[[], bool]:
+        """Look; the function that is returned looks after the call, and says whether another one would do no harm."""
+        if self.roots is None or self.names is not None:
+            return lambda: not self.names
+        self._was_extra |= is_extra
+        weights = [parameter for module in modules for parameter in module.parameters()]
+        changes = watched_changes(self.roots(), restored_by_pass(modules), weights)
+
+        def may_repeat() -> bool:
+            if self.names is None:
+                changed = changes()
+                if changed and not self._first:
+                    self._first = changed
+                    return False
+                self.names = changed
+                if changed and self._was_extra:
+                    self._tell(changed)
+            return not self.names
+
+        return may_repeat
+
+
 def installed_once(name: str, value: object) -> bool:
     """Whether a module holds this since transformers hooks its layers when it is first asked for their outputs.
 
@@ -189,6 +259,19 @@ def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimiz
         if id(owner) not in known:
             return False
         return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED) or installed_once(name, value)
+
+    return skip
+
+
+def restored_by_pass(modules: Iterable[nn.Module]) -> Skip:
+    """For further calls: what a `PassSnapshot` restores of modules, and what no call changes of optimizers."""
+    known = {id(inner) for module in modules for inner in module.modules()}
+
+    def skip(owner: object, name: str, value: object) -> bool:
+        if isinstance(owner, Optimizer):
+            return name != "param_groups"  # no call of an objective steps it, but one may change its rates
+        inner = id(owner) in known and name != MODULES
+        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, _OF_PASSES) or installed_once(name, value))
 
     return skip
 

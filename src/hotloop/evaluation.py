@@ -124,7 +124,7 @@ class Evaluation:
         if self._goal != (loss, objective):
             self._goal, self._ways = (loss, objective), {}
             self._weighing = Weighing(self._split, sums=not averages(loss))
-            self._weighing.roots = lambda: {"model": self._model, "loss": loss, "objective": objective}
+            self._weighing.calls.roots = lambda: {"model": self._model, "loss": loss, "objective": objective}
         tally = _Tally(metrics or {}, loss, self._device, self._weighing, self._ways)
         # The person's own loader, with its own workers, unless `fit` keeps a stream of it between evaluations.
         batches = loader if isinstance(loader, Stream) else Stream(loader, self._device, origins=False)

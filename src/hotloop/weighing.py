@@ -1,17 +1,14 @@
 """`Weighing`: what micro-batches, or the batches of an accumulation window, weigh beside one another."""
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from hotloop._torch import BUFFERS, MODULES, PARAMETERS, BatchNorm, accumulated_hooks
+from hotloop._torch import BatchNorm, accumulated_hooks
 from hotloop.comparison import (
     GIVEN,
     ITEMS,
@@ -24,14 +21,13 @@ from hotloop.comparison import (
     watched,
     way_of_pytorch,
 )
-from hotloop.effects import Skip, installed_once, look
+from hotloop.effects import CallEffects
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
 from hotloop.memory.micro_batches import bounds, items_along, joined, part_of
 from hotloop.memory.oom import is_capturing
 from hotloop.objective import Losses, Objective, items_in, losses_of, shapes_in, uniform
 from hotloop.plan import Split
 from hotloop.reductions import ClassCounts, Denominators, eager
-from hotloop.rng import Generator
 from hotloop.text import shorten
 
 LATER = (8, 64)  # cuts that are compared again, whatever their shape
@@ -66,8 +62,8 @@ class Weighing:
     Some ways are likely: what PyTorch's losses are means over, items, a sum, what a loss is divided by. At each new
     size of parts, and a few times later, the loss of a whole batch and its gradient are compared with those of its
     parts, on copies, without a trace; the first way that gives the same holds.
-    `may_probe` says whether the person's code may be called more often than a step does. With `roots`, from where that
-    code can be reached, it is looked at first: nothing is compared where a call changes what cannot be restored.
+    `may_probe` says whether the person's code may be called more often than a step does. Where `calls` knows its roots,
+    calls are looked at first: nothing is compared where one changes what cannot be restored.
     """
 
     def __init__(
@@ -81,10 +77,7 @@ class Weighing:
     ) -> None:
         self.split = split
         self.may_probe: Callable[[], bool] = lambda: True
-        self.roots: Callable[[], Mapping[str, object]] | None = None
-        self._effects: list[str] | None = None  # what each call of the objectives changes; None: not known yet
-        self._first: list[str] = []  # what the first call changed, which may be done once, as by one that fills a cache
-        self._called_once_more = False  # that call was no step's
+        self.calls = CallEffects(self._tell_of_effects)  # of the objectives
         self._default = SUM if sums else ITEMS
         self._sums, self._later, self._compiles, self._on_ranks = sums, later, compiles, on_ranks
         self._known: dict[str, _Known] = {}
@@ -92,8 +85,7 @@ class Weighing:
 
     def take_over(self, other: "Weighing") -> None:
         """Know what another has found out about the same objectives."""
-        self.may_probe, self.roots, self._effects = other.may_probe, other.roots, other._effects
-        self._first, self._called_once_more = other._first, other._called_once_more
+        self.may_probe, self.calls = other.may_probe, other.calls
         self._known, self._told = other._known, other._told
 
     def items_in(self, batch: Any) -> int:
@@ -126,7 +118,7 @@ class Weighing:
         alike = [each for (_, other), each in known.verdicts.items() if other == size]
         if (told := next((each for each in alike if each.differs is not None), None)) is not None and size is None:
             return told
-        if size is None and not alike and (known.first is None or not self._is_looked_at):
+        if size is None and not alike and (known.first is None or not self.calls.are_known):
             return Verdict()
         known.cuts += 1
         if (verdict is None and len(alike) < SHAPES) or known.cuts in self._later or 0 < known.open < UNDECIDED:
@@ -146,7 +138,7 @@ class Weighing:
     ) -> Verdict | None:
         """The verdict of a comparison, which is kept; None where there can be none."""
         first, known.first = known.first, known.first and (None, *known.first[1:])  # no batch is held for longer
-        if not self._may_be_called or is_capturing():
+        if not self._may_be_called:
             return None
         given = [(batch, items, size)] if items > 1 else []
         joins = size is None and isinstance(self.split, str) and not (known.is_own and given)
@@ -156,10 +148,9 @@ class Weighing:
             given = [(both, before + items, max(before, items)), *given] if both is not None else given
         if not given:
             return None
-        looked = self._looking(probe.modules)
-        self._called_once_more |= looked is not None
+        may_repeat = self.calls.before_call(probe.modules, is_extra=True)
         probe = replace(probe, learns=probe.learns and not known.is_own)
-        found = [probe.compared(*each, self.split, partial(self._settle, looked)) for each in given]
+        found = [probe.compared(*each, self.split, may_repeat) for each in given]
         verdicts = [each.verdict(sums=self._sums) if isinstance(each, PartsComparison) else each for each in found]
         told = [each for each in verdicts if each is not None]
         verdict = next((each for each in told if each.differs is not None), told[0] if told else None)
@@ -292,56 +283,30 @@ class Weighing:
         self._tell_of_unknown(counts, items)
         return dict.fromkeys(losses.parts, self._default)
 
-    @contextmanager
-    def looked_at(self, model: nn.Module) -> Iterator[None]:
-        """A call of the person's code, after which it is known what it changes in Python."""
-        looked = self._looking([model])
-        try:
-            yield
-        finally:
-            self._settle(looked)
-
-    def _looking(self, modules: Sequence[nn.Module]) -> Callable[[], list[str]] | None:
-        """Look at the Python state that a call may change; what is returned tells what has, by name."""
-        if self.roots is None or self._effects is not None or is_capturing():
-            return None
-        roots, skip = self.roots(), _restored(modules)
-        weights = [parameter for module in modules for parameter in module.parameters()]
-        before = look(roots, skip, weights)
-        return lambda: before.changes(look(roots, skip, weights))
-
-    def _settle(self, looked: Callable[[], list[str]] | None) -> bool:
-        """After a call that was looked at; whether the code may be called again."""
-        if looked is not None and self._effects is None:
-            changed = looked()
-            if changed and not self._first:
-                self._first = changed
-                return False
-            self._effects = changed
-            if changed and self._called_once_more:
-                self._tell(
-                    "effects",
-                    f"your code changes {shorten(changed, 3)} in each call, and was called once more than the step"
-                    " does, to compare the loss of the whole batch with that of its micro-batches",
-                )
-        return not self._effects
+    def looked_at(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Look at a call of the person's code, after which it may be known what it changes in Python."""
+        return _NOTHING if is_capturing() else self.calls.looked_at([model])
 
     @property
     def _may_be_called(self) -> bool:
-        return not self._effects and self.may_probe()
+        return not self.calls.names and self.may_probe() and not is_capturing()
 
-    @property
-    def _is_looked_at(self) -> bool:
-        return self.roots is None or self._effects is not None
+    def _tell_of_effects(self, names: list[str]) -> None:
+        self._tell(
+            "effects",
+            f"your code changes {shorten(names, 3)} in each call, and was called once more than the step does, to"
+            " compare the loss of the whole batch with that of its micro-batches",
+        )
 
     def _tell_of_unknown(self, counts: Denominators, items: int) -> None:
         if items == 1 and not any(count.by_values for count in counts.counts):
             return  # whatever it is the mean over, or a sum, it weighs the same
-        names = f", because your code changes what cannot be restored ({shorten(self._effects or [], 3)})"
+        names = self.calls.names
+        because = f", because your code changes what cannot be restored ({shorten(names, 3)})" if names else ""
         self._tell(
             "unknown",
             "what the loss is the mean over is not known, and it could not be compared with that of the whole batch"
-            f"{names if self._effects else ''}: parts are weighed by items. fix: {_HOW_TO_SAY}",
+            f"{because}: parts are weighed by items. fix: {_HOW_TO_SAY}",
         )
 
     def tell_of_what_is_left_out(self) -> None:
@@ -391,20 +356,6 @@ class Weighing:
         if key not in self._told:
             self._told.add(key)
             warnings.warn(words, PlanWarning, stacklevel=2)
-
-
-def _restored(modules: Sequence[nn.Module]) -> Skip:
-    """What a `PassSnapshot` restores of modules: buffers, numbers, tensors, containers and generators."""
-    known = {id(inner) for module in modules for inner in module.modules()}
-    kinds = (int, float, complex, str, bytes, type(None), tuple, list, dict, set, deque, Tensor, Generator)
-
-    def skip(owner: object, name: str, value: object) -> bool:
-        if isinstance(owner, Optimizer):
-            return name != "param_groups"  # no call of an objective steps it, but one may change its rates
-        inner = id(owner) in known and name != MODULES
-        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, kinds) or installed_once(name, value))
-
-    return skip
 
 
 def norms_in(model: nn.Module) -> list[str]:

@@ -22,7 +22,7 @@ class Backward:
         self._modules = (model, *([criterion] if isinstance(criterion, nn.Module) else []))
         self._trained = TrainedObjective("loss", objective, (), self._modules)
         self._weighing = Weighing(split, sums=not averages(criterion))
-        self._weighing.roots = lambda: {"model": model, "objective": objective}
+        self._weighing.calls.roots = lambda: {"model": model, "objective": objective}
         self._memory: OutOfMemory | None = None
 
     @property

@@ -15,7 +15,7 @@ from hotloop.data import Stream, length_of
 from hotloop.data.origin import nothing_came
 from hotloop.data.resident import Resident
 from hotloop.device import Choice
-from hotloop.effects import counted_per_call, look
+from hotloop.effects import counted_per_call, look, watched_changes
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
 from hotloop.levers import uncaptured
@@ -361,7 +361,7 @@ class Core:
         if self.together.wrapper is not None:
             for eager in step.eagers:
                 eager.model = self.together.wrapper
-        step.weighing.roots = self.roots
+        step.weighing.calls.roots = self.roots
         if self.together.ranks is not None and is_sharded(self.model):
             step.weighing.may_probe = lambda: False  # a pass of one rank alone would wait for the others
         if self.watch.is_in_time and self.tuner.rounds(plan):
@@ -520,9 +520,7 @@ class Core:
 
     def _witness(self) -> Callable[[], list[str]]:
         """Call before a step is repeated; the returned function, called after, names what the person's code changed."""
-        roots = self.roots()
-        before = look(roots, counted_per_call)
-        return lambda: before.changes(look(roots, counted_per_call))
+        return watched_changes(self.roots(), counted_per_call)
 
     def _tell_of_memory(self, failed: int, follows: int) -> None:
         """Warn once that batches do not fit, and how training continues."""

@@ -17,7 +17,7 @@ from hotloop.data.origin import check_readable_again, is_in_order
 from hotloop.data.resident import Resident, why_not_resident
 from hotloop.data.rng import LoaderRng
 from hotloop.data.samplers import generators_of, has_known_sampler
-from hotloop.effects import look
+from hotloop.effects import watched_changes
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS
 from hotloop.memory.oom import clear, is_out_of_memory
@@ -176,11 +176,10 @@ class Trials:
     def time(self) -> float:
         """Seconds of a step of the plain plan; raises `Refused` where a step changes what cannot be restored."""
         roots = self._subject.roots({"device_transform": self._material.transform}, self._material.batches)
-        skip = self._subject.restorable()
-        before = look(roots, skip)
+        changes = watched_changes(roots, self._subject.restorable())
         self._rehearsal.exchange(self._plain.step)
         self._train(self._plain, 1)
-        if effects := before.changes(look(roots, skip)):
+        if effects := changes():
             raise Refused(f"a step changes {shorten(effects, 4)}, which trials cannot restore")
         steps = _steps_for(self._ready(self._plain))
         self.alone = statistics.median(self._block(self._plain, steps) for _ in range(FEWER_ROUNDS))
