@@ -36,7 +36,7 @@ gpu-test:                      ## the tests that need a CUDA GPU, with the Pytho
 	PYTHONPATH=src $(PYTHON) -m pytest -m gpu
 
 bench: $(VENV)/.bench          ## time training loops, pixel operations, streams and overheads on this machine
-	$(BIN)/hotloop bench --expert benchmarks/expert --out benchmarks/results
+	PYTHONPATH=benchmarks $(BIN)/python -m harness --expert benchmarks/expert --out benchmarks/results
 	$(BIN)/python benchmarks/pixel_ops.py
 	$(BIN)/python benchmarks/streams.py
 	$(BIN)/python benchmarks/overheads.py

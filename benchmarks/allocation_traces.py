@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hotloop.apps.simulate.allocator import Allocator, Block, Full
 from hotloop.errors import BadArgument
-from hotloop.files import write_whole
+from hotloop.files.whole import write_whole
+from hotloop.printing.text import printable, size
 from hotloop.records import Record
-from hotloop.simulate.allocator import Allocator, Block, Full
-from hotloop.text import printable, size
 
 ACTIONS = (
     "alloc",

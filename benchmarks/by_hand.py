@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.files import write_json
+from harness.about import commit, hardware, versions
+from hotloop.files.whole import write_json
 
 ROWS, TURNS, WARM = 4096, 9, 1000  # of a rollout; pairs of measurements; steps by hand before them
 

@@ -24,21 +24,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from calibration_cases import Call, Case, cases
 from calibration_fit import Fitted, Sample, fit_cache, fit_nearby
 from calibration_observe import observe
-from torch import Tensor
+from hotloop.apps.simulate import cost
+from hotloop.apps.simulate.cards import Card, card
+from hotloop.apps.simulate.host_cost import measure
+from hotloop.apps.simulate.products import Product
+from hotloop.apps.simulate.table import ArchitectureTable, HostCost, Link, default_table
+from hotloop.apps.simulate.work import Part, Tf32, parts_of, switches
+from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json, write_whole
 
-from hotloop.clock import synchronize
-from hotloop.files import write_json, write_whole
-from hotloop.simulate import cost
-from hotloop.simulate.cards import Card, card
-from hotloop.simulate.host import measure
-from hotloop.simulate.products import Product
-from hotloop.simulate.table import ArchitectureTable, HostCost, Link, default_table
-from hotloop.simulate.work import Part, Tf32, parts_of, switches
-
-TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "simulate" / "tables"
+TABLES = Path(__file__).resolve().parents[1] / "src" / "hotloop" / "apps" / "simulate" / "tables"
 META = torch.device("meta")
 SHORT = 1e-5  # seconds, below which it hardly matters how well an operation is foretold
 CYCLES = 2e9  # of the device's clock in a second, at least as many as any has

@@ -28,6 +28,14 @@ from typing import Any
 
 import pynvml
 import torch
+from torch.nn.attention import SDPBackend
+
+from harness.about import commit, hardware, versions
+from hotloop.apps.simulate.cards import Card, card, cards
+from hotloop.apps.simulate.convolution_workspaces import Case, plan_of
+from hotloop.apps.simulate.library_memory import TABLES, Constants, tables
+from hotloop.errors import DeviceUnavailable, HotloopError
+from hotloop.files.whole import write_whole
 from memory_cases import ANY, CASES, GRID, MORE, OTHER_KERNELS, SEQUENCES, STRIDED, UNEQUAL, USUAL, VOLUMES
 from memory_measures import (
     PARTS,
@@ -42,14 +50,6 @@ from memory_measures import (
     recur,
     step_foreach,
 )
-from torch.nn.attention import SDPBackend
-
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.files import write_whole
-from hotloop.simulate.cards import Card, card, cards
-from hotloop.simulate.constants import TABLES, Constants, tables
-from hotloop.simulate.convolutions import Case, plan_of
 
 SECONDS = 480.0
 WORKERS = 12  # processes: memory does not depend on the load, and to choose a kernel takes the host's time

@@ -7,6 +7,9 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
 from calibration_sizes import (
     ATTENTION,
     BATCHES,
@@ -29,8 +32,6 @@ from calibration_sizes import (
     VOCABULARIES,
     WIDTHS,
 )
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
 Call = Callable[[], Any]

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hotloop.simulate.cards import Card
-from hotloop.simulate.cost import cached, fill, peak
-from hotloop.simulate.nearby import Array, Nearby, closeness, doublings
-from hotloop.simulate.products import Part
-from hotloop.simulate.table import Curve
+from hotloop.apps.simulate.cards import Card
+from hotloop.apps.simulate.cost import cached, fill, peak
+from hotloop.apps.simulate.nearby import Array, Nearby, closeness, doublings
+from hotloop.apps.simulate.products import Part
+from hotloop.apps.simulate.table import Curve
 
 TILES = (512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 SHARPNESSES = (1.0, 2.0, 4.0, 8.0)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import leaves_of, schema_of
-from hotloop.simulate._torch import OperationMode
-from hotloop.simulate.events import Operation, Shape
+from hotloop.apps.simulate._torch import OperationMode
+from hotloop.apps.simulate.events import Operation, Shape
 
 
 def observe(call: Callable[[], Any]) -> list[Operation]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.bench.models import GPT, GPTSize
+from harness.models import GPT, GPTSize
 from hotloop.checkpoint import Store
 
 

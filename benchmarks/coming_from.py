@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
+from harness.about import commit, hardware, versions
 
 PAGES = {  # and the packages of each
     "lightning": ("lightning",),

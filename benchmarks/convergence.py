@@ -35,14 +35,14 @@ from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.models import GPT, GPTSize, ResNet18
-from hotloop.bench.switches import OwnSwitches
-from hotloop.bench.workloads.reference import next_token
-from hotloop.clock import synchronize
-from hotloop.sprites.drawing import guess_hidden
-from hotloop.sprites.making import CLASSES, make
-from hotloop.sprites.models import MASK, Classifier, Drawer, Size
+from harness.about import commit, hardware, versions
+from harness.models import GPT, GPTSize, ResNet18
+from harness.switches import OwnSwitches
+from harness.workloads.reference import next_token
+from hotloop.apps.sprites.drawing import guess_hidden
+from hotloop.apps.sprites.making import CLASSES, make
+from hotloop.apps.sprites.models import MASK, Classifier, Drawer, Size
+from hotloop.device.clock import synchronize
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ("plain", "auto")

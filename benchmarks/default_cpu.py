@@ -30,9 +30,9 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.data import images, rows, tokens
-from hotloop.bench.models import mlp
+from harness.about import commit, hardware, versions
+from harness.data import images, rows, tokens
+from harness.models import mlp
 
 LEAST = 0.97  # times the tutorial's loop, which no workload may be under
 BUSY = 0.15  # of the processor time of the machine that other programs may take before a pair of runs is repeated

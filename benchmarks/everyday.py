@@ -35,10 +35,10 @@ from torch.optim import SGD, Adadelta, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.packages import MissingPackage, require
-from hotloop.clock import synchronize
-from hotloop.files import write_json
+from harness.about import commit, hardware, versions
+from harness.packages import MissingPackage, require
+from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json
 
 WARM = 5  # steps of the tutorial's loop before it is timed
 SHARE = 0.7  # of the seconds that hotloop's run would take in the tutorial's loop, for which that is timed

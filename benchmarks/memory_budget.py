@@ -24,14 +24,14 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.models import GPT, GPTSize
-from hotloop.clock import synchronize
-from hotloop.files import write_json
+from harness.about import commit, hardware, versions
+from harness.models import GPT, GPTSize
+from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json
 from hotloop.memory.oom import clear
 from hotloop.plan import Plan
+from hotloop.printing.text import duration, size
 from hotloop.step.objectives import objectives_of
-from hotloop.text import duration, size
 from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.tune.rehearsal import Rehearsal, confirm, rehearsing
 from hotloop.tune.subject import Subject

@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterator
 from itertools import product
 
-from hotloop.simulate.convolutions import Case
+from hotloop.apps.simulate.convolution_workspaces import Case
 
 CASES = (
     Case(16, 3, 64, 224, 7, 2),

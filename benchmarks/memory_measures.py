@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hotloop.simulate.convolutions import Case
+from hotloop.apps.simulate.convolution_workspaces import Case
 
 aten = torch.ops.aten
 PARTS = ("forward", "input", "weight")  # of a convolution

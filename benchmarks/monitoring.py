@@ -27,10 +27,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.bench.models import ResNet18
+from harness.models import ResNet18
+from hotloop.apps.top.advice import Advisor
 from hotloop.monitor import Sampler
-from hotloop.monitor.advice import Advisor
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 MIB = 2**20
 BUSY = """

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import hotloop
-from hotloop.bench.models import GPT, GPTSize, ResNet18, mlp
-from hotloop.clock import synchronize
+from harness.models import GPT, GPTSize, ResNet18, mlp
+from hotloop.device.clock import synchronize
 from hotloop.errors import MemoryWarning
 
 GIB = 2**30

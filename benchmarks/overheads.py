@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.clock import synchronize
-from hotloop.sprites.making import make
+from hotloop.apps.sprites.making import make
+from hotloop.device.clock import synchronize
 
 QUIET = 0.1  # of the steps, the quickest: those in which nothing else had the core
 

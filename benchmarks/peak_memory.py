@@ -25,16 +25,16 @@ from rich.table import Table
 from torch.utils.data import TensorDataset
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.contestants import contestants
-from hotloop.bench.contestants.hot import loop_of
-from hotloop.bench.running import fresh_start
-from hotloop.bench.switches import OwnSwitches
-from hotloop.bench.workloads import Workload, workload
+from harness.about import commit, hardware, versions
+from harness.contestants import contestants
+from harness.contestants.hot import loop_of
+from harness.running import fresh_start
+from harness.switches import OwnSwitches
+from harness.workloads import Workload, workload
 from hotloop.errors import HotloopError
-from hotloop.files import write_json
+from hotloop.files.whole import write_json
 from hotloop.plan import Plan
-from hotloop.text import size
+from hotloop.printing.text import size
 
 WORKLOADS = ("mlp", "cnn", "resnet18", "dcgan", "lstm", "llama", "bert", "unet", "unseen-vit")
 TUTORIAL = 30  # batches

@@ -1,4 +1,4 @@
-"""The loops over pixels that `hotloop.sprites.pixels` replaces: plain Python on nested lists, slow and easy to check.
+"""The loops over pixels that `hotloop.apps.sprites.pixels` replaces: plain Python on nested lists, slow and plain.
 
 The benchmark times them, and the tests hold every operation to them. Sprites are lists [n][h][w] of indices, pictures
 lists [n][h][w] of [r, g, b, a].

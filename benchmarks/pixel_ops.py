@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import PIL
-import pixel_loops as loops
 import psutil
 import torch
 from PIL import Image
@@ -30,12 +29,13 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+import pixel_loops as loops
 from hotloop import measure
+from hotloop.apps.sprites import pixels as ops
+from hotloop.apps.sprites.making import make
 from hotloop.device.machine import cpu_name
+from hotloop.printing.text import count, duration
 from hotloop.records import Record, Timing
-from hotloop.sprites import pixels as ops
-from hotloop.sprites.making import make
-from hotloop.text import count, duration
 
 COLUMNS, GAP, INK, SCALE = 64, 1, (34, 32, 52, 255), 4
 Pictures = list[Image.Image]

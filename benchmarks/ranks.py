@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.children import Child
-from hotloop.text import plural
+from harness.about import commit, hardware, versions
+from hotloop.printing.text import plural
+from hotloop.scripts.children import Child
 
 TURNS = 5  # of each way of one process, at most
 SIZES = {"cuda": (768, 12, 12, 256), "cpu": (64, 2, 2, 32)}  # width, blocks, heads, tokens

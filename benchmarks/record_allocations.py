@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from allocation_traces import ACTIONS, Replayed, Trace, TraceEntry, read_trace, replay, write_trace
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.models import GPT, GPTSize
+from allocation_traces import ACTIONS, Replayed, Trace, TraceEntry, read_trace, replay, write_trace
+from harness.about import commit, hardware, versions
+from harness.models import GPT, GPTSize
 from hotloop.errors import DeviceUnavailable, HotloopError
-from hotloop.text import count, size
+from hotloop.printing.text import count, size
 
 TOGETHER = 4  # processes at once: most of their time is starting
 LIMIT = 120  # seconds for one of them

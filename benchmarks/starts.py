@@ -29,13 +29,13 @@ from rich.console import Console
 from rich.table import Table
 
 import hotloop
-from hotloop.bench.about import commit, hardware, versions
-from hotloop.bench.contestants import contestants
-from hotloop.bench.contestants.hot import in_words, loop_of
-from hotloop.bench.end_to_end import CACHES, of_length, pace_of
-from hotloop.bench.workloads import WORKLOADS, workload
-from hotloop.clock import synchronize
-from hotloop.files import write_json
+from harness.about import commit, hardware, versions
+from harness.contestants import contestants
+from harness.contestants.hot import in_words, loop_of
+from harness.end_to_end import CACHES, of_length, pace_of
+from harness.workloads import WORKLOADS, workload
+from hotloop.device.clock import synchronize
+from hotloop.files.whole import write_json
 
 KINDS = ("tutorial", "default")
 PACE = 3.0  # seconds of the tutorial's loop that its rate is taken from
@@ -143,7 +143,7 @@ def lengths(words: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="as `hotloop bench` names them")
+    parser.add_argument("workloads", nargs="+", metavar="WORKLOAD", help="as `python -m harness` names them")
     parser.add_argument("--seconds", type=lengths, default=[1.0, 2.0], help="of the tutorial's loop, such as 1,2")
     parser.add_argument("--turns", type=int, default=3, help="of each loop")
     parser.add_argument("--device", help="such as cpu; by default the best there is")

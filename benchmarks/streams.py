@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.clock import synchronize
-from hotloop.text import count
+from hotloop.device.clock import synchronize
+from hotloop.printing.text import count
 
 KINDS = ("direct", "prefetched", "resident")
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop.text import duration, size
+from hotloop.printing.text import duration, size
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 SECONDS = 2.0  # long enough for a few samples

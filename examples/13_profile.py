@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import hotloop
+from hotloop.printing.text import duration
 from hotloop.profiling.advice import part_words
-from hotloop.text import duration
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

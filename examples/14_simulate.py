@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.running import Simulator
-from hotloop.simulate.shim import CannotSimulate
-from hotloop.text import duration, size
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.running import Simulator
+from hotloop.apps.simulate.shim import CannotSimulate
+from hotloop.printing.text import duration, size
 
 CARDS = ("t4", "rtx4090", "h200")
 BATCH, LENGTH, WORDS, WIDTH = 96, 512, 8000, 512
-LISTENERS = ("hotloop.simulate.memory:MemoryListener", "hotloop.simulate.timeline:Time")
+LISTENERS = ("hotloop.apps.simulate.memory:MemoryListener", "hotloop.apps.simulate.timeline:Time")
 
 
 class Writer(nn.Module):

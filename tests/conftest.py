@@ -1,13 +1,18 @@
 """What all tests share: the `gpu` marker, a torch that does not fight over the cores, and small things to train."""
 
+import atexit
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
+import tomllib
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from itertools import count
 from pathlib import Path
 
@@ -35,6 +40,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup; tests send it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def install_verbs() -> None:
+    """Where the package is found by PYTHONPATH alone, nothing tells of its verbs: give it what an installation has."""
+    if entry_points(group="hotloop.verbs"):
+        return
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    folder = tempfile.mkdtemp(prefix="hotloop-verbs-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    about = Path(folder, "hotloop-0.dist-info")
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: hotloop\nVersion: 0\n")
+    verbs = project["entry-points"]["hotloop.verbs"]
+    (about / "entry_points.txt").write_text("\n".join(["[hotloop.verbs]", *map(" = ".join, verbs.items())]))
+    sys.path.append(folder)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), folder])
+
+
+install_verbs()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from hotloop.attributes import LOST, FlattenedValue, Restoring, ValueSnapshot, devices_of, moved, parts_of
 from hotloop.checkpoint.tree import pack, unpack
+from hotloop.values.attributes import LOST, FlattenedValue, Restoring, ValueSnapshot, devices_of, moved, parts_of
 
 WORDS = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=5), st.just(1 << 70),

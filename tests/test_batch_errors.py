@@ -9,8 +9,8 @@ from torch import nn
 
 import hotloop
 from hotloop import DeviceMismatch
-from hotloop.batch_errors import attempt
 from hotloop.errors import BadArgument, BatchError
+from hotloop.objective.batch_errors import attempt
 
 
 def message(model: nn.Module, *inputs: Any, call: Callable[[], object] | None = None) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.children import Child
+from hotloop.scripts.children import Child
 
 from .processes import gone
 
@@ -23,7 +23,7 @@ time.sleep(600 if "leave" not in sys.argv else 0)
 """
 WAITING = """
 import sys, tempfile
-from hotloop.children import Child
+from hotloop.scripts.children import Child
 with tempfile.TemporaryDirectory(dir=sys.argv[1]) as folder:
     with Child([sys.executable, *sys.argv[2:]], grace=0.5) as child:
         child.wait()

@@ -5,7 +5,8 @@ import time
 import pytest
 import torch
 
-from hotloop import clock, measure
+from hotloop import measure
+from hotloop.device import clock
 from hotloop.errors import BadArgument, HotloopError
 
 

@@ -14,12 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from hotloop.apps.sprites.demo import DemoSettings, run_demo
+from hotloop.apps.sprites.making import CLASSES
+from hotloop.apps.sprites.network_files import TrainedNetwork
+from hotloop.apps.sprites.recipes import Recipe
 from hotloop.cli import main
-from hotloop.demo import DemoSettings, run_demo
 from hotloop.errors import BadArgument, OutputError
-from hotloop.sprites.making import CLASSES
-from hotloop.sprites.store import TrainedNetwork
-from hotloop.sprites.training import Recipe
 
 KINDS = ("sword", "heart", "tree")
 FILES = {
@@ -55,8 +55,8 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> FirstRun:
     folder = tmp_path_factory.mktemp("demo") / "a [bold]run"
     options = ["--device", "cpu", "--seed", "3", "--effort", "0.05", "--json", "--out", str(folder)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as told:
-        patch.setattr("hotloop.demo.ON_A_CPU", KINDS)
-        patch.setattr("hotloop.demo.recipe_for", lambda *_: Recipe(width=8, epochs=1, batch=32, rate=8e-3))
+        patch.setattr("hotloop.apps.sprites.demo.ON_A_CPU", KINDS)
+        patch.setattr("hotloop.apps.sprites.demo.recipe_for", lambda *_: Recipe(width=8, epochs=1, batch=32, rate=8e-3))
         patch.setattr(sys, "argv", ["hotloop", "demo", *options])
         with pytest.raises(SystemExit) as ended:
             main()

@@ -14,8 +14,8 @@ import hotloop
 from hotloop import evaluate
 from hotloop.errors import BadArgument, BatchError, DoesNotFit, EmptyLoader
 from hotloop.evaluation import Evaluation, _Tally
-from hotloop.objective import predict
-from hotloop.weighing import Weighing
+from hotloop.objective.objectives import predict
+from hotloop.objective.weighing import Weighing
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import hotloop
 from hotloop.errors import BadArgument, BatchError
-from hotloop.objective import as_objective, averages, items_in, losses_of, predict, uniform
+from hotloop.objective.objectives import as_objective, averages, items_in, losses_of, predict, uniform
 
 MODEL = nn.Identity()
 BATCH = (torch.ones(4, 2), torch.zeros(4, 2))

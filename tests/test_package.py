@@ -36,7 +36,7 @@ import hotloop
 import hotloop.memory
 from hotloop import Loop
 for name in hotloop.__all__: getattr(hotloop, name)
-import hotloop.training.progress, hotloop.report.runs, hotloop.top.view, hotloop.simulate.shown
+import hotloop.training.progress, hotloop.report.runs, hotloop.apps.top.view, hotloop.apps.simulate.shown
 print(set_before == settings(), torch.cuda.is_initialized(), random.getstate() == before)
 """
     assert run(code) == "True False True\n"
@@ -153,7 +153,7 @@ def test_a_name_that_does_not_exist_lists_those_that_do() -> None:
 def test_no_two_classes_have_one_name() -> None:
     source = Path(hotloop.__file__).parent
     files = defaultdict(list)
-    exercises = source / "learn" / "exercises"  # scripts for learners, each of which stands alone
+    exercises = source / "apps" / "learn" / "exercises"  # scripts for learners, each of which stands alone
     for file in sorted(set(source.rglob("*.py")) - set(exercises.glob("*.py"))):
         for name in re.findall(r"^ *class (\w+)", file.read_text(encoding="utf-8"), re.MULTILINE):
             files[name].append(str(file.relative_to(source)))

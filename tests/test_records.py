@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hotloop import Loop
-from hotloop.files import write_json
+from hotloop.files.whole import write_json
 from hotloop.records import Epoch, Report, Timing, epochs_table
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hotloop.rng import Rng, RngStates, host_rngs, rngs_of, same_state, with_arrays, with_tensors
+from hotloop.values.rng import Rng, RngStates, host_rngs, rngs_of, same_state, with_arrays, with_tensors
 
 CPU = torch.device("cpu")
 HELD = [

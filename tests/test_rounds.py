@@ -4,7 +4,7 @@ from itertools import chain, repeat
 
 import pytest
 
-from hotloop.rounds import RECENT, Rounds
+from hotloop.step.rounds import RECENT, Rounds
 
 
 def ends(calls: str) -> str:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from hotloop.errors import MemoryWarning
-from hotloop.snapshot import FIRST_LOOKS, LOOK_EVERY, Gradients, PassSnapshot, Snapshot
+from hotloop.values.snapshot import FIRST_LOOKS, LOOK_EVERY, Gradients, PassSnapshot, Snapshot
 
 from .thorough import dealt
 

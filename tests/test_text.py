@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.text import count, duration, plural, printable, shorten, size
+from hotloop.printing.text import count, duration, plural, printable, shorten, size
 
 
 @pytest.mark.parametrize(

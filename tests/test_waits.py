@@ -11,7 +11,7 @@ import torch
 
 import hotloop
 from hotloop.placement.sites import Site
-from hotloop.waits import Waits, waits
+from hotloop.placement.waits import Waits, waits
 
 OWNERS: list[Any] = [torch.cuda, torch.cuda.Event, torch.cuda.Stream]
 

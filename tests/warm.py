@@ -28,11 +28,10 @@ TIMEOUT = 240  # seconds; generous: a busy machine is not a failure
 HOTLOOP = ("-m", "hotloop")
 SERVER = "HOTLOOP_TEST_WARM"  # where to ask the process that forks, if several have one in common
 WITH_CHILDREN = (
-    "hotloop.children",
-    "hotloop.bench.scaling",
-    "hotloop.doctor.turns",
-    "hotloop.learn.checking",
-    "hotloop.learn.steps",
+    "hotloop.scripts.children",
+    "hotloop.apps.doctor.turns",
+    "hotloop.apps.learn.checking",
+    "hotloop.apps.learn.steps",
 )
 
 
@@ -150,7 +149,7 @@ class Warm:
 
 
 class ForkedChild:
-    """`Child` of hotloop.children as a fork of a process that has torch."""
+    """`Child` of hotloop.scripts.children as a fork of a process that has torch."""
 
     server: str
 
@@ -187,7 +186,7 @@ class ForkedChild:
         self.end()
 
     def wait(self, timeout: float | None = None) -> int | None:
-        from hotloop.children import KILL, signal_group
+        from hotloop.scripts.children import KILL, signal_group
 
         if self._code is None:
             if not self._running.has_ended(TIMEOUT if timeout is None else timeout):
@@ -200,7 +199,7 @@ class ForkedChild:
         os.killpg(self.pid, signal.SIGINT)
 
     def end(self, *, grace: float | None = None) -> None:
-        from hotloop.children import end_group
+        from hotloop.scripts.children import end_group
 
         if self._code is None:
             grace = self._grace if grace is None else grace
@@ -239,7 +238,8 @@ def run_script(server: str, command: list[str]) -> int:
 
 def serve(server: str, *, for_ever: bool = False) -> None:
     """Do what is asked for on a socket: begin a process and answer with its number, or say how it ended."""
-    for name in ("torch._dynamo", "hotloop.cli", "hotloop.demo"):  # what optimizers import, slowly; with Matplotlib
+    # What optimizers import, slowly; with Matplotlib.
+    for name in ("torch._dynamo", "hotloop.cli", "hotloop.apps.sprites.demo"):
         importlib.import_module(name)
     assert importlib.import_module("hotloop").Loop  # with all that it needs
     gc.collect()
@@ -306,6 +306,8 @@ def become(request: dict[str, Any], streams: Sequence[int], begun: int) -> NoRet
     try:
         if command[0] == "-m":
             sys.argv, sys.path[0] = command[1:], request["cwd"]
+            asked = request["environment"].get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[1:1] = [folder for folder in asked if folder and folder not in sys.path]
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv, sys.path[0] = command, str(Path(command[0]).parent)

@@ -4,7 +4,7 @@ import torch
 from images import train_images
 from steps import Run
 
-from hotloop.bench.workloads import TrainingParts
+from harness.workloads import TrainingParts
 
 
 def expert(parts: TrainingParts, device: torch.device) -> Run:

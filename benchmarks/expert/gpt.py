@@ -7,7 +7,7 @@ import torch
 from steps import Run, over, set_up, step_of
 from torch import Tensor
 
-from hotloop.bench.workloads import TrainingParts
+from harness.workloads import TrainingParts
 
 
 def expert(parts: TrainingParts, device: torch.device) -> Run:

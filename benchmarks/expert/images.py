@@ -4,7 +4,7 @@ import torch
 from steps import Run, captured_step, over, set_up, step_of
 from torch import Tensor
 
-from hotloop.bench.workloads import TrainingParts
+from harness.workloads import TrainingParts
 
 
 def train_images(parts: TrainingParts, device: torch.device, **switches: bool) -> Run:

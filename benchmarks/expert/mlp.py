@@ -6,7 +6,7 @@ A step is so short that anything done between two steps takes longer than the st
 import torch
 from steps import Captured, Run, set_up, timed
 
-from hotloop.bench.workloads import TrainingParts
+from harness.workloads import TrainingParts
 
 
 def expert(parts: TrainingParts, device: torch.device) -> Run:

@@ -6,11 +6,11 @@ From that, `leave_out.py` reckons peaks as if a part of the tables had never bee
 import json
 from typing import Any
 
-from hotloop.simulate.cards import Card
-from hotloop.simulate.events import Operation
-from hotloop.simulate.memory import Held, MemoryListener
-from hotloop.simulate.need import Need
-from hotloop.simulate.workspaces import CONVOLUTION, Asked, asked, measured_as, with_settings
+from hotloop.apps.simulate.cards import Card
+from hotloop.apps.simulate.events import Operation
+from hotloop.apps.simulate.memory import Held, MemoryListener
+from hotloop.apps.simulate.need import Need
+from hotloop.apps.simulate.workspaces import CONVOLUTION, Asked, asked, measured_as, with_settings
 
 
 class Asking(MemoryListener):

@@ -23,15 +23,15 @@ from typing import Any
 from cases import CAPS, CASES, GIB, STEPS, Training
 from compare import lines
 
-from hotloop.files import write_json, write_whole
-from hotloop.simulate.cards import Card, card
-from hotloop.simulate.constants import TABLES, constants_for, measured_operations
-from hotloop.simulate.convolutions import Case
-from hotloop.simulate.need import Need
-from hotloop.simulate.record import Peak, PeakInterval
-from hotloop.simulate.running import Simulator
-from hotloop.simulate.uncertainty import Spread, verdict
-from hotloop.simulate.workspaces import Asked, planned
+from hotloop.apps.simulate.cards import Card, card
+from hotloop.apps.simulate.convolution_workspaces import Case
+from hotloop.apps.simulate.library_memory import TABLES, constants_for, measured_operations
+from hotloop.apps.simulate.need import Need
+from hotloop.apps.simulate.running import Simulator
+from hotloop.apps.simulate.simulation_record import Peak, PeakInterval
+from hotloop.apps.simulate.uncertainty import Spread, verdict
+from hotloop.apps.simulate.workspaces import Asked, planned
+from hotloop.files.whole import write_json, write_whole
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 ASKED = RESULTS / "asked_h200.json.gz"

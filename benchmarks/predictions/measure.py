@@ -24,8 +24,8 @@ from cases import BY_NAME, CAPS, GIB, chosen
 from children import Child, Hear, Tell
 from watched import Gpu, bracket, fits, quiet, timed
 
-from hotloop.bench.about import commit, versions
-from hotloop.files import write_json
+from harness.about import commit, versions
+from hotloop.files.whole import write_json
 
 TOGETHER = 12  # processes at once
 ROOM = 125 * GIB  # of the GPU for all of them

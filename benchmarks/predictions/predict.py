@@ -22,17 +22,17 @@ from typing import Any
 import torch
 from cases import CAPS, GIB, STEPS, Training, chosen
 
-from hotloop.bench.about import commit, versions
+from harness.about import commit, versions
+from hotloop.apps.simulate.cards import Card, card
+from hotloop.apps.simulate.largest_batch import Outcome, largest
+from hotloop.apps.simulate.library_memory import constants_for
+from hotloop.apps.simulate.running import Simulator
+from hotloop.apps.simulate.simulation_record import Simulation
+from hotloop.apps.simulate.table import load
 from hotloop.errors import HotloopError
-from hotloop.files import write_json
-from hotloop.simulate.cards import Card, card
-from hotloop.simulate.constants import constants_for
-from hotloop.simulate.record import Simulation
-from hotloop.simulate.running import Simulator
-from hotloop.simulate.search import Outcome, largest
-from hotloop.simulate.table import load
+from hotloop.files.whole import write_json
 
-LISTENERS = ("hotloop.simulate.memory:MemoryListener", "hotloop.simulate.timeline:Time")
+LISTENERS = ("hotloop.apps.simulate.memory:MemoryListener", "hotloop.apps.simulate.timeline:Time")
 CAPPED = Path(__file__).with_name("capped.py")
 LIMIT = 600.0  # seconds for one simulation on a slow machine
 Job = Callable[[Simulator], None]

@@ -15,8 +15,8 @@ import torch
 from cases import STEPS
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
-from hotloop.rounds import Rounds
-from hotloop.scripts import Enough, run_as_main
+from hotloop.scripts.as_main import Enough, run_as_main
+from hotloop.step.rounds import Rounds
 
 WARM = STEPS  # steps before anything is timed, and those after which the simulation ended
 TIMED = 8

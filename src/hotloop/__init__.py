@@ -10,12 +10,13 @@ from hotloop.version import __version__
 
 if TYPE_CHECKING:
     from hotloop import metrics as metrics
+    from hotloop.apps.simulate.block import simulate as simulate
     from hotloop.checkpoint import read_weights as read_weights
-    from hotloop.clock import measure as measure
     from hotloop.data import pad_to as pad_to
     from hotloop.data import stream as stream
     from hotloop.device import Choice as Choice
     from hotloop.device import pick as pick
+    from hotloop.device.clock import measure as measure
     from hotloop.errors import DeviceMismatch as DeviceMismatch
     from hotloop.errors import HotloopError as HotloopError
     from hotloop.evaluation import evaluate as evaluate
@@ -27,19 +28,16 @@ if TYPE_CHECKING:
     from hotloop.placement import move as move
     from hotloop.placement import place as place
     from hotloop.placement import to_numpy as to_numpy
+    from hotloop.placement.waits import waits as waits
     from hotloop.plan import Plan as Plan
-    from hotloop.ranks import world_size as world_size
+    from hotloop.ranks.group import world_size as world_size
     from hotloop.records import Report as Report
-    from hotloop.rng import seed as seed
-    from hotloop.simulate import _Simulate
     from hotloop.step.survive import survive_oom as survive_oom
     from hotloop.training import Loop as Loop
     from hotloop.training.hooks import Ema as Ema
     from hotloop.training.warmup import WarmupCosine as WarmupCosine
-    from hotloop.training.weights import load_weights as load_weights
-    from hotloop.waits import waits as waits
-
-    simulate: _Simulate  # a package that is called
+    from hotloop.training.weight_loading import load_weights as load_weights
+    from hotloop.values.rng import seed as seed
 
 _HOMES = {
     "Choice": "device",
@@ -52,22 +50,24 @@ _HOMES = {
     "WarmupCosine": "training.warmup",
     "evaluate": "evaluation",
     "golden_rule": "placement",
-    "load_weights": "training.weights",
-    "measure": "clock",
+    "load_weights": "training.weight_loading",
+    "measure": "device.clock",
     "move": "placement",
     "pad_to": "data",
     "pick": "device",
     "place": "placement",
     "read_weights": "checkpoint",
     "release": "memory.release",
-    "seed": "rng",
+    "seed": "values.rng",
+    "simulate": "apps.simulate.block",
     "stream": "data",
     "survive_oom": "step.survive",
     "to_numpy": "placement",
     "usage": "memory.usage",
+    "waits": "placement.waits",
     "watch": "monitor.watching",
     "watch_growth": "memory.leaks",
-    "world_size": "ranks",
+    "world_size": "ranks.group",
 }
 
 __all__ = [  # found by __getattr__
@@ -105,11 +105,18 @@ __all__ = [  # found by __getattr__
 
 
 def __getattr__(name: str) -> object:
-    if name in ("metrics", "simulate", "waits"):
-        return import_module(f"hotloop.{name}")  # of which the last two are called
+    if name == "metrics":
+        return import_module("hotloop.metrics")
     if name not in _HOMES:
         raise AttributeError(f"hotloop has no attribute {name!r}; it has {', '.join(__all__)}")
-    value: object = getattr(import_module(f"hotloop.{_HOMES[name]}"), name)
+    try:
+        value: object = getattr(import_module(f"hotloop.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("hotloop.apps"):
+            raise
+        from hotloop.errors import MissingApplication  # noqa: PLC0415
+
+        raise MissingApplication(f"hotloop.{name}", str(error.name)) from None
     globals()[name] = value
     return value
 

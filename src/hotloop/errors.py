@@ -21,6 +21,19 @@ class BadArgument(HotloopError, ValueError):
     """A value that cannot be meant: a negative count, a name that does not exist."""
 
 
+class MissingApplication(HotloopError, AttributeError):
+    """A verb or a name of an application that is not installed.
+
+    >>> print(MissingApplication("`hotloop top`", "hotloop.apps.top"))
+    `hotloop top` is not here: hotloop.apps.top is not installed
+      fix: pip install --force-reinstall --no-deps hotloop
+    """
+
+    def __init__(self, name: str, module: str, *, package: str = "hotloop") -> None:  # as `hasattr` needs it
+        fix = f"pip install --force-reinstall --no-deps {package}"
+        super().__init__(f"{name} is not here: {module} is not installed", fix=fix)
+
+
 class OutputError(HotloopError, OSError):
     """A file or folder that cannot be written."""
 

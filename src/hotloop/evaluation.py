@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol, Self, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from hotloop.batch_errors import TORCH_ERRORS, attempt
-from hotloop.comparison import PartsComparison, PartWeight, Probe, watched
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
 from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
 from hotloop.memory.micro_batches import part_of
 from hotloop.memory.oom import is_out_of_memory, surely
-from hotloop.objective import (
+from hotloop.objective.batch_errors import TORCH_ERRORS, attempt
+from hotloop.objective.comparison import PartsComparison, PartWeight, Probe, watched
+from hotloop.objective.objectives import (
     Losses,
     Objective,
     Predict,
@@ -30,17 +30,17 @@ from hotloop.objective import (
     shapes_in,
     uniform,
 )
-from hotloop.objective import predict as predict_by_convention
+from hotloop.objective.objectives import predict as predict_by_convention
+from hotloop.objective.reductions import ClassCounts, Denominators, Number, class_count, eager
+from hotloop.objective.weighing import SHAPES, Weighing, check_cut
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Plan, Split
-from hotloop.ranks import Ranks
-from hotloop.reductions import ClassCounts, Denominators, Number, class_count, eager
-from hotloop.snapshot import Snapshot
+from hotloop.printing.text import an, plural
+from hotloop.ranks.group import Ranks
 from hotloop.step.retry import OutOfMemory, in_rows
 from hotloop.step.sharding import is_sharded
-from hotloop.text import an, plural
-from hotloop.weighing import SHAPES, Weighing, check_cut
+from hotloop.values.snapshot import Snapshot
 
 
 class Metric(Protocol):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import BadArgument
-from hotloop.objective import logits_of
-from hotloop.text import an
+from hotloop.objective.objectives import logits_of
+from hotloop.printing.text import an
 
 IGNORED = -100  # the label that PyTorch's cross entropy leaves out
 

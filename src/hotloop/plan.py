@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Any, Literal, Self, TypeVar, get_args
 
-from hotloop import markup
 from hotloop.errors import BadArgument
+from hotloop.printing import markup
+from hotloop.printing.text import an, duration, plural, printable
 from hotloop.records import Record
-from hotloop.text import an, duration, plural, printable
 
 Precision = Literal["fp32", "bf16", "fp16"]
 Stream = Literal["auto", "direct", "prefetched", "resident"]

@@ -18,8 +18,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.record import DeviceFinding, Peak, Simulation, StepTime
-from hotloop.simulate.running import Simulator
+from hotloop.apps.simulate.running import Simulator
+from hotloop.apps.simulate.simulation_record import DeviceFinding, Peak, Simulation, StepTime
 
 from ..simulate.conftest import built, simulator  # noqa: F401  # the one of those tests
 from ..thorough import THOROUGH

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotloop.checkpoint import CheckpointWarning, DamagedCheckpoint, Store, load
-from hotloop.checkpoint.reading import read_sums
+from hotloop.checkpoint.reader import read_sums
 from hotloop.checkpoint.sums import Sum, Sums
 from hotloop.errors import BadArgument
 

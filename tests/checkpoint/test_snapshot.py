@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hotloop.checkpoint import snapshot
-from hotloop.checkpoint.snapshot import BLOCK, Snapshots, fits, portions
+from hotloop.checkpoint import host_copies
+from hotloop.checkpoint.host_copies import BLOCK, Snapshots, fits, portions
 from hotloop.checkpoint.tensorfile import Source, read_tensors, write_tensors
 
 from .trees import raw, same
@@ -74,7 +74,7 @@ def test_later_changes_do_not_reach_a_snapshot() -> None:
 def test_a_snapshot_of_a_device_waits_for_nothing(
     roomy: bool, monkeypatch: pytest.MonkeyPatch, no_waits: Callable[[], AbstractContextManager[None]]
 ) -> None:
-    monkeypatch.setattr(snapshot, "fits", lambda *_, **__: roomy)
+    monkeypatch.setattr(host_copies, "fits", lambda *_, **__: roomy)
     taking = Snapshots()
     through_a_file(taking.take(sample("cuda")))  # pinned memory is there from now on
     tensors = sample("cuda")
@@ -94,7 +94,7 @@ def test_a_snapshot_of_a_device_waits_for_nothing(
 @pytest.mark.gpu
 @pytest.mark.parametrize("roomy", [True, False])
 def test_pinned_buffers_are_used_again(roomy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "fits", lambda *_, **__: roomy)
+    monkeypatch.setattr(host_copies, "fits", lambda *_, **__: roomy)
     taking = Snapshots()
     tensors = sample("cuda")
     through_a_file(taking.take(tensors))
@@ -110,7 +110,7 @@ def test_a_full_device_is_copied_to_the_host(monkeypatch: pytest.MonkeyPatch) ->
         raise torch.OutOfMemoryError("full")
 
     monkeypatch.setattr(
-        snapshot, "_cloned", lambda tensors: full(tensors) if next(iter(tensors.values())).is_cuda else tensors
+        host_copies, "_cloned", lambda tensors: full(tensors) if next(iter(tensors.values())).is_cuda else tensors
     )
     tensors = sample("cuda")
     assert same(ordered(through_a_file(Snapshots().take(tensors))), ordered(tensors))

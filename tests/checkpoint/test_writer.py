@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.checkpoint import CheckpointWarning, Store, Writer, snapshot
+from hotloop.checkpoint import CheckpointWarning, Store, Writer, host_copies
 from hotloop.checkpoint.folders import Summing
 from hotloop.errors import BadArgument, OutputError
 
@@ -210,7 +210,7 @@ def test_no_memory_for_a_copy_is_a_warning(tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(snapshot, "_cloned", full)
+    monkeypatch.setattr(host_copies, "_cloned", full)
     with Writer(Store(tmp_path)) as writer:
         with pytest.warns(CheckpointWarning, match="no memory for a copy"):
             assert not writer.submit(1, {"w": torch.ones(2)})

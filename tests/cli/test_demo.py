@@ -18,21 +18,21 @@ from ..warm import HOTLOOP, Warm
 PLAIN = {"TERM": "dumb", "COLUMNS": "100", "PYTHONIOENCODING": "ascii", "PYTHONUNBUFFERED": "1"}  # the poorest terminal
 SMALL = ("--device", "cpu", "--effort", "0.05")
 TINY = """
-import hotloop.demo
+from hotloop.apps.sprites import demo
 from hotloop.cli import main
-from hotloop.sprites.training import Recipe
+from hotloop.apps.sprites.recipes import Recipe
 
-hotloop.demo.ON_A_CPU = ("sword", "heart")
-hotloop.demo.recipe_for = lambda *_: Recipe(width=4, epochs=1, batch=64)  # learns nothing
+demo.ON_A_CPU = ("sword", "heart")
+demo.recipe_for = lambda *_: Recipe(width=4, epochs=1, batch=64)  # learns nothing
 {more}
 main()
 """
 ENDLESS = """
 import torch._dynamo
 torch._dynamo.config.disable = True  # a long run is worth a compilation, which is not what is looked at here
-learn = hotloop.demo.learn_to_sort
+learn = demo.learn_to_sort
 long = Recipe(width=4, epochs=10_000, batch=64)
-hotloop.demo.learn_to_sort = lambda sprites, held_out, _, **options: learn(sprites, held_out, long, **options)
+demo.learn_to_sort = lambda sprites, held_out, _, **options: learn(sprites, held_out, long, **options)
 """
 
 

@@ -13,7 +13,7 @@ from hotloop import __version__
 from hotloop.cli import main
 from hotloop.device.facts import Cpu, InstalledGpu, MachineFacts, VisibleGpu
 from hotloop.device.summary import DeviceSummary
-from hotloop.text import wrap
+from hotloop.printing.text import wrap
 
 from ..warm import HOTLOOP, Warm
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from hotloop.apps.doctor.diagnosis import Diagnosis
 from hotloop.cli import main
-from hotloop.doctor.record import Diagnosis
 
 from ..processes import gone
 from ..warm import HOTLOOP, Warm
@@ -50,7 +50,7 @@ def run(
     """The command line in this process, which has torch already; the script has its own even so."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("hotloop.doctor.examination.SECONDS", 0.2)
+    monkeypatch.setattr("hotloop.apps.doctor.examination.SECONDS", 0.2)
     (tmp_path / "train.py").write_text(SCRIPT)
 
     def call(*args: str) -> subprocess.CompletedProcess[str]:
@@ -104,7 +104,7 @@ def test_apply_writes_the_fixes_and_json_tells_of_it(run: Run, tmp_path: Path) -
 
 
 def test_a_file_that_was_changed_meanwhile_stays_as_it_is(run: Run, tmp_path: Path, monkeypatch) -> None:
-    from hotloop.doctor.examination import Examination
+    from hotloop.apps.doctor.examination import Examination
 
     examine = Examination.run
 

@@ -14,10 +14,10 @@ import pyte
 import pytest
 from typer.testing import CliRunner
 
+from hotloop.apps.learn.checking import Result
+from hotloop.apps.learn.exercise import exercise
+from hotloop.apps.learn.judging import CheckVerdict
 from hotloop.cli import app
-from hotloop.learn.checking import Result
-from hotloop.learn.exercise import exercise
-from hotloop.learn.judging import CheckVerdict
 
 from ..warm import HOTLOOP, Running, Warm
 
@@ -103,7 +103,7 @@ def test_a_check_says_right_or_not_with_a_hint_and_keeps_it(
     learn: Invoke, monkeypatch: pytest.MonkeyPatch, data: Path, right: bool
 ) -> None:
     verdicts = (CheckVerdict("it runs", True), CheckVerdict("it is fast", right, "do not wait for `it`"))
-    monkeypatch.setattr("hotloop.learn.checking.check", lambda *_, **__: Result(3, verdicts, "cpu", ""))
+    monkeypatch.setattr("hotloop.apps.learn.checking.check", lambda *_, **__: Result(3, verdicts, "cpu", ""))
     done = learn("check", "3", "mine.py")
     assert done.exit_code == (0 if right else 1)
     assert "right  it runs" in done.stdout

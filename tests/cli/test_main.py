@@ -138,7 +138,6 @@ VERBS = [
             "tune",
             "profile",
             "simulate",
-            "bench",
             "launch",
             "learn",
             "learn check",
@@ -155,6 +154,7 @@ def test_help_in_80_columns_breaks_no_line_early_and_no_example_at_all(
     verb: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rich.text import Text
+    from typer import Context
     from typer.main import get_command
     from typer.testing import CliRunner
 
@@ -165,9 +165,9 @@ def test_help_in_80_columns_breaks_no_line_early_and_no_example_at_all(
     assert done.exit_code == 0
     before_the_panels = done.stdout.partition("╭")[0]
 
-    command = get_command(app)
+    command, context = get_command(app), Context(get_command(app))
     for name in verb:
-        command = command.commands[name]  # type: ignore[attr-defined]
+        command = command.get_command(context, name)  # type: ignore[attr-defined]
     examples = [line for line in Text.from_markup(command.help).plain.splitlines() if line.startswith("  hotloop ")]
     assert all(f" {line.rstrip()}" in before_the_panels for line in examples)
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from hotloop.cli import main
-from hotloop.profiling.record import Profile
+from hotloop.profiling.profile_record import Profile
 from hotloop.report.document import Plot
 
 from ..processes import gone
@@ -101,7 +101,7 @@ def test_json_is_one_object_and_the_scripts_words_go_past_it(
     tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plot = Plot("", "", b"", b"")  # pictures take seconds; the page of the test above has them
-    monkeypatch.setattr("hotloop.report.profile._plot", lambda *_, **__: plot)
+    monkeypatch.setattr("hotloop.report.profile_page._plot", lambda *_, **__: plot)
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run("--steps", "2", "--warmup", "1", "--json", "train.py")
     assert done.returncode == 0, done.stderr

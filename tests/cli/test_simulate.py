@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
+from hotloop.apps.simulate.largest_batch import largest
 from hotloop.cli import main
-from hotloop.simulate.search import largest
 
 from ..simulate.conftest import built, output_of, simulator  # noqa: F401  # the fixtures of those tests
 from ..thorough import THOROUGH, some
@@ -70,7 +70,7 @@ def simulate(
     capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., Said]:
     """`hotloop simulate` in this process."""
-    monkeypatch.setattr("hotloop.simulate.running.Simulator", lambda **_: nullcontext(simulator))
+    monkeypatch.setattr("hotloop.apps.simulate.running.Simulator", lambda **_: nullcontext(simulator))
 
     def call(*args: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["hotloop", "simulate", *args])
@@ -302,7 +302,9 @@ def test_a_batch_is_set_and_said(loader: Path, simulate) -> None:
 
 
 def test_the_largest_batch_for_a_person(loader: Path, simulate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.simulate.study.largest", partial(largest, within=0.3))  # `test_study.py` looks closely
+    monkeypatch.setattr(
+        "hotloop.apps.simulate.study.largest", partial(largest, within=0.3)
+    )  # `test_study.py` looks closely
     done = simulate("--largest-batch", "--vram", "4GiB", str(loader))
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.split())

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from hotloop.apps.sprites.dataset import SpriteSet
+from hotloop.apps.sprites.models import Drawer, Size
+from hotloop.apps.sprites.network_files import TrainedNetwork
+from hotloop.apps.sprites.palette import palette_tensor
 from hotloop.cli import main
-from hotloop.sprites.dataset import SpriteSet
-from hotloop.sprites.models import Drawer, Size
-from hotloop.sprites.palette import palette_tensor
-from hotloop.sprites.store import TrainedNetwork
 
 
 @pytest.fixture

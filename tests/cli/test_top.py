@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from hotloop.apps.top.advice import Advice
 from hotloop.cli import main
-from hotloop.monitor.advice import Advice
 from hotloop.monitor.reading import Reading
 
 from ..thorough import some
@@ -38,7 +38,7 @@ class Ran:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> None:
         monkeypatch.setattr(sys, "argv", ["hotloop", "top", *arguments])
-        monkeypatch.setattr("hotloop.top.plain.SOON", 0.01)
+        monkeypatch.setattr("hotloop.apps.top.plain.SOON", 0.01)
         with pytest.raises(SystemExit) as ended:
             main()
         self.code = ended.value.code or 0
@@ -188,7 +188,7 @@ def test_a_sample_is_there_as_soon_as_it_is_taken_and_ctrl_c_ends_it_quietly(how
 
 
 def test_web_is_served_with_the_options(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from hotloop.top import web
+    from hotloop.apps.top import web
 
     called: dict[str, object] = {}
 
@@ -208,7 +208,7 @@ def test_web_is_served_with_the_options(run: Run, monkeypatch: pytest.MonkeyPatc
 
 def test_web_without_its_package_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiohttp", None)
-    monkeypatch.delitem(sys.modules, "hotloop.top.server", raising=False)  # where another test has served already
+    monkeypatch.delitem(sys.modules, "hotloop.apps.top.server", raising=False)  # where another test has served already
     done = run("--web", "--port", "0", "--example", "1")
     assert done.code == 2
     assert "pip install 'hotloop[web]'" in done.err
@@ -228,9 +228,9 @@ def test_a_demo_is_labelled_as_one_everywhere(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("width", "height"), [(120, 40), (80, 24), (60, 12), (40, 5), (30, 2)])
 def test_a_demo_is_labelled_as_one_in_a_terminal_of_any_size(width: int, height: int) -> None:
+    from hotloop.apps.top.example import DEMO, machine
+    from hotloop.apps.top.view import screen
     from hotloop.monitor.history import History
-    from hotloop.top.example import DEMO, machine
-    from hotloop.top.view import screen
 
     reading = machine(2, name=DEMO)()
     lines = screen(reading, History(60), (), width=width, height=height)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from hotloop.apps.sprites.making import make
 from hotloop.cli import main
-from hotloop.sprites.making import make
 
 from ..thorough import tries
 from ..warm import Warm

@@ -51,6 +51,14 @@ def spent():
     return loop, iter(loader)
 
 
+def odd():
+    return *build(), [3]
+
+
+def strange():
+    return *build(), {"epoch": 3}
+
+
 def broken():
     return 1 / 0
 """
@@ -156,7 +164,7 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("vgg",), "choose one of mlp, cnn, resnet18"),
+        (("vgg",), "vgg names no function that builds the loop"),
         (("mine.py",), "FILE.py:FUNCTION, a function that returns (loop, loader), as in mine.py:build"),
         (("absent.py:build",), "there is no file absent.py"),
         (("notes.txt:build",), "notes.txt is not a Python file"),
@@ -166,7 +174,7 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
         (("mine.py:words",), "words() returned a str"),
         (("mine.py:alone",), "alone() returned a Loop"),
         (("mine.py:spent",), "can be read only once"),
-        (("mine.py:broken",), "mine.py, line 34: ZeroDivisionError"),
+        (("mine.py:broken",), "mine.py, line 42: ZeroDivisionError"),
         (("mine.py:build", "--steps", "0"), "steps=0"),
         (("mine.py:build", "--seconds", "nan"), "seconds=nan"),
         (("mine.py:build", "--seconds", "inf"), "seconds=inf"),
@@ -177,7 +185,8 @@ def test_json_is_one_object_and_progress_goes_to_stderr(folder: Path, run: Run) 
         (("mine.py:build", "--out", "full"), "full is a folder"),
         (("mine.py:build", "--plot", "absent/way.png"), "there is no folder absent"),
         (("mine.py:build", "--device", "warp"), "you asked for 'warp'"),
-        (("mlp", "--device", "warp"), "warp"),
+        (("mine.py:odd",), "the third that odd() returned is a list"),
+        (("mine.py:strange",), "strange() returned 'epoch', which `Loop.fit` does not take"),
     ],
 )
 def test_a_mistake_is_one_clear_message_and_leaves_everything(
@@ -242,7 +251,7 @@ def test_a_disk_that_is_full_leaves_the_old_plan_and_no_scraps(
     ("args", "steps", "seconds"),
     [((), None, 3600), (("--steps", "7"), 7, None), (("--seconds", "60"), None, 60)],
 )
-def test_a_workload_that_is_built_in_for_a_run_of_a_length(
+def test_a_plan_is_for_a_run_of_a_length(
     run: Run, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...], steps: int | None, seconds: float | None
 ) -> None:
     asked: dict[str, Any] = {}
@@ -252,14 +261,14 @@ def test_a_workload_that_is_built_in_for_a_run_of_a_length(
         return found()
 
     monkeypatch.setattr(hotloop.Loop, "tune", tune)
-    done = run("mlp", "-d", "cpu", *args)
+    done = run("mine.py:build", "-d", "cpu", *args)
     assert done.code == 0, done.error
-    assert asked == {"steps": steps, "seconds": seconds, "device": "cpu", "items": 1024}
+    assert asked == {"steps": steps, "seconds": seconds, "device": "cpu", "items": 64}
 
 
 def test_nobody_is_said_to_have_asked_for_the_device_that_was_picked(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hotloop.Loop, "tune", lambda *_, **__: found())
-    done = run("mlp", "--no-report")
+    done = run("mine.py:build", "--no-report")
     assert done.code == 0, done.error
     assert hotloop.pick().reason.split(":")[0] in " ".join(done.out.split())
     assert "asked for" not in done.out
@@ -268,5 +277,5 @@ def test_nobody_is_said_to_have_asked_for_the_device_that_was_picked(run: Run, m
 def test_the_help_teaches_by_examples(run: Run) -> None:
     done = run("--help")
     assert done.code == 0
-    for words in ("Examples", "hotloop tune train.py:build --steps 20000", "--plot", "pays back", "gpt2"):
+    for words in ("Examples", "hotloop tune train.py:build --steps 20000", "--plot", "pays back"):
         assert words in " ".join(done.out.split())

@@ -51,7 +51,7 @@ class Own(Dataset[list[torch.Tensor]]):
 
 
 class Marked(Own):
-    resident = True  # the same item for the same index, always
+    on_device = True  # the same item for the same index, always
 
 
 class Named(Marked):
@@ -233,7 +233,7 @@ def test_whatever_was_changed_is_seen_in_the_next_epoch(change: Any, wrap: Any) 
 class Held(Dataset[Any]):
     """A dataset that is marked as constant, and holds its items in an array or a tensor."""
 
-    resident = True
+    on_device = True
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -591,7 +591,7 @@ LARGE = 1200  # rows of 64 KiB
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a thread copy data of that size beside the first step."""
-    monkeypatch.setattr("hotloop.data.resident.BESIDE", 1)
+    monkeypatch.setattr("hotloop.data.on_device.BESIDE", 1)
 
 
 @pytest.mark.gpu
@@ -666,9 +666,9 @@ def test_batches_come_without_a_wait(kind: Any, no_waits: Any) -> None:
 
 @pytest.mark.gpu
 def test_data_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hotloop.data import resident
+    from hotloop.data import on_device
 
-    monkeypatch.setattr(resident, "SHARE", 0.0)
+    monkeypatch.setattr(on_device, "SHARE", 0.0)
     streamed = stream(DataLoader(TensorDataset(torch.ones(4, 2)), 2), "cuda")
     assert streamed.kind == "direct"
     assert "does not fit" in streamed.reason
@@ -715,7 +715,7 @@ class Table(Dataset[Any]):
     """Compared by its values, so that it has no hash."""
 
     x: torch.Tensor
-    resident = True
+    on_device = True
 
     def __len__(self) -> int:
         return len(self.x)

@@ -14,10 +14,10 @@ SOURCE = Path(hotloop.__file__).parent
 BUILD = {"torch.version.cuda", "torch.backends.cuda.is_built", "torch.cuda._is_compiled"}
 MAY_ASK = {
     "device/probe.py",  # the facts of the machine
-    "training/folder.py",  # a note in the folder of a run
+    "training/run_files.py",  # a note in the folder of a run
     "kernels/nvrtc.py",  # of a device that is there: CUDA's or ROCm's
     "memory/fragmentation.py",  # the same
-    "simulate/cuda.py",  # the version that the simulated GPU tells
+    "apps/simulate/cuda.py",  # the version that the simulated GPU tells
 }
 # What this build answers otherwise than one with CUDA. The latter is left as it is.
 DRESSED = """

@@ -82,7 +82,7 @@ def test_the_map_has_every_package_in_its_layer() -> None:
     modules = [path for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     assert sorted(name for _, name in rows) == sorted({path.stem for path in modules} - {"__init__", "__main__"})
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    (contract,) = project["tool"]["importlinter"]["contracts"]
+    contract = project["tool"]["importlinter"]["contracts"][0]
     layers = [{name.removeprefix("hotloop.") for name in layer.split(" | ")} for layer in reversed(contract["layers"])]
     assert [{name for row, name in rows if row == number} for number in range(1, len(layers) + 1)] == layers
 

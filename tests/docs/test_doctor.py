@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from hotloop.doctor.rules import RULES
+from hotloop.apps.doctor.rules import RULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
 

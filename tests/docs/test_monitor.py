@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.monitor.advice import Advice, trouble
+from hotloop.apps.top.advice import Advice, trouble
+from hotloop.apps.top.feed import HardwareSample
+from hotloop.apps.top.view_options import SORTS
 from hotloop.monitor.reading import Gpu, Host, Reading
-from hotloop.profiling.record import PARTS
-from hotloop.top.feed import HardwareSample
-from hotloop.top.options import SORTS
+from hotloop.profiling.profile_record import PARTS
 
 ROOT = Path(__file__).parents[2]
 MONITOR = (ROOT / "docs/monitor.md").read_text(encoding="utf-8")
@@ -37,7 +37,7 @@ def test_the_table_of_advice_has_every_rule() -> None:
 
 def test_the_table_of_metrics_has_every_name() -> None:
     pytest.importorskip("prometheus_client")  # an extra
-    from hotloop.top.exporter import families
+    from hotloop.apps.top.exporter import families
 
     reading = Reading(0.0, Host(name="kestrel"), (Gpu(0, "H200", throttled=("heat",)),))
     told = {family.name for family in families(HardwareSample(1, reading, (Advice("heat", 0, "It is hot."),)))}

@@ -10,11 +10,11 @@ from textwrap import dedent
 import pytest
 import torch
 
-from hotloop.doctor.edits import SourceText, applied
-from hotloop.doctor.looking import LOOK
-from hotloop.doctor.rules import RULES, Candidate, Script
-from hotloop.doctor.script import ANSWER, ScriptRun, run
-from hotloop.doctor.seen import SeenScript
+from hotloop.apps.doctor.edits import SourceText, applied
+from hotloop.apps.doctor.examined_script import ANSWER, ScriptRun, run
+from hotloop.apps.doctor.looking import LOOK
+from hotloop.apps.doctor.rules import RULES, Candidate, Script
+from hotloop.apps.doctor.seen import SeenScript
 
 
 @dataclass

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.doctor.edits import Edit, SourceText, applied, diff_of, fit_together
+from hotloop.apps.doctor.edits import Edit, SourceText, applied, diff_of, fit_together
 
 LOOP = """\
     import torch

@@ -6,9 +6,9 @@ from textwrap import dedent, indent
 
 import pytest
 
-from hotloop.doctor.examination import Examination, ScriptFailed, in_patch
-from hotloop.doctor.record import Diagnosis, Finding
-from hotloop.doctor.shown import lead
+from hotloop.apps.doctor.diagnosis import Diagnosis, Finding
+from hotloop.apps.doctor.diagnosis_page import lead
+from hotloop.apps.doctor.examination import Examination, ScriptFailed, in_patch
 from hotloop.errors import BadArgument
 
 HEAD = """
@@ -46,7 +46,7 @@ Examine = Callable[..., tuple[Diagnosis, Examination]]
 @pytest.fixture
 def examine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_children: None) -> Examine:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("hotloop.doctor.examination.SECONDS", 0.2)
+    monkeypatch.setattr("hotloop.apps.doctor.examination.SECONDS", 0.2)
 
     def call(body: str = "", item: str = "pass", *, steps: int = 10, turns: int = 3, script: str = "", **options):
         script = script or HEAD.replace("ITEM", item) + indent(dedent(body), "    ")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hotloop.doctor.record import CHANCE, Diagnosis, Finding, Gain, Turn, chance
+from hotloop.apps.doctor.diagnosis import CHANCE, Diagnosis, Finding, Gain, Turn, chance
 
 
 def turns(*steps: float, memory: int | None = None) -> tuple[Turn, ...]:

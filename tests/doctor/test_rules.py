@@ -7,7 +7,7 @@ from textwrap import indent
 import pytest
 
 import hotloop
-from hotloop.doctor.rules import RULES
+from hotloop.apps.doctor.rules import RULES
 
 from .conftest import ScriptLook
 
@@ -348,7 +348,7 @@ def test_what_a_library_collects_is_its_own_affair(look: ScriptLook) -> None:
 
 
 def test_slow_steps_are_looked_at_for_fewer(look: ScriptLook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.doctor.looking.LONG", 0.05)
+    monkeypatch.setattr("hotloop.apps.doctor.looking.LONG", 0.05)
     assert (
         look(GOOD.replace("        loss.b", "        __import__('time').sleep(0.02)\n        loss.b")).seen.steps == 8
     )

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.doctor import turns
-from hotloop.doctor.script import ScriptRun
-from hotloop.doctor.timing import TURN
-from hotloop.doctor.turns import Turns
+from hotloop.apps.doctor import turns
+from hotloop.apps.doctor.examined_script import ScriptRun
+from hotloop.apps.doctor.timing import TURN
+from hotloop.apps.doctor.turns import Turns
 
 from ..processes import gone
 
@@ -58,7 +58,7 @@ def test_forks_that_cannot_use_cuda_give_way_to_processes_of_their_own(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
-        "if 'hotloop.doctor.turns' in sys.orig_argv:\n"
+        "if 'hotloop.apps.doctor.turns' in sys.orig_argv:\n"
         "    import torch\n"
         "    here = os.getpid()\n"
         "    torch._C._cuda_isInBadFork = lambda: os.getpid() != here\n"

@@ -15,7 +15,7 @@ def test_a_cpu_has_nothing_to_load() -> None:
 
 def test_a_simulated_gpu_has_nothing_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__module__": "hotloop.simulate.cuda"}))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__module__": "hotloop.apps.simulate.cuda"}))
     assert load_beside(torch.device("cuda", 0), asked.append) is None
     assert asked == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.learn import checking, steps
+from hotloop.apps.learn import checking, steps
 
 from ..warm import ForkedChild, Warm
 

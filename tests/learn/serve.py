@@ -10,8 +10,8 @@ def warm_up() -> None:
     """A step on the simulated GPU and a graph: what they import, read and compile, no fork has to do again."""
     import torch
 
-    lab = importlib.import_module("hotloop.learn.lab")
-    importlib.import_module("hotloop.learn.child")
+    lab = importlib.import_module("hotloop.apps.learn.lab")
+    importlib.import_module("hotloop.apps.learn.child")
     # To compile lets a CUDA build count eight GPUs where there is no driver. Autograd begins a thread for each with the
     # first backward pass, and with threads it refuses forks.
     torch.ones((), requires_grad=True).backward()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hotloop.learn.exercise import exercise
-from hotloop.learn.lesson import lesson
-from hotloop.learn.progress import LearnerProgress, draft_file
+from hotloop.apps.learn.exercise import exercise
+from hotloop.apps.learn.learner_progress import LearnerProgress, draft_file
+from hotloop.apps.learn.lesson import lesson
 
 from .classroom import CHROMIUM, served
 
@@ -157,7 +157,7 @@ def test_a_step_can_be_stopped_and_the_quiz_explains(page: Any) -> None:
 
 
 def test_the_letter_that_opens_the_browser_leads_to_the_page(browser: Any, tmp_path: Path) -> None:
-    from hotloop.learn.web import LETTER
+    from hotloop.apps.learn.web import LETTER
 
     with served() as address:
         letter = tmp_path / "learn.html"

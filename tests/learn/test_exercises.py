@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.learn.checking import RUNS, Result, check
-from hotloop.learn.exercise import Exercise, exercise, exercises
+from hotloop.apps.learn.checking import RUNS, Result, check
+from hotloop.apps.learn.exercise import Exercise, exercise, exercises
 
 from ..processes import gone
 from ..thorough import some

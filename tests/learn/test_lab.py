@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
-from hotloop.learn import lab
+from hotloop.apps.learn import lab
 from hotloop.placement.sites import Site
 
 

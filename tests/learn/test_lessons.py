@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.learn import lab
-from hotloop.learn.__main__ import RECORDED, files
-from hotloop.learn.exercise import exercises
-from hotloop.learn.lesson import Lesson, Step, lesson, lessons, parse
-from hotloop.learn.notebook import notebook
-from hotloop.learn.page import page
-from hotloop.learn.recording import RecordedStep, Recording, record
-from hotloop.learn.running import Session
+from hotloop.apps.learn import lab
+from hotloop.apps.learn.__main__ import RECORDED, files
+from hotloop.apps.learn.exercise import exercises
+from hotloop.apps.learn.lesson import Lesson, Step, lesson, lessons, parse
+from hotloop.apps.learn.lesson_page import page
+from hotloop.apps.learn.lesson_run import Session
+from hotloop.apps.learn.notebook import notebook
+from hotloop.apps.learn.recording import RecordedStep, Recording, record
 
 from ..warm import stand_in
 
@@ -86,14 +86,16 @@ def test_lessons_are_numbered_from_one_on() -> None:
 
 def test_what_is_made_from_the_lessons_is_up_to_date() -> None:
     for file, text in files(ROOT).items():
-        assert file.read_text(encoding="utf-8") == text, f"{file} is out of date: python -m hotloop.learn build"
+        assert file.read_text(encoding="utf-8") == text, f"{file} is out of date: python -m hotloop.apps.learn build"
 
 
 @EACH
 def test_every_step_was_recorded_as_it_is(each: Lesson) -> None:
     kept = Recording.read(ROOT / RECORDED / "cpu.json")
     outputs = [kept.output(each, step) for step in each.steps if step.code]
-    assert None not in outputs, f"a step has changed: python -m hotloop.learn record {RECORDED}/cpu.json {each.number}"
+    assert None not in outputs, (
+        f"a step has changed: python -m hotloop.apps.learn record {RECORDED}/cpu.json {each.number}"
+    )
     assert sum(map(bool, outputs)) >= 4
 
 
@@ -133,7 +135,7 @@ needs: nothing
 A:
 
 ```python
-from hotloop.learn.lab import beside
+from hotloop.apps.learn.lab import beside
 beside({"a row": 0.5})
 ```
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.learn.progress import LearnerProgress, progress_file
+from hotloop.apps.learn.learner_progress import LearnerProgress, progress_file
 
 
 def test_what_was_done_is_there_again(data_folder: Path) -> None:

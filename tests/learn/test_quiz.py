@@ -2,9 +2,9 @@
 
 import pytest
 
+from hotloop.apps.learn.lesson import lessons
+from hotloop.apps.learn.quiz import LETTERS, Question, about, questions
 from hotloop.errors import BadArgument
-from hotloop.learn.lesson import lessons
-from hotloop.learn.quiz import LETTERS, Question, about, questions
 
 EACH = pytest.mark.parametrize("question", questions(), ids=lambda each: each.key)
 RIGHT = {

@@ -17,13 +17,13 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from hotloop.apps.learn import quiz, server, web
+from hotloop.apps.learn.checking import Result
+from hotloop.apps.learn.exercise import Exercise, exercise
+from hotloop.apps.learn.judging import CheckVerdict
+from hotloop.apps.learn.learner_progress import LearnerProgress
+from hotloop.apps.learn.lesson import lessons
 from hotloop.errors import HotloopError
-from hotloop.learn import quiz, server, web
-from hotloop.learn.checking import Result
-from hotloop.learn.exercise import Exercise, exercise
-from hotloop.learn.judging import CheckVerdict
-from hotloop.learn.lesson import lessons
-from hotloop.learn.progress import LearnerProgress
 
 from ..processes import gone
 from .classroom import Visitor, served
@@ -365,7 +365,7 @@ def test_the_browser_is_given_a_file_so_that_no_list_of_processes_shows_the_toke
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hotloop.learn.server")
+    monkeypatch.delitem(sys.modules, "hotloop.apps.learn.server")
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(HotloopError, match="aiohttp") as caught:
         web.serve(port=0, browser=False)

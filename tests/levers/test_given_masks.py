@@ -11,9 +11,9 @@ from torch.nn import functional as F
 import hotloop
 from hotloop.levers.given_masks import GivenMasksLever
 from hotloop.placement.sites import HOTLOOP
+from hotloop.placement.waits import Waits, waits
 from hotloop.plan import Plan
 from hotloop.step.inspection import Inspection, host_objection
-from hotloop.waits import Waits, waits
 
 WIDTH, LONG = 16, 6
 

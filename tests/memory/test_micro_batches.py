@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import bounds, count_items, micro_batches_of, rows_of
-from hotloop.objective import items_in
+from hotloop.objective.objectives import items_in
 
 Pair = namedtuple("Pair", "image, label")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.monitor.advice import Advice, Advisor
+from hotloop.apps.top.advice import Advice, Advisor
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 from ..thorough import tries
 
@@ -261,7 +261,7 @@ def test_slowed(reasons: tuple[str, ...] | None, rules: list[str]) -> None:
 
 
 def test_the_reasons_are_those_of_the_sampler() -> None:
-    from hotloop.monitor.advice.trouble import KINDS
+    from hotloop.apps.top.advice.trouble import KINDS
     from hotloop.monitor.card import REASONS
 
     assert set(KINDS) <= set(REASONS)

@@ -13,9 +13,9 @@ import pytest
 
 from hotloop.monitor.card import LEAST, SELDOM, in_words
 from hotloop.monitor.failures import KINDS, WORDS, Dead, Lost, Passing, Unsupported, judged
-from hotloop.monitor.nvml import FIRST_PAUSE, LONGEST_PAUSE, Nvml
+from hotloop.monitor.foreign import LONGEST, decoded
+from hotloop.monitor.nvml_gate import FIRST_PAUSE, LONGEST_PAUSE, Nvml
 from hotloop.monitor.reading import Gpu
-from hotloop.monitor.words import LONGEST, decoded
 
 from .fakes import GIB, GPU_IS_LOST, MISMATCH, NOT_SUPPORTED, UNINITIALIZED, UNKNOWN, Clock, FakeNvml
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.checkpoint import checkpoint
 
-from hotloop.profiling.looking import LoggedOperation, OperationLog
+from hotloop.profiling.operation_log import LoggedOperation, OperationLog
 
 
 class Net(nn.Module):

@@ -3,8 +3,8 @@
 import pytest
 
 from hotloop.placement.sites import Site
-from hotloop.profiling.looking import LoggedOperation
-from hotloop.profiling.operations import costliest, costs, plain, waits_in
+from hotloop.profiling.costliest import costliest, costs, plain, waits_in
+from hotloop.profiling.operation_log import LoggedOperation
 
 from .timelines import BACKWARD, STREAM, event, mark
 

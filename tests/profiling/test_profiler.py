@@ -17,10 +17,10 @@ import hotloop
 from hotloop.errors import BadArgument
 from hotloop.profiling.advice import Loading, advise
 from hotloop.profiling.analysis import ProfileContext, analyse
-from hotloop.profiling.events import events_in
+from hotloop.profiling.profile_record import Profile
 from hotloop.profiling.profiler import Profiler
-from hotloop.profiling.record import Profile
-from hotloop.report.profile import profile_page, profile_summary
+from hotloop.profiling.trace_events import events_in
+from hotloop.report.profile_page import profile_page, profile_summary
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

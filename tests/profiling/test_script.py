@@ -8,9 +8,9 @@ from textwrap import dedent
 
 import pytest
 
-from hotloop.profiling.record import Profile
-from hotloop.profiling.script import PROFILE, TRACE, ProfileRequest
-from hotloop.profiling.script import run as run_profiled
+from hotloop.profiling.profile_record import Profile
+from hotloop.profiling.profiled_script import PROFILE, TRACE, ProfileRequest
+from hotloop.profiling.profiled_script import run as run_profiled
 
 HEAD = """
     import torch

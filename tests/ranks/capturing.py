@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.levers.cuda_graph import GraphLever
-from hotloop.step import captured, operations, sharding
-from hotloop.step.cuda_graph import CannotCapture
+from hotloop.step import captured, dispatching, sharding
+from hotloop.step.captured_graph import CannotCapture
 from hotloop.training import collective
 
 RANK = int(os.environ["RANK"])
@@ -82,7 +82,7 @@ GraphLever.apply = lambda self, model, optimizers, plan: ()
 captured.CapturedStep.capturing = capturing
 captured.CapturedStep._stance = lambda self: captured.Stance([], [], [], [], [], ())
 captured.Rates = NoRates
-operations.FEW = -1  # else the values of small tensors on a CPU count as numbers, which differ from step to step
+dispatching.FEW = -1  # else the values of small tensors on a CPU count as numbers, which differ from step to step
 captured.capture_stream = lambda device: SimpleNamespace(stream=None, running=nullcontext)
 sharding.why_not_captured = collective.why_not_captured = lambda ranks, plan: None
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import hotloop
-from hotloop import heartbeat
+from hotloop.ranks import heartbeat
 
 heartbeat.PERIOD, heartbeat.PATIENCE = 0.5, 2.0  # seconds; as many rounds of words as ever, in less time
 RANK = int(os.environ["RANK"])  # of this process, not of the one that it is a fork of

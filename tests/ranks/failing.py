@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
-from hotloop import heartbeat
+from hotloop.ranks import heartbeat
 
 heartbeat.PERIOD = 0.5  # what takes rounds of words takes as many, and less time
 scene, *rest = sys.argv[1:]

@@ -11,7 +11,7 @@ from torch import nn
 
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan
-from hotloop.ranks import Ranks
+from hotloop.ranks.group import Ranks
 from hotloop.step.sharding import across_ranks
 
 from ..warm import Warm

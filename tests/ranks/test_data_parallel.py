@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import BadArgument
-from hotloop.ranks import Ranks
+from hotloop.ranks.group import Ranks
 from hotloop.step.data_parallel import SpreadModel, ddp_instead, refuse_own_loss, spread_over_gpus
 
 CUDA = torch.device("cuda")

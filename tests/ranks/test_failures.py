@@ -15,11 +15,11 @@ import torch
 from torch.distributed import HashStore
 
 from hotloop._torch import store_of_ranks
+from hotloop.apps.top.ranks import RankRun, runs_in
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, DeviceUnavailable, PlanWarning
-from hotloop.heartbeat import Heartbeat, RankLost, Word
-from hotloop.ranks import Ranks, ranks_of
-from hotloop.top.ranks import RankRun, runs_in
+from hotloop.ranks.group import Ranks, ranks_of
+from hotloop.ranks.heartbeat import Heartbeat, RankLost, Word
 
 from ..warm import Warm
 from .conftest import Ended, Launch, Launcher, free_port, until
@@ -281,9 +281,9 @@ def test_without_a_local_rank_each_rank_has_a_gpu_of_its_own(rank: int, monkeypa
     monkeypatch.delenv("SLURM_LOCALID", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr("hotloop.ranks.pick", lambda want: Choice(torch.device(want), "fp32", "asked for"))
-    monkeypatch.setattr("hotloop.ranks._joined", lambda device, local: Ranks(rank, 8, local, "here", device))
-    monkeypatch.setattr("hotloop.ranks._ranks", None)
+    monkeypatch.setattr("hotloop.ranks.group.pick", lambda want: Choice(torch.device(want), "fp32", "asked for"))
+    monkeypatch.setattr("hotloop.ranks.group._joined", lambda device, local: Ranks(rank, 8, local, "here", device))
+    monkeypatch.setattr("hotloop.ranks.group._ranks", None)
 
     with pytest.warns(PlanWarning, match="LOCAL_RANK is not set") if rank == 0 else nullcontext():
         ranks, choice = ranks_of("cuda")
@@ -297,8 +297,8 @@ def test_without_a_local_rank_each_rank_has_a_gpu_of_its_own(rank: int, monkeypa
 
 
 def heartbeat(monkeypatch: pytest.MonkeyPatch, store: object) -> Heartbeat:
-    monkeypatch.setattr("hotloop.heartbeat.store_of_ranks", lambda timeout: store)
-    monkeypatch.setattr("hotloop.heartbeat.PERIOD", 0.05)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.store_of_ranks", lambda timeout: store)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.PERIOD", 0.05)
     return Heartbeat(Ranks(1, 2, 1, "here", torch.device("cpu")))
 
 
@@ -344,9 +344,9 @@ def test_the_first_rank_of_a_host_writes_for_top_what_all_have_said(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("hotloop.heartbeat.PERIOD", 0.02)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.PERIOD", 0.02)
     store = HashStore()
-    monkeypatch.setattr("hotloop.heartbeat.store_of_ranks", lambda timeout: store)
+    monkeypatch.setattr("hotloop.ranks.heartbeat.store_of_ranks", lambda timeout: store)
     beats = [Heartbeat(Ranks(rank, 2, rank, "here", torch.device("cpu"))) for rank in range(2)]
     began, folder = time.monotonic(), tmp_path / "cache" / "ranks"
     found: list[RankRun] = []

@@ -2,9 +2,9 @@
 
 from hotloop.placement.sites import Site
 from hotloop.profiling.analysis import ProfileContext, analyse
-from hotloop.profiling.events import MARK, TraceEvent
-from hotloop.profiling.looking import LoggedOperation
-from hotloop.profiling.record import MemorySample, Profile
+from hotloop.profiling.operation_log import LoggedOperation
+from hotloop.profiling.profile_record import MemorySample, Profile
+from hotloop.profiling.trace_events import MARK, TraceEvent
 
 STEP = 0.02  # seconds
 

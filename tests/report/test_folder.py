@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import OutputError
-from hotloop.files import finite
-from hotloop.report.folder import new_run
+from hotloop.files.whole import finite
+from hotloop.report.run_folder import new_run
 
 AS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 

@@ -10,7 +10,7 @@ import pytest
 from matplotlib import rcParams
 from PIL import Image
 
-from hotloop.report.memory import peak_words, timeline, timeline_picture
+from hotloop.report.memory_page import peak_words, timeline, timeline_picture
 from hotloop.report.plots import DARK
 
 MIB = 2**20

@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop import markup
 from hotloop.device import Choice
 from hotloop.device.causes import Cause
 from hotloop.plan import Plan, Trial
-from hotloop.profiling.record import Line, OperationCost, Recommendation
+from hotloop.printing import markup
+from hotloop.profiling.profile_record import Line, OperationCost, Recommendation
 from hotloop.records import BestEpoch
 
 from .profiles import made_profile

@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from hotloop.printing.text import duration
 from hotloop.profiling.advice import with_ceilings
-from hotloop.profiling.record import Line, Profile, TimeParts
-from hotloop.report import profile as module
+from hotloop.profiling.profile_record import Line, Profile, TimeParts
+from hotloop.report import profile_page as module
 from hotloop.report.document import Plot
-from hotloop.report.profile import headlines, lead, parts_table, profile_page, profile_run, profile_summary
+from hotloop.report.profile_page import headlines, lead, parts_table, profile_page, profile_run, profile_summary
 from hotloop.report.profile_plots import always_there, parts_bar, step_plot
-from hotloop.text import duration
 
 from .profiles import made_profile
 

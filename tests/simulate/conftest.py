@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from hotloop.simulate.cards import card as named
-from hotloop.simulate.record import Simulation
-from hotloop.simulate.running import Simulator
-from hotloop.simulate.shim import library
+from hotloop.apps.simulate.cards import card as named
+from hotloop.apps.simulate.running import Simulator
+from hotloop.apps.simulate.shim import library
+from hotloop.apps.simulate.simulation_record import Simulation
 
 ENGINE = Path(__file__).parent / "engine"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.allocator import Addresses, Allocator
+from hotloop.apps.simulate.allocator import Addresses, Allocator
 
 MIB, GIB = 2**20, 2**30
 

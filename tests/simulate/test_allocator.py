@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from allocation_traces import Trace, TraceEntry, read_trace, replay, write_trace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from allocation_traces import Trace, TraceEntry, read_trace, replay, write_trace
+from hotloop.apps.simulate.allocator import FIRST_RANGE, Allocator, Block, Full, rounded, segment_for
+from hotloop.apps.simulate.expandable import ExpandableAllocator
 from hotloop.errors import BadArgument
-from hotloop.simulate.allocator import FIRST_RANGE, Allocator, Block, Full, rounded, segment_for
-from hotloop.simulate.expandable import ExpandableAllocator
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 sizes = st.one_of(

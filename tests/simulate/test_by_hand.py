@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotloop.simulate.cards import card
+from hotloop.apps.simulate.cards import card
 
 from ..thorough import some
 
@@ -69,7 +69,7 @@ for _ in range(3):
     with torch.no_grad():
         w -= w.grad
 """
-    ran = run(body, card=card("rtx4090"), listeners=["hotloop.simulate.memory:MemoryListener"])
+    ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
     assert ran.result.categories["parameters"] == 4 << 20
     assert ran.result.categories["gradients"] == 4 << 20
 
@@ -133,7 +133,7 @@ for _ in range(3):
     w.sum().backward()
     w.data.sub_(w.grad)
 """
-    ran = run(body, card=card("rtx4090"), listeners=["hotloop.simulate.memory:MemoryListener"])
+    ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
     assert ran.out == ("40\n" if growing else "32\n")  # pages of 20 MiB, or segments of 16
     assert any("not simulated" in note and noted in note for note in ran.result.notes) == bool(noted)
 
@@ -149,5 +149,5 @@ torch.accelerator.reset_peak_memory_stats()
 print([torch.cuda.memory_stats()[f"allocated_bytes.all.{n}"] for n in ("current", "allocated", "freed")])
 torch.cuda.reset_accumulated_host_memory_stats()
 """
-    ran = run(body, card=card("rtx4090"), listeners=["hotloop.simulate.memory:MemoryListener"])
+    ran = run(body, card=card("rtx4090"), listeners=["hotloop.apps.simulate.memory:MemoryListener"])
     assert (ran.out, ran.err) == ("[4096, 0, 0]\n[0, 0, 4096]\n", "")

@@ -10,13 +10,13 @@ from types import ModuleType
 
 import pytest
 import torch
-from calibration_fit import Sample
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.cost import seconds_of
-from hotloop.simulate.products import Product
-from hotloop.simulate.table import HostCost, Link, default_table, parse
-from hotloop.simulate.work import Part
+from calibration_fit import Sample
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.cost import seconds_of
+from hotloop.apps.simulate.products import Product
+from hotloop.apps.simulate.table import HostCost, Link, default_table, parse
+from hotloop.apps.simulate.work import Part
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "calibrate_gpu.py"
 H200 = card("h200")

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.apps.simulate.cards import Card, card, cards, generic, near_names
 from hotloop.errors import BadArgument
-from hotloop.simulate.cards import Card, card, cards, generic, near_names
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 CORES = {(6, 0): 64, (7, 0): 64, (7, 5): 64, (8, 0): 64}  # per multiprocessor; 128 in all others
 

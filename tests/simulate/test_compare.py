@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from hotloop.apps.simulate.compare import Row, price_of, read_prices, row_of
+from hotloop.apps.simulate.simulation_record import Batch, Simulation, StepTime
 from hotloop.errors import BadArgument
-from hotloop.simulate.compare import Row, price_of, read_prices, row_of
-from hotloop.simulate.record import Batch, Simulation, StepTime
 
 
 @pytest.mark.parametrize(

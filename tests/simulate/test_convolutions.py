@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.constants import tables
-from hotloop.simulate.convolutions import Case, ConvolutionTiming, case_of, neighbours, plan_of, workspace
+from hotloop.apps.simulate.convolution_workspaces import (
+    Case,
+    ConvolutionTiming,
+    case_of,
+    neighbours,
+    plan_of,
+    workspace,
+)
+from hotloop.apps.simulate.library_memory import tables
 
 MIB = 2**20
 CASE = Case(32, 64, 128, 56, 3)

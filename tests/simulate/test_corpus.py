@@ -133,7 +133,7 @@ def test_a_script_runs_on_the_cpu_where_nothing_is_wrong_with_it(script: Script,
 def test_a_simulation_finds_what_is_wrong_and_nothing_else(
     script: Script, simulator: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("hotloop.simulate.running.Simulator", lambda **_: nullcontext(simulator))
+    monkeypatch.setattr("hotloop.apps.simulate.running.Simulator", lambda **_: nullcontext(simulator))
     command = ["hotloop", "simulate", "--json", "--gpu", "h200", "--steps", "100", str(script.path)]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit):

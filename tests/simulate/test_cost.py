@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.apps.simulate.cards import card, cards
+from hotloop.apps.simulate.cost import cache_of, peak, seconds_of
+from hotloop.apps.simulate.families import FAMILIES
+from hotloop.apps.simulate.products import Product
+from hotloop.apps.simulate.table import ArchitectureTable, Curve, default_table, load, parse
+from hotloop.apps.simulate.work import Part
 from hotloop.errors import BadArgument
-from hotloop.simulate.cards import card, cards
-from hotloop.simulate.cost import cache_of, peak, seconds_of
-from hotloop.simulate.families import FAMILIES
-from hotloop.simulate.products import Product
-from hotloop.simulate.table import ArchitectureTable, Curve, default_table, load, parse
-from hotloop.simulate.work import Part
 
 H200 = card("h200")
 TABLE = default_table()

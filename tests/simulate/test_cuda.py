@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotloop.simulate.families.attention import takes_flash
+from hotloop.apps.simulate.families.attention_kernels import takes_flash
 
 from .conftest import CARD
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate import families
-from hotloop.simulate.families import ALL, FAMILIES, kind_of
-from hotloop.simulate.families.base import VIEW
-from hotloop.simulate.families.optimizers import launches
+from hotloop.apps.simulate import families
+from hotloop.apps.simulate.families import ALL, FAMILIES, kind_of
+from hotloop.apps.simulate.families.base import VIEW
+from hotloop.apps.simulate.families.optimizers import launches
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_lists_are_counted_from_the_schema():
 
 
 def test_every_family_has_a_curve_in_the_default_table():
-    from hotloop.simulate.table import default_table
+    from hotloop.apps.simulate.table import default_table
 
     have = {key.split("/")[0] for key in default_table().curves}
     assert set(FAMILIES) <= have

@@ -3,19 +3,19 @@
 import doctest
 from dataclasses import replace
 
-import calibration_fit
-import calibration_observe
 import numpy as np
 import pytest
-from calibration_fit import Sample, fit, fit_cache, minimise, spread
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.cost import seconds
-from hotloop.simulate.products import Product
-from hotloop.simulate.table import Curve
-from hotloop.simulate.work import Part
+import calibration_fit
+import calibration_observe
+from calibration_fit import Sample, fit, fit_cache, minimise, spread
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.cost import seconds
+from hotloop.apps.simulate.products import Product
+from hotloop.apps.simulate.table import Curve
+from hotloop.apps.simulate.work import Part
 
 from ..thorough import tries
 

@@ -1,6 +1,6 @@
 """A machine with two GPUs: each has its memory, and tensors on different ones do not mix."""
 
-from hotloop.simulate.cards import card
+from hotloop.apps.simulate.cards import card
 
 SPLIT = """
 import torch
@@ -28,7 +28,7 @@ for _ in range(5):
     optimizer.step()
     print(loss.device, net.first.weight.grad.device, net.second.weight.grad.device)
 """
-MEMORY = ("hotloop.simulate.memory:MemoryListener",)
+MEMORY = ("hotloop.apps.simulate.memory:MemoryListener",)
 
 
 def test_a_model_on_two_gpus_trains_and_each_has_its_own_memory(run) -> None:

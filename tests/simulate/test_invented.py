@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from hotloop.simulate.invented import Branches
+from hotloop.apps.simulate.invented import Branches
 
 from .test_running import LOOP
 

@@ -5,12 +5,12 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.cards import generic
-from hotloop.simulate.constants import Constants
-from hotloop.simulate.events import Operation, Place
-from hotloop.simulate.ledger import POINTS, Timeline
-from hotloop.simulate.memory import MemoryListener
-from hotloop.simulate.record import Simulation
+from hotloop.apps.simulate.cards import generic
+from hotloop.apps.simulate.events import Operation, Place
+from hotloop.apps.simulate.ledger import POINTS, Timeline
+from hotloop.apps.simulate.library_memory import Constants
+from hotloop.apps.simulate.memory import MemoryListener
+from hotloop.apps.simulate.simulation_record import Simulation
 
 MIB = 2**20
 KINDS = ("parameter", "gradient", "optimizer", "activation", "input", "buffer", "temporary")

@@ -12,15 +12,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.allocator import Allocator
-from hotloop.simulate.cards import Card, generic
-from hotloop.simulate.constants import Constants
-from hotloop.simulate.events import Listener, Operation, Place, Shape
-from hotloop.simulate.ledger import Timeline
-from hotloop.simulate.memory import MemoryListener, SimulatedOutOfMemory
-from hotloop.simulate.need import STAGE
-from hotloop.simulate.record import Simulation
-from hotloop.simulate.workspaces import needs
+from hotloop.apps.simulate.allocator import Allocator
+from hotloop.apps.simulate.cards import Card, generic
+from hotloop.apps.simulate.events import Listener, Operation, Place, Shape
+from hotloop.apps.simulate.ledger import Timeline
+from hotloop.apps.simulate.library_memory import Constants
+from hotloop.apps.simulate.memory import MemoryListener, SimulatedOutOfMemory
+from hotloop.apps.simulate.need import STAGE
+from hotloop.apps.simulate.simulation_record import Simulation
+from hotloop.apps.simulate.workspaces import needs
 
 MIB, GIB = 2**20, 2**30
 CONSTANTS = Constants(

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from calibration_fit import interpolate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotloop.simulate.nearby import Nearby
+from calibration_fit import interpolate
+from hotloop.apps.simulate.nearby import Nearby
 
 PLACES = [(2**rows, 2**columns) for rows in range(4, 12) for columns in range(4, 12)]
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.families import disordered
-from hotloop.simulate.operations import shape_of
+from hotloop.apps.simulate.events import Operation, Shape
+from hotloop.apps.simulate.families import disordered
+from hotloop.apps.simulate.operations import shape_of
 
 IMAGE = Shape((8, 64, 32, 32), "float32", 4)
 LAST = Shape((8, 64, 32, 32), "float32", 4, channels_last=True, strides=(65536, 1, 2048, 64))

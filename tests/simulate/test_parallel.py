@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hotloop.scaling import RankStep, cluster
-from hotloop.simulate.cards import card
-from hotloop.simulate.parallel import OnRanks, on_ranks, ranks_words
-from hotloop.simulate.record import Simulation
-from hotloop.simulate.study import EVERYTHING
-from hotloop.simulate.timeline import repeated_block
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.parallel import OnRanks, on_ranks, ranks_words
+from hotloop.apps.simulate.scaling import RankStep, cluster
+from hotloop.apps.simulate.simulation_record import Simulation
+from hotloop.apps.simulate.study import EVERYTHING
+from hotloop.apps.simulate.timeline import repeated_block
 
 GPU = card("h200")
 DEEP = """

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.constants import constants_for
-from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.need import PROCESS, RESULT, Need
-from hotloop.simulate.workspaces import needs
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.events import Operation, Shape
+from hotloop.apps.simulate.library_memory import constants_for
+from hotloop.apps.simulate.need import PROCESS, RESULT, Need
+from hotloop.apps.simulate.workspaces import needs
 
 H200 = card("h200")
 TABLE = constants_for(H200, "2.11")

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.constants import constants_for
-from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.families.reduction import buffers
-from hotloop.simulate.workspaces import needs
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.events import Operation, Shape
+from hotloop.apps.simulate.families.reduction import buffers
+from hotloop.apps.simulate.library_memory import constants_for
+from hotloop.apps.simulate.workspaces import needs
 
 H200 = card("h200")
 MIB = 2**20

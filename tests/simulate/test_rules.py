@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.families import WHOLE, left_whole
-from hotloop.simulate.operations import facts
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.families import WHOLE, left_whole
+from hotloop.apps.simulate.operations import facts
 
 MIB = 2**20
-MEMORY = "hotloop.simulate.memory:MemoryListener"
+MEMORY = "hotloop.apps.simulate.memory:MemoryListener"
 SCRIPT = """
 import torch
 

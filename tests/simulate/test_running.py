@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.running import simulate_script
 from hotloop.errors import BadArgument
-from hotloop.rounds import Rounds
-from hotloop.simulate.cards import card
-from hotloop.simulate.running import simulate_script
+from hotloop.step.rounds import Rounds
 
 from ..processes import gone
 from .conftest import CARD, ENGINE
 
 RTX = card("rtx4090")
-MEMORY = ("hotloop.simulate.memory:MemoryListener",)
+MEMORY = ("hotloop.apps.simulate.memory:MemoryListener",)
 LOOP = """
 import torch
 from torch import nn
@@ -127,7 +127,7 @@ def test_a_loop_that_waits_for_a_value_is_broken_out_of(run) -> None:
 
 
 def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
-    sooner = "import hotloop.simulate.values\nhotloop.simulate.values.LIMIT = 700\n"
+    sooner = "import hotloop.apps.simulate.values\nhotloop.simulate.values.LIMIT = 700\n"
     ran = run(LOOP + sooner + "x = torch.rand(2, device='cuda')\nwhile x.max().item() != 0.123:\n    pass\n")
     (found,) = ran.result.findings
     assert (ran.result.status, found.line) == ("cut-short", ran.line("x.max()"))
@@ -149,7 +149,7 @@ def test_a_loop_that_no_answer_ends_is_ended(run) -> None:
     ],
 )
 def test_a_script_that_did_not_train_gets_no_verdict(run, body: str, status: str, words: str, line: bool) -> None:
-    ran = run(LOOP + body, listeners=[*MEMORY, "hotloop.simulate.timeline:Time"], card=RTX, trains=True)
+    ran = run(LOOP + body, listeners=[*MEMORY, "hotloop.apps.simulate.timeline:Time"], card=RTX, trains=True)
     (found,) = ran.result.findings
     assert (ran.result.status, found.level, found.code) == (status, "error", status)
     assert words in found.message
@@ -265,7 +265,7 @@ print("loaded")
 
 
 def test_one_script_in_one_call(simulator, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
-    monkeypatch.setattr("hotloop.simulate.running.Simulator", lambda **_: nullcontext(simulator))
+    monkeypatch.setattr("hotloop.apps.simulate.running.Simulator", lambda **_: nullcontext(simulator))
     result = simulate_script(ENGINE / "arguments.py", ["--batch", "5"], CARD, steps=1)
     assert (result.completed, result.error) == (1, None)
     assert "batch 5" not in capfd.readouterr().err

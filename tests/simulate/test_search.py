@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.apps.simulate.largest_batch import Outcome, SearchResult, SearchStopped, Variant, largest, what_helps
 from hotloop.errors import BadArgument
-from hotloop.simulate.search import Outcome, SearchResult, SearchStopped, Variant, largest, what_helps
 
 GIB = 2**30
 

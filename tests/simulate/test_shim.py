@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hotloop.simulate import shim
-from hotloop.simulate.shim import CannotSimulate, install, library, load, remove
+from hotloop.apps.simulate import shim
+from hotloop.apps.simulate.shim import CannotSimulate, install, library, load, remove
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_what_is_built_is_for_its_owner_alone_whatever_the_umask(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo > "$2"'))
-    script = "from hotloop.simulate.shim import library; import os; os.umask(0); library(); print(library())"
+    script = "from hotloop.apps.simulate.shim import library; import os; os.umask(0); library(); print(library())"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     built = Path(ran.stdout.strip())
     assert [oct(path.stat().st_mode & 0o777) for path in (cache, built.parent, built)] == ["0o700"] * 3
@@ -128,7 +128,7 @@ def test_what_is_built_is_for_its_owner_alone_whatever_the_umask(
 def test_it_is_found_whatever_the_encoding_of_the_terminal(built: Path) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     environment = {**os.environ, **ascii_only, "HOTLOOP_CACHE": str(built.parent.parent)}
-    script = "from hotloop.simulate.shim import library; print(library())"
+    script = "from hotloop.apps.simulate.shim import library; print(library())"
     ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert Path(ran.stdout.strip()) == built
 

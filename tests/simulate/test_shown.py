@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from hotloop.simulate.compare import row_of
-from hotloop.simulate.record import Batch, DeviceFinding, Peak, Simulation, StepPace, StepTime
-from hotloop.simulate.search import SearchResult, Variant
-from hotloop.simulate.shown import cards_table, ranked, simulation_words
+from hotloop.apps.simulate.compare import row_of
+from hotloop.apps.simulate.largest_batch import SearchResult, Variant
+from hotloop.apps.simulate.shown import cards_table, ranked, simulation_words
+from hotloop.apps.simulate.simulation_record import Batch, DeviceFinding, Peak, Simulation, StepPace, StepTime
 
 GIB = 2**30
 FOUND = Simulation(

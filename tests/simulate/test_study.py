@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from hotloop.apps.simulate.cards import Card, card
+from hotloop.apps.simulate.largest_batch import what_helps
+from hotloop.apps.simulate.shown import simulation_words
+from hotloop.apps.simulate.simulation_record import Simulation
+from hotloop.apps.simulate.study import MEMORY, Study
 from hotloop.errors import BadArgument
-from hotloop.simulate.cards import Card, card
-from hotloop.simulate.record import Simulation
-from hotloop.simulate.search import what_helps
-from hotloop.simulate.shown import simulation_words
-from hotloop.simulate.study import MEMORY, Study
-from hotloop.text import size
+from hotloop.printing.text import size
 
 from .test_variants import twins_of
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hotloop.simulate.events import Listener, Operation
-from hotloop.simulate.telling import Teller
+from hotloop.apps.simulate.events import Listener, Operation
+from hotloop.apps.simulate.telling import Teller
 
 
 class Interrupted(Listener):

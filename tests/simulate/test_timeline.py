@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.simulate.cards import card, generic
-from hotloop.simulate.events import Listener, Operation, Place, Shape
-from hotloop.simulate.play import Event, Launch, Mark, Pause, Transfer, Wait, play
-from hotloop.simulate.record import StepTime
-from hotloop.simulate.table import ArchitectureTable, Curve, HostCost, default_host, default_table
-from hotloop.simulate.timeline import Forecast, Time, forecast
-from hotloop.simulate.work import Part
+from hotloop.apps.simulate.cards import card, generic
+from hotloop.apps.simulate.events import Listener, Operation, Place, Shape
+from hotloop.apps.simulate.play import Event, Launch, Mark, Pause, Transfer, Wait, play
+from hotloop.apps.simulate.simulation_record import StepTime
+from hotloop.apps.simulate.table import ArchitectureTable, Curve, HostCost, default_host, default_table
+from hotloop.apps.simulate.timeline import Forecast, Time, forecast
+from hotloop.apps.simulate.work import Part
 
 H200 = card("h200")
 TABLE = default_table()

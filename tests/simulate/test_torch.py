@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-import hotloop.simulate
-from hotloop.simulate import _torch
-from hotloop.simulate.patches import Patches
-from hotloop.simulate.shim import CannotSimulate
+import hotloop.apps.simulate
+from hotloop.apps.simulate import _torch
+from hotloop.apps.simulate.replaced import Patches
+from hotloop.apps.simulate.shim import CannotSimulate
 
-PACKAGE = Path(hotloop.simulate.__file__).parent
+PACKAGE = Path(hotloop.apps.simulate.__file__).parent
 DOOR = "_torch.py"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != DOOR)
 # Names with an underscore that are Python's, or of an object of the same class, and internals without one.
@@ -157,10 +157,10 @@ def test_code_for_tensors_without_data_has_a_folder():
 
 def test_a_pytorch_without_them_is_refused_with_a_word(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch._subclasses.fake_tensor", None)
-    monkeypatch.delitem(sys.modules, "hotloop.simulate._torch")
-    monkeypatch.delattr(hotloop.simulate, "_torch")
+    monkeypatch.delitem(sys.modules, "hotloop.apps.simulate._torch")
+    monkeypatch.delattr(hotloop.apps.simulate, "_torch")
     with pytest.raises(CannotSimulate, match=r"has no tensors without data.*\n.*2\.11 to 2\.15"):
-        importlib.import_module("hotloop.simulate._torch")
+        importlib.import_module("hotloop.apps.simulate._torch")
 
 
 # Memory and trees

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from calibration_observe import observe
 from torch import nn
 from torch.nn import functional as F
 
-from hotloop.simulate.work import Part, parts_of
+from calibration_observe import observe
+from hotloop.apps.simulate.work import Part, parts_of
 
 
 def meta(*sizes: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

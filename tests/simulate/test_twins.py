@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
-from hotloop import Loop, simulate
+from hotloop import Loop
+from hotloop.apps import simulate
 
 from ..thorough import tries
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.events import Operation, Place, Shape
-from hotloop.simulate.memory import MemoryListener
-from hotloop.simulate.record import PeakInterval, Simulation
-from hotloop.simulate.shown import simulation_words
-from hotloop.simulate.study import Study
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.events import Operation, Place, Shape
+from hotloop.apps.simulate.memory import MemoryListener
+from hotloop.apps.simulate.shown import simulation_words
+from hotloop.apps.simulate.simulation_record import PeakInterval, Simulation
+from hotloop.apps.simulate.study import Study
 
 GIB = 2**30
 SCRIPT = """

@@ -5,9 +5,9 @@ from functools import cache
 
 import pytest
 
-from hotloop.simulate.cards import card
-from hotloop.simulate.record import Simulation
-from hotloop.simulate.study import EVERYTHING
+from hotloop.apps.simulate.cards import card
+from hotloop.apps.simulate.simulation_record import Simulation
+from hotloop.apps.simulate.study import EVERYTHING
 
 from ..thorough import some
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from hotloop.apps.simulate.ways import Way, batch_variables, look, rank, rewritten, value_of
 from hotloop.errors import BadArgument
-from hotloop.simulate.ways import Way, batch_variables, look, rank, rewritten, value_of
 
 NAMES = st.from_regex(r"[a-zé][a-z_]{0,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
 

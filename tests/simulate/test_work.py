@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from calibration_observe import observe
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.work import Part, Tf32, parts_of, switches
+from calibration_observe import observe
+from hotloop.apps.simulate.events import Operation, Shape
+from hotloop.apps.simulate.work import Part, Tf32, parts_of, switches
 
 sizes = st.integers(1, 9)
 

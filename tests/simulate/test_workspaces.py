@@ -10,13 +10,13 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from hotloop.simulate.cards import card, cards
-from hotloop.simulate.constants import Constants, constants_for, read_constants, tables
-from hotloop.simulate.convolutions import ConvolutionTiming
-from hotloop.simulate.events import Operation, Shape
-from hotloop.simulate.families.indexing import adds_gradients
-from hotloop.simulate.families.matmul import blas_workspace
-from hotloop.simulate.workspaces import library, needs
+from hotloop.apps.simulate.cards import card, cards
+from hotloop.apps.simulate.convolution_workspaces import ConvolutionTiming
+from hotloop.apps.simulate.events import Operation, Shape
+from hotloop.apps.simulate.families.indexing import adds_gradients
+from hotloop.apps.simulate.families.matmul import blas_workspace
+from hotloop.apps.simulate.library_memory import Constants, constants_for, read_constants, tables
+from hotloop.apps.simulate.workspaces import library, needs
 
 from ..thorough import some
 

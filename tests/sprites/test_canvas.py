@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hotloop.sprites.canvas import (
+from hotloop.apps.sprites.canvas import (
     BRIGHT,
     CLEAR,
     FIRST,

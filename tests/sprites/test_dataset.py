@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
+from hotloop.apps.sprites.dataset import SpriteSet, format_of
 from hotloop.errors import BadArgument, OutputError
-from hotloop.files import write_whole
-from hotloop.sprites.dataset import SpriteSet, format_of
+from hotloop.files.whole import write_whole
 
 from ..thorough import tries
 

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.sprites.canvas import unpack
-from hotloop.sprites.dice import Dice, mix, mix_word, signed
+from hotloop.apps.sprites.canvas import unpack
+from hotloop.apps.sprites.dice import Dice, mix, mix_word, signed
 
 SEEDS = st.integers(0, 2**63 - 1)
 NAMES = st.text(max_size=12)

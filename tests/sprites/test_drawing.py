@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hotloop.apps.sprites.dataset import COLOURS, SIDE
+from hotloop.apps.sprites.drawing import draw, guess_hidden, model_classes
+from hotloop.apps.sprites.models import Drawer, Size
 from hotloop.errors import BadArgument, DoesNotFit
-from hotloop.sprites.dataset import COLOURS, SIDE
-from hotloop.sprites.drawing import draw, guess_hidden, model_classes
-from hotloop.sprites.models import Drawer, Size
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from hotloop.apps.sprites.dataset import SpriteSet
+from hotloop.apps.sprites.importing import ImportResult, Skipped, import_folder, import_sheet
+from hotloop.apps.sprites.pixels import look_up
 from hotloop.errors import BadArgument
-from hotloop.sprites.dataset import SpriteSet
-from hotloop.sprites.importing import ImportResult, Skipped, import_folder, import_sheet
-from hotloop.sprites.pixels import look_up
 
 COLOURS = np.array(
     [[0, 0, 0, 0], [20, 30, 40, 255], [250, 10, 10, 255], [10, 250, 10, 255], [240, 240, 250, 255]], dtype=np.uint8
@@ -204,7 +204,7 @@ def test_links_are_followed_once_and_not_out_of_the_folder(tmp_path: Path) -> No
 
 
 def test_there_is_an_end_to_what_is_looked_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.sprites.importing.FILE_LIMIT", 3)
+    monkeypatch.setattr("hotloop.apps.sprites.importing.FILE_LIMIT", 3)
     for number in range(4):
         write(tmp_path / f"{number}.png", art(number))
     with pytest.raises(BadArgument, match="more than 3 files"):

@@ -6,9 +6,9 @@ import time
 import pytest
 import torch
 
+from hotloop.apps.sprites import making
+from hotloop.apps.sprites.making import CLASSES, draw, make
 from hotloop.errors import BadArgument
-from hotloop.sprites import making
-from hotloop.sprites.making import CLASSES, draw, make
 
 from ..thorough import THOROUGH
 

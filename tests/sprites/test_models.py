@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.sprites.dataset import SIDE
-from hotloop.sprites.models import MASK, TOKENS, Classifier, Drawer, Size
+from hotloop.apps.sprites.dataset import SIDE
+from hotloop.apps.sprites.models import MASK, TOKENS, Classifier, Drawer, Size
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])

@@ -1,7 +1,7 @@
 """The palette: sixteen colours, told apart, and ramps that get lighter."""
 
-from hotloop.sprites.dataset import COLOURS
-from hotloop.sprites.palette import INK, RAMPS, RGB, palette_tensor
+from hotloop.apps.sprites.dataset import COLOURS
+from hotloop.apps.sprites.palette import INK, RAMPS, RGB, palette_tensor
 
 
 def luminance(colour: int) -> float:

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from hotloop.apps.sprites import pictures
+from hotloop.apps.sprites.dataset import SpriteSet
+from hotloop.apps.sprites.pictures import INK, Flaw, choose_palette, opaque_colours, read_picture, save_png, sheet_of
+from hotloop.apps.sprites.pixels import look_up, nearest_colour
 from hotloop.errors import BadArgument, OutputError
-from hotloop.sprites import pictures
-from hotloop.sprites.dataset import SpriteSet
-from hotloop.sprites.pictures import INK, Flaw, choose_palette, opaque_colours, read_picture, save_png, sheet_of
-from hotloop.sprites.pixels import look_up, nearest_colour
 
 from ..thorough import tries
 

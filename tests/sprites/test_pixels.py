@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
-from hotloop.errors import BadArgument
-from hotloop.sprites import pixels as ops
-from hotloop.sprites.pixels import (
+from hotloop.apps.sprites import pixels as ops
+from hotloop.apps.sprites.pixels import (
     contact_sheet,
     dither,
     flip,
@@ -29,6 +28,7 @@ from hotloop.sprites.pixels import (
     shift_hue,
     upscale,
 )
+from hotloop.errors import BadArgument
 
 from ..thorough import tries
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from hotloop.sprites.dataset import COLOURS
-from hotloop.sprites.dice import Dice
-from hotloop.sprites.palette import DUSK, INK, MAROON, PINE
-from hotloop.sprites.shapes import DRAWINGS
+from hotloop.apps.sprites.dataset import COLOURS
+from hotloop.apps.sprites.dice import Dice
+from hotloop.apps.sprites.palette import DUSK, INK, MAROON, PINE
+from hotloop.apps.sprites.shapes import DRAWINGS
 
 from ..thorough import tries
 

@@ -8,13 +8,13 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from hotloop.apps.sprites.dataset import SpriteSet
+from hotloop.apps.sprites.making import make
+from hotloop.apps.sprites.models import Classifier, Drawer, Size, cost_of
+from hotloop.apps.sprites.network_files import TrainedNetwork, kind_of
+from hotloop.apps.sprites.quality import confusions, drawn_by, judge, sorted_by
+from hotloop.apps.sprites.recipes import Recipe, batches, learn_to_draw, learn_to_sort, recipe_for
 from hotloop.errors import BadArgument, DoesNotFit
-from hotloop.sprites.dataset import SpriteSet
-from hotloop.sprites.judging import confusions, drawn_by, judge, sorted_by
-from hotloop.sprites.making import make
-from hotloop.sprites.models import Classifier, Drawer, Size, cost_of
-from hotloop.sprites.store import TrainedNetwork, kind_of
-from hotloop.sprites.training import Recipe, batches, learn_to_draw, learn_to_sort, recipe_for
 
 KINDS = ("sword", "heart", "tree")
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.errors import PlanWarning
 from hotloop.step.captured import CapturedStep
-from hotloop.step.cuda_graph import Rates
+from hotloop.step.captured_graph import Rates
 
 gpu = pytest.mark.gpu
 

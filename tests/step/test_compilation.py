@@ -20,7 +20,7 @@ from hotloop.errors import PlanWarning
 from hotloop.levers import repeated_blocks
 from hotloop.levers.applied import AppliedPlan
 from hotloop.levers.compile import BlockCode, form_of, varying_between
-from hotloop.objective import Objective, as_objective
+from hotloop.objective.objectives import Objective, as_objective
 from hotloop.plan import Plan
 from hotloop.step import compilation
 from hotloop.step.compilation import (
@@ -249,7 +249,7 @@ def test_an_evaluation_is_not_compiled_and_an_abandoned_compilation_ends(monkeyp
 ENDING = """
 import sys, time, torch
 from torch import nn
-from hotloop.objective import as_objective
+from hotloop.objective.objectives import as_objective
 from hotloop.plan import Plan
 from hotloop.step.compilation import Compilation
 from hotloop.step.objectives import objectives_of

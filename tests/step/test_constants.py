@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
+from hotloop.placement.waits import waits
 from hotloop.step.constants import filled, made_on_device
+from hotloop.step.dispatching import FEW
 from hotloop.step.inspection import Inspection, host_noted
-from hotloop.step.operations import FEW
-from hotloop.waits import waits
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
 from hotloop.errors import PlanWarning
-from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, renew_accumulation
-from hotloop.waits import waits
+from hotloop.placement.waits import waits
+from hotloop.step.captured_graph import CannotCapture, CapturedGraph, renew_accumulation
 
 CUDA = hotloop.Plan(device="cuda:0")
 

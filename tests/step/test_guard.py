@@ -12,9 +12,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hotloop.errors import DoesNotFit
-from hotloop.snapshot import Snapshot
 from hotloop.step import guard
 from hotloop.step.guard import guarded_step, is_plenty
+from hotloop.values.snapshot import Snapshot
 
 from ..thorough import tries
 

@@ -14,13 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.objective import Objective
+from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan
-from hotloop.snapshot import Snapshot
 from hotloop.step.eager import total
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
+from hotloop.values.snapshot import Snapshot
 
 PLAIN = Plan("cpu")
 Batch = tuple[Tensor, Tensor]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from hotloop.step.work import Work
+from hotloop.step.arithmetic import Work
 
 
 def arithmetic(model: nn.Module, *inputs: object) -> float:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hotloop.monitor.advice import Advice, Advisor
+from hotloop.apps.top.advice import Advice, Advisor
+from hotloop.apps.top.feed import Feed
+from hotloop.apps.top.web import serving
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.feed import Feed
-from hotloop.top.web import serving
 
 GIB = 2**30
 BEGUN = 1_773_496_800.0  # 14 March 2026

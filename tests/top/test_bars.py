@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.apps.top.bars import LEVELS, bar, gauge, past, rule, slices, sparkline
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Host, Reading
-from hotloop.top.bars import LEVELS, bar, gauge, past, rule, slices, sparkline
 
 ANY = st.one_of(st.none(), st.floats())
 

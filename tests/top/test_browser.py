@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hotloop.monitor.advice import Advice
+from hotloop.apps.top.advice import Advice
+from hotloop.apps.top.feed import Feed
 from hotloop.monitor.reading import Gpu, Host, Reading
-from hotloop.top.feed import Feed
 
 from .pretend import CHROMIUM, NOTEBOOK, Machine, after_an_hour, served, workstation
 from .test_ranks import reading, run_of

@@ -12,12 +12,12 @@ from contextlib import ExitStack, asynccontextmanager, closing, suppress
 
 import pytest
 
+from hotloop.apps.top.feed import Feed
+from hotloop.apps.top.http.access import Gate
+from hotloop.apps.top.http.door import Door
+from hotloop.apps.top.http.site import listening
+from hotloop.apps.top.server import application
 from hotloop.monitor.reading import Host, Reading
-from hotloop.top.feed import Feed
-from hotloop.top.server import application
-from hotloop.web.door import Door
-from hotloop.web.gate import Gate
-from hotloop.web.site import listening
 
 from .pretend import ask
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hotloop.monitor.advice import Advice
+from hotloop.apps.top.advice import Advice
+from hotloop.apps.top.exporter import metrics
+from hotloop.apps.top.feed import HardwareSample
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.text import printable
-from hotloop.top.exporter import metrics
-from hotloop.top.feed import HardwareSample
+from hotloop.printing.text import printable
 
 from .pretend import workstation
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.monitor.advice import Advisor
+from hotloop.apps.top.advice import Advisor
+from hotloop.apps.top.feed import FINEST, LONGEST, Feed, HardwareSample, shown
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.feed import FINEST, LONGEST, Feed, HardwareSample, shown
 
 from ..thorough import tries
 from .pretend import workstation

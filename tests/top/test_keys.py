@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.top.keys import HANGUP, INTERRUPT, RESIZE, SUSPEND, TERMINATE, Keys, split
+from hotloop.apps.top.keys import HANGUP, INTERRUPT, RESIZE, SUSPEND, TERMINATE, Keys, split
 
 LONG = 30.0  # seconds: far more than any of this takes
 
@@ -188,7 +188,7 @@ def test_what_terminals_send(sent: str, keys: list[str], rest: str) -> None:
 def test_it_can_be_imported_where_there_are_no_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    spec = importlib.util.find_spec("hotloop.top.keys")
+    spec = importlib.util.find_spec("hotloop.apps.top.keys")
     assert spec is not None
     assert spec.loader is not None
     monkeypatch.setitem(sys.modules, "termios", None)

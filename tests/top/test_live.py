@@ -29,9 +29,9 @@ VIEW = (
     BEGIN
     + """
 import sys
-from hotloop.monitor.advice import Advice
-from hotloop.top.example import machine
-from hotloop.top.live import run
+from hotloop.apps.top.advice import Advice
+from hotloop.apps.top.example import machine
+from hotloop.apps.top.live import run
 
 read = machine(int(sys.argv[1]), start=1_000_000_000.0)
 advice = Advice("idle-memory", 0, "4.1 GiB is held by python3", "end it with `kill 7`")

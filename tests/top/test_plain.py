@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotloop.monitor.advice import Advice
+from hotloop.apps.top.advice import Advice
+from hotloop.apps.top.example import machine
+from hotloop.apps.top.plain import Texts, as_data, as_line, is_plain, samples
+from hotloop.apps.top.view_options import ViewOptions
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.example import machine
-from hotloop.top.options import ViewOptions
-from hotloop.top.plain import Texts, as_data, as_line, is_plain, samples
 
 ADVICE = Advice("waiting", 0, "memory is full but utilisation is 9%", "run `hotloop doctor`", {"utilisation": 9.0})
 

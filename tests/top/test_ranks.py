@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hotloop.heartbeat import FOLDER as WRITTEN
+from hotloop.apps.top.plain import as_data
+from hotloop.apps.top.ranks import BYTES, FOLDER, RankRun, RankState, TopReading, runs_in, with_runs
+from hotloop.apps.top.view import screen
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
-from hotloop.top.plain import as_data
-from hotloop.top.ranks import BYTES, FOLDER, RankRun, RankState, TopReading, runs_in, with_runs
-from hotloop.top.view import screen
+from hotloop.ranks.heartbeat import FOLDER as WRITTEN
 
 from .pretend import workstation
 from .test_view import NASTY, SIZES, must_be_harmless, shown

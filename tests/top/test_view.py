@@ -12,13 +12,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from hotloop.monitor.advice import Advice
+from hotloop.apps.top.advice import Advice
+from hotloop.apps.top.cells import in_encoding
+from hotloop.apps.top.example import GIB, machine, picture
+from hotloop.apps.top.view import screen
+from hotloop.apps.top.view_options import SORTS, ViewOptions, press
 from hotloop.monitor.history import History
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.example import GIB, machine, picture
-from hotloop.top.options import SORTS, ViewOptions, press
-from hotloop.top.view import screen
-from hotloop.top.words import in_encoding
 
 from ..thorough import dealt, tries
 

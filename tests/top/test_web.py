@@ -16,12 +16,12 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from hotloop.apps.top.feed import Feed, HardwareSample
+from hotloop.apps.top.http.access import Gate
+from hotloop.apps.top.server import ASSETS, application
+from hotloop.apps.top.web import serve
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
-from hotloop.top.feed import Feed, HardwareSample
-from hotloop.top.server import ASSETS, application
-from hotloop.top.web import serve
-from hotloop.web.gate import Gate
 
 from ..thorough import some, tries
 from .pretend import Machine, ask, served, workstation
@@ -277,7 +277,7 @@ def test_settings_that_cannot_be_meant(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize("package", ["aiohttp", "prometheus_client"])
 def test_without_the_extra_the_error_says_what_to_install(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("server", "exporter"):
-        monkeypatch.delitem(sys.modules, f"hotloop.top.{module}")
+        monkeypatch.delitem(sys.modules, f"hotloop.apps.top.{module}")
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(HotloopError, match=package) as caught:
         try_to_serve(port=0)
@@ -290,7 +290,7 @@ def test_it_serves_until_it_is_told_to_end(number: signal.Signals, tmp_path: Pat
     script.write_text(
         "import sys\n"
         "from hotloop.monitor.reading import Host, Reading\n"
-        "from hotloop.top.web import serve\n"
+        "from hotloop.apps.top.web import serve\n"
         "serve(lambda: Reading(0.0, Host('kestrel')), port=0)\n"
         "print('torch' in sys.modules)\n"
     )

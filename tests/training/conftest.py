@@ -40,7 +40,7 @@ def _plans_are_for_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _no_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is two processes of git for each run that saves; `test_journal.py` tests them."""
-    monkeypatch.setattr("hotloop.training.folder._git", lambda folder: None)
+    monkeypatch.setattr("hotloop.training.run_files._git", lambda folder: None)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from torch import nn
 from hotloop import Loop, Plan, Report, pick, seed
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.monitor.logs import JsonLines, MissingLogger
-from hotloop.training import folder as run_folder
-from hotloop.training.folder import write_run
+from hotloop.training import run_files as run_folder
 from hotloop.training.journal import Journal
+from hotloop.training.run_files import write_run
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
-from hotloop.effects import look
 from hotloop.errors import BadArgument, MemoryWarning, PlanWarning
 from hotloop.training import Loop
+from hotloop.values.effects import look
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 

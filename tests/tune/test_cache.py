@@ -19,7 +19,7 @@ from hotloop import Loop
 from hotloop.errors import PlanWarning
 from hotloop.levers import levers_of
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.tune.cache import Cache
+from hotloop.tune.plan_cache import Cache
 
 from ..thorough import some, tries
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule
-from hotloop.tune.norms import NormWatch
-from hotloop.waits import Waits
+from hotloop.placement.waits import Waits
+from hotloop.tune.gradient_norms import NormWatch
 
 LONG = 10**6  # batches
 BEGINS = 115  # batches after which gradients jump: the gate was asked again by then
@@ -93,8 +93,8 @@ def in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
     monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
     monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
-    monkeypatch.setattr("hotloop.tune.norms.FIRST", 4)
-    monkeypatch.setattr("hotloop.tune.norms.SHARE", 1e9)
+    monkeypatch.setattr("hotloop.tune.gradient_norms.FIRST", 4)
+    monkeypatch.setattr("hotloop.tune.gradient_norms.SHARE", 1e9)
 
 
 def data(batches: int = 8) -> DataLoader[Any]:
@@ -241,7 +241,7 @@ def test_no_norm_is_computed_where_it_could_decide_nothing(
 
 @pytest.mark.usefixtures("in_bf16")
 def test_looks_become_seldom(norms: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.norms.MOST", 50)
+    monkeypatch.setattr("hotloop.tune.gradient_norms.MOST", 50)
     train(loop_of(), 300)
     assert len(norms) == 9, "after 4 batches, 8, 16, 32, 64, 114, 164, 214, 264"
 

@@ -19,7 +19,7 @@ from hotloop.errors import PlanWarning
 from hotloop.levers import LEVERS, Lever
 from hotloop.plan import Plan, Tuning
 from hotloop.report.tuning import tuning_words
-from hotloop.tune.cache import Cache
+from hotloop.tune.plan_cache import Cache
 
 pytestmark = pytest.mark.usefixtures("light_heap")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

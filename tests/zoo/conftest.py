@@ -8,4 +8,4 @@ collect_ignore = ["killing.py", "on_cuda.py"]
 @pytest.fixture(autouse=True)
 def _no_commit_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """That is two processes of git for each run that saves."""
-    monkeypatch.setattr("hotloop.training.folder._git", lambda folder: None)
+    monkeypatch.setattr("hotloop.training.run_files._git", lambda folder: None)

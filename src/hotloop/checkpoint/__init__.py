@@ -1,7 +1,7 @@
 """Checkpoints on disk: tensors and JSON, whole or not at all, written while training goes on."""
 
-from hotloop.checkpoint.errors import CheckpointWarning, DamagedCheckpoint
-from hotloop.checkpoint.reading import Checkpoint, load
+from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
+from hotloop.checkpoint.reader import Checkpoint, load
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.weights import Weights, export_weights, read_weights

@@ -21,7 +21,7 @@ from hotloop.checkpoint import folders
 from hotloop.checkpoint.sums import Sum, shard_name
 from hotloop.checkpoint.tensorfile import DTYPES, NAMES, ReadableFile, Source, fill, read_header, skip, write_tensors
 from hotloop.errors import OutputError
-from hotloop.text import plural, printable
+from hotloop.printing.text import plural, printable
 
 POLL = 0.02  # seconds between two looks for the files of other ranks
 PATIENCE = 600.0  # seconds in which the file of another rank must grow

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hotloop.checkpoint import folders
-from hotloop.checkpoint.errors import CheckpointWarning, DamagedCheckpoint
-from hotloop.checkpoint.reading import LARGEST_STATE, Checkpoint, load, read_checkpoint, read_sums
+from hotloop.checkpoint.damage import CheckpointWarning, DamagedCheckpoint
+from hotloop.checkpoint.reader import LARGEST_STATE, Checkpoint, load, read_checkpoint, read_sums
 from hotloop.checkpoint.shards import Team
 from hotloop.checkpoint.sums import STATE, SUMS, TENSORS, Sum, Sums
 from hotloop.checkpoint.tensorfile import HostSource, Source, in_file_order, write_tensors
 from hotloop.checkpoint.tree import pack
 from hotloop.errors import BadArgument, OutputError
-from hotloop.text import printable, shorten, size
+from hotloop.printing.text import printable, shorten, size
 
 _SAVING = ".saving-"  # being written, and locked by the process that writes it
 _REMOVING = ".removing-"  # on its way out

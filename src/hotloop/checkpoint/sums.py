@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.text import printable
+from hotloop.printing.text import printable
 from hotloop.version import __version__
 
 FORMAT = "hotloop-checkpoint"

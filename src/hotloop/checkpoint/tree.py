@@ -19,7 +19,7 @@ from hotloop._torch import METADATA, metadata_of, set_metadata, storage_id
 from hotloop.checkpoint.shards import ShardEntry
 from hotloop.checkpoint.tensorfile import NAMES
 from hotloop.errors import BadArgument
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 DEEPEST = 100  # levels; a tree that contains itself has no end
 _KEYS = (str, int, float, bool, bytes, type(None))

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hotloop._torch import REBUILDING
-from hotloop.checkpoint.errors import CheckpointWarning
+from hotloop.checkpoint.damage import CheckpointWarning
 from hotloop.checkpoint.folders import written
-from hotloop.checkpoint.reading import read_part, read_sums
+from hotloop.checkpoint.reader import read_part, read_sums
 from hotloop.checkpoint.store import Store
 from hotloop.checkpoint.sums import SUMS
 from hotloop.checkpoint.tensorfile import NAMES, HostSource, in_file_order, write_tensors
 from hotloop.errors import BadArgument, OutputError
-from hotloop.text import an, printable, shorten, size
+from hotloop.printing.text import an, printable, shorten, size
 
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 INNER = ("model", "state_dict")  # under which training scripts keep the weights

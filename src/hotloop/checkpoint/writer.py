@@ -10,14 +10,14 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Self
 
-from hotloop.checkpoint.errors import CheckpointWarning
+from hotloop.checkpoint.damage import CheckpointWarning
+from hotloop.checkpoint.host_copies import Snapshots
 from hotloop.checkpoint.shards import Team, received, write_shard
-from hotloop.checkpoint.snapshot import Snapshots
 from hotloop.checkpoint.store import Store, as_score, as_step
 from hotloop.checkpoint.tensorfile import Source
 from hotloop.checkpoint.tree import pack, pack_sharded
 from hotloop.errors import BadArgument, HotloopError, OutputError
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 _SHARED = "give a folder that all ranks can write to, on a disk that their hosts share"
 

@@ -6,58 +6,16 @@ import sys
 
 import typer
 
-from hotloop.cli import bench as bench
-from hotloop.cli import demo as demo
-from hotloop.cli import device as device
-from hotloop.cli import doctor as doctor
-from hotloop.cli import evaluate as evaluate
-from hotloop.cli import export as export
-from hotloop.cli import generate as generate
-from hotloop.cli import launch as launch
-from hotloop.cli import learn as learn
-from hotloop.cli import profile as profile
-from hotloop.cli import report as report
-from hotloop.cli import simulate as simulate
-from hotloop.cli import sprites as sprites
-from hotloop.cli import top as top
-from hotloop.cli import train as train
-from hotloop.cli import tune as tune
-from hotloop.cli.help import Verb, Verbs
+from hotloop.cli.verbs import AllVerbs
 from hotloop.errors import HotloopError
 from hotloop.launch.worker import is_worker
-from hotloop.text import wrap
+from hotloop.printing.text import wrap
 
 EPILOG = "Every command has its own --help. HOTLOOP_DEVICE=cuda:1 sets the device for all of them."
 
-
-class InOrder(Verbs):
-    """Lists the verbs in the order in which a person meets them."""
-
-    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        order = [
-            "demo",
-            "learn",
-            "device",
-            "sprites",
-            "train",
-            "evaluate",
-            "generate",
-            "export",
-            "launch",
-            "tune",
-            "doctor",
-            "profile",
-            "simulate",
-            "bench",
-            "report",
-            "top",
-        ]
-        return sorted(super().list_commands(ctx), key=order.index)
-
-
 app = typer.Typer(
     name="hotloop",
-    cls=InOrder,
+    cls=AllVerbs,
     help="Run your PyTorch training loop as fast as your hardware allows.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -82,28 +40,10 @@ def _options(
     pass
 
 
-app.command("device", cls=Verb)(device.device)
-app.command("demo", cls=Verb)(demo.demo)
-app.add_typer(learn.app, name="learn")
-app.add_typer(sprites.app, name="sprites")
-app.add_typer(train.app, name="train")
-app.command("evaluate", cls=Verb)(evaluate.evaluate)
-app.command("generate", cls=Verb)(generate.generate)
-app.command("export", cls=Verb)(export.export)
-app.command("launch", cls=launch.LaunchVerb)(launch.launch)
-app.command("tune", cls=Verb)(tune.tune)
-app.command("bench", cls=Verb)(bench.bench)
-app.command("doctor", cls=Verb, context_settings={"allow_interspersed_args": False})(doctor.doctor)
-app.command("profile", cls=Verb, context_settings={"allow_interspersed_args": False})(profile.profile)
-app.command("simulate", cls=Verb, context_settings={"allow_interspersed_args": False})(simulate.simulate)
-app.command("report", cls=Verb)(report.report)
-app.command("top", cls=Verb)(top.top)
-
-
-def main() -> None:
-    """Run the command line; a person's mistake ends in one clear message, never in a traceback."""
+def main(commands: typer.Typer = app) -> None:
+    """Run a command line; a person's mistake ends in one clear message, never in a traceback."""
     try:
-        app()
+        commands()
     except HotloopError as error:
         if os.environ.get("HOTLOOP_DEBUG") or is_worker():  # a rank, whose error is told once for all of them
             raise

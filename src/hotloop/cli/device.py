@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotloop.cli.help import Verb
 from hotloop.cli.options import Device, Json
 from hotloop.cli.output import print_json, say
 from hotloop.errors import BadArgument, DeviceUnavailable
-from hotloop.text import printable, size
+from hotloop.printing.text import printable, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 REQUIRABLE = ("cuda", "mps", "xpu", "cpu")
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command("device", cls=Verb)
 def device(
     want: Device = None,
     require: Annotated[

@@ -5,11 +5,15 @@ from typing import Annotated
 
 import typer
 
+from hotloop.cli.help import Verb
 from hotloop.cli.options import Json
 from hotloop.cli.output import console, must_be_writable, print_json, say
-from hotloop.text import size
+from hotloop.printing.text import size
+
+app = typer.Typer(add_completion=False)
 
 
+@app.command("export", cls=Verb)
 def export(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="The folder of `fit(save=…)`, or one checkpoint in it.")

@@ -9,7 +9,7 @@ from hotloop.cli.help import Verb
 from hotloop.cli.options import Module, Script
 from hotloop.cli.output import console, print_json, say
 from hotloop.errors import BadArgument
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 JOIN_TIMEOUT = "5min"
 PASSED = "hotloop.launch.passed"  # where the parser leaves torchrun's own options
@@ -49,6 +49,10 @@ def number_of_gpus(words: str) -> int | None:
     return None if words == "auto" else int(words)
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command("launch", cls=LaunchVerb)
 def launch(
     ctx: typer.Context,
     command: Script,

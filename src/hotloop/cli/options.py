@@ -48,3 +48,10 @@ NewFolder = Annotated[
     typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/TIME"),
 ]
 Scale = Annotated[int, typer.Option(metavar="N", help="Size of a sprite's pixel, in pixels.")]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="A function in your own file that returns (loop, loader), or (loop, loader, arguments of Loop.fit).",
+    ),
+]

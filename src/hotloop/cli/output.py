@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from hotloop.errors import OutputError
-from hotloop.files import finite
-from hotloop.text import COMMAND, printable, wrap
+from hotloop.files.whole import finite
+from hotloop.printing.text import COMMAND, printable, wrap
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -73,7 +73,7 @@ def must_be_writable(path: Path, *others: Path | None, option: str = "--out", su
 
 def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
     """Write the page of a run and its data into a folder of its own; the folder."""
-    from hotloop.report.folder import new_run
+    from hotloop.report.run_folder import new_run
     from hotloop.report.runs import DATA, PAGE
 
     with new_run() as folder:

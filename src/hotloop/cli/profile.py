@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hotloop.cli.help import Verb
 from hotloop.cli.options import Json, Module, NewFolder, Script
 from hotloop.cli.output import command_line, console, print_json, say, show_files
 from hotloop.errors import BadArgument
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 if TYPE_CHECKING:
-    from hotloop.children import Child
-    from hotloop.profiling.record import Profile
+    from hotloop.profiling.profile_record import Profile
+    from hotloop.scripts.children import Child
 
 GRACE = 30.0  # seconds for a script to end once its profile is written
 FILES = {
@@ -26,6 +27,10 @@ FILES = {
 }
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command("profile", cls=Verb, context_settings={"allow_interspersed_args": False})
 def profile(
     command: Script,
     module: Module = False,
@@ -55,10 +60,10 @@ def profile(
       hotloop profile -m project.train            [dim]as python -m would run it[/dim]
       hotloop profile --json train.py > profile.json
     """
-    from hotloop.children import unwound_by_signals
-    from hotloop.profiling.script import TRACE
-    from hotloop.report.folder import new_run
+    from hotloop.profiling.profiled_script import TRACE
+    from hotloop.report.run_folder import new_run
     from hotloop.report.runs import DATA, PAGE
+    from hotloop.scripts.children import unwound_by_signals
 
     target, *arguments = command
     if not module and not Path(target).is_file():
@@ -67,7 +72,7 @@ def profile(
         found, trace = _profiled(target, arguments, folder, (steps, warmup), module=module, as_json=as_json)
         if ceilings:
             found = _with_ceilings(found)
-        from hotloop.report.profile import profile_page, profile_run
+        from hotloop.report.profile_page import profile_page, profile_run
 
         words = command_line()
         run.write(PAGE, profile_page(found, command=words))
@@ -91,9 +96,9 @@ def _profiled(
     """Run the script in a process of its own; its output goes where it would go, or past the JSON to stderr."""
     import json
 
-    from hotloop.children import Child
-    from hotloop.profiling.record import Profile
-    from hotloop.profiling.script import FOLLOWED, INTERRUPTED, PROFILE, TRACE, ProfileRequest, ScriptDied
+    from hotloop.profiling.profile_record import Profile
+    from hotloop.profiling.profiled_script import FOLLOWED, INTERRUPTED, PROFILE, TRACE, ProfileRequest, ScriptDied
+    from hotloop.scripts.children import Child
 
     request = ProfileRequest(target, tuple(arguments), folder, *counts, module)
     # Without the lines that the profiler's own library writes at every start and stop.
@@ -137,15 +142,15 @@ def _with_ceilings(found: "Profile") -> "Profile":
     """Measured now that the script has ended, and the device is free."""
     import torch
 
-    from hotloop.bench.ceilings import ceilings
     from hotloop.profiling.advice import with_ceilings
+    from hotloop.profiling.ceilings import ceilings
 
     say(console(stderr=True), "measuring the peak speed of the device")
     return with_ceilings(found, ceilings(torch.device(found.device)))
 
 
 def _show(found: "Profile", folder: Path) -> None:
-    from hotloop.report.profile import profile_summary
+    from hotloop.report.profile_page import profile_summary
 
     words = console()
     words.print()

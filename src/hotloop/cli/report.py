@@ -6,10 +6,14 @@ from typing import Annotated
 
 import typer
 
+from hotloop.cli.help import Verb
 from hotloop.cli.options import Json
 from hotloop.cli.output import console, print_json, say
 
+app = typer.Typer(add_completion=False)
 
+
+@app.command("report", cls=Verb)
 def report(
     folders: Annotated[
         list[Path] | None,
@@ -29,7 +33,7 @@ def report(
       hotloop report runs --json
     """
     from hotloop.errors import BadArgument
-    from hotloop.report.folder import RUNS
+    from hotloop.report.run_folder import RUNS
 
     places = folders or [RUNS]
     if len(places) > 2:
@@ -38,7 +42,7 @@ def report(
 
 
 def _list(folder: Path, as_json: bool) -> None:
-    from hotloop.report.folder import RUNS
+    from hotloop.report.run_folder import RUNS
     from hotloop.report.runs import kept_in, runs_list
 
     none_yet = folder == RUNS and not folder.exists()  # the first run makes it

@@ -1,32 +1,27 @@
 """`hotloop tune`: try every lever on a training loop, and write the plan that was found."""
 
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.options import Device, Json, Report
+from hotloop.cli.help import Verb
+from hotloop.cli.options import Device, Json, Report, Target
 from hotloop.cli.output import command_line, console, keep, must_be_writable, print_json, say
 from hotloop.errors import BadArgument
-from hotloop.text import an, printable, shorten
+from hotloop.printing.text import printable
 
 if TYPE_CHECKING:
     from hotloop.plan import Tuning
-    from hotloop.training import Loop
 
 
+app = typer.Typer(add_completion=False)
+
+
+@app.command("tune", cls=Verb)
 def tune(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="FILE.py:FUNCTION that returns (loop, loader); or mlp, cnn, resnet18, sprites, gpt, gpt2.",
-        ),
-    ],
+    target: Target,
     steps: Annotated[
         int | None, typer.Option(metavar="N", help="Steps of the run to plan for.", show_default=False)
     ] = None,
@@ -52,9 +47,9 @@ def tune(
     levers pay in a longer run: say how long it will be.
 
     [bold]Examples[/bold]
-      hotloop tune cnn                            [dim]a small network, built in[/dim]
-      hotloop tune train.py:build --steps 20000   [dim]build() returns (loop, loader)[/dim]
-      hotloop tune gpt --seconds 60 --plot way.png
+      hotloop tune train.py:build                 [dim]build() returns (loop, loader)[/dim]
+      hotloop tune train.py:build --steps 20000
+      hotloop tune train.py:build --seconds 60 --plot way.png
     """
     if steps is not None and seconds is not None:
         raise BadArgument("both --steps and --seconds were given", fix="give one of them")
@@ -69,7 +64,9 @@ def tune(
 
         pick(device)  # one that is not here is told as what was asked for
         os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
-    loop, loader = _built_in(target, device) if ":" not in target else _from_file(target)
+    from hotloop.cli.building import build
+
+    loop, loader, _ = build(target)
     say(words, f"{loop.device}: {loop.choice.reason}")
     tuning = loop.tune(loader, steps=steps, seconds=(3600 if steps is None else None) if seconds is None else seconds)
     _write(tuning, out, plot)
@@ -87,7 +84,7 @@ def tune(
 
 
 def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
-    from hotloop.files import write_json, write_whole
+    from hotloop.files.whole import write_json, write_whole
     from hotloop.report.tuning import waterfall
 
     write_json(out, tuning.to_json())
@@ -97,87 +94,8 @@ def _write(tuning: "Tuning", out: Path, plot: Path | None) -> None:
 
 def _kept(tuning: "Tuning") -> Path:
     """The page and the data of the tuning; the page."""
-    from hotloop.report.pages import tuning_page, tuning_run
     from hotloop.report.runs import PAGE
+    from hotloop.report.tuning_page import tuning_page, tuning_run
 
     page = tuning_page(tuning, command_line())
     return keep(page, tuning_run(tuning), tuning.to_json()) / PAGE
-
-
-def _built_in(name: str, device: str | None) -> "tuple[Loop, Any]":
-    from hotloop import pick
-    from hotloop.bench.contestants.hot import loop_of
-    from hotloop.bench.workloads import WORKLOADS, workload
-
-    if name.endswith(".py"):
-        raise BadArgument(
-            f"{printable(name)} names no function that builds the loop",
-            fix=f"give FILE.py:FUNCTION, a function that returns (loop, loader), as in {printable(name)}:build",
-        )
-    if name not in WORKLOADS:
-        raise BadArgument(
-            f"there is no workload {printable(name)!r}",
-            fix=f"choose one of {', '.join(WORKLOADS)}, or FILE.py:FUNCTION",
-        )
-    choice = pick(device)
-    parts = workload(name, choice.device).parts()
-    return loop_of(parts, choice), parts.loader
-
-
-@contextmanager
-def _explained(file: str) -> Iterator[None]:
-    """Run a person's own file as if by itself; what goes wrong has its line, and none of this program."""
-    import traceback
-
-    from hotloop.errors import HotloopError
-
-    before, sys.argv = sys.argv, [file]
-    try:
-        yield
-    except HotloopError:
-        raise
-    except (Exception, SystemExit) as error:
-        lines = [
-            f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == Path(file).resolve()
-        ]
-        line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
-        where = f"{printable(file)}, line {line}" if line else printable(file)
-        fix = "HOTLOOP_DEBUG=1 shows the whole traceback"
-        if isinstance(error, SystemExit):
-            fix = 'hotloop imports it without arguments: parse them and exit only under `if __name__ == "__main__"`'
-        raise BadArgument(f"{where}: {type(error).__name__}: {printable(str(error))}", fix=fix) from error
-    finally:
-        sys.argv = before
-
-
-def _from_file(target: str) -> "tuple[Loop, Any]":
-    """What a function in a person's own file returns."""
-    import importlib.util
-
-    from hotloop import Loop
-
-    file, _, function = target.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise BadArgument(f"there is no file {printable(file)}", fix="give FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(path.stem, path.resolve())
-    if spec is None or spec.loader is None:
-        raise BadArgument(f"{printable(file)} is not a Python file", fix="give FILE.py:FUNCTION")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
-    with _explained(file):
-        spec.loader.exec_module(module)
-    build = getattr(module, function, None)
-    if not callable(build):
-        own = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
-        functions = shorten([printable(name) for name in own if callable(getattr(module, name))])
-        fix = f"name the one that builds, out of: {functions}" if functions else "write one that returns (loop, loader)"
-        raise BadArgument(f"{printable(file)} has no function {printable(function)!r}", fix=fix)
-    with _explained(file):
-        made = build()
-    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Loop)):
-        raise BadArgument(
-            f"{printable(function)}() returned {an(type(made).__name__)}", fix="return (hotloop.Loop(...), loader)"
-        )
-    return made

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hotloop.effects import look, sum_of_words
-from hotloop.rng import Generator
+from hotloop.values.effects import look, sum_of_words
+from hotloop.values.rng import Generator
 
 MOST = 100_000  # entries that are compared in 15 ms; more would cost more than a start of workers
 OBJECT, ARRAY = 20, 50  # entries in the time of which an object or an array is compared

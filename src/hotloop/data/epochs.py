@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from typing import Any, Generic, TypeVar
 
+from hotloop.data.loader_rng import LoaderRng, LoaderRngState
 from hotloop.data.origin import BatchOrigin
 from hotloop.data.position import Position, Resumption
-from hotloop.data.rng import LoaderRng, LoaderRngState
 from hotloop.errors import BadArgument
-from hotloop.text import plural
+from hotloop.printing.text import plural
 
 T = TypeVar("T")
 Tell = Callable[[int, int], None]  # batches that were loaded again so far, and in all

@@ -1,6 +1,6 @@
 """Large batches of a list, such as a whole graph or a whole table, stay on the device: they are the same in each epoch.
 
-A change of one is noticed as `hotloop.data.resident` says of a dataset, each time that it comes.
+A change of one is noticed as `hotloop.data.on_device` says of a dataset, each time that it comes.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.data.resident import Same, all_tensors, some_bytes, writes
+from hotloop.data.on_device import Same, all_tensors, some_bytes, writes
 from hotloop.device.room import room
 from hotloop.placement import map_tensors, move, tensors_in
 

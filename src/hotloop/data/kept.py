@@ -25,7 +25,7 @@ from hotloop._torch import dismiss_workers, end_as_garbage, keeps_workers
 from hotloop.data.dataset_state import DatasetState
 from hotloop.data.forking import forking
 from hotloop.data.samplers import draw_base_seed, generators_of, has_known_sampler
-from hotloop.rng import Rng
+from hotloop.values.rng import Rng
 
 PATIENCE = 2.0  # seconds until a worker that does not answer is taken to be unable to
 Note = Callable[[Any], Any]

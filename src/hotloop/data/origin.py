@@ -15,7 +15,7 @@ from hotloop._torch import dismiss_workers
 from hotloop.data.kept import EpochWorkers, Note, may_keep
 from hotloop.errors import BadArgument, EmptyLoader
 from hotloop.placement import tensors_in
-from hotloop.text import an, plural
+from hotloop.printing.text import an, plural
 
 MOST_SAMPLES_LOOKED_AT = 4096
 

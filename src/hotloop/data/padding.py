@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotloop.errors import BadArgument
-from hotloop.text import shorten
+from hotloop.printing.text import shorten
 
 Number = int | float | bool
 # What fills each tensor that Hugging Face and PyTorch have a name for; a model that masks reads none of it.

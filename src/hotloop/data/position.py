@@ -20,7 +20,7 @@ there is nothing to skip: only 1 and 6 are done, so that the next epoch begins a
 from dataclasses import dataclass
 from typing import Any
 
-from hotloop.data.rng import LoaderRngState
+from hotloop.data.loader_rng import LoaderRngState
 from hotloop.errors import BadArgument
 
 FORMAT = 2

@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from hotloop.ranks import Ranks
+from hotloop.ranks.group import Ranks
 
 _DEEPEST = 8  # samplers within samplers
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from hotloop.data.origin import BatchOrigin, twin
 from hotloop.data.samplers import Dealt, RankBatches, index_sampler, samplers_of
-from hotloop.ranks import Ranks
+from hotloop.ranks.group import Ranks
 
 
 class RankItems(Dealt):

@@ -9,11 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from hotloop.data.epochs import Tell
-from hotloop.data.feed import LoaderBatches
 from hotloop.data.held import HeldBatches
+from hotloop.data.loader_batches import LoaderBatches
+from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
-from hotloop.data.resident import Resident, why_not_resident
 from hotloop.data.sharing import may_be_empty
 from hotloop.data.worker_count import LoadingLimits
 from hotloop.device import as_device, device_error

@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader
 
 from hotloop._torch import keeps_workers
 from hotloop.data.kept import may_keep
+from hotloop.data.loader_rng import LoaderRng, LoaderRngState
+from hotloop.data.on_device import is_constant
 from hotloop.data.position import Position
-from hotloop.data.resident import is_constant
-from hotloop.data.rng import LoaderRng, LoaderRngState
 from hotloop.data.streams import Stream
 
 

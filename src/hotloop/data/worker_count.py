@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from hotloop.data.samplers import has_known_sampler
 from hotloop.device.machine import text_of
-from hotloop.text import an, duration, plural, size
+from hotloop.printing.text import an, duration, plural, size
 
 HEADROOM = 1.25  # batches that workers could make for each one that is needed: their times vary
 NOTABLE = 0.05  # share of the time that the loop may wait for data

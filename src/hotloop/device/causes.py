@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.visibility import why_hidden
+from hotloop.printing.text import printable, shorten
 from hotloop.records import Record
-from hotloop.text import printable, shorten
 
 SELECTOR = "https://pytorch.org/get-started/locally/"
 DRIVERS = "https://www.nvidia.com/drivers"

@@ -8,15 +8,15 @@ from typing import Any, Self
 
 import torch
 
-from hotloop import markup
 from hotloop.device.causes import Cause, unsupported, why_no_cuda, why_no_mps, why_no_xpu
 from hotloop.device.facts import MachineFacts, VisibleGpu
 from hotloop.device.machine import cpu_name
 from hotloop.device.probe import probe
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 from hotloop.plan import Precision
+from hotloop.printing import markup
+from hotloop.printing.text import plural, printable, shorten, size
 from hotloop.records import Record
-from hotloop.text import plural, printable, shorten, size
 
 VARIABLE = "HOTLOOP_DEVICE"
 TYPES = ("cuda", "mps", "xpu", "cpu")

@@ -4,8 +4,8 @@ memory."""
 from hotloop.kernels.convolutions import convolved, cuts_into_patches, is_awkward, missing, padded, prepare_convolutions
 from hotloop.kernels.depthwise import is_depthwise
 from hotloop.kernels.layers import fuse, layers_to_fuse, prepare
-from hotloop.kernels.loading import bf16_matmuls, load_beside
 from hotloop.kernels.nvrtc import why_no_kernels
+from hotloop.kernels.preload import bf16_matmuls, load_beside
 from hotloop.kernels.rows import RowKernels, prepare_rows
 
 __all__ = [

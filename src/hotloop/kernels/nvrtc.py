@@ -14,8 +14,8 @@ from threading import Lock, Thread
 import torch
 from torch import Tensor
 
-from hotloop.cache import cache_folder, make_private, why_foreign
-from hotloop.files import write_whole
+from hotloop.files.cache import cache_folder, make_private, why_foreign
+from hotloop.files.whole import write_whole
 from hotloop.kernels import compiler
 from hotloop.kernels.compiler import KernelError, check, compiled, path_of
 

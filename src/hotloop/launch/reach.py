@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from hotloop.errors import BadArgument, HotloopError
-from hotloop.text import duration, printable
+from hotloop.printing.text import duration, printable
 
 PORT = 29500  # torchrun's own default
 ATTEMPT = 2.0  # seconds for one connection

@@ -31,7 +31,6 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from hotloop._torch import options_of
-from hotloop.children import unwound_by_signals
 from hotloop.device import probe, why_no_cuda
 from hotloop.errors import BadArgument, DeviceUnavailable, HotloopError
 from hotloop.launch.reach import (
@@ -46,8 +45,9 @@ from hotloop.launch.reach import (
     wait_for,
 )
 from hotloop.launch.worker import FIRST, INTERRUPTED, OWN
-from hotloop.scripts import interpreter
-from hotloop.text import plural, printable
+from hotloop.printing.text import plural, printable
+from hotloop.scripts.as_main import interpreter
+from hotloop.scripts.children import unwound_by_signals
 
 JOIN = 300.0  # seconds for all nodes to meet
 TOGETHER = 2  # seconds between failures of which one caused the other

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hotloop.errors import HotloopError
-from hotloop.scripts import run_as_main, shown_without
+from hotloop.scripts.as_main import run_as_main, shown_without
 
 INTERRUPTED = 130
 FIRST = "first"  # a file with the rank that failed first; made once, by whoever is first

@@ -13,7 +13,7 @@ from hotloop.levers import acting_levers
 from hotloop.levers.base import LayerForward, Lever, Undo
 from hotloop.levers.flags import PlannedFlags, settle_state
 from hotloop.plan import Plan
-from hotloop.snapshot import Snapshot
+from hotloop.values.snapshot import Snapshot
 
 _NOTHING = nullcontext()
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from hotloop._torch import gradient_hooks, has_compiled_parts, module_hooks
 from hotloop.errors import BadArgument
 from hotloop.plan import Plan, Tier
-from hotloop.text import shorten
+from hotloop.printing.text import shorten
 
 Cost = Literal["nothing", "a moment", "a compilation", "a long compilation"]
 Undo = Callable[[], object]

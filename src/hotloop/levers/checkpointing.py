@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from hotloop._torch import buffers_of
 from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
-from hotloop.rng import RngStates
-from hotloop.snapshot import Snapshot
+from hotloop.values.rng import RngStates
+from hotloop.values.snapshot import Snapshot
 
 _HOST = torch.device("cpu")
 

@@ -72,7 +72,7 @@ class Tf32Lever(Lever):
         return None if plan.precision == "fp32" else f"the matmuls are in {plan.precision}"
 
     def around(self, plan: Plan) -> AbstractContextManager[Any]:
-        return _tf32()
+        return fp32_matmul("high")
 
 
 def fp32_matmul_precision() -> str:
@@ -84,14 +84,15 @@ def fp32_matmul_precision() -> str:
 
 
 @contextmanager
-def _tf32() -> Iterator[None]:
+def fp32_matmul(precision: str) -> Iterator[None]:
+    """Matmuls in fp32 as precise as said, inside the block."""
     before = torch.get_float32_matmul_precision()
     libraries = [getattr(torch.backends, name).matmul for name in ("cuda", "mkldnn")]
     each = [library.fp32_precision for library in libraries]
-    torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision(precision)
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-        for library, precision in zip(libraries, each, strict=True):
-            library.fp32_precision = precision
+        for library, own in zip(libraries, each, strict=True):
+            library.fp32_precision = own

@@ -10,8 +10,8 @@ import torch
 
 from hotloop._torch import allocator_settings, set_allocator_settings
 from hotloop.memory.budget import bytes_of
+from hotloop.printing.text import size
 from hotloop.records import Record
-from hotloop.text import size
 
 SETTING = "expandable_segments"
 _ASKED_FOR = re.compile(r"Tried to allocate (\d+(?:\.\d+)? [KMGT]iB)")

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.errors import BadArgument
 from hotloop.placement import map_tensors, tensors_in
-from hotloop.text import an
+from hotloop.printing.text import an
 
 
 def micro_batches_of(batch: Any, items: int, size: int) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from hotloop.device.room import share
 from hotloop.errors import DoesNotFit, HotloopError
 from hotloop.memory.fragmentation import Fragmented, are_on, judged, statistics
 from hotloop.memory.usage import DeviceHoldings, Usage, usage
-from hotloop.text import size
+from hotloop.printing.text import size
 
 T = TypeVar("T")
 ATTEMPTS = 4  # at work that cannot be done in smaller pieces

@@ -23,8 +23,8 @@ from hotloop.memory.storages import storages_of
 from hotloop.memory.usage import Usage, usage
 from hotloop.placement import tensors_in
 from hotloop.placement.sites import Site, user_site
+from hotloop.printing.text import duration, plural, shorten, size
 from hotloop.records import Record
-from hotloop.text import duration, plural, shorten, size
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from hotloop.memory.phases import OUTSIDE, PHASES, Phases, Visit
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement.placing import resolve
 from hotloop.placement.sites import user_site
+from hotloop.printing.text import an, printable, size
 from hotloop.records import Record
-from hotloop.text import an, printable, size
 
 POINTS = 2000  # of the timeline that a record keeps
 ROOM = 100_000  # of the timeline while it is recorded

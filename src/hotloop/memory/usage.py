@@ -18,8 +18,8 @@ from hotloop.device.machine import text_of
 from hotloop.memory.storages import storages_of
 from hotloop.placement import tensors_in
 from hotloop.placement.placing import resolve
+from hotloop.printing.text import size
 from hotloop.records import Record
-from hotloop.text import size
 
 HOST_PIDS = 0xEFFFFFFC  # Linux gives this inode to the namespace of process numbers in which the driver counts
 

@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hotloop.monitor.failures import UNKNOWN, Lost, Passing, Unsupported
-from hotloop.monitor.holders import GpuProcess, merged
+from hotloop.monitor.foreign import decoded
+from hotloop.monitor.gpu_holders import GpuProcess, merged
 from hotloop.monitor.reading import Gpu
 from hotloop.monitor.traffic import Traffic
-from hotloop.monitor.words import decoded
 
 SELDOM = 60.0  # seconds until a limit is read again, or a refused question is tried again: MIG may have been switched
 LEAST, SHARE = 0.0015, 0.003  # the time for slow questions: seconds, and of the time since the last reading

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from hotloop.monitor.foreign import decoded, or_none
 from hotloop.monitor.reading import Host
-from hotloop.monitor.words import decoded, or_none
 
 CGROUP = Path("/sys/fs/cgroup")
 SELDOM = 5.0  # seconds until swap is looked at again: it changes slowly, and is the costliest to ask for

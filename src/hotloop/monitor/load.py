@@ -7,8 +7,8 @@ from itertools import accumulate
 from typing import TypeVar
 
 from hotloop.monitor.reading import Gpu, Reading
+from hotloop.printing.text import printable
 from hotloop.records import GpuLoad, Load
-from hotloop.text import printable
 
 LONGEST_GAP = 10.0  # seconds between two samples over which power is still taken for constant
 MOST_NOTES = 8

@@ -16,11 +16,11 @@ from threading import Lock
 from typing import Any, Protocol
 
 from hotloop.errors import BadArgument, HotloopError, OutputError
-from hotloop.files import finite
+from hotloop.files.whole import finite
 from hotloop.monitor.history import GPU_FIELDS, HOST_FIELDS
 from hotloop.monitor.load import is_among
 from hotloop.monitor.reading import Reading
-from hotloop.text import an, printable
+from hotloop.printing.text import an, printable
 
 RESERVED = ("time", "step")
 FLUSH_EVERY = 10  # seconds until TensorBoard's file is up to date

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import psutil
 
-from hotloop.monitor.holders import GpuProcess
+from hotloop.monitor.foreign import LONGEST, decoded, or_none
+from hotloop.monitor.gpu_holders import GpuProcess
 from hotloop.monitor.reading import Process
-from hotloop.monitor.words import LONGEST, decoded, or_none
 
 WHOLE_MACHINE = "pid:[4026531836]"  # the kernel's constant for the PID namespace that contains all others
 DRIVER_FILES = ("nvidia-uvm", "nvhost-", "nvmap", "dxg")  # CUDA opens one of them (Jetson, WSL); monitors do not

@@ -9,7 +9,7 @@ from typing import Any, Self
 from hotloop.monitor import apple
 from hotloop.monitor.card import GpuReading
 from hotloop.monitor.host import Around
-from hotloop.monitor.nvml import Nvml
+from hotloop.monitor.nvml_gate import Nvml
 from hotloop.monitor.processes import People
 from hotloop.monitor.reading import Gpu, Reading
 

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument
-from hotloop.text import an
+from hotloop.printing.text import an
 
 T = TypeVar("T")
 LARGE = 64 << 20  # bytes of a tensor that is worth pinned memory for its copy

@@ -13,7 +13,7 @@ from hotloop._torch import COUNTS, OF_MODULES
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument, LeftBehind, LeftBehindWarning
 from hotloop.placement.moving import STAYS, move, tensors_in
-from hotloop.text import an, shorten
+from hotloop.printing.text import an, shorten
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hotloop.profiling.record import HostWait, Profile, Recommendation
-from hotloop.text import duration
+from hotloop.printing.text import duration
+from hotloop.profiling.profile_record import HostWait, Profile, Recommendation
 
 NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
 HALF = ("bf16", "fp16")

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from hotloop.placement.sites import Site
+from hotloop.printing.text import duration
 from hotloop.profiling.advice import Loading, advise, has_kernels, part_words
-from hotloop.profiling.events import EPOCH, TraceEvent
-from hotloop.profiling.looking import LoggedOperation
-from hotloop.profiling.operations import OperationCall, costliest, costs, line_of, plain, waits_in
+from hotloop.profiling.costliest import OperationCall, costliest, costs, line_of, plain, waits_in
+from hotloop.profiling.operation_log import LoggedOperation
 from hotloop.profiling.parts import StepTimeline, on_device, replayed, timeline
-from hotloop.profiling.record import MemorySample, Profile, StepParts, TimeParts
-from hotloop.text import duration
+from hotloop.profiling.profile_record import MemorySample, Profile, StepParts, TimeParts
+from hotloop.profiling.trace_events import EPOCH, TraceEvent
 
 
 @dataclass(frozen=True)

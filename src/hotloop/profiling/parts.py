@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from hotloop.profiling.events import ON_DEVICE, Kind, TraceEvent
-from hotloop.profiling.record import TimeParts
+from hotloop.profiling.profile_record import TimeParts
 from hotloop.profiling.spans import Stretch, joined, length, within, without
+from hotloop.profiling.trace_events import ON_DEVICE, Kind, TraceEvent
 
 SLICES = 200  # of the step that is shown in time
 

@@ -19,20 +19,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 
 from hotloop._torch import has_compiled
-from hotloop.clock import synchronize
-from hotloop.data.resident import is_constant
+from hotloop.data.on_device import is_constant
 from hotloop.device import pick
+from hotloop.device.clock import synchronize
 from hotloop.device.machine import cpu
 from hotloop.errors import BadArgument
 from hotloop.placement.placing import resolve
+from hotloop.printing.text import plural
 from hotloop.profiling.advice import Loading
 from hotloop.profiling.analysis import ProfileContext, analyse
-from hotloop.profiling.events import EPOCH
-from hotloop.profiling.looking import OperationLog
-from hotloop.profiling.record import Profile
-from hotloop.profiling.recording import ProfilerTrace
-from hotloop.script_steps import around
-from hotloop.text import plural
+from hotloop.profiling.operation_log import OperationLog
+from hotloop.profiling.profile_record import Profile
+from hotloop.profiling.trace_events import EPOCH
+from hotloop.profiling.trace_recording import ProfilerTrace
+from hotloop.scripts.training_steps import around
 from hotloop.version import __version__
 
 EARLY = 6  # steps of warm-up in which there is room for a look and a first recording

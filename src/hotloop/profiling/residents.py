@@ -13,7 +13,7 @@ from hotloop._torch import leaves_of, storage_id
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.memory.tracking import thinned
 from hotloop.placement import tensors_in
-from hotloop.profiling.record import CATEGORIES, MemorySample
+from hotloop.profiling.profile_record import CATEGORIES, MemorySample
 
 SAMPLES = 240  # that a profile keeps
 

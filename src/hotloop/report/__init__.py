@@ -3,4 +3,4 @@
 Numbers and strings only: nothing here needs torch, and matplotlib is loaded by the modules that draw.
 """
 
-import hotloop.terminal  # noqa: F401  # before anything here imports rich
+import hotloop.printing.terminal  # noqa: F401  # before anything here imports rich

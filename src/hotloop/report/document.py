@@ -66,7 +66,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Markup that was made by `hotloop.markup`: it takes the page's colours, by day, by night and on paper."""
+    """Markup that was made by `hotloop.printing.markup`: it takes the page's colours, by day, by night and on paper."""
 
     title: str
     markup: str

@@ -1,6 +1,6 @@
 """Plots of a `Report`, as the bytes of an image file."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Literal
@@ -13,6 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
 from hotloop.records import Report
+from hotloop.report.document import Plot
 from hotloop.report.words import metric
 
 Form = Literal["png", "svg"]
@@ -38,6 +39,11 @@ class Theme:
 
 LIGHT = Theme(text="#1f2430", faint="#6b7280", grid="#e7e9ee", loss="#e8590c", metric="#0b7285", background="#ffffff")
 DARK = Theme(text="#e6e8ee", faint="#9aa3b2", grid="#2b303b", loss="#ff8a4c", metric="#4cc9d8", background="#171a21")
+
+
+def themed(title: str, alt: str, draw: Callable[[Theme, Form], bytes]) -> Plot:
+    """A drawing for a page, by day and by night."""
+    return Plot(title, alt, draw(LIGHT, "svg"), draw(DARK, "svg"))
 
 
 def loss_curve(report: Report, form: Form = "png", theme: Theme = LIGHT) -> bytes:

@@ -6,11 +6,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from hotloop.printing.text import duration
 from hotloop.profiling.advice import has_kernels
-from hotloop.profiling.record import CATEGORIES, PARTS, Profile, StepParts
-from hotloop.report.memory import unit_for
+from hotloop.profiling.profile_record import CATEGORIES, PARTS, Profile, StepParts
+from hotloop.report.memory_page import unit_for
 from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
-from hotloop.text import duration
 
 LABELS = {
     "data": "waiting for data",

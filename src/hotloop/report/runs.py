@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.errors import BadArgument
+from hotloop.printing.text import count, duration, printable, shorten, size
 from hotloop.records import Record, Report
 from hotloop.report import words
 from hotloop.report.words import DASH, times
-from hotloop.text import count, duration, printable, shorten, size
 
 PAGE, DATA = "report.html", "report.json"
 NAME = 26  # characters of a folder's name that a column has room for

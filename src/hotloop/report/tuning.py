@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.plan import Trial, Tuning
+from hotloop.printing.text import clipped, duration, plural, printable
 from hotloop.report.plots import LIGHT, Form, Theme, dress, encoded
 from hotloop.report.words import DASH, TIMES, UNKNOWN, times
-from hotloop.text import clipped, duration, plural, printable
 
 # Inches of the picture, from left to right and from top to bottom.
 WIDTH, EDGE, NAMES, BARS = 9.0, 0.15, 1.8, 3.75

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from hotloop.printing.text import count, duration, plural, size
 from hotloop.records import Epoch, Report
-from hotloop.text import count, duration, plural, size
 
 UNKNOWN = "unknown"
 TIMES = "\N{MULTIPLICATION SIGN}"

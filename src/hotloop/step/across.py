@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from hotloop._torch import foreach_div_, ignored_by_ddp
-from hotloop.clock import Clock
+from hotloop.device.clock import Clock
 from hotloop.errors import BadArgument, DoesNotFit, HotloopError, PlanWarning
-from hotloop.objective import Losses, Objective
-from hotloop.ranks import Ranks
+from hotloop.objective.objectives import Losses, Objective
+from hotloop.printing.text import shorten
+from hotloop.ranks.group import Ranks
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.window import Window
-from hotloop.text import shorten
 
 SEEN = 3  # updates, in which it shows which parameters get gradients and how losses are weighed; then DDP is built
 TIMED, KEPT = 4, 64  # one update in so many is timed, and so many of them are kept

@@ -19,16 +19,14 @@ from hotloop._torch import (
     parameters_of,
     step_hooks,
 )
-from hotloop.effects import ReachableState, kept_by_capture, look
 from hotloop.errors import PlanWarning
 from hotloop.levers import fp32_matmul_precision
 from hotloop.levers.applied import AppliedPlan
 from hotloop.memory.oom import Failure, began_with, is_out_of_memory
-from hotloop.objective import Objective
+from hotloop.objective.objectives import Objective
 from hotloop.placement import tensors_in
-from hotloop.snapshot import PassSnapshot
-from hotloop.step.constants import made_on_device
-from hotloop.step.cuda_graph import (
+from hotloop.placement.waits import waits
+from hotloop.step.captured_graph import (
     WARM_UP,
     CannotCapture,
     CapturedGraph,
@@ -38,13 +36,15 @@ from hotloop.step.cuda_graph import (
     seen_batch,
     static_batch,
 )
+from hotloop.step.constants import made_on_device
 from hotloop.step.draws import Draw, repeat
 from hotloop.step.eager import EagerStep, Parts, See
 from hotloop.step.inspection import Comparison, Inspection, Looks, departure, inspected, operations_of, signature
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.shapes import OtherShapes
-from hotloop.waits import waits
+from hotloop.values.effects import ReachableState, kept_by_capture, look
+from hotloop.values.snapshot import PassSnapshot
 
 COMPARE_EVERY = 500  # replays after which an eager forward pass is compared with what was captured
 LASTING, BRIEF = 100, 3  # steps that captures are to last in a loop by hand, and how often they may not

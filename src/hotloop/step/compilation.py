@@ -31,9 +31,9 @@ from hotloop._torch import (
     stack_of,
     why_not_ahead,
 )
-from hotloop.cache import cache_folder, make_private
 from hotloop.errors import OutputError, PlanWarning
-from hotloop.files import write_json
+from hotloop.files.cache import cache_folder, make_private
+from hotloop.files.whole import write_json
 from hotloop.levers import repeated_blocks
 from hotloop.levers.compile import (
     BlockCode,
@@ -43,7 +43,7 @@ from hotloop.levers.compile import (
     sizes_of,
     varying_between,
 )
-from hotloop.objective import Objective, autocast
+from hotloop.objective.objectives import Objective, autocast
 from hotloop.placement.sites import OURS, Site
 from hotloop.plan import Plan
 from hotloop.step.inspection import signature

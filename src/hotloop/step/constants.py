@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hotloop._torch import DispatchMode
-from hotloop.step.operations import is_few, name_of
+from hotloop.step.dispatching import is_few, name_of
 
 
 @contextmanager

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.clock import synchronize
+from hotloop.apps.simulate.scaling import interconnect
+from hotloop.apps.simulate.scaling.network import Cluster
+from hotloop.device.clock import synchronize
 from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import rows_of
 from hotloop.plan import Plan
-from hotloop.ranks import Ranks, world_size
-from hotloop.scaling import interconnect
-from hotloop.scaling.network import Cluster
+from hotloop.printing.text import duration, plural, size
+from hotloop.ranks.group import Ranks, world_size
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
-from hotloop.text import duration, plural, size
 
 LAUNCH = "`hotloop launch --gpus {gpus} script.py`"
 REPEATS = 3  # passes that are timed, after one that is not

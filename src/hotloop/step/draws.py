@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.rng import RngStates, host_rngs, same_state
-from hotloop.step.operations import FEW, name_of, values_of
+from hotloop.step.dispatching import FEW, name_of, values_of
+from hotloop.values.rng import RngStates, host_rngs, same_state
 
 Draw = tuple[tuple[int, ...], torch.dtype]  # its shape and type
 # Whether a number of [0, 1) that is compared so with another is always found on one side of it.

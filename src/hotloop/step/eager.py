@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from hotloop._torch import BatchNorm, unprofiled_step, version_of
-from hotloop.comparison import Probe, Verdict
 from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.levers.flags import fused_steps
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
-from hotloop.objective import Losses, autocast, uniform
+from hotloop.objective.comparison import Probe, Verdict
+from hotloop.objective.objectives import Losses, autocast, uniform
+from hotloop.objective.weighing import Weighing, check_cut
 from hotloop.plan import Plan
-from hotloop.snapshot import Gradients
 from hotloop.step.across import AcrossRanks
 from hotloop.step.guard import guarded, is_plenty
 from hotloop.step.objectives import TrainedObjective, needs_closure, tell_of_weights_without_optimizer
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.window import Window
-from hotloop.weighing import Weighing, check_cut
+from hotloop.values.snapshot import Gradients
 
 FIRST_UPDATES = 2  # in which an optimizer allocates what it will go on using
 

@@ -14,7 +14,7 @@ from hotloop.device.room import free
 from hotloop.memory.oom import ATTEMPTS, clear, half_updated, is_out_of_memory
 from hotloop.memory.usage import main_memory_left
 from hotloop.placement import tensors_in
-from hotloop.snapshot import Snapshot, is_container
+from hotloop.values.snapshot import Snapshot, is_container
 
 PART = 64 * 2**20  # bytes of weights that are updated together
 PLENTY = 16  # times the weights: more than any optimizer of PyTorch keeps and computes with

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from hotloop._torch import DispatchMode, storage_id
-from hotloop.effects import ReachableState, shown
 from hotloop.placement import tensors_in
 from hotloop.placement.moving import has_strides
 from hotloop.placement.sites import Site, user_site
-from hotloop.rng import RngStates
+from hotloop.placement.waits import Waits, waits
+from hotloop.printing.text import shorten
 from hotloop.step.constants import made_on_device
+from hotloop.step.dispatching import is_few, name_of, values_of
 from hotloop.step.draws import HostDraws
-from hotloop.step.operations import is_few, name_of, values_of
-from hotloop.text import shorten
-from hotloop.waits import Waits, waits
+from hotloop.values.effects import ReachableState, shown
+from hotloop.values.rng import RngStates
 
 _RECURRENCE, _DROPOUT_STATE = "aten._cudnn_rnn.default", "aten._cudnn_init_dropout_state.default"
 MOST_LOOKS = 4  # at a step before it is captured; two where they agree

@@ -9,8 +9,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.objective import Objective
-from hotloop.text import an, plural, shorten
+from hotloop.objective.objectives import Objective
+from hotloop.printing.text import an, plural, shorten
 
 Optimizers = Optimizer | Sequence[Optimizer] | Mapping[str, Optimizer]
 _ZERO_GRAD = Optimizer.zero_grad

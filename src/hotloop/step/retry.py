@@ -16,9 +16,9 @@ from hotloop.memory.fragmentation import Fragmented, mend
 from hotloop.memory.micro_batches import bounds
 from hotloop.memory.oom import Failure, clear, does_not_fit, is_out_of_memory
 from hotloop.memory.usage import DeviceHoldings, holdings
-from hotloop.snapshot import PassSnapshot
+from hotloop.printing.text import shorten
 from hotloop.step.portion import Portion
-from hotloop.text import shorten
+from hotloop.values.snapshot import PassSnapshot
 
 T = TypeVar("T")
 

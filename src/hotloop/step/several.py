@@ -8,16 +8,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hotloop.data.resident import Resident
-from hotloop.effects import kept_by_capture, look
+from hotloop.data.on_device import Resident
 from hotloop.memory.oom import Failure
 from hotloop.placement import map_tensors, tensors_in
-from hotloop.rng import RngStates
-from hotloop.snapshot import Snapshot
 from hotloop.step.captured import CAN_CHANGE, CapturedStep, Departed
+from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates
 from hotloop.step.constants import made_on_device
-from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates
 from hotloop.step.inspection import Inspection, Looks, inspected
+from hotloop.values.effects import kept_by_capture, look
+from hotloop.values.rng import RngStates
+from hotloop.values.snapshot import Snapshot
 
 Transform = Callable[[Any], Any]
 AT_ONCE = 256 * 2**20  # bytes of batches that are gathered together

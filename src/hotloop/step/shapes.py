@@ -14,7 +14,7 @@ from hotloop._torch import copy_all
 from hotloop.memory.oom import began_with, is_out_of_memory
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan
-from hotloop.step.cuda_graph import CannotCapture, CapturedGraph, Rates, seen_batch, static_batch
+from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates, seen_batch, static_batch
 from hotloop.step.eager import Parts
 
 FROM = 10  # times that a shape was seen when it is captured: a capture costs about as much as it saves in ten steps

@@ -16,8 +16,8 @@ from hotloop.checkpoint import Team
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.plan import Plan
-from hotloop.ranks import Ranks, timeout
-from hotloop.text import plural, shorten
+from hotloop.printing.text import plural, shorten
+from hotloop.ranks.group import Ranks, timeout
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
 _OTHERS = ("channels_last", "micro_batch", "memory_budget", "cudnn_benchmark")

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.memory.fragmentation import Fragmented
-from hotloop.objective import Criterion, Objective, as_objective, averages
+from hotloop.objective.objectives import Criterion, Objective, as_objective, averages
+from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan, Split
 from hotloop.step.eager import Counts, EagerStep, total
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
-from hotloop.weighing import Weighing
 
 
 class Backward:

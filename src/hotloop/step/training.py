@@ -11,9 +11,9 @@ from torch.optim import Optimizer
 
 from hotloop.levers import repeated_blocks, uncaptured
 from hotloop.levers.applied import AppliedPlan
-from hotloop.objective import Objective
+from hotloop.objective.objectives import Objective
+from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
-from hotloop.snapshot import Gradients, PassSnapshot
 from hotloop.step.across import AcrossRanks
 from hotloop.step.captured import Call, CapturedStep
 from hotloop.step.captured_ranks import CapturedOnRanks, replicas_of
@@ -23,7 +23,7 @@ from hotloop.step.inspection import Inspection, host_noted
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OomRetry, OutOfMemory
 from hotloop.step.window import Window
-from hotloop.weighing import LATER, Weighing
+from hotloop.values.snapshot import Gradients, PassSnapshot
 
 
 class TrainingStep:

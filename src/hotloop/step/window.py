@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hotloop._torch import foreach_div_
 from hotloop.memory.oom import surely
-from hotloop.objective import Losses
+from hotloop.objective.objectives import Losses
 from hotloop.step.sharding import local_shard
 
 

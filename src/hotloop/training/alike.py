@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 
 from hotloop.levers.flags import FLAGS
 from hotloop.plan import Plan
-from hotloop.ranks import Ranks, RanksDiffer
-from hotloop.text import printable, shorten
+from hotloop.printing.text import printable, shorten
+from hotloop.ranks.group import Ranks, RanksDiffer
 from hotloop.training.claims import is_real
 from hotloop.version import __version__
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from hotloop._torch import storage_id
-from hotloop.clock import Clock
+from hotloop.device.clock import Clock
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.memory.budget import CheckpointCandidate, bytes_of, choose, most, saving
@@ -21,11 +21,11 @@ from hotloop.memory.micro_batches import micro_batches_of
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.storages import storages_of
 from hotloop.memory.usage import usage
-from hotloop.objective import items_in
+from hotloop.objective.objectives import items_in
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan
+from hotloop.printing.text import duration, plural, size
 from hotloop.records import Record
-from hotloop.text import duration, plural, size
 from hotloop.tune.rehearsal import Rehearsal, confirm, fresh, in_use, rehearsing, time_of
 from hotloop.tune.subject import Subject
 

@@ -32,7 +32,21 @@ from hotloop._torch import (
     gradient_hooks,
     parameters_of,
 )
-from hotloop.attributes import (
+from hotloop.checkpoint.tree import pack
+from hotloop.data.loader_rng import is_stateful
+from hotloop.errors import BadArgument
+from hotloop.printing.text import shorten
+from hotloop.training.claims import (
+    check_module,
+    check_sharing,
+    check_tensors,
+    generator,
+    require,
+    shapes_of,
+    unusable,
+)
+from hotloop.training.schedule import functions_in
+from hotloop.values.attributes import (
     HOOKS_INSTALLED,
     LITTLE,
     LOST,
@@ -46,22 +60,8 @@ from hotloop.attributes import (
     parts_of,
     stored_by,
 )
-from hotloop.checkpoint.tree import pack
-from hotloop.data.rng import is_stateful
-from hotloop.effects import ReachableState, installed_once, is_ours, look
-from hotloop.errors import BadArgument
-from hotloop.rng import Generator, Rng
-from hotloop.text import shorten
-from hotloop.training.claims import (
-    check_module,
-    check_sharing,
-    check_tensors,
-    generator,
-    require,
-    shapes_of,
-    unusable,
-)
-from hotloop.training.schedule import functions_in
+from hotloop.values.effects import ReachableState, installed_once, is_ours, look
+from hotloop.values.rng import Generator, Rng
 
 Key = tuple[int | str, str, str]  # the number or name of an object, the path of a module inside it, an attribute
 _OF_MODULES = (OF_MODULES | {HOOKS_INSTALLED}) - {"training"}  # attributes that PyTorch keeps for itself

@@ -22,9 +22,9 @@ from hotloop.errors import BadArgument, HotloopError
 from hotloop.levers.flags import FLAGS
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan, Tuning
+from hotloop.printing.text import printable, shorten
 from hotloop.records import Record
-from hotloop.text import printable, shorten
-from hotloop.training.history import is_history
+from hotloop.training.epoch_columns import is_history
 
 Check = Callable[[Any], str | None]  # where a value is not what it should be, such as ".epochs[0]"; None: it is
 _MOST = 1 << 62  # of a count

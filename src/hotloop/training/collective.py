@@ -15,17 +15,17 @@ from hotloop.data.samplers import generators_of
 from hotloop.data.sharing import is_even, is_filler, shared
 from hotloop.data.streams import Stream
 from hotloop.errors import PlanWarning
-from hotloop.heartbeat import Heartbeat, Progress, RankLost
+from hotloop.objective.weighing import norms_in
 from hotloop.plan import Plan
-from hotloop.ranks import Agreement, Ranks
+from hotloop.printing.text import plural, shorten
+from hotloop.ranks.group import Agreement, Ranks
+from hotloop.ranks.heartbeat import Heartbeat, Progress, RankLost
 from hotloop.records import RankPace
 from hotloop.step.data_parallel import SpreadModel, ddp_instead
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.sharding import why_not_captured
 from hotloop.step.training import TrainingStep
-from hotloop.text import plural, shorten
 from hotloop.training.alike import checksum, how_apart
-from hotloop.weighing import norms_in
 
 
 class Collective:

@@ -12,10 +12,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hotloop.data import Stream, length_of
+from hotloop.data.on_device import Resident
 from hotloop.data.origin import nothing_came
-from hotloop.data.resident import Resident
 from hotloop.device import Choice
-from hotloop.effects import counted_per_call, look, watched_changes
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
 from hotloop.levers import uncaptured
@@ -23,16 +22,14 @@ from hotloop.levers.applied import displace_plans
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
 from hotloop.memory.usage import usage
-from hotloop.objective import Criterion, Objective
+from hotloop.objective.objectives import Criterion, Objective
 from hotloop.plan import Plan
-from hotloop.ranks import Ranks
+from hotloop.ranks.group import Ranks
 from hotloop.records import PlanChange
-from hotloop.rng import RngStates, generators_in
-from hotloop.snapshot import PassSnapshot
 from hotloop.step.across import AcrossRanks, Replicas, Shards
 from hotloop.step.captured import settings_around
+from hotloop.step.captured_graph import is_ordinary_stream
 from hotloop.step.compilation import CompiledObjective
-from hotloop.step.cuda_graph import is_ordinary_stream
 from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.objectives import TrainedObjective
 from hotloop.step.retry import OutOfMemory
@@ -42,12 +39,15 @@ from hotloop.step.training import TrainingStep
 from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.training.changes import Changes
 from hotloop.training.collective import Collective
+from hotloop.training.messages import advice_on_loss, memory_words
 from hotloop.training.modes import OptimizerModes
 from hotloop.training.schedule import Schedule
 from hotloop.training.watch import Watch
-from hotloop.training.words import advice_on_loss, memory_words
 from hotloop.tune.subject import Subject
 from hotloop.tune.tuner import Ahead, Tuner
+from hotloop.values.effects import counted_per_call, look, watched_changes
+from hotloop.values.rng import RngStates, generators_in
+from hotloop.values.snapshot import PassSnapshot
 
 UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]

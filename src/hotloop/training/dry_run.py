@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop.batch_errors import attempt
 from hotloop.checkpoint import Store
-from hotloop.clock import synchronize
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_readable_again, twin
+from hotloop.device.clock import synchronize
 from hotloop.errors import BadArgument, HotloopError, PlanWarning
 from hotloop.evaluation import Metrics
 from hotloop.monitor.logs import Logged, targets_of, try_log
-from hotloop.objective import Predict
+from hotloop.objective.batch_errors import attempt
+from hotloop.objective.objectives import Predict
+from hotloop.printing.text import duration, plural
 from hotloop.records import Epoch
 from hotloop.step.eager import total
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.training import TrainingStep
-from hotloop.text import duration, plural
 from hotloop.training.core import Core, Transform
 from hotloop.training.hooks import EpochRecord, RunHooks, StepRecord, asks_to_stop
-from hotloop.training.looking import undone
 from hotloop.training.progress import Display, telling
+from hotloop.training.undone_steps import undone
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop

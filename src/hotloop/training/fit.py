@@ -17,27 +17,25 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from hotloop.checkpoint import CheckpointWarning
-from hotloop.checkpoint.reading import read_checkpoint, read_sums
-from hotloop.clock import Clock
+from hotloop.checkpoint.reader import read_checkpoint, read_sums
 from hotloop.data import Resumption
 from hotloop.data.samplers import has_known_sampler, samplers_of
 from hotloop.data.validation import Validation
+from hotloop.device.clock import Clock
 from hotloop.errors import HotloopError
 from hotloop.evaluation import Metrics
-from hotloop.heartbeat import BETWEEN, READING, SAVING
 from hotloop.levers import levers_of
 from hotloop.levers.flags import fused_steps
 from hotloop.memory.release import EmptyCacheWatch
-from hotloop.objective import Predict
-from hotloop.objective import predict as predict_by_convention
+from hotloop.objective.objectives import Predict
+from hotloop.objective.objectives import predict as predict_by_convention
+from hotloop.printing.text import printable, shorten
+from hotloop.ranks.heartbeat import BETWEEN, READING, SAVING
 from hotloop.records import Epoch, PlanChange, Report
-from hotloop.rng import RngStates
-from hotloop.snapshot import Snapshot
 from hotloop.step.sharding import local_shard, sharded
-from hotloop.text import printable, shorten
 from hotloop.training.changes import Changes, Unsaved
 from hotloop.training.core import Core, Work
-from hotloop.training.history import EpochColumns, epochs_of
+from hotloop.training.epoch_columns import EpochColumns, epochs_of
 from hotloop.training.hooks import BestSoFar, EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
@@ -61,6 +59,8 @@ from hotloop.training.state import (
 )
 from hotloop.training.state import check as check_state
 from hotloop.training.watch import Ending
+from hotloop.values.rng import RngStates
+from hotloop.values.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop

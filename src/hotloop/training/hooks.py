@@ -11,8 +11,8 @@ from torch.nn.parameter import is_lazy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from hotloop.errors import BadArgument
+from hotloop.printing.text import an, plural, printable, shorten
 from hotloop.records import BestEpoch, Epoch
-from hotloop.text import an, plural, printable, shorten
 
 if TYPE_CHECKING:
     from hotloop.training.loop import Loop

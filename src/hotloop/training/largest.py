@@ -18,11 +18,11 @@ from hotloop.errors import BadArgument
 from hotloop.memory.micro_batches import holds_rows
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.memory.usage import usage
-from hotloop.objective import items_in
+from hotloop.objective.objectives import items_in
 from hotloop.placement import move
+from hotloop.printing.text import count, duration, plural, size
 from hotloop.records import Record
-from hotloop.text import count, duration, plural, size
-from hotloop.training.looking import undone
+from hotloop.training.undone_steps import undone
 from hotloop.tune.rehearsal import Rehearsal, confirm, in_use, time_of
 from hotloop.tune.subject import Subject
 

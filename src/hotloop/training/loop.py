@@ -12,49 +12,49 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop.batch_errors import TORCH_ERRORS, explanation
 from hotloop.data import Stream, length_of
 from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.evaluation import Metrics, check_metrics
-from hotloop.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
 from hotloop.monitor.logs import Logged
-from hotloop.objective import Criterion, Objective, Predict, as_objective, averages
-from hotloop.objective import predict as predict_by_convention
+from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
+from hotloop.objective.objectives import Criterion, Objective, Predict, as_objective, averages
+from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Split, Tuning, precision_of
-from hotloop.profiling.record import Profile
-from hotloop.ranks import ranks_of
+from hotloop.printing.text import an
+from hotloop.profiling.profile_record import Profile
+from hotloop.ranks.group import ranks_of
+from hotloop.ranks.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.records import Report
-from hotloop.rng import with_tensors
 from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
 from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
-from hotloop.text import an
 from hotloop.training.alike import facts_of_run
 from hotloop.training.budgeting import Budgeting
 from hotloop.training.core import Core, Transform, modules_of
 from hotloop.training.dry_run import DryRun, try_run
 from hotloop.training.fit import PHASES, Fit
-from hotloop.training.folder import write_report, write_run
 from hotloop.training.gradients import GradientNorms
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.journal import Journal
 from hotloop.training.largest import Largest, largest_batch
-from hotloop.training.looking import Memory, memory_of, profile_of
+from hotloop.training.messages import check_that_it_can_learn, refuse_unknown
 from hotloop.training.progress import telling
+from hotloop.training.run_files import write_report, write_run
 from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
-from hotloop.training.words import check_that_it_can_learn, refuse_unknown
+from hotloop.training.undone_steps import Memory, memory_of, profile_of
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
+from hotloop.values.rng import with_tensors
 
 
 class Loop:

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from hotloop import markup
 from hotloop._torch import OF_WORKERS, waits_for_workers
-from hotloop.records import Epoch, epochs_table
-from hotloop.terminal import (
+from hotloop.printing import markup
+from hotloop.printing.terminal import (
     BarColumn,
     Console,
     MofNCompleteColumn,
@@ -27,7 +26,8 @@ from hotloop.terminal import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from hotloop.text import count, duration, printable, wrap
+from hotloop.printing.text import count, duration, printable, wrap
+from hotloop.records import Epoch, epochs_table
 
 REFRESH = 0.1  # seconds
 REDRAW = 0.5  # seconds between two drawings of a notebook's cell

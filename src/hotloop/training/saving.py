@@ -13,7 +13,7 @@ from hotloop.checkpoint import Checkpoint, CheckpointWarning, Store, Team, Write
 from hotloop.checkpoint.folders import FolderLock, InUse
 from hotloop.checkpoint.tree import pack, pack_sharded
 from hotloop.errors import BadArgument, OutputError
-from hotloop.text import printable
+from hotloop.printing.text import printable
 
 _UNITS = {
     1: ("s", "sec", "secs", "second", "seconds"),

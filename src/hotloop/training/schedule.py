@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from hotloop._torch import inner_schedulers
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.evaluation import Metrics
+from hotloop.printing.text import an, plural
 from hotloop.records import Epoch
-from hotloop.snapshot import Snapshot
 from hotloop.step.objectives import TrainedObjective
-from hotloop.text import an, plural
 from hotloop.training.warmup import WarmupCosine
+from hotloop.values.snapshot import Snapshot
 
 Every = Literal["step", "epoch"]
 OneOrMore = LRScheduler | Sequence[LRScheduler]

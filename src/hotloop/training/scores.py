@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from hotloop.errors import BadArgument
 from hotloop.evaluation import Metrics, check_metrics
-from hotloop.objective import Criterion, compared, items_in
+from hotloop.objective.objectives import Criterion, compared, items_in
 from hotloop.placement.host_copy import HostCopy
-from hotloop.ranks import Ranks
+from hotloop.ranks.group import Ranks
 
 
 class Scored(nn.Module):

@@ -14,16 +14,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from hotloop._torch import buffers_of, has_extra_state, mark_stepped, unsaved_buffers_of
-from hotloop.attributes import stored_by
 from hotloop.data import Position, Resumption
-from hotloop.data.rng import LoaderRng, is_stateful
+from hotloop.data.loader_rng import LoaderRng, is_stateful
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.levers.flags import FLAGS, told_as_planned
 from hotloop.plan import Plan, Tuning
-from hotloop.rng import RngStates, with_arrays
-from hotloop.snapshot import Snapshot
+from hotloop.printing.text import an, printable, shorten
 from hotloop.step.sharding import optimizer_sharded, sharded, whole
-from hotloop.text import an, printable, shorten
 from hotloop.training.claims import (
     AS_IT_WAS,
     CHANGES,
@@ -47,6 +44,9 @@ from hotloop.training.claims import (
 from hotloop.training.core import Core
 from hotloop.training.schedule import parts_of_scheduler
 from hotloop.tune.plans import ASKED, possible
+from hotloop.values.attributes import stored_by
+from hotloop.values.rng import RngStates, with_arrays
+from hotloop.values.snapshot import Snapshot
 
 FORMAT = 2
 

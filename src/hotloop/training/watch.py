@@ -16,7 +16,7 @@ from torch import Tensor
 from hotloop.data import BatchOrigin, Stream
 from hotloop.errors import LossNotFinite
 from hotloop.placement.host_copy import HostCopy, in_one_row
-from hotloop.text import plural, shorten
+from hotloop.printing.text import plural, shorten
 
 READ_EVERY = 0.25  # seconds between two looks at a loss on an accelerator
 MOST_FRESH = 256  # losses that wait to be read, each in a tensor of its own

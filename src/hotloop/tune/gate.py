@@ -18,15 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.memory.oom import clear, is_out_of_memory
-from hotloop.objective import HALF_PRECISIONS
+from hotloop.objective.objectives import HALF_PRECISIONS
 from hotloop.plan import Plan
-from hotloop.rng import RngStates
-from hotloop.snapshot import Snapshot
+from hotloop.step.arithmetic import Work
 from hotloop.step.inspection import Inspection
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
-from hotloop.step.work import Work
+from hotloop.values.rng import RngStates
+from hotloop.values.snapshot import Snapshot
 
 LOSS_TOLERANCE = 0.02  # departure of the loss, as a share of it
 SURE = 0.01  # below this angle the gradient says more than the loss, which may be a difference near 0

@@ -12,7 +12,7 @@ from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
 from hotloop.levers.fused import wrong_fused_kernel
 from hotloop.plan import Plan, did_you_mean
-from hotloop.text import printable
+from hotloop.printing.text import printable
 from hotloop.tune.subject import Subject
 
 # What a person asks for and the tuner may not change.

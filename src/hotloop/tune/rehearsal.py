@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from hotloop._torch import DispatchMode, buffers_of, leaves_of, storage_id
-from hotloop.clock import Clock, synchronize
+from hotloop.device.clock import Clock, synchronize
 from hotloop.errors import BadArgument
 from hotloop.memory.oom import clear
 from hotloop.memory.storages import Following, live_tensors, storages_of
 from hotloop.placement import tensors_in
 from hotloop.plan import Plan
-from hotloop.rng import Generator, RngStates
-from hotloop.snapshot import Snapshot
 from hotloop.step.training import TrainingStep
 from hotloop.tune.subject import Subject
+from hotloop.values.rng import Generator, RngStates
+from hotloop.values.snapshot import Snapshot
 
 UPDATES = 2  # that show the peak: in the first the optimizer allocates, in the second that is there from the start
 ATTEMPTS = 20  # at them, where the fp16 scaler skips some

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from hotloop.levers import LEVERS, Lever, LeverTarget
 from hotloop.plan import Plan, Trial
-from hotloop.text import duration
+from hotloop.printing.text import duration
 
 LEAST_GAIN = 1.01  # a lever that gives less is not worth having
 WORTH = 1.5  # what a compilation is hoped to give, before it was tried

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from hotloop.clock import synchronize
+from hotloop.device.clock import synchronize
 
 
 class Stopwatch:

@@ -11,31 +11,31 @@ from typing import Any
 
 import torch
 
-from hotloop.clock import Clock, synchronize
 from hotloop.data import Stream
+from hotloop.data.loader_rng import LoaderRng
+from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import check_readable_again, is_in_order
-from hotloop.data.resident import Resident, why_not_resident
-from hotloop.data.rng import LoaderRng
 from hotloop.data.samplers import generators_of, has_known_sampler
-from hotloop.effects import watched_changes
+from hotloop.device.clock import Clock, synchronize
 from hotloop.errors import BadArgument, PlanWarning
 from hotloop.levers import LEVERS, MOST_STEPS
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.placement import map_tensors, move
 from hotloop.plan import Plan, Trial, Tuning
-from hotloop.rng import Generator, RngStates, generators_in
-from hotloop.snapshot import Snapshot
+from hotloop.printing.text import shorten
+from hotloop.step.arithmetic import Work
+from hotloop.step.captured_graph import WARM_UP, CannotCapture
 from hotloop.step.compilation import CompiledObjective, expected_seconds
-from hotloop.step.cuda_graph import WARM_UP, CannotCapture
 from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretch, why_not_captured
 from hotloop.step.training import TrainingStep
-from hotloop.step.work import Work
-from hotloop.text import shorten
 from hotloop.tune.gate import DIGITS, Departure, disturbance, excess_of, rounded_weights, stray, without_dropout
 from hotloop.tune.rehearsal import Rehearsal, rehearsing
 from hotloop.tune.search import PlanComparison, Refused, Search
 from hotloop.tune.subject import Subject, record
+from hotloop.values.effects import watched_changes
+from hotloop.values.rng import Generator, RngStates, generators_in
+from hotloop.values.snapshot import Snapshot
 
 BUDGET = 10.0  # seconds of trials, compilations apart
 BATCHES = 8  # that the trials train on

@@ -11,9 +11,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
-from hotloop.clock import Clock
 from hotloop.data import Stream
-from hotloop.effects import ReachableState, Skip, look
+from hotloop.device.clock import Clock
 from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.kernels import load_beside
 from hotloop.levers import (
@@ -29,8 +28,10 @@ from hotloop.levers import (
 from hotloop.levers.base import UNCAPTURED, RunFacts
 from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
-from hotloop.objective import Objective
+from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan, Trial, Tuning, Verdict
+from hotloop.printing.text import duration, plural, shorten
+from hotloop.step.arithmetic import Work
 from hotloop.step.captured import watching
 from hotloop.step.compilation import (
     Compilation,
@@ -40,17 +41,16 @@ from hotloop.step.compilation import (
     key_of,
 )
 from hotloop.step.inspection import Inspection, host_noted, host_objection, signature
-from hotloop.step.work import Work
-from hotloop.text import duration, plural, shorten
-from hotloop.tune.cache import Cache
 from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
+from hotloop.tune.gradient_norms import NormWatch
 from hotloop.tune.knowledge import Proposal, doubt, expected_start, has_room, most_doubtful, propose
-from hotloop.tune.norms import NormWatch
+from hotloop.tune.plan_cache import Cache
 from hotloop.tune.sizes import BatchSizes
 from hotloop.tune.stopwatch import Stopwatch
 from hotloop.tune.subject import Subject, record
 from hotloop.tune.trial import material_of, tune
+from hotloop.values.effects import ReachableState, Skip, look
 
 T = TypeVar("T")
 WORTH_A_PLAN = 0.3  # seconds that a run must still take at least, or its length is not known

@@ -1,0 +1,112 @@
+"""An unmodified script, looked at or timed for some steps, with other sources in place of its files.
+
+Run as a program (`python -m hotloop.apps.doctor.examined_script`), so that each turn has a process of its own.
+"""
+
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hotloop.apps.doctor.looking import ScriptLook
+from hotloop.apps.doctor.timing import TimedEvaluation, TimedSteps
+from hotloop.files.whole import write_json
+from hotloop.records import Record
+from hotloop.scripts.as_main import shown_without
+from hotloop.scripts.kept_files import FilesAside
+from hotloop.scripts.training_steps import ScriptSteps
+
+ANSWER, ASKED = "answer.json", "request.json"
+FAILED, INTERRUPTED = 1, 130
+SEED = 0  # so that two turns of a script that sets no seed can be compared
+_HERE = str(Path(__file__).parents[2])
+
+
+@dataclass(frozen=True)
+class ScriptRun(Record):
+    """A run that is asked for."""
+
+    target: str  # a file, or the name of a module
+    arguments: tuple[str, ...]
+    module: bool
+    warmup: int = 0
+    steps: int = 0  # to be timed; 0 to look
+    evaluation: bool = False  # time the evaluation after the warm-up instead of steps
+    seconds: float = 2.0  # of steps to look at
+    limit: float = 600.0  # seconds until the run is ended
+    sources: dict[str, str] | None = None  # what files hold in this run, by their paths
+
+    @classmethod
+    def read(cls, folder: Path) -> "ScriptRun":
+        return cls.from_json(json.loads((folder / ASKED).read_text()))
+
+    def write(self, folder: Path) -> None:
+        """Write it to where the program reads it and puts its answer."""
+        write_json(folder / ASKED, self.to_json())
+
+
+def run(request: ScriptRun, folder: Path) -> int:
+    """Run the script and write the answer; the exit code of the program."""
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+    def tell() -> None:
+        write_json(folder / ANSWER, watch.answer(has_ended=False))
+
+    def stepped() -> bool:
+        """The answer is written first: what the script does once it is told to end is its own affair."""
+        is_enough = watch.step()
+        if is_enough:
+            tell()
+        return is_enough
+
+    def end() -> None:
+        tell()
+        script.end()
+
+    watch: ScriptLook | TimedSteps | TimedEvaluation
+    if request.evaluation:
+        watch = TimedEvaluation(request.warmup, end)
+    else:
+        home = Path.cwd() if request.module else Path(request.target).resolve().parent
+        watch = TimedSteps(request.warmup, request.steps) if request.steps else ScriptLook(request.seconds, home)
+    script = ScriptSteps(stepped, _silent)
+    with watch:
+        ending = script.run(request.target, request.arguments, module=request.module, sources=request.sources)
+    sys.stdout.flush()
+    error = _error(ending)
+    if not script.is_ended:
+        answer = watch.answer(has_ended=True)
+        write_json(folder / ANSWER, {**answer, "error": error or answer.get("error")})
+    return INTERRUPTED if isinstance(ending, KeyboardInterrupt) else FAILED if error else 0
+
+
+def _error(ending: BaseException | None) -> str | None:
+    """What ended the script, in a line; all of it goes to stderr."""
+    if isinstance(ending, SystemExit) and ending.code not in (None, 0):
+        return f"it ended itself with {ending.code!r}"
+    if not isinstance(ending, Exception):
+        return None
+    words = "".join(shown_without(ending, _HERE).format())
+    print(words, end="", file=sys.stderr)
+    return words.strip().splitlines()[-1]
+
+
+def _silent(words: str) -> None:
+    """The person sees what all turns say, not each."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    folder = Path(arguments[0])
+    FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
+    return run(ScriptRun.read(folder), folder)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

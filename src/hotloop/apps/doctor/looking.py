@@ -1,0 +1,517 @@
+"""`ScriptLook`: notices what the rules need to know while a script trains."""
+
+import gc
+import re
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import signature
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader, IterableDataset
+
+from hotloop._torch import LoaderIterator, has_compiled, leaves_of
+from hotloop.apps.doctor.seen import (
+    COLLECTS,
+    COPIES,
+    EMPTIES,
+    KEEPS_ZEROS,
+    OPERATIONS,
+    READS,
+    SYNCHRONIZES,
+    Location,
+    SeenCall,
+    SeenGrowth,
+    SeenLine,
+    SeenLoader,
+    SeenOptimizer,
+    SeenScript,
+)
+from hotloop.data.on_device import is_constant
+from hotloop.device import pick
+from hotloop.device.clock import synchronize
+from hotloop.device.machine import cpu
+from hotloop.levers.fused import without_fused_kernel
+from hotloop.placement.sites import OURS, Site, frames, is_installed, is_users, site_of, user_site, variables
+from hotloop.profiling.operation_log import LoggedOperation, OperationLog
+from hotloop.scripts.training_steps import around
+
+WARMUP = 3  # steps that nothing is concluded from: memory is allocated, kernels are chosen, workers start
+LOGGED = WARMUP + 1  # the step of which every operation is logged
+LOOK = "look"  # of an answer
+FEWEST, LEAST, MOST = 4, 10, 5000  # plain steps after it; the fewest where steps are slow
+LONG = 15.0  # seconds for them, in which slow ones are not made up to the least
+MOST_NODES = 2000  # of a graph that are counted
+LATEST = 8  # steps in which variables are watched
+_READING = ("item", "tolist", "cpu", "__bool__", "__float__", "__int__", "__index__")
+
+
+class ScriptLook:
+    """Watches a script while it trains; `step()` says that a training step has ended.
+
+    Calls that matter are watched all the time, which costs microseconds; one early step is logged operation by
+    operation, and the pace is that of the steps after it.
+    """
+
+    def __init__(self, seconds: float, folder: Path) -> None:
+        """`seconds` are those of plain steps after the logged one; `folder` is the script's."""
+        self.steps = 0
+        self._folder = folder
+        self._seconds = seconds
+        self._pace: list[float] = []  # when steps have ended, after the logged one
+        self._loaders: dict[tuple[Site | None, Site | None], _Loading] = {}  # by the lines that make and read them
+        self._made: WeakKeyDictionary[DataLoader[Any], _Made] = WeakKeyDictionary()
+        self._iterators: WeakKeyDictionary[Any, _Loading] = WeakKeyDictionary()
+        self._read_from: _Loading | None = None  # the loader of the last batch
+        self._optimizers: WeakKeyDictionary[Optimizer, Site | None] = WeakKeyDictionary()  # and where they are made
+        self._stepped: dict[Optimizer, Site | None] = {}  # kept: a script that has ended has let them go
+        self._calls: dict[Site, _Calls] = {}
+        self._since: list[_Calls] = []  # calls since the last backward pass
+        self._backwards: dict[Site, None] = {}
+        self._counts: Counter[tuple[str, Site]] = Counter()
+        self._variables = _Variables()
+        self._depth = 0  # of modules that run
+        self._anomaly = False
+        self._log: OperationLog | None = None
+        self._logging = ExitStack()
+        self._device = torch.device("cpu")
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        patched: list[tuple[Any, str, Callable[..., Any]]] = [
+            (DataLoader, "__init__", self._making_loaders),
+            (DataLoader, "__iter__", self._beginning_epochs),
+            (LoaderIterator, "__next__", self._waiting),
+            (Optimizer, "__init__", self._making_optimizers),
+            (Optimizer, "zero_grad", self._zeroing),
+            (nn.Module, "zero_grad", self._zeroing),
+            (torch.autograd, "backward", self._going_back),
+            (gc, "collect", partial(self._counting, COLLECTS)),
+            (torch.cuda, "empty_cache", partial(self._counting, EMPTIES)),
+            (torch.cuda, "synchronize", partial(self._counting, SYNCHRONIZES)),
+            (Tensor, "to", self._copying),
+            (Tensor, "cuda", self._copying),
+            *((Tensor, name, self._reading) for name in _READING),
+        ]
+        for owner, name, make in patched:
+            self._undo.enter_context(around(owner, name, make))
+        self._undo.callback(register_optimizer_step_pre_hook(self._updating).remove)
+        self._undo.callback(nn.modules.module.register_module_forward_pre_hook(self._calling).remove)
+        hook = nn.modules.module.register_module_forward_hook(self._called, always_call=True)
+        self._undo.callback(hook.remove)
+        self._undo.callback(self._logging.close)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def answer(self, *, has_ended: bool) -> dict[str, Any]:
+        return {LOOK: self.seen(has_ended=has_ended).to_json()}
+
+    def step(self) -> bool:
+        """A training step has ended; whether that is enough."""
+        self.steps += 1
+        if self.steps == 1:
+            self._device = self._where()
+        if self.steps <= LATEST:
+            self._variables.note(sys._getframe(1))
+        if self.steps == LOGGED - 1 and not has_compiled():  # while operations are logged PyTorch compiles nothing
+            self._log = OperationLog(self._device, lambda: self._stepped)
+            self._logging.enter_context(self._log.looking())
+        if self.steps < LOGGED:
+            return False
+        self._logging.close()
+        if self.steps == LOGGED:
+            for loading in self._loaders.values():
+                loading.waited = 0.0
+            synchronize(self._device)
+        self._pace.append(time.perf_counter())
+        made = len(self._pace) - 1
+        looked = self._pace[-1] - self._pace[0]
+        is_enough = made >= LEAST and looked >= self._seconds
+        if not is_enough and made < MOST and (made < FEWEST or looked < LONG):
+            return False
+        synchronize(self._device)
+        self._pace[-1] = time.perf_counter()
+        return True
+
+    def seen(self, *, has_ended: bool) -> SeenScript:
+        """What was noticed."""
+        made = max(len(self._pace) - 1, 1)
+        logged = () if self._log is None else tuple(self._log.seen)
+        return SeenScript(
+            device=str(self._device),
+            device_name=pick(self._device).name or str(self._device),
+            cores=cpu(Path("/")).usable or 1,
+            steps=self.steps,
+            has_ended=has_ended,
+            step=(self._pace[-1] - self._pace[0]) / made if self._pace else 0.0,
+            files=tuple(_own_files(self._folder)),
+            loaders=tuple(each.seen(made) for each in self._loaders.values() if each.trains),
+            optimizers=tuple(self._seen_optimizers()),
+            calls=tuple(each.seen() for each in self._calls.values()),
+            backwards=tuple(map(_place, self._backwards)),
+            lines=tuple(self._seen_lines(logged)),
+            growth=tuple(self._variables.growing()),
+            has_anomaly_mode=self._anomaly,
+            matmuls=dict(_matmuls(logged)),
+            matmul_precision=torch.get_float32_matmul_precision(),
+            searches_algorithms=torch.backends.cudnn.benchmark,
+        )
+
+    def _where(self) -> torch.device:
+        weights = (p for o in self._stepped for group in o.param_groups for p in group["params"])
+        return next((p.device for p in weights if p.device.type != "cpu"), torch.device("cpu"))
+
+    def _seen_optimizers(self) -> Iterator[SeenOptimizer]:
+        for optimizer, made in self._stepped.items():
+            name = type(optimizer).__name__
+            if type(optimizer) is not getattr(torch.optim, name, None):
+                obstacle: str | None = f"{name} is not PyTorch's"
+            else:
+                obstacle = without_fused_kernel(optimizer)
+            fused = all(group.get("fused") for group in optimizer.param_groups)
+            yield SeenOptimizer(_place_of(made), name, fused, obstacle)
+
+    def _seen_lines(self, logged: Iterable[LoggedOperation]) -> Iterator[SeenLine]:
+        for (what, site), times in self._counts.items():
+            yield SeenLine(what, _place(site), times / max(self.steps, 1))
+        made = Counter(each.site for each in logged if each.phase == "forward" and not each.by_hotloop)
+        for line, times in made.items():
+            if line is not None:
+                yield SeenLine(OPERATIONS, _place(line), float(times))
+
+    # What is watched
+
+    def _making_loaders(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def make(loader: DataLoader[Any], *args: Any, **options: Any) -> None:
+            original(loader, *args, **options)
+            given = signature(original).bind(loader, *args, **options).arguments
+            self._made[loader] = _Made(user_site(), tuple(given))
+
+        return make
+
+    def _beginning_epochs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def begin(loader: DataLoader[Any]) -> Any:
+            made, frame = self._made.get(loader, _Made()), user_frame()
+            key = (made.site, None if frame is None else site_of(frame))
+            if key not in self._loaders:
+                self._loaders[key] = _Loading(loader, made, frame)
+            loading = self._loaders[key]
+            loading.begin()
+            iterator = original(loader)
+            if isinstance(iterator, LoaderIterator):
+                self._iterators[iterator] = loading
+            return iterator
+
+        return begin
+
+    def _waiting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def wait(iterator: Any) -> Any:
+            loading = self._iterators.get(iterator)
+            begun = time.perf_counter()
+            batch = original(iterator)
+            if loading is not None:
+                loading.came(time.perf_counter() - begun)
+                self._read_from = loading
+            return batch
+
+        return wait
+
+    def _making_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def make(optimizer: Optimizer, *args: Any, **options: Any) -> None:
+            original(optimizer, *args, **options)
+            self._optimizers[optimizer] = user_site()
+
+        return make
+
+    def _updating(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepped[optimizer] = self._optimizers.get(optimizer)
+
+    def _zeroing(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def zero(owner: Any, set_to_none: bool = True) -> None:
+            if not set_to_none:
+                self._count(KEEPS_ZEROS)
+            original(owner, set_to_none)
+
+        return zero
+
+    def _counting(self, what: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def counted(*args: Any, **options: Any) -> Any:
+            caller = sys._getframe(1)
+            if self.steps and is_users(caller):  # before the first step it happens once; a library has its reasons
+                self._counts[what, site_of(caller)] += 1
+            return original(*args, **options)
+
+        return counted
+
+    def _copying(self, original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(original)
+        def copy(tensor: Tensor, *args: Any, **options: Any) -> Tensor:
+            copied = original(tensor, *args, **options)
+            if self.steps and tensor.device.type == "cpu" and copied.device.type == "cuda":
+                self._count(COPIES)
+            return copied
+
+        return copy
+
+    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def read(tensor: Tensor, *args: Any, **options: Any) -> Any:
+            if self.steps and tensor.device.type == "cuda":
+                self._count(READS)
+            return original(tensor, *args, **options)
+
+        return read
+
+    def _count(self, what: str) -> None:
+        site = user_site()
+        if site is not None:
+            self._counts[what, site] += 1
+
+    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def backward(*args: Any, **options: Any) -> None:
+            self._anomaly |= torch.is_anomaly_enabled()
+            if self._read_from is not None:
+                self._read_from.trains = True
+            for number, call in enumerate(reversed(self._since)):
+                call.is_trained |= number == 0 or call.in_training
+            self._since.clear()
+            site = user_site()
+            if site is not None:
+                self._backwards[site] = None
+            original(*args, **options)
+
+        return backward
+
+    def _calling(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or torch.compiler.is_compiling():
+            return
+        frame = user_frame()
+        if frame is None or not any(True for _ in module.parameters()):
+            return
+        site = site_of(frame)
+        if site not in self._calls:
+            self._calls[site] = _Calls(site, module, args, frame)
+        call = self._calls[site]
+        call.note(module)
+        self._since.append(call)
+
+    def _called(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth = max(self._depth - 1, 0)
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a loader was made."""
+
+    site: Site | None = None
+    given: tuple[str, ...] = ()  # names of its arguments
+
+
+class _Loading:
+    """How a loader is read."""
+
+    def __init__(self, loader: DataLoader[Any], made: _Made, frame: FrameType | None) -> None:
+        self.trains = False
+        self.waited = 0.0
+        self._made, self._frame_names = made, ("", "")
+        self._read = None if frame is None else site_of(frame)
+        self._settings = (loader.num_workers, loader.persistent_workers, loader.pin_memory)
+        iterable = isinstance(loader.dataset, IterableDataset)
+        self._kind = (is_constant(loader.dataset), type(loader) is DataLoader, iterable)
+        self._epochs = 0
+        self._begun: float | None = None  # when an epoch began that has no batch yet
+        self._starts: list[float] = []
+        if frame is not None:
+            self._frame_names = (_name_of(loader, frame), _device_name_in(frame))
+
+    def begin(self) -> None:
+        self._epochs += 1
+        self._begun = time.perf_counter()
+
+    def came(self, seconds: float) -> None:
+        if self._begun is not None:
+            seconds = time.perf_counter() - self._begun
+            self._starts.append(seconds)
+            self._begun = None
+        self.waited += seconds
+
+    def seen(self, steps: int) -> SeenLoader:
+        name, device = self._frame_names
+        later = self._starts[1:]
+        return SeenLoader(
+            _place_of(self._made.site),
+            self._made.given,
+            _place_of(self._read),
+            name,
+            device,
+            *self._settings,
+            *self._kind,
+            self._epochs,
+            sum(later) / len(later) if later else 0.0,
+            self.waited / steps,
+        )
+
+
+class _Calls:
+    """A line that calls a model."""
+
+    def __init__(self, site: Site, module: nn.Module, args: Any, frame: FrameType) -> None:
+        self.is_trained = self.in_training = False
+        self._site, self._name = site, _name_of(module, frame)
+        self._has_grad = False
+        images = [leaf for leaf in leaves_of(args) if isinstance(leaf, Tensor) and leaf.dim() == 4]
+        convolutions = [part for part in module.modules() if type(part) is nn.Conv2d]
+        weights = [part.weight for part in convolutions if part.weight.dtype == torch.float32]
+        self._convolutions = len(weights) if images else 0
+        self._is_channels_last = all(
+            each.is_contiguous(memory_format=torch.channels_last) for each in (*weights, *images)
+        )
+        device = next(module.parameters()).device.type
+        self._is_autocast = torch.is_autocast_enabled(device)
+
+    def note(self, module: nn.Module) -> None:
+        self.in_training = module.training
+        records = torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        self._has_grad |= not module.training and records
+
+    def seen(self) -> SeenCall:
+        return SeenCall(
+            _place(self._site),
+            self._name,
+            self.is_trained,
+            self._has_grad and not self.is_trained,
+            self._convolutions,
+            self._is_channels_last,
+            self._is_autocast,
+        )
+
+
+class _Variables:
+    """Variables whose graphs become longer with every step."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[tuple[str, str, str], list[int]] = {}
+        self._lines: dict[tuple[str, str, str], int] = {}
+
+    def note(self, start: FrameType | None) -> None:
+        for frame in frames(start):
+            if not is_users(frame):
+                continue
+            code = frame.f_code
+            for name, value in variables(frame).items():
+                size = _graph_size(value)
+                if size is None:
+                    continue
+                key = (name, code.co_filename, code.co_name)
+                self._sizes.setdefault(key, []).append(size)
+                self._lines[key] = frame.f_lineno
+
+    def growing(self) -> Iterator[SeenGrowth]:
+        for key, sizes in self._sizes.items():
+            last = sizes[-4:]
+            if len(last) == 4 and all(one < other for one, other in pairwise(last)):
+                name, file, _ = key
+                yield SeenGrowth(name, file, self._lines[key])
+
+
+def _graph_size(value: object) -> int | None:
+    """How many nodes of a graph a tensor holds, or how many tensors with one a list does."""
+    if isinstance(value, Tensor):
+        return None if value.grad_fn is None else _nodes(value.grad_fn)
+    if isinstance(value, list) and value and isinstance(value[-1], Tensor) and value[-1].grad_fn is not None:
+        return len(value)
+    return None
+
+
+def _nodes(first: Any) -> int:
+    seen, waiting = {first}, deque([first])
+    while waiting and len(seen) < MOST_NODES:
+        for node, _ in waiting.popleft().next_functions:
+            if node is not None and node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return len(seen)
+
+
+def _matmuls(logged: Iterable[LoggedOperation]) -> Counter[str]:
+    flops: Counter[str] = Counter()
+    for operation in logged:
+        if operation.flops:
+            flops[operation.precision] += int(operation.flops)
+    return flops
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame of the person's own code."""
+    return next(filter(is_users, frames(sys._getframe(1))), None)
+
+
+def _name_of(value: object, frame: FrameType) -> str:
+    """What a frame calls a value, at best in the line that runs: a variable or an attribute of `self`."""
+    local = variables(frame)
+    known = {**frame.f_globals, **{f"self.{name}": held for name, held in _attributes(local.get("self"))}, **local}
+    names = [name for name, held in known.items() if held is value]
+    line = site_of(frame).code
+    return next((name for name in names if re.search(rf"(?<![\w.]){re.escape(name)}\b", line)), "".join(names[:1]))
+
+
+def _attributes(owner: object) -> list[tuple[str, Any]]:
+    parts = owner.named_children() if isinstance(owner, nn.Module) else ()
+    return [*getattr(owner, "__dict__", {}).items(), *parts]
+
+
+def _device_name_in(frame: FrameType) -> str:
+    """The person's word for the device, where they have one."""
+    for names in (variables(frame), frame.f_globals):
+        if isinstance(names.get("device"), str | torch.device):
+            return "device"
+    return ""
+
+
+def _own_files(folder: Path) -> Iterator[str]:
+    """Files of modules that are the person's own: in the script's folder or below it, and of no package."""
+    seen: set[str] = set()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and file not in seen and _is_own(file, folder):
+            seen.add(file)
+            yield file
+
+
+def _is_own(file: str, folder: Path) -> bool:
+    return (
+        not file.startswith(OURS)
+        and not is_installed(file)
+        and Path(file).is_file()
+        and Path(file).resolve().is_relative_to(folder)
+    )
+
+
+def _place(site: Site) -> Location:
+    return Location(str(Path(site.file).resolve()), site.line)
+
+
+def _place_of(site: Site | None) -> Location | None:
+    return None if site is None else _place(site)

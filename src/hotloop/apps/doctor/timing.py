@@ -1,0 +1,153 @@
+"""What is timed in a turn: training steps, or the batches of an evaluation."""
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any, Self
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from hotloop._torch import LoaderIterator
+from hotloop.apps.doctor.diagnosis import Turn
+from hotloop.device.clock import synchronize
+from hotloop.scripts.training_steps import around
+
+TURN = "turn"  # of an answer
+EVALUATED, FIRST = 20, 2  # batches of an evaluation that are timed, and those before them
+FEWEST = 3  # that are enough
+PATIENCE = 100  # steps of later epochs, each cut short after one, until an evaluation is not waited for
+
+
+class TimedSteps:
+    """Times the steps after a warm-up, and collects the losses of all."""
+
+    def __init__(self, warmup: int, steps: int) -> None:
+        self._warmup, self._steps = warmup, steps
+        self._made = 0
+        self._begin = self._end = 0.0
+        self._losses: list[Tensor] = []
+        self._device = torch.device("cpu")
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def step(self) -> bool:
+        """A step has ended; whether that is enough."""
+        self._made += 1
+        if self._made not in (self._warmup, self._warmup + self._steps):
+            return False
+        synchronize(self._device)
+        self._begin, self._end = self._end, time.perf_counter()
+        return self._made > self._warmup
+
+    def answer(self, *, has_ended: bool) -> dict[str, Any]:
+        """The turn; None where the script ended before all of its steps were timed."""
+        if has_ended:
+            return {TURN: None, "steps": self._made}
+        losses = tuple(float(loss) for loss in self._losses)
+        return {TURN: Turn((self._end - self._begin) / self._steps, losses, _memory(self._device)).to_json()}
+
+    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def backward(tensors: Any, *args: Any, **options: Any) -> None:
+            for loss in (tensors,) if isinstance(tensors, Tensor) else tensors:
+                if loss.numel() == 1:
+                    self._losses.append(loss.detach().clone())
+                    self._device = loss.device
+            original(tensors, *args, **options)
+
+        return backward
+
+
+class TimedEvaluation:
+    """Times the first batches of the evaluation that follows an epoch, which ends early: after a few steps.
+
+    `end` is called when there are enough of them, before the code that follows the evaluation would run.
+    """
+
+    def __init__(self, steps: int, end: Callable[[], None]) -> None:
+        self._steps, self._end = steps, end
+        self._made = self._depth = 0
+        self._read_from: Any = None  # the iterator of the last batch
+        self._of_training: Any = None
+        self._ended: list[float] = []  # when calls of a model ended
+        self._means: list[Tensor] = []  # of what the models gave
+        self._memory = 0
+        self._device = torch.device("cpu")
+        self._undo = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._undo.enter_context(around(LoaderIterator, "__next__", self._reading))
+        self._undo.enter_context(around(torch.autograd, "backward", self._going_back))
+        self._undo.callback(nn.modules.module.register_module_forward_pre_hook(self._calling).remove)
+        hook = nn.modules.module.register_module_forward_hook(self._called, always_call=True)
+        self._undo.callback(hook.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._undo.close()
+
+    def step(self) -> bool:
+        """A step has ended; whether that is enough: the evaluation is over, or none comes."""
+        self._made += 1
+        return len(self._ended) >= FIRST + FEWEST or self._made > self._steps + PATIENCE
+
+    def answer(self, *, has_ended: bool) -> dict[str, Any]:
+        """The turn; None where there was no evaluation."""
+        timed = len(self._ended) - FIRST
+        if timed < FEWEST:
+            return {TURN: None, "error": "a shortened epoch did not lead to the evaluation"}
+        pace = (self._ended[-1] - self._ended[FIRST - 1]) / timed
+        return {TURN: Turn(pace, tuple(float(mean) for mean in self._means), self._memory or None).to_json()}
+
+    def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def read(iterator: Any) -> Any:
+            if self._made >= self._steps and iterator is self._of_training:
+                raise StopIteration
+            self._read_from = iterator
+            return original(iterator)
+
+        return read
+
+    def _going_back(self, original: Callable[..., None]) -> Callable[..., None]:
+        @wraps(original)
+        def backward(*args: Any, **options: Any) -> None:
+            self._of_training = self._read_from
+            original(*args, **options)
+
+        return backward
+
+    def _calling(self, module: nn.Module, args: Any) -> None:
+        self._depth += 1
+
+    def _called(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._depth = max(self._depth - 1, 0)
+        if self._depth or module.training or self._made < self._steps:
+            return
+        if isinstance(output, Tensor):
+            self._means.append(output.detach().float().mean())
+            self._device = output.device
+        if len(self._ended) + 1 in (FIRST, FIRST + EVALUATED):
+            synchronize(self._device)
+            if self._device.type == "cuda" and len(self._ended) < FIRST:
+                torch.cuda.reset_peak_memory_stats(self._device)
+        self._memory = max(self._memory, _memory(self._device) or 0)
+        self._ended.append(time.perf_counter())
+        if len(self._ended) == FIRST + EVALUATED:
+            self._end()
+
+
+def _memory(device: torch.device) -> int | None:
+    """The peak of a GPU; on a CPU what the process has now."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return int(psutil.Process().memory_info().rss) if device.type == "cpu" else None

@@ -1,0 +1,149 @@
+"""A learner's file is run and judged: in a process group of its own, within a time, within a memory."""
+
+import ast
+import json
+import os
+import re
+import signal
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL
+from threading import Event
+
+import psutil
+
+from hotloop.apps.learn.exercise import Exercise
+from hotloop.apps.learn.judging import CheckVerdict
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.printing.text import duration, printable, size
+from hotloop.records import Record
+from hotloop.scripts.as_main import interpreter
+from hotloop.scripts.children import Child
+
+TIME = 60.0  # seconds
+MEMORY = 4 << 30  # bytes in memory, of the file's process and all that it started
+LOOK = 0.05  # seconds between two looks at its memory
+ANSWER = 0.5  # seconds for the process to say at which line it is
+RUNS = "the file runs to its end"
+
+
+@dataclass(frozen=True)
+class Result(Record):
+    """What the check of a file says."""
+
+    lesson: int
+    verdicts: tuple[CheckVerdict, ...]
+    device: str  # where it ran; empty where it did not
+    output: str  # what it printed, the end of it
+
+    @property
+    def right(self) -> int:
+        return sum(verdict.right for verdict in self.verdicts)
+
+    @property
+    def passed(self) -> bool:
+        return all(verdict.right for verdict in self.verdicts)
+
+
+def check(
+    exercise: Exercise, file: Path, *, limit: float = TIME, memory: int = MEMORY, stop: Event | None = None
+) -> Result:
+    """Run a learner's file and say what is right, what is not, and a hint; `stop` is set where nobody waits for it."""
+    source = _source(file, exercise)
+    try:
+        ast.parse(source)
+    except (SyntaxError, ValueError) as error:  # the latter: a zero byte
+        return _failed(exercise, _syntax(error, source))
+    with tempfile.TemporaryDirectory(prefix="hotloop-learn-", ignore_cleanup_errors=True) as folder:
+        result, trace, said = (Path(folder, name) for name in (".result", ".trace", ".stderr"))
+        command = [*interpreter("hotloop.apps.learn.child"), str(file.resolve()), str(exercise.lesson), result, trace]
+        cwd = Path(folder, "work")
+        cwd.mkdir()
+        with said.open("w", encoding="utf-8") as stderr:
+            streams = {"stdin": DEVNULL, "stdout": DEVNULL, "stderr": stderr}
+            with Child([str(word) for word in command], grace=0.0, cwd=cwd, **streams) as child:
+                code, why = _watched(child, limit, memory, stop)
+                if why:
+                    return _failed(exercise, f"{why}{_line(child.pid, trace, file)}")
+        return _read(exercise, result, code, said)
+
+
+def _source(file: Path, exercise: Exercise) -> str:
+    name = printable(str(file))
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        fix = f"`hotloop learn start {exercise.lesson}` gives you the file to repair"
+        raise BadArgument(f"there is no file {name}", fix=fix) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadArgument(f"{name} cannot be read: {error}", fix="give a Python file in UTF-8") from error
+
+
+def _syntax(error: SyntaxError | ValueError, source: str) -> str:
+    line = getattr(error, "lineno", None)
+    if line is None:
+        return f"it is no Python: {error}"
+    lines = source.splitlines()
+    shown = f": {lines[line - 1].strip()}" if 0 < line <= len(lines) else ""
+    return f"line {line} is no Python ({getattr(error, 'msg', error)}){shown}"
+
+
+def _watched(child: Child, limit: float, memory: int, stop: Event | None) -> tuple[int | None, str]:
+    """The exit code, or why the process must end."""
+    end = time.monotonic() + limit
+    while (code := child.wait(LOOK)) is None:
+        if stop is not None and stop.is_set():
+            return None, "it was ended."
+        if time.monotonic() > end:
+            return None, f"it was still running after {duration(limit)} and was ended: a loop without an end?"
+        if (taken := memory_of(child.pid)) > memory:
+            return None, f"it took {size(taken)} of memory, more than {size(memory)}, and was ended."
+    return code, ""
+
+
+def memory_of(leader: int) -> int:
+    """Bytes in memory of a process and all that it started."""
+    taken = 0
+    with suppress(psutil.Error):
+        process = psutil.Process(leader)
+        for each in (process, *process.children(recursive=True)):
+            with suppress(psutil.Error):
+                taken += each.memory_info().rss
+    return taken
+
+
+def _line(pid: int, trace: Path, file: Path) -> str:
+    """At which line of the file the process is, where it can say so."""
+    if not hasattr(signal, "SIGUSR1") or not trace.exists():  # before it listens, the signal would end it
+        return ""
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGUSR1)
+    wanted = re.compile(rf'File "{re.escape(str(file.resolve()))}", line (\d+)')
+    end = time.monotonic() + ANSWER
+    while time.monotonic() < end:
+        if found := wanted.search(trace.read_text(encoding="utf-8", errors="replace")):
+            return f" It was at line {found[1]}."
+        time.sleep(LOOK / 5)
+    return ""
+
+
+def _failed(exercise: Exercise, hint: str) -> Result:
+    return Result(exercise.lesson, (CheckVerdict(RUNS, False, hint),), "", "")
+
+
+def _read(exercise: Exercise, result: Path, code: int | None, said: Path) -> Result:
+    try:
+        data = json.loads(result.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+        told = f": {printable(last[0])}" if last else ""
+        hint = f"its process ended with {how} before it could be looked at{told}; does it call os._exit or os.kill?"
+        return _failed(exercise, hint)
+    if "cannot" in data:
+        raise HotloopError(data["cannot"], fix=data["fix"])
+    verdicts = tuple(CheckVerdict.from_json(each) for each in data["verdicts"])
+    return Result(exercise.lesson, verdicts, data["device"], data["output"])

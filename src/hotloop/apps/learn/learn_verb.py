@@ -1,0 +1,372 @@
+"""`hotloop learn`: lessons that run, exercises that are checked, a quiz, and how far a learner is."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hotloop.cli.help import Verb, Verbs, flowing
+from hotloop.cli.options import Json
+from hotloop.cli.output import console, print_json, say
+from hotloop.errors import BadArgument
+from hotloop.printing.text import plural, printable, wrap
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotloop.apps.learn.checking import Result
+    from hotloop.apps.learn.lesson import Lesson
+    from hotloop.apps.learn.quiz import Question
+
+Number = Annotated[int, typer.Argument(metavar="N", help="The number of the lesson.")]
+
+
+class Lessons(Verbs):
+    """`hotloop learn 3` is `hotloop learn lesson 3`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        return super().resolve_command(ctx, ["lesson", *args] if args and args[0].isdecimal() else args)
+
+
+ABOUT = """Learn GPU training in PyTorch: lessons that run, checked exercises, a quiz.
+
+From the first `torch.cuda.is_available()` to several GPUs. No GPU is needed: what only a GPU shows runs on a simulated
+one, and says so. Without a number, it lists the lessons and your progress.
+
+[bold]Examples[/bold]
+  hotloop learn              [dim]the lessons, and how far you are[/dim]
+  hotloop learn 3            [dim]lesson 3; Enter runs the next step[/dim]
+  hotloop learn 3 --all      [dim]the same without waiting[/dim]
+  hotloop learn start 3      [dim]its exercise, a script to repair[/dim]
+  hotloop learn check 3      [dim]what is right, what is not, a hint[/dim]
+  hotloop learn solution 3   [dim]a right version of it[/dim]
+  hotloop learn quiz         [dim]questions, with explanations[/dim]
+  hotloop learn --web        [dim]all of this in your browser[/dim]
+"""
+
+app = typer.Typer(cls=Lessons, help=flowing(ABOUT), invoke_without_command=True, rich_markup_mode="rich")
+
+
+@app.callback()
+def learn(
+    ctx: typer.Context,
+    as_json: Json = False,
+    web: Annotated[
+        bool,
+        typer.Option("--web", help="Serve the lessons to a browser here; needs `pip install 'hotloop\\[web]'`."),
+    ] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="Port of the page; 0 for any free one.")] = 8081,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open nothing.")] = False,
+) -> None:
+    if web:
+        if ctx.invoked_subcommand is not None or as_json:
+            raise BadArgument(
+                "--web serves all lessons until Ctrl-C", fix="write `hotloop learn --web` and nothing else"
+            )
+        _serve(port, browser=not no_browser)
+    elif ctx.invoked_subcommand is None:
+        _list(as_json=as_json)
+
+
+def _serve(port: int, *, browser: bool) -> None:
+    """The pages, until Ctrl-C."""
+    from hotloop.apps.learn.web import serve
+
+    def ready(address: str) -> None:
+        print(f"The lessons are at {address} (Ctrl-C ends it)", flush=True)
+        print("Code that runs there has your permissions; anyone with this address can run it too.", flush=True)
+
+    serve(port=port, ready=ready, browser=browser)
+
+
+def _list(*, as_json: bool) -> None:
+    """The lessons, and how far the learner is."""
+    from hotloop.apps.learn.exercise import exercises
+    from hotloop.apps.learn.learner_progress import LearnerProgress, progress_file
+    from hotloop.apps.learn.lesson import lessons
+    from hotloop.apps.learn.quiz import questions
+
+    progress = LearnerProgress.load()
+    tasks = {each.lesson: each for each in exercises()}
+    rows = [
+        {
+            "number": each.number,
+            "title": each.title,
+            "minutes": each.minutes,
+            "lesson": progress.lessons.get(str(each.number), "not opened"),
+            "exercise": tasks[each.number].file.name if each.number in tasks else None,
+            "checked": progress.exercises.get(str(each.number)),
+        }
+        for each in lessons()
+    ]
+    known = {each.key for each in questions()}
+    right = sum(good for key, good in progress.quiz.items() if key in known)
+    score = {"right": right, "answered": len(known & set(progress.quiz)), "questions": len(known)}
+    if as_json:
+        print_json({"lessons": rows, "quiz": score, "file": str(progress_file())})
+        return
+    where = console()
+    where.print(_table(rows))
+    quiz = f"{right} right of {score['answered']} answered" if score["answered"] else "no question answered yet"
+    say(where, f"Quiz: {quiz}, {plural(len(known), 'question')} in all: `hotloop learn quiz`")
+    following = next((row["number"] for row in rows if row["lesson"] != "done"), rows[0]["number"])
+    say(where, f"Next: `hotloop learn {following}`", style="bold")
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {"done": "green", "opened": "yellow", "not opened": "dim"}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title, justify in (("", "right"), ("lesson", "left"), ("", "right"), ("", "left"), ("exercise", "left")):
+        table.add_column(title, justify=justify, header_style="dim", no_wrap=title != "lesson")  # type: ignore[arg-type]
+    for row in rows:
+        checked = row["checked"]
+        task = Text("–", style="dim")
+        if checked is not None:
+            words = "passed" if checked["passed"] else f"{checked['right']} of {checked['of']} right"
+            task = Text(words, style="green" if checked["passed"] else "yellow")
+        elif row["exercise"]:
+            task = Text("not checked", style="dim")
+        state = Text(row["lesson"], style=styles[row["lesson"]])
+        table.add_row(str(row["number"]), row["title"], f"{row['minutes']} min", state, task)
+    return table
+
+
+@app.command("lesson", cls=Verb, hidden=True)
+def lesson(
+    number: Number,
+    without_waiting: Annotated[
+        bool, typer.Option("--all", help="Run all steps without waiting; the default without a terminal.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a lesson here: text, code, and what the code prints on your machine.
+
+    [bold]Examples[/bold]
+      hotloop learn 3
+      hotloop learn 3 --all
+    """
+    from hotloop.apps.learn.learner_progress import LearnerProgress
+    from hotloop.apps.learn.lesson import lesson as find
+    from hotloop.apps.learn.lesson_terminal import run_lesson
+
+    chosen, where = find(number), console()
+    LearnerProgress.load().opened(number)
+    if as_json:
+        print_json(_ran(chosen))
+        LearnerProgress.load().done(number)
+        return
+    waits = not without_waiting and sys.stdin.isatty() and sys.stdout.isatty()
+    finished = run_lesson(chosen, where, input if waits else None)
+    where.print()
+    if not finished:
+        say(where, f"`hotloop learn {number}` begins the lesson again.")
+        return
+    LearnerProgress.load().done(number)
+    _next(where, number)
+
+
+def _ran(chosen: "Lesson") -> dict[str, Any]:
+    """A lesson with what its steps print."""
+    from hotloop.apps.learn.lesson_run import Session
+
+    session, steps = Session(chosen), []
+    for step in chosen.steps:
+        told = session.run(step)
+        error = None if told.error is None else type(told.error).__name__
+        steps.append({"text": step.text, "code": step.code, "output": told.output, "error": error})
+    return {"number": chosen.number, "title": chosen.title, "minutes": chosen.minutes, "steps": steps}
+
+
+def _next(where: "Console", number: int) -> None:
+    from hotloop.apps.learn.exercise import exercises
+    from hotloop.apps.learn.lesson import lessons
+
+    if any(each.lesson == number for each in exercises()):
+        say(where, f"Lesson {number} is done. Its exercise: `hotloop learn start {number}`", style="bold")
+    elif number < lessons()[-1].number:
+        say(where, f"Lesson {number} is done. Next: `hotloop learn {number + 1}`", style="bold")
+
+
+@app.command("start", cls=Verb)
+def start(
+    number: Number,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the file goes.")] = Path(),
+) -> None:
+    """Get the exercise of a lesson: a script that is broken or slow, to repair. Nothing is overwritten.
+
+    [bold]Examples[/bold]
+      hotloop learn start 3
+      hotloop learn start 3 exercises/
+    """
+    from hotloop.apps.learn.exercise import exercise
+    from hotloop.apps.learn.exercise import start as copy
+
+    chosen, where = exercise(number), console()
+    if not folder.is_dir():
+        raise BadArgument(f"there is no folder {printable(str(folder))}", fix="make it first, or leave it out")
+    file = copy(chosen, folder)
+    say(where, f"{printable(str(file))} is yours to edit:", style="bold")
+    for line in chosen.task.splitlines():
+        say(where, line, indent="  ") if line else where.print()
+    named = "" if folder == Path() else f" {printable(str(file))}"
+    say(where, f"Then: `hotloop learn check {number}{named}`")
+
+
+@app.command("check", cls=Verb)
+def check(
+    number: Number,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="Your file.", show_default="the exercise's name, in this folder"),
+    ] = None,
+    time_limit: Annotated[float, typer.Option(metavar="SECONDS", help="End it after this long.")] = 60,
+    as_json: Json = False,
+) -> None:
+    """Check your solution of an exercise: what is right, what is not, and a hint.
+
+    The file runs with your permissions, on your GPU or a simulated one, in its own process group and temporary folder.
+    It is ended after the time limit, or if it takes more than 4 GiB of memory. The exit code is 0 if everything is
+    right, else 1.
+
+    [bold]Examples[/bold]
+      hotloop learn check 3
+      hotloop learn check 3 my_version.py
+    """
+    from hotloop.apps.learn.checking import check as run
+    from hotloop.apps.learn.exercise import exercise
+    from hotloop.apps.learn.learner_progress import LearnerProgress
+
+    if not 0 < time_limit <= 3600:
+        raise BadArgument(f"--time-limit {time_limit}", fix="give seconds, more than 0 and at most 3600")
+    chosen = exercise(number)
+    where = console(stderr=as_json)
+    path = file or Path(chosen.file.name)
+    with where.status(f"running {printable(path.name)}"):
+        result = run(chosen, path, limit=time_limit)
+    LearnerProgress.load().checked(number, result.right, len(result.verdicts))
+    if as_json:
+        print_json({**result.to_json(), "passed": result.passed})
+    else:
+        _verdicts(where, result, path)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command("solution", cls=Verb)
+def solution(number: Number) -> None:
+    """Print a right version of an exercise; there are others.
+
+    [bold]Examples[/bold]
+      hotloop learn solution 3
+    """
+    from hotloop.apps.learn.exercise import exercise
+
+    sys.stdout.write(exercise(number).solution.read_text(encoding="utf-8"))
+
+
+def _verdicts(where: "Console", result: "Result", file: Path) -> None:
+    from rich.text import Text
+
+    from hotloop.apps.learn.lesson import lessons
+
+    if result.device:
+        say(where, f"{printable(file.name)} ran on {result.device}", style="dim")
+    for verdict in result.verdicts:
+        mark, style = ("right", "green") if verdict.right else ("not  ", "red")
+        where.print(Text.assemble((f"{mark}  ", f"bold {style}"), verdict.what), soft_wrap=False)
+        if not verdict.right and verdict.hint:
+            say(where, f"hint: {verdict.hint}", indent="       ")
+    where.print()
+    if result.passed:
+        following = str(result.lesson + 1) if result.lesson < lessons()[-1].number else "quiz"
+        say(where, f"Exercise {result.lesson} is solved. Next: `hotloop learn {following}`", style="bold green")
+        return
+    say(where, f"{result.right} of {len(result.verdicts)} right. Edit the file, then check it again.", style="bold")
+
+
+@app.command("quiz", cls=Verb)
+def quiz(
+    number: Annotated[
+        int | None, typer.Argument(metavar="N", help="Only questions about this lesson.", show_default="all lessons")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Ask at most this many.", show_default="all")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Answer questions, with explanations: choices, and lines of code that are run and judged.
+
+    Questions that you have not answered correctly come first. Answers can come from a pipe, one on each line; with
+    --json and no answers, it prints the questions.
+
+    [bold]Examples[/bold]
+      hotloop learn quiz
+      hotloop learn quiz 3 --count 2
+      printf 'b\\nc\\n' | hotloop learn quiz --json
+    """
+    from hotloop.apps.learn.learner_progress import LearnerProgress
+    from hotloop.apps.learn.quiz import about
+
+    known = LearnerProgress.load().quiz
+    asked = sorted(about(number), key=lambda each: known.get(each.key, False))[:count]
+    where = console(stderr=as_json)
+    answers: list[dict[str, Any]] = []
+    for place, question in enumerate(asked, 1):
+        if not as_json:
+            _ask(where, question, f"{place} of {len(asked)}")
+        given = _answer()
+        if given is None:
+            break
+        good = question.is_right(given)
+        LearnerProgress.load().answered(question.key, good)
+        answers.append({"question": question.key, "given": given, "right": good})
+        if not as_json:
+            _explain(where, question, good)
+    right = sum(each["right"] for each in answers)
+    if as_json:
+        print_json({"questions": [_shown(each) for each in asked], "answers": answers, "right": right})
+    else:
+        say(where, f"{right} right of {plural(len(answers), 'answer')}", style="bold")
+
+
+def _answer() -> str | None:
+    """A line from the terminal or the pipe; None where there are no more."""
+    try:
+        return input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
+    except EOFError:
+        return None
+
+
+def _ask(where: "Console", question: "Question", place: str) -> None:
+    from rich.text import Text
+
+    from hotloop.apps.learn.quiz import LETTERS
+
+    where.print()
+    say(where, f"{place}, lesson {question.lesson}", style="dim")
+    for line in question.text.strip().splitlines():
+        say(where, line, style="bold") if line else where.print()
+    for letter, choice in zip(LETTERS, question.choices, strict=False):
+        for line in wrap(f"{letter} {choice}", where.width, "  ", hanging="  "):
+            where.print(Text(line), soft_wrap=True)
+    say(where, "Write the line of code:" if question.judge else "Which letter?", style="dim")
+
+
+def _explain(where: "Console", question: "Question", right: bool) -> None:
+    said = "Right." if right else f"Not so: {question.answer}"
+    say(where, said, style="green" if right else "yellow")
+    say(where, f"{question.why} See `hotloop learn {question.lesson}`.")
+
+
+def _shown(question: "Question") -> dict[str, Any]:
+    return {
+        "key": question.key,
+        "lesson": question.lesson,
+        "text": question.text.strip(),
+        "choices": list(question.choices),
+        "code": bool(question.judge),
+    }

@@ -1,0 +1,375 @@
+"""`torch.cuda` as the named card would answer."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hotloop.apps.simulate._torch import answer_below_cuda, answer_for_cudnn, leave_out_nccl
+from hotloop.apps.simulate.cards import Card
+from hotloop.apps.simulate.dispatch import SimulatedGpu
+from hotloop.apps.simulate.places import here
+from hotloop.apps.simulate.replaced import Patches
+from hotloop.apps.simulate.shim import exchange_device
+from hotloop.printing.text import size
+
+_CUDA_VERSION = "13.0"  # said on a build without CUDA, since scripts compare it
+_CUDNN_VERSION = 91000  # shim.cpp says the same
+_SHARED = (  # with torch.accelerator
+    *("synchronize", "empty_cache", "memory_stats", "reset_peak_memory_stats", "reset_accumulated_memory_stats"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+)
+
+
+# Streams, events and graphs: there is one queue, and it is always done
+
+Wait = Callable[[str], None]
+
+
+class SimulatedStream:
+    """Stands in for `torch.cuda.Stream`."""
+
+    wait: Wait = staticmethod(lambda kind: None)  # told when the host waits
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = torch.device("cuda", 0)
+        self.device_index, self.device_type, self.priority = 0, 1, priority
+        self.stream_id = self.cuda_stream = id(self)
+
+    def synchronize(self) -> None:
+        self.wait("synchronize")
+
+    def query(self) -> bool:
+        return True
+
+    def wait_stream(self, stream: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or SimulatedEvent()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> "SimulatedStream":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class SimulatedEvent:
+    """Stands in for `torch.cuda.Event`; times are those of the host, for want of others."""
+
+    wait_told: Wait = staticmethod(lambda kind: None)
+
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self._at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self._at = time.perf_counter()
+
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
+        return max(end._at - self._at, 0.0) * 1e3
+
+    def synchronize(self) -> None:
+        self.wait_told("synchronize")
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any = None) -> None: ...
+
+
+class Within:
+    """Stands in for `torch.cuda.stream(...)` and `torch.cuda.graph(...)`."""
+
+    def __init__(self, first: Any = None, *_: Any, stream: Any = None, **__: Any) -> None:
+        self.stream = first if stream is None else stream
+
+    def __enter__(self) -> Any:
+        return self.stream
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Graph:
+    """Stands in for `torch.cuda.CUDAGraph`: what is captured runs once, and a replay does nothing."""
+
+    def __init__(self, keep_graph: bool = False) -> None: ...
+    def capture_begin(self, *_: Any, **__: Any) -> None: ...
+    def capture_end(self) -> None: ...
+    def replay(self) -> None: ...
+    def reset(self) -> None: ...
+    def enable_debug_mode(self) -> None: ...
+
+    def pool(self) -> tuple[int, int]:
+        return (0, 0)
+
+
+# `torch.cuda.FloatTensor` and its like, which a build without CUDA does not have
+
+_NAMES = ("Float", "Double", "Half", "BFloat16", "Bool", "Byte", "Char", "Short", "Int", "Long")
+_DTYPES = {f"{name}Tensor": getattr(torch, f"{name}Tensor").dtype for name in _NAMES}
+
+
+class CudaType(type):
+    """The type of such types: a call makes a tensor, `isinstance` asks for its device and numbers."""
+
+    dtype: torch.dtype
+
+    def __call__(cls, *args: Any) -> Any:
+        if len(args) == 1 and not isinstance(args[0], int | torch.Size):
+            return torch.as_tensor(args[0], dtype=cls.dtype, device="cuda")
+        return torch.empty(*(args or (0,)), dtype=cls.dtype, device="cuda")
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, Tensor) and value.is_cuda and value.dtype == cls.dtype
+
+
+def _install_types(patches: Patches) -> None:
+    """Put such types in place, also where they are named to be converted to or to be the default."""
+    types = {name: CudaType(name, (), {"dtype": dtype}) for name, dtype in _DTYPES.items()}
+    for name, kind in types.items():
+        patches.set(torch.cuda, name, kind)
+    convert, set_default = Tensor.type, torch.set_default_tensor_type
+
+    def found(kind: Any) -> CudaType | None:
+        return kind if isinstance(kind, CudaType) else types.get(str(kind).removeprefix("torch.cuda."))
+
+    def converted(tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        kind = found(dtype)
+        return convert(tensor, dtype, *args, **kwargs) if kind is None else tensor.to("cuda", kind.dtype)
+
+    def made_default(kind: Any) -> None:
+        wanted = found(kind)
+        torch.set_default_device(None if wanted is None else "cuda")
+        if wanted is None:
+            set_default(kind)
+        else:
+            torch.set_default_dtype(wanted.dtype)
+
+    patches.set(Tensor, "type", converted)
+    patches.set(torch, "set_default_tensor_type", made_default)
+
+
+# `torch.cuda`
+
+
+class MemoryModel(Protocol):
+    """Who knows how much memory is in use."""
+
+    def memory_stats(self) -> dict[str, int]:
+        """By the names of `torch.cuda.memory_stats`."""
+
+    def mem_get_info(self) -> tuple[int, int]:
+        """Free and total bytes."""
+
+    def reset_peak_memory_stats(self) -> None: ...
+    def reset_accumulated_memory_stats(self) -> None: ...
+    def empty_cache(self) -> None: ...
+    def set_allocator_settings(self, words: str) -> None: ...
+    def set_per_process_memory_fraction(self, fraction: float) -> None: ...
+
+
+class Cuda:
+    """Puts the answers of a card in place of `torch.cuda`'s own."""
+
+    def __init__(self, card: Card, gpu: SimulatedGpu, memories: Sequence[MemoryModel]) -> None:
+        self._card = card
+        self._gpu = gpu
+        self._teller = gpu.teller
+        self._memories = memories  # of each device
+        self._shares: dict[int, float] = {}  # of memory, which this process may take
+        self.replayed = False  # whether a CUDA graph was asked to run again, which it does not
+        self._stream = SimulatedStream()
+        self._generator = torch.Generator(device="cuda")
+
+    def install(self, patches: Patches) -> None:
+        for answers in (self._device(), self._memory_answers(), self._chance(), self._queues()):
+            for name, answer in answers.items():
+                for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.graphs, torch.cuda.streams):
+                    if module is torch.cuda or hasattr(module, name):
+                        patches.set(module, name, answer)
+        patches.set(torch.backends.cuda, "is_built", lambda: True)
+        patches.set(torch.backends.cudnn, "is_available", lambda: True)
+        patches.set(torch.backends.cudnn, "version", lambda: _CUDNN_VERSION)
+        answer_for_cudnn(patches)
+        leave_out_nccl(patches)
+        _install_types(patches)
+        for name in ("range_push", "range_pop", "range_start", "range_end", "mark"):
+            patches.set(torch.cuda.nvtx, name, lambda *_: 0)
+        if torch.version.cuda is None:
+            patches.set(torch.version, "cuda", _CUDA_VERSION)
+        patches.set(SimulatedStream, "wait", staticmethod(self._waited))
+        patches.set(SimulatedEvent, "wait_told", staticmethod(self._waited))
+        patches.set(Graph, "replay", lambda graph: setattr(self, "replayed", True))
+        for name in _SHARED:
+            if hasattr(torch.accelerator, name):
+                patches.set(torch.accelerator, name, getattr(torch.cuda, name))
+
+    def _there(self, device: Any) -> int:
+        """The number of a GPU; one that is not there is told, and the first stands in for it."""
+        index = _index(device)
+        if index < self._gpu.count:
+            return index
+        self._gpu.findings.no_such_device(index, self._gpu.count)
+        return 0
+
+    def _of(self, device: Any, answer: Any) -> Any:
+        """What is the same of all GPUs."""
+        self._there(device)
+        return answer
+
+    def _exchange(self, device: Any) -> int:
+        return exchange_device(-1 if isinstance(device, int) and device < 0 else self._there(device))
+
+    def _memory(self, device: Any = None) -> MemoryModel:
+        return self._memories[self._there(device)]
+
+    def _waited(self, kind: str) -> None:
+        self._teller.waited(kind, here())
+
+    def _device(self) -> dict[str, Any]:
+        card = self._card
+        major, minor = card.capability
+        properties = SimpleNamespace(
+            name=card.name, major=major, minor=minor, total_memory=card.memory, multi_processor_count=card.sms,
+            warp_size=32, max_threads_per_multi_processor=2048, regs_per_multiprocessor=65536, is_integrated=False,
+            is_multi_gpu_board=False, gcnArchName="", L2_cache_size=50 << 20,
+            shared_memory_per_block=49152, shared_memory_per_block_optin=101376,
+            shared_memory_per_multiprocessor=102400, uuid="GPU-simulated", max_threads_per_block=1024,
+            clock_rate=1_980_000, memory_clock_rate=3_201_000, memory_bus_width=5120,
+        )  # fmt: skip
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "init": lambda: None,
+            "device_count": lambda: self._gpu.count,
+            "current_device": lambda: exchange_device(-1),
+            "set_device": self._exchange,
+            "get_device_name": lambda device=None: self._of(device, card.name),
+            "get_device_capability": lambda device=None: self._of(device, (major, minor)),
+            "get_device_properties": lambda device=None: self._of(device, properties),
+            "is_bf16_supported": lambda including_emulation=True: major >= 8 or including_emulation,
+            "is_tf32_supported": lambda: major >= 8,
+            "get_arch_list": lambda: [f"sm_{major}{minor}"],
+            "can_device_access_peer": lambda device, peer: device != peer,
+            "ipc_collect": lambda: None,
+            "utilization": lambda device=None: 0,
+            "temperature": lambda device=None: 40,
+            "power_draw": lambda device=None: 100_000,
+            "clock_rate": lambda device=None: 1500,
+            "set_sync_debug_mode": lambda mode: None,
+            "get_sync_debug_mode": lambda: 0,
+            "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
+        }
+
+    def _memory_answers(self) -> dict[str, Any]:
+        def stat(name: str) -> Any:
+            return lambda device=None: self._memory(device).memory_stats().get(name, 0)
+
+        def reset(device: Any = None) -> None:
+            self._memory(device).reset_peak_memory_stats()
+
+        def empty() -> None:
+            for memory in self._memories:
+                memory.empty_cache()
+
+        def shared(device: Any = None) -> float:
+            return self._shares.get(self._there(_numbered(device)), 1.0)
+
+        def share(fraction: float, device: Any = None) -> None:
+            self._shares[self._there(_numbered(device))] = fraction
+            self._memory(device).set_per_process_memory_fraction(fraction)
+
+        def configure(words: str) -> None:
+            for memory in self._memories:
+                memory.set_allocator_settings(words)
+
+        return {
+            "memory_allocated": stat("allocated_bytes.all.current"),
+            "max_memory_allocated": stat("allocated_bytes.all.peak"),
+            "memory_reserved": stat("reserved_bytes.all.current"),
+            "max_memory_reserved": stat("reserved_bytes.all.peak"),
+            "memory_cached": stat("reserved_bytes.all.current"),
+            "max_memory_cached": stat("reserved_bytes.all.peak"),
+            "memory_stats": lambda device=None: dict(self._memory(device).memory_stats()),
+            "memory_summary": lambda device=None, abbreviated=False: self._summary(device),
+            "memory_snapshot": lambda *_, **__: [],
+            "mem_get_info": lambda device=None: self._memory(device).mem_get_info(),
+            "reset_peak_memory_stats": reset,
+            "reset_max_memory_allocated": reset,
+            "reset_max_memory_cached": reset,
+            "reset_accumulated_memory_stats": lambda device=None: self._memory(device).reset_accumulated_memory_stats(),
+            "host_memory_stats": dict,
+            "reset_accumulated_host_memory_stats": lambda: None,
+            "reset_peak_host_memory_stats": lambda: None,
+            "empty_cache": empty,
+            "set_per_process_memory_fraction": share,
+            "get_per_process_memory_fraction": shared,
+            **answer_below_cuda(self._exchange, configure),
+        }
+
+    def _summary(self, device: Any) -> str:
+        stats = self._memory(device).memory_stats()
+        lines = [f"{name}: {size(stats[name])}" for name in sorted(stats) if name.endswith(("current", "peak"))]
+        return "\n".join([f"memory of a simulated {self._card.name}", *lines])
+
+    def _chance(self) -> dict[str, Any]:
+        generator = self._generator
+
+        def seed(number: int) -> None:
+            generator.manual_seed(int(number))
+
+        def set_state(state: Tensor, device: Any = "cuda") -> None:
+            generator.set_state(state)
+
+        def set_states(states: Iterable[Tensor]) -> None:
+            for state in states:
+                set_state(state)
+
+        return {
+            "manual_seed": seed,
+            "manual_seed_all": seed,
+            "seed": lambda: None,
+            "seed_all": lambda: None,
+            "initial_seed": generator.initial_seed,
+            "get_rng_state": lambda device="cuda": generator.get_state(),
+            "get_rng_state_all": lambda: [generator.get_state()],
+            "set_rng_state": set_state,
+            "set_rng_state_all": set_states,
+            "default_generators": (generator,),
+        }
+
+    def _queues(self) -> dict[str, Any]:
+        return {
+            "synchronize": lambda device=None: self._waited("synchronize"),
+            "Stream": SimulatedStream,
+            "ExternalStream": SimulatedStream,
+            "Event": SimulatedEvent,
+            "stream": Within,
+            "StreamContext": Within,
+            "current_stream": lambda device=None: self._stream,
+            "default_stream": lambda device=None: self._stream,
+            "set_stream": lambda stream: None,
+            "CUDAGraph": Graph,
+            "graph": Within,
+            "graph_pool_handle": lambda: (0, 0),
+            "is_current_stream_capturing": lambda: False,
+            "make_graphed_callables": lambda callables, *_, **__: callables,
+        }
+
+
+def _index(device: Any) -> int:
+    """The number of a GPU, however it is named; the current one's where it is not."""
+    index = device if device is None or isinstance(device, int) else torch.device(device).index
+    return exchange_device(-1) if index is None or index < 0 else index
+
+
+def _numbered(device: Any) -> Any:
+    """A GPU named with its number, or by None: PyTorch's own error about the others, where PyTorch has it."""
+    if device is not None and not isinstance(device, int) and torch.device(device).index is None:
+        raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
+    return device

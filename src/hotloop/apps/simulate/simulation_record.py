@@ -1,0 +1,208 @@
+"""What a simulation is asked to do (`Request`) and what it says (`Simulation`), as plain data."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hotloop.apps.simulate.largest_batch import SearchResult, Variant
+from hotloop.apps.simulate.scaling import RankStep
+from hotloop.records import Record
+
+
+@dataclass(frozen=True)
+class Request(Record):
+    """A script, a card, and where the result goes."""
+
+    script: str
+    arguments: tuple[str, ...]
+    card: dict[str, Any]
+    result: str  # the file for the result
+    steps: int = 3
+    time_limit: float = 120.0
+    memory_limit: int | None = None  # bytes of host memory
+    listeners: tuple[str, ...] = field(default=())  # module:name, called with the card
+    values: bool = False  # whether they are computed too
+    batch: int | None = None  # that the script is to have
+    batch_from: str | None = None  # where it says its batch; None: wherever that is found
+    variant: str | None = None  # a change, as in `variants`
+    gpus: int = 1  # of the simulated machine
+    turned: tuple[tuple[str, int], ...] = ()  # branches on invented numbers, by file and line, that go the other way
+    shortened: tuple[tuple[str, int], ...] = ()  # loops that only evaluate, by file and line: one round each
+    whole: bool = False  # whether loops that only evaluate have all of their rounds
+    kept: dict[str, float] = field(default_factory=dict)  # seconds of the host in each step by kind, if measured before
+    workers: int = 0  # that made the batches then
+    host: dict[str, Any] | None = None  # what an operation costs that of this machine, where it was measured
+    silent: bool = False  # whether what the script prints is thrown away
+
+
+@dataclass(frozen=True)
+class DeviceFinding(Record):
+    """Something that would go wrong, or slowly, on the GPU; files are told from where the script lies."""
+
+    code: str  # such as mixed-devices
+    level: str  # error, warning or info
+    confidence: str  # shown: it happened here; suspected: it may
+    file: str
+    line: int
+    function: str
+    message: str
+    fix: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Copy(Record):
+    """Copies between host and device at one line, in the whole simulation."""
+
+    file: str
+    line: int
+    direction: str  # to the device, to the host
+    bytes: int
+    pinned: bool
+    blocking: bool
+    count: int
+
+
+@dataclass(frozen=True)
+class Sync(Record):
+    """Waits of the host for the device at one line."""
+
+    file: str
+    line: int
+    kind: str  # such as item, nonzero, synchronize
+    count: int
+
+
+@dataclass(frozen=True)
+class Branch(Record):
+    """A decision of the script's that depends on a number which only a real GPU could compute."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class ShortenedLoop(Record):
+    """A loop of the script's that only evaluates, and was ended after some of its rounds."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Peak(Record):
+    """The most memory that was in use at one moment, in bytes."""
+
+    allocated: int  # live blocks
+    reserved: int  # segments that the allocator holds
+    process: int  # what the driver would show: reserved, the CUDA context and loaded modules
+
+
+@dataclass(frozen=True)
+class PeakInterval(Record):
+    """Two peaks between which nine of ten measured ones lie, and why they are as far apart as they are."""
+
+    low: Peak
+    high: Peak
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PeakAt(Record):
+    """Where the most was allocated."""
+
+    file: str
+    line: int
+    function: str
+    phase: str  # forward, backward, optimizer, other
+    module: str  # path of the module, where that is known
+
+
+@dataclass(frozen=True)
+class Band(Record):
+    """The bytes of a category over time."""
+
+    category: str
+    bytes: tuple[int, ...]  # at each point of the timeline
+
+
+@dataclass(frozen=True)
+class StepTime(Record):
+    """Milliseconds of a step: never a bare number."""
+
+    median: float
+    low: float
+    high: float
+    calibrated: bool  # whether this GPU was measured
+
+
+@dataclass(frozen=True)
+class StepPace(Record):
+    """A step as a person waits for it, with the data and the script's own work on the host; milliseconds."""
+
+    step_ms: StepTime
+    data_ms: float  # of each step, measured on this machine in one process
+    work_ms: float  # the same of other work on the host
+    workers: int  # of the DataLoader, beside the step; 0: the step waits for each batch
+    limited_by: str  # device, launches, copies, data or work: without it the pace would be the quickest
+
+
+@dataclass(frozen=True)
+class Batch(Record):
+    """The batch of a script, and where the script has it."""
+
+    size: int | None  # None where it was not found
+    source: str  # such as argument:--batch-size, variable:BATCH, loader:31; empty where it was not found
+    samples: int | None = None  # that a step learns from
+    places: tuple[str, ...] = ()  # all that were seen, with the script's own batch there
+    clash: str = ""  # what disagrees, where that is why it was not found
+    items: int | None = None  # of data that has less than a batch, and was gone through again for it
+    work: int = 0  # numbers that the forward pass of a step makes: they grow with the batch
+
+
+COMPLETED, SHORT = "completed", "out-of-memory"  # these have a verdict on memory
+SETTLED = 2  # steps from which on memory is known: the optimizer's state is there from the second on
+FAILED, NO_STEPS, CUT, BEYOND = "failed", "no-steps", "cut-short", "not-simulated"  # and these do not
+NO_GPU = "no-gpu"  # nor does this one: it trains on the CPU alone
+
+
+@dataclass(frozen=True)
+class Simulation(Record):
+    """What a script would do on a GPU; of one that did not train, `status` says so and there is no verdict."""
+
+    gpu: str
+    steps: int  # that were asked for
+    completed: int  # that ran
+    status: str = COMPLETED  # or another of those above: how the script ended
+    peak: Peak | None = None
+    interval: PeakInterval | None = None  # of the peak
+    categories: dict[str, int] = field(default_factory=dict)  # bytes at the peak: parameters, gradients, …
+    modules: dict[str, int] = field(default_factory=dict)  # bytes of activations at the peak, by module
+    timeline: tuple[tuple[int, int, int], ...] = ()  # (event, allocated, reserved), thinned; both peaks are kept
+    bands: tuple[Band, ...] = ()  # the same by category, the context included
+    step_ends: tuple[int, ...] = ()  # events after which each step had ended
+    peak_at: PeakAt | None = None
+    fits: bool | None = None
+    largest_batch: int | None = None
+    step_ms: StepTime | None = None  # without data and other work of the host
+    pace: StepPace | None = None  # with them
+    rank: RankStep | None = None  # the step in its parts, from which several GPUs are modelled
+    findings: tuple[DeviceFinding, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    syncs: tuple[Sync, ...] = ()
+    notes: tuple[str, ...] = ()  # what it could not do, in sentences
+    gpu_name: str = ""  # as the driver would say it
+    gpu_memory: int | None = None  # bytes of the card
+    batch: Batch | None = None
+    gpus: int = 1  # of the simulated machine
+    devices: tuple[Peak, ...] = ()  # of each GPU, where there are several; all else is told of the fullest
+    branches: tuple[Branch, ...] = ()  # that hang on invented numbers, the last one last
+    shortened: tuple[ShortenedLoop, ...] = ()
+    variant: str | None = None  # the change that was made to it, of those in `variants`
+    search: SearchResult | None = None  # how the largest batch was found
+    helps: tuple[Variant, ...] = ()  # the first is the script as it is, where there are any
+    error: str | None = None  # what ended the script before its steps were made, as Python shows it
+
+    @property
+    def trained(self) -> bool:
+        """Whether it ran long enough for a verdict."""
+        return self.status in (COMPLETED, SHORT)

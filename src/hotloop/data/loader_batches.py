@@ -1,0 +1,204 @@
+"""`LoaderBatches`: the batches of a loader on the host, with their origins."""
+
+from collections.abc import Iterable, Iterator
+from hashlib import blake2b
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from hotloop._torch import sparse_parts
+from hotloop.data.epochs import Epochs, Skip, Tell
+from hotloop.data.forking import forking
+from hotloop.data.loader_rng import LoaderRng, LoaderRngState, is_stateful
+from hotloop.data.on_device import asked_in_advance, is_constant
+from hotloop.data.origin import BatchOrigin, Tap
+from hotloop.data.position import Position
+from hotloop.data.worker_count import why_workers_stay
+from hotloop.data.worker_rng import Workers
+from hotloop.placement import tensors_in
+
+Batch = tuple[BatchOrigin, Any]
+_WORDS = (type(None), bool, int, float, str, bytes)
+_DEEPEST = 50  # levels; an account that contains itself has no end
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    """The bytes of a tensor; a sparse one refuses `nbytes`, and has those of its parts."""
+    if tensor.layout == torch.sparse_coo:
+        return sum(part.nbytes for part in sparse_parts(tensor))
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return 2 * tensor.values().nbytes  # about as much again for the indices
+    return tensor.nbytes
+
+
+class LoaderBatches(Epochs[Batch]):
+    """The batches as the loader gives them, each with its origin."""
+
+    def __init__(self, source: Iterable[Any], tap: Tap | None, *, reads_ahead: bool) -> None:
+        """`tap` tells the samples of each batch, where there is one; `reads_ahead`: batches are read early."""
+        self._source = source
+        self._tap = tap
+        self._times = 0  # how often the loader was begun
+        self.batches = 0  # that were read, in all epochs
+        self.waited = 0.0  # seconds of this thread until they were there, starts of workers included
+        self.batch_bytes = 0  # of the largest first batch of an epoch
+        self.random_items = _may_be_random(source)
+        self.workers = source.num_workers if isinstance(source, DataLoader) else 0
+        self.prefetched = asked_in_advance(source)
+        here = self.random_items and not self.workers  # whether random items are made in this process
+        super().__init__(
+            LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None),
+            state_of_each=here and reads_ahead,
+        )
+        self._staff: Workers | None = None
+        if isinstance(source, DataLoader) and source.persistent_workers and not self._is_stateful:
+            loader = source if tap is None else tap.loader
+            self._staff = Workers(loader, tell=tap is not None and self.random_items)
+
+    def __iter__(self) -> Iterator[Batch]:
+        asked = perf_counter()
+        batches = self.begin()
+        first = True
+        while True:
+            batch = next(batches, None)
+            self.waited += perf_counter() - asked
+            if batch is None:
+                return
+            self.batches += 1
+            if first:
+                self.batch_bytes = max(self.batch_bytes, sum(_bytes_of(t) for _, t in tensors_in(batch[1])))
+                first = False
+            yield batch
+            asked = perf_counter()
+
+    @property
+    def _is_stateful(self) -> bool:
+        return type(self._source) is not DataLoader and is_stateful(self._source)
+
+    def _open(self) -> Iterator[Batch]:
+        return self._opened(0)
+
+    def _opened(self, first: int) -> Iterator[Batch]:
+        self._times += 1
+        if self._tap is None:
+            with forking():
+                batches = iter(self._source)
+            return ((BatchOrigin(number), batch) for number, batch in enumerate(batches, first))
+        batches = self._tap.begin(first)
+        return batches if self._staff is None else self._staff.listen(batches)
+
+    def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Batch], int]:
+        first = skip.count
+        if position.loader is not None and self._is_stateful:
+            self._source.load_state_dict(position.loader)  # type: ignore[attr-defined]
+            return self._opened(first), 0
+        if self._tap is not None and not self.workers:
+            batches = self._opened(first)
+            skip(self._tap.sampler.latest.draws)
+            return batches, 0
+        if self._tap is not None and not self.random_items:
+            self._tap.sampler.skip = skip
+            return self._opened(first), 0
+        batches = self._opened(0)
+        skip((origin.drawn for origin, _ in batches), tell)
+        return batches, skip.count - skip.missing
+
+    @property
+    def prefetch_factor(self) -> int:
+        """Batches that each worker is asked for in advance."""
+        return self.prefetched // self.workers if self.workers else 0
+
+    def why_workers_stay(self) -> str | None:
+        """Why the number of workers cannot change; None where it can."""
+        if why := why_workers_stay(self._source):
+            return why
+        return "hotloop does not follow its sampler" if self._tap is None else self._tap.why_workers_stay()
+
+    def change_workers(self, number: int, prefetch_factor: int) -> None:
+        """Load with so many workers from the next index on that the sampler draws."""
+        assert self._tap is not None
+        inside = self._tap.change_workers(number, prefetch_factor, self._seed())
+        self.workers, self.prefetched = self._tap.loader.num_workers, asked_in_advance(self._tap.loader)
+        if inside:
+            assert self._epoch is not None
+            self._epoch.is_mixed = True
+            if self._staff is not None:
+                self._staff.forget()
+
+    def _seed(self) -> int:
+        """A seed for workers that are started where PyTorch starts none, the same in each repetition of the run."""
+        state = self._rng.get_state() if self._epoch is None else self._epoch.began
+        tensors = [each for each in (state.torch, *state.own) if isinstance(each, Tensor)]
+        digest = blake2b(b"".join(each.numpy().tobytes() for each in tensors), digest_size=7)
+        digest.update(str(self.batches).encode())
+        return int.from_bytes(digest.digest(), "big")
+
+    def end_workers(self, *, persistent: bool = False) -> None:
+        """End workers that wait for the next epoch."""
+        if self._tap is not None:
+            self._tap.end_workers(persistent=persistent)
+
+    def _has_begun(self) -> bool:
+        return self._staff is not None and self._staff.are_there
+
+    def _carried(self) -> tuple[LoaderRngState, ...]:
+        return () if self._staff is None else self._staff.carried()
+
+    @property
+    def changed_in_workers(self) -> list[str]:
+        return [] if self._staff is None else sorted(self._staff.changed)
+
+    def _restart(self, position: Position) -> None:
+        if self._staff is None:
+            return
+        self._staff.dismiss()
+        if self._tap is not None:
+            self._tap.seed = None
+        if not position.begun:
+            return
+        if self._tap is not None:
+            self._tap.sampler.silent = True
+        self._staff.start(position.carried)
+        if self._tap is not None:
+            self._tap.sampler.silent = False
+
+    def _why_never(self) -> str | None:
+        if isinstance(self._source, DataLoader) and self.workers and not getattr(self._source, "in_order", True):
+            return "the loader gives batches as its workers finish them (in_order=False), which is never the same twice"
+        if isinstance(self._source, Iterator) and self._times > 1:
+            return "the loader is an iterator, and what was read of it in earlier epochs is not skipped"
+        if self._is_stateful and self.workers and self.random_items:
+            return "the loader resumes by its own state_dict, which does not hold the rng states of its workers"
+        return None
+
+    def _own_account(self) -> Any:
+        if not self._is_stateful:
+            return None
+        account = self._source.state_dict()  # type: ignore[attr-defined]
+        return account if _is_plain(account) else None
+
+
+def _may_be_random(source: object) -> bool:
+    if isinstance(source, DataLoader):
+        return not is_constant(source.dataset)
+    return not isinstance(source, list | tuple)
+
+
+def _is_plain(value: Any, levels: int = _DEEPEST) -> bool:
+    """Whether every checkpoint can hold a value; only these types themselves, for a subclass may hold more."""
+    kind = type(value)
+    if not levels:
+        return False
+    if kind is dict:
+        return all(type(key) in _WORDS and _is_plain(item, levels - 1) for key, item in value.items())
+    if kind in (list, tuple):
+        return all(_is_plain(item, levels - 1) for item in value)
+    if kind is Tensor:
+        return value.layout == torch.strided and not (value.is_quantized or value.is_meta)
+    if kind is np.ndarray or isinstance(value, np.generic):
+        return value.dtype.kind in "biuf"
+    return kind in _WORDS

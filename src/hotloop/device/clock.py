@@ -1,0 +1,100 @@
+"""`measure`: time a call the way a figure may be quoted, warmed up, synchronised, repeated, with its spread."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotloop.device import as_device, device_error
+from hotloop.errors import BadArgument
+from hotloop.printing.text import an
+from hotloop.records import Timing
+
+
+def measure(
+    call: Callable[[], Any], *, device: str | torch.device = "cpu", warmup: int = 3, repeats: int = 20
+) -> Timing:
+    """Seconds per call of `call()`, which does its work on `device`.
+
+    Work on a GPU is only queued when a call returns, so the clock is read after the device has finished. Calls that
+    are too short to time alone are repeated until one measurement takes about a millisecond.
+
+    >>> a = torch.ones(64, 64)
+    >>> timing = measure(lambda: a @ a, repeats=5)
+    >>> 0 < timing.low <= timing.median <= timing.high
+    True
+    """
+    if repeats < 1 or warmup < 0:
+        raise BadArgument(f"repeats={repeats}, warmup={warmup}", fix="repeats must be at least 1, warmup at least 0")
+    if not callable(call):
+        raise BadArgument(
+            f"measure was given {an(type(call).__name__)}, which cannot be called",
+            fix="give the work itself, not its result: measure(lambda: model(x))",
+        )
+    target = as_device(device)
+    try:
+        synchronize(target)
+    except (AssertionError, RuntimeError) as error:
+        raise device_error(target, error) or error from error
+    for _ in range(warmup):
+        call()
+    calls = max(1, round(1e-3 / max(_seconds(call, 1, target), 1e-7)))
+    times = sorted(_seconds(call, calls, target) / calls for _ in range(repeats))
+    return Timing(
+        median=_quantile(times, 0.5),
+        low=_quantile(times, 0.05),
+        high=_quantile(times, 0.95),
+        repeats=repeats,
+        calls_per_repeat=calls,
+        device=str(target),
+    )
+
+
+class Clock:
+    """A clock that measures work on a device without waiting for it: `lap` marks a moment, `seconds` reads it later."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._start = self.lap()
+
+    def lap(self) -> Any:
+        """The moment when the device has done what was queued so far; a CPU has done it."""
+        if self._device.type != "cuda":
+            synchronize(self._device)
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, lap: Any = None) -> float:
+        """Seconds from the making of the clock to a moment, or to now. Waits until the device has got there."""
+        end = self.lap() if lap is None else lap
+        if self._device.type != "cuda":
+            taken: float = end - self._start
+            return taken
+        end.synchronize()
+        return float(self._start.elapsed_time(end)) / 1e3
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until everything queued on `device` is done; a CPU has nothing queued."""
+    if device.type not in ("cpu", "meta"):
+        torch.accelerator.synchronize(device)
+
+
+def _seconds(call: Callable[[], Any], calls: int, device: torch.device) -> float:
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def _quantile(ordered: list[float], q: float) -> float:
+    """Linear interpolation between the nearest two."""
+    position = q * (len(ordered) - 1)
+    below = int(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -1,0 +1,59 @@
+"""Files that appear whole or not at all, and JSON that every program can read."""
+
+import errno
+import json
+import math
+import os
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import OutputError
+from hotloop.printing.text import printable
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write a file through a temporary one beside it, so that it appears whole or not at all.
+
+    `mode` is lessened by the umask, which the system does as it makes the file: to read the umask one must change it,
+    and files that other threads make meanwhile would get the wrong one.
+    """
+    temporary = path.parent / f".{path.name[:40]}-{secrets.token_hex(8)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "a device or a pipe"  # which root could replace, such as /dev/null
+            raise FileExistsError(errno.EEXIST, f"it is {what}")
+        try:
+            with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {printable(str(path))}: {error.strerror or error}",
+            fix="choose a writable folder with enough space",
+        ) from error
+
+
+def write_json(path: Path, data: dict[str, Any], *, mode: int = 0o666) -> None:
+    """Write strict JSON, in which a number that is not finite is unknown: null."""
+    write_whole(path, (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode(), mode=mode)
+
+
+def finite(value: Any) -> Any:
+    """The same data with None for every number that JSON cannot hold.
+
+    >>> finite({"loss": float("nan"), "curve": (1, 2.5)})
+    {'loss': None, 'curve': [1, 2.5]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

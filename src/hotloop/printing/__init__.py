@@ -1,0 +1,1 @@
+"""Words, units, tables and the terminal."""

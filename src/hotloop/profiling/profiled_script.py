@@ -1,0 +1,133 @@
+"""An unmodified script, run as `python script.py` would run it, and profiled until there is enough.
+
+Run as a program (`python -m hotloop.profiling.profiled_script`), so that the script has a process of its own.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hotloop.errors import BadArgument, HotloopError
+from hotloop.files.whole import write_json, write_whole
+from hotloop.printing.text import plural, printable
+from hotloop.profiling.profiler import Profiler
+from hotloop.scripts import training_steps
+from hotloop.scripts.as_main import interpreter, shown_without
+from hotloop.scripts.kept_files import FilesAside
+from hotloop.scripts.training_steps import ScriptSteps
+
+PROFILE, TRACE = "profile.json", "trace.json.gz"
+FOLLOWED = "followed"  # a file that is there once this program has said how the script ended
+FAILED, INTERRUPTED = 1, 130
+_HERE, _STEPS = str(Path(__file__).parent), str(training_steps.__file__)  # frames that are not the script's
+
+
+class ScriptDied(HotloopError, RuntimeError):
+    """A script took its process with it."""
+
+    exit_code = FAILED
+
+
+@dataclass(frozen=True)
+class ProfileRequest:
+    """What is to be profiled."""
+
+    target: str  # a file, or the name of a module
+    arguments: tuple[str, ...]
+    folder: str  # where the profile and the trace are put
+    steps: int
+    warmup: int | None
+    module: bool
+
+    def command(self) -> list[str]:
+        """The program that does it."""
+        return [*interpreter("hotloop.profiling.profiled_script"), json.dumps(asdict(self))]
+
+
+class ProfiledScript:
+    """A script that is being profiled."""
+
+    def __init__(self, request: ProfileRequest) -> None:
+        self._request = request
+        self._script = ScriptSteps(self._stepped, _tell)
+        self._profiler = Profiler(
+            steps=request.steps, warmup=request.warmup, name=Path(request.target).name, tell=_tell
+        )
+
+    def run(self) -> int:
+        """Run the script; the exit code of the program."""
+        request = self._request
+        with self._profiler:
+            ending = self._script.run(request.target, request.arguments, module=request.module)
+        if isinstance(ending, Exception):
+            _show(ending)
+            return FAILED
+        if not self._script.is_ended:
+            try:
+                self._write()
+            except BadArgument:
+                if isinstance(ending, KeyboardInterrupt):
+                    return INTERRUPTED
+                raise self._too_short(ending) from None
+        return 0
+
+    def _stepped(self) -> bool:
+        """What was found is written first: what the script does once it is told to end is its own affair."""
+        self._profiler.step()
+        if self._profiler.done:
+            self._write()
+        return self._profiler.done
+
+    def _write(self) -> None:
+        folder = Path(self._request.folder)
+        profile = self._profiler.profile
+        write_whole(folder / TRACE, self._profiler.trace)
+        write_json(folder / PROFILE, profile.to_json())
+
+    def _too_short(self, ending: BaseException | None) -> BadArgument:
+        how = f"ended itself with {ending.code!r}" if isinstance(ending, SystemExit) else "came to its end"
+        made = self._profiler.seen
+        target = printable(self._request.target)
+        if made:
+            what = f"{target} {how} after {plural(made, 'training step')}, and a profile needs at least 3"
+            return BadArgument(what, fix="let it train longer")
+        if calls := self._script.calls:
+            what = f"{target} {how} after {plural(calls, 'call')} of step(), before all of its optimizers had stepped"
+            return BadArgument(what, fix="let it train longer, or build only the optimizers that it uses")
+        return BadArgument(
+            f"{target} {how} without a training step: no torch.optim optimizer called step() in this process",
+            fix="give the arguments with which it trains; a script that trains in processes of its own cannot be seen",
+        )
+
+
+def _show(error: BaseException) -> None:
+    """An error as Python shows it, without the frames of this program."""
+    sys.stdout.flush()
+    print("".join(shown_without(error, _HERE, _STEPS).format()), end="", file=sys.stderr)
+
+
+def _tell(what: str) -> None:
+    print(f"hotloop: {what}", file=sys.stderr, flush=True)
+
+
+def run(request: ProfileRequest) -> int:
+    """Run the script; the exit code of the program."""
+    try:
+        code = ProfiledScript(request).run()
+    except HotloopError as error:
+        _tell(str(error))
+        code = error.exit_code
+    Path(request.folder, FOLLOWED).touch()
+    return code
+
+
+def main(arguments: Sequence[str]) -> int:
+    data = json.loads(arguments[0])
+    FilesAside().install(setattr)  # until the process ends: what is run at exit saves too
+    return run(ProfileRequest(**{**data, "arguments": tuple(data["arguments"])}))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

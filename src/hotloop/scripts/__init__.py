@@ -1,0 +1,1 @@
+"""A person's script, run as Python runs it, in a process of its own."""

@@ -1,3 +1,0 @@
-"""`hotloop top`: readings of the hardware, live in a terminal, as text, or as a page."""
-
-import hotloop.terminal  # noqa: F401  # before anything here imports rich

@@ -1,0 +1,1 @@
+"""How Python values are walked, compared, restored and saved."""

@@ -1,0 +1,747 @@
+"""`look`: the Python state that a training step can reach; two looks tell what a step has changed, by name.
+
+A step may change more than weights, buffers and rng states: a counter in a closure, a queue in a module, a teacher that
+an optimizer's hook updates. What is seen to change here cannot be restored, is left out of a CUDA graph's replays, and
+is not in a checkpoint unless somebody saves it.
+"""
+
+import ctypes
+import functools
+import inspect
+import io
+import itertools
+import logging
+import os
+import random
+import re
+import sys
+import types
+import weakref
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from datetime import date, timedelta
+from hashlib import blake2b
+from mmap import mmap
+from numbers import Number
+from operator import length_hint
+from queue import SimpleQueue
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hotloop._torch import (
+    BUFFERS,
+    ENGINES,
+    FORWARD_HOOKS,
+    MODULES,
+    OF_STATE_DICT,
+    PARAMETERS,
+    REGISTERED,
+    SCHEDULER_NOTES,
+    BatchNorm,
+    version_of,
+)
+from hotloop.placement.sites import OURS, is_installed
+from hotloop.values.attributes import HOOKS_INSTALLED
+from hotloop.values.rng import Generator, Rng
+
+MOST = 50_000  # objects that are looked at
+EDGE = 64  # entries at each end of a long list that are looked at
+DEEPEST = 12  # levels below a root
+LONG = 1 << 16  # entries of a list up to which all numbers and words in it are looked at
+LARGE = 1 << 16  # bytes of an array from which on some of it stands for all
+WHOLE = 1 << 26  # bytes of an array up to which a sum stands for the rest
+_PARTS = re.compile(r"[.\[<]")  # where in a path that of a part begins
+_WORDS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.memory_format, type(...))
+_KINDS = frozenset(_WORDS)
+_VALUES = (torch.Size, Number, np.generic, date, timedelta)  # kinds of values that nothing changes in place
+_MEMORY = (bytearray, memoryview, array, mmap, ctypes.c_int.__mro__[-2])  # bytes that are changed in place
+_QUEUES = (io.IOBase, SimpleQueue)
+# What a person's code may change of modules of libraries.
+_OF_LIBRARIES = frozenset((*_WORDS, list, set, deque, dict, type(os.environ)))
+_RESTORED = (*_WORDS, Tensor)  # attributes of modules that a `Snapshot` restores
+_OF_PASSES = (int, float, complex, str, bytes, type(None), tuple, list, dict, set, deque, Tensor, Generator)
+_TABLES = (dict, OrderedDict)
+_MAPPINGS = (dict, types.MappingProxyType, type(os.environ))  # others keep what they hold in attributes
+_CACHE = type(functools.cache(len))
+_CLOSED = (  # nothing in these is a person's state
+    type,
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.FrameType,
+    types.CodeType,
+    weakref.ref,
+    torch.UntypedStorage,
+    torch.Size,
+    logging.Logger,
+    logging.Handler,
+)
+# Global generators, whose states everybody restores, and what changes whenever something is imported.
+_LOOKED_AFTER: tuple[Any, ...] = (
+    *(random.random.__self__, np.random.random.__self__, torch.default_generator),  # type: ignore[attr-defined]
+    sys.modules,
+)
+_CORE = "hotloop.training.core"  # what a loop keeps itself, where the objective is a method of an object that has one
+_CAPTURING = "transformers.utils.output_capturing"
+# What PyTorch itself keeps in an optimizer besides its state, and changes as it likes.
+_OF_OPTIMIZERS = SCHEDULER_NOTES | {"state", "param_groups", "defaults", "grad_scale", "found_inf", "step"}
+
+Skip = Callable[[object, str, object], bool]  # (owner, attribute, value): whether somebody else looks after it
+
+
+class ReachableState:
+    """What was seen: every number, word, tensor and rng state, by the path on which it was reached."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Hashable] = {}
+        self.tensors: dict[str, Tensor] = {}  # only of a look that holds them
+        self.places: list[tuple[Any, Any, Any, str]] = []  # (table, key, value, path) of numbers, to read them again
+        self.tensor_places: list[tuple[Any, Any, Tensor, str]] = []  # the same of tensors, of a look that holds them
+        self.holders: list[tuple[Any, Any, Any, str]] = []  # the same of objects that may hold tensors
+        self.number_holders: list[tuple[Any, Any, Any, str]] = []  # of those that hold numbers
+        self.codes: set[types.CodeType] = set()  # of the person's own functions on the way
+        self.generators: dict[str, Generator] = {}  # of random numbers, by path
+        self.caches: dict[str, int] = {}  # of `functools`, and how many results each has computed
+        self.complete = True  # whether everything was looked at
+
+    def changes(self, later: "ReachableState", *, tensors: bool = True) -> list[str]:
+        """Names of what differs in a later look; without `tensors`, the values of tensors may differ."""
+        mine, theirs = (_comparable(each.values, tensors) for each in (self, later))
+        pairs = ((path, mine.get(path, _GONE), theirs.get(path, _GONE)) for path in mine.keys() | theirs.keys())
+        return sorted({shown(path) for path, then, now in pairs if then is not now and then != now})
+
+    def moved(self, *, strictly: bool = False) -> list[tuple[str, Any, Any]]:
+        """Numbers that differ now from what was seen, and tensors that were replaced: (name, then, now).
+
+        So is a tensor in an object that was; `strictly`: a number in one, too. Cheap: nothing is searched again.
+        """
+        held = itertools.chain(self.tensor_places, self.holders, self.number_holders if strictly else ())
+        tensors = ((path, _read(table, key) is then) for table, key, then, path in held)
+        found: list[tuple[str, Any, Any]] = [(shown(path), "a tensor", "another") for path, same in tensors if not same]
+        for table, key, then, path in self.places:
+            now = _read(table, key)
+            if now is not then and (type(now) is not type(then) or repr(now) != repr(then)):  # as words, nan is itself
+                found.append((shown(path), then, now))
+        return found
+
+    def hold_only(self, wanted: Callable[[Tensor], bool]) -> None:
+        """Keep only the wanted tensors, and what holds them or numbers; they are noticed when they are replaced."""
+        above = _above(path for path, tensor in self.tensors.items() if wanted(tensor))
+        above_numbers = _above(path for *_, path in self.places) - above
+        self.number_holders = [place for place in self.holders if place[3] in above_numbers]
+        self.holders = [place for place in self.holders if place[3] in above]
+        self.tensors.clear()
+        self.tensor_places = [place for place in self.tensor_places if wanted(place[2])]
+
+    def code(self) -> str:
+        """A digest of the person's functions that were reached, and of those that these name."""
+        return digest_of(self.codes)
+
+
+def look(
+    roots: Mapping[str, object], skip: Skip | None = None, known: Iterable[object] = (), *, hold: bool = False
+) -> ReachableState:
+    """Look at everything that is reachable from `roots`, by their names, but for what is `known`.
+
+    `hold`: the look has the tensors that it saw, and keeps them alive.
+
+    >>> calls = [1, 2]
+    >>> before = look({"objective": calls.append})
+    >>> calls.append(3)
+    >>> before.changes(look({"objective": calls.append}))
+    ['objective']
+    """
+    walk = _Walk(skip or (lambda owner, name, value: False))
+    walk.leave(known)
+    walk.leave((*_LOOKED_AFTER, *torch.cuda.default_generators))
+    for name, root in roots.items():
+        walk.visit(root, name, 0)
+    walk.finish()
+    if not hold:
+        walk.seen.tensors.clear()
+        walk.seen.tensor_places.clear()
+        walk.seen.holders.clear()
+    return walk.seen
+
+
+def watched_changes(
+    roots: Mapping[str, object], skip: Skip | None = None, known: Iterable[object] = ()
+) -> Callable[[], list[str]]:
+    """Look now; the function that is returned looks again, and names what has changed since.
+
+    >>> calls = []
+    >>> changes = watched_changes({"objective": calls.append})
+    >>> calls.append(1)
+    >>> changes()
+    ['objective']
+    """
+    known = list(known)
+    before = look(roots, skip, known)
+    return lambda: before.changes(look(roots, skip, known))
+
+
+class CallEffects:
+    """What each call of the person's code changes that a `PassSnapshot` does not restore, by name.
+
+    Calls are looked at until one changes nothing, or two have changed something: what the first alone changes may be
+    done once, as by one that fills a cache. `tell` is given the names if one of these calls was no step's.
+    """
+
+    def __init__(self, tell: Callable[[list[str]], None]) -> None:
+        self.roots: Callable[[], Mapping[str, object]] | None = (
+            None  # from where the code is reached; None: not looked at
+        )
+        self.names: list[str] | None = None  # None: not known yet
+        self._first: list[str] = []
+        self._was_extra = False
+        self._tell = tell
+
+    @property
+    def are_known(self) -> bool:
+        return self.roots is None or self.names is not None
+
+    @contextmanager
+    def looked_at(self, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Look at a call of a step."""
+        may_repeat = self.before_call(modules)
+        try:
+            yield
+        finally:
+            may_repeat()
+
+    def before_call(self, modules: Sequence[nn.Module], *, is_extra: bool = False) -> Callable[[], bool]:
+        """Look; the function that is returned looks after the call, and says whether another one would do no harm."""
+        if self.roots is None or self.names is not None:
+            return lambda: not self.names
+        self._was_extra |= is_extra
+        weights = [parameter for module in modules for parameter in module.parameters()]
+        changes = watched_changes(self.roots(), restored_by_pass(modules), weights)
+
+        def may_repeat() -> bool:
+            if self.names is None:
+                changed = changes()
+                if changed and not self._first:
+                    self._first = changed
+                    return False
+                self.names = changed
+                if changed and self._was_extra:
+                    self._tell(changed)
+            return not self.names
+
+        return may_repeat
+
+
+def installed_once(name: str, value: object) -> bool:
+    """Whether a module holds this since transformers hooks its layers when it is first asked for their outputs.
+
+    The hooks stay, and so does the mark that they are there: without it each call that was undone would add others.
+    """
+    if name == FORWARD_HOOKS and isinstance(value, Mapping):
+        return all(getattr(hook, "__module__", None) == _CAPTURING for hook in value.values())
+    return name == HOOKS_INSTALLED
+
+
+def restored_by_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Skip:
+    """For trials: what a `Snapshot` restores of these modules and optimizers."""
+    known = {id(inner) for module in modules for inner in module.modules()} | set(map(id, optimizers))
+
+    def skip(owner: object, name: str, value: object) -> bool:
+        if isinstance(owner, Optimizer):
+            return name in _OF_OPTIMIZERS and (name != "state" or id(owner) in known)
+        if id(owner) not in known:
+            return False
+        return name in (PARAMETERS, BUFFERS) or isinstance(value, _RESTORED) or installed_once(name, value)
+
+    return skip
+
+
+def restored_by_pass(modules: Iterable[nn.Module]) -> Skip:
+    """For further calls: what a `PassSnapshot` restores of modules, and what no call changes of optimizers."""
+    known = {id(inner) for module in modules for inner in module.modules()}
+
+    def skip(owner: object, name: str, value: object) -> bool:
+        if isinstance(owner, Optimizer):
+            return name != "param_groups"  # no call of an objective steps it, but one may change its rates
+        inner = id(owner) in known and name != MODULES
+        return inner and (name in (PARAMETERS, BUFFERS) or isinstance(value, _OF_PASSES) or installed_once(name, value))
+
+    return skip
+
+
+def counted_per_call(owner: object, name: str, value: object) -> bool:
+    """For repetitions in micro-batches: what does not depend on how often the person's code is called."""
+    if isinstance(owner, Optimizer):
+        return True  # it steps once
+    of_norm = isinstance(owner, BatchNorm) and name == BUFFERS  # which is told elsewhere
+    return of_norm or name in (PARAMETERS, "training")
+
+
+def kept_by_capture(owner: object, name: str, value: object) -> bool:
+    """For captures: weights and modes, which are compared in another way."""
+    return name == "training" or (isinstance(owner, nn.Module) and name == PARAMETERS)
+
+
+def digest_of(codes: "set[types.CodeType]") -> str:
+    """A digest of code that does not depend on where it lies."""
+    digest = blake2b(digest_size=16)
+    for text in sorted(map(_code_text, codes)):
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def code_of_modules(modules: "Iterator[nn.Module] | list[nn.Module]") -> str:
+    """A digest of the code of all layers, those of libraries included."""
+    kinds = {kind for module in modules for kind in type(module).__mro__ if kind not in (nn.Module, object)}
+    functions = (value for kind in kinds for value in vars(kind).values())
+    return digest_of({f.__code__ for f in map(inspect.unwrap, filter(callable, functions)) if hasattr(f, "__code__")})
+
+
+def shown(path: str) -> str:
+    """The name of what a path leads to: the variable, and the attribute that holds it.
+
+    >>> shown("objective<teacher>.queue[3]"), shown("model.queue[0].step")
+    ('teacher.queue', 'model.queue')
+    """
+    path = path.rpartition("<")[2].replace(">", "")
+    return path.partition("[")[0] or path
+
+
+def _above(paths: Iterable[str]) -> set[str]:
+    """The paths of all that holds what lies at these."""
+    return {path[: found.start()] for path in paths for found in _PARTS.finditer(path)}
+
+
+_GONE = object()
+
+
+class _Tensor(tuple[Any, ...]):
+    """The fingerprint of a tensor: its form first, then what its values are known by."""
+
+    __slots__ = ()
+
+    @property
+    def form(self) -> Hashable:
+        return ("tensor", *self[:2])
+
+
+def _comparable(values: dict[str, Hashable], tensors: bool) -> dict[str, Hashable]:
+    if tensors:
+        return values
+    return {path: value.form if isinstance(value, _Tensor) else value for path, value in values.items()}
+
+
+class _Walk:
+    def __init__(self, skip: Skip) -> None:
+        self.seen = ReachableState()
+        self._skip = skip
+        self._visited: dict[int, object] = {}  # held, so that no other takes the place
+        self._later: deque[tuple[object, str, int]] = deque()
+
+    def leave(self, known: Iterable[object]) -> None:
+        """Look neither at these nor below them."""
+        self._visited.update((id(value), value) for value in known)
+
+    def visit(self, value: Any, path: str, depth: int) -> None:
+        """A root, or a part of what was visited: leaves are noted, the rest waits for its turn."""
+        kind: type = type(value)
+        traits = _traits_of(kind)
+        if traits.is_word:
+            self.seen.values[path] = value if kind is not str or len(value) < 256 else hash(value)
+            return
+        if kind in _TABLES and not value:  # of which something is seen once it holds something
+            return
+        if id(value) in self._visited:
+            return
+        self._visited[id(value)] = value
+        if len(self._visited) > MOST or depth > DEEPEST:
+            self.seen.complete = False
+            return
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            self.visit(value.reshape(-1).tolist(), path, depth)
+        elif traits.has_mark:
+            self.seen.values[path] = _mark(value)
+            if isinstance(value, Generator):
+                self.seen.generators[path] = value
+            elif isinstance(value, Tensor):
+                self.seen.tensors[path] = value
+        elif kind is tuple and _is_plain(value):
+            self.seen.values[path] = value
+        elif kind is types.BuiltinFunctionType and not isinstance(value.__self__, types.ModuleType | None):
+            self.visit(value.__self__, path, depth)  # such as `log.append`
+        elif kind is ContextVar:
+            self.visit(value.get(None), path, depth)
+        elif traits.is_open or (not traits.is_engine and _is_own_class(value)):
+            self._later.append((value, path, depth + 1))
+
+    def finish(self) -> None:
+        """Breadth first, so that what lies near a root has the short name."""
+        while self._later:
+            try:
+                self._inside(*self._later.popleft())
+            except Exception:  # noqa: BLE001  # of a library's object, which may fail in any way
+                self.seen.complete = False
+
+    def _inside(self, value: Any, path: str, depth: int) -> None:
+        kind: type = type(value)
+        traits = _traits_of(kind)
+        if traits.is_mapping:
+            self._mapping(value, path, depth)
+        if traits.is_sequence:
+            self._sequence(value, path, depth)
+        elif isinstance(value, set | frozenset):
+            is_plain = set(map(type, value)).issubset(_WORDS)  # then it is hashed without a call for each of its words
+            self.seen.values[path] = (len(value), hash(frozenset(value if is_plain else filter(_is_plain, value))))
+        elif isinstance(value, types.FunctionType):
+            self._function(value, path, depth)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__self__, path, depth)
+            self.visit(value.__func__, path, depth)
+        elif isinstance(value, functools.partial):
+            self.visit(value.func, path, depth)
+            self.visit(value.args, f"{path}.args", depth)
+            for name, part in value.keywords.items():
+                self.visit(part, f"{path}<{name}>", depth)
+        elif isinstance(value, _CACHE):
+            self.seen.caches[path] = value.cache_info().misses
+        elif isinstance(value, type):
+            self._class(value, path, depth)
+        elif traits.is_iterator and not hasattr(value, "__dict__"):
+            self._iterator(value, path, depth)
+        has_attributes = isinstance(getattr(value, "__dict__", None), dict) or _is_own_class(type(value))
+        if has_attributes and not isinstance(value, type) and value is not os.environ:  # of which the entries are all
+            self._object(value, path, depth)
+
+    def _iterator(self, value: Any, path: str, depth: int) -> None:
+        if isinstance(value, types.GeneratorType):
+            self.seen.values[path] = None if value.gi_frame is None else value.gi_frame.f_lasti
+            for name, part in inspect.getgeneratorlocals(value).items():
+                self.visit(part, f"{path}[{name}]", depth)
+        elif isinstance(value, itertools.count):
+            self.seen.values[path] = repr(value)
+        else:
+            left = length_hint(value, -1)
+            self.seen.values[path] = left if left >= 0 else _Unseen()
+
+    def _object(self, value: Any, path: str, depth: int) -> None:
+        self._table(value, getattr(value, "__dict__", {}), path, depth)
+        slots = (name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name))
+        self._table(value, {name: getattr(value, name) for name in slots}, path, depth)
+        for kind in filter(_is_own_class, type(value).__mro__):
+            self._class(kind, path, depth, hidden=getattr(value, "__dict__", {}))
+
+    def _class(self, kind: type, path: str, depth: int, hidden: Collection[str] = ()) -> None:
+        """What a person's class holds itself; `hidden` are attributes that an object of it has for itself."""
+        self._note_places(kind, {k: v for k, v in vars(kind).items() if isinstance(v, _WORDS)}, path)
+        for name, part in list(vars(kind).items()):
+            code = part.__func__ if isinstance(part, classmethod | staticmethod) else part
+            if isinstance(code := code.fget if isinstance(code, property) else code, types.FunctionType):
+                self._function(code, f"{path}.{name}", depth)
+            elif isinstance(part, _CACHE):
+                self.visit(part, f"{path}.{name}", depth)
+            elif name in hidden:
+                continue  # as of a dataclass with a default
+            elif not name.startswith("__") and not callable(part) and not hasattr(part, "__get__"):
+                self.visit(part, f"{path}.{name}", depth)
+
+    def _table(self, owner: object, table: Mapping[str, Any], path: str, depth: int) -> None:
+        kept = {}
+        for name, part in list(table.items()):
+            if type(part) in _TABLES and not part:  # a module has a dozen of them
+                continue
+            if name in OF_STATE_DICT or self._skip(owner, name, part) or (name == "forward" and is_ours(part)):
+                self._visited[id(part)] = part
+                if isinstance(part, dict):
+                    self._visited.update((id(inner), inner) for inner in part.values() if isinstance(inner, Tensor))
+            else:
+                kept[name] = part
+        is_own = table is getattr(owner, "__dict__", None)
+        self._note_places(table if is_own and isinstance(table, dict) else owner, kept, path)
+        for name, part in kept.items():
+            inner = path if name in REGISTERED else f"{path}.{name}"
+            self.visit(part, inner, depth)
+
+    def _note_places(self, table: object, values: Mapping[str, Any], path: str) -> None:
+        for name, part in values.items():
+            if not name.startswith("__"):
+                self._note_place(table, name, part, f"{path}.{name}")
+
+    def _note_place(self, table: object, key: Any, part: Any, path: str) -> None:
+        kind: type = type(part)
+        if _traits_of(kind).is_number:
+            self.seen.places.append((table, key, part, path))
+        elif isinstance(part, Tensor):
+            self.seen.tensor_places.append((table, key, part, path))
+        elif not _traits_of(kind).is_word:
+            self.seen.holders.append((table, key, part, path))
+
+    def _mapping(self, value: Any, path: str, depth: int) -> None:
+        kind: Any = dict if isinstance(value, dict) else type(value)  # a library may load what its own methods give
+        keys, parts = kind.keys(value), kind.values(value)
+        kinds = set(map(type, parts)) - {type(None)}
+        of_modules = bool(kinds) and all(issubclass(kind, nn.Module | Tensor) for kind in kinds)
+        most = len(keys) if of_modules else 4 * EDGE
+        self.seen.complete &= len(keys) <= most
+        self.seen.values[f"{path}[]"] = (len(keys), *map(_words_in, (keys, parts) if len(keys) > most else ()))
+        for number, (key, part) in enumerate(list(itertools.islice(zip(keys, parts, strict=True), most))):
+            name = key if isinstance(key, str) else f"#{number}"
+            inner = f"{path}.{name}" if of_modules else f"{path}[{name}]"
+            if isinstance(value, dict):
+                self._note_place(value, key, part, inner)
+            self.visit(part, inner, depth)
+
+    def _sequence(self, value: Any, path: str, depth: int) -> None:
+        is_long = len(value) > 2 * EDGE
+        self.seen.values[f"{path}[]"] = (len(value), _words_in(value) if is_long else None)
+        numbers = (*range(EDGE), *range(len(value) - EDGE, len(value))) if is_long else range(len(value))
+        for number in numbers:
+            if isinstance(value, list):
+                self._note_place(value, number, value[number], f"{path}[{number}]")
+            self.visit(value[number], f"{path}[{number}]", depth)
+
+    def _function(self, function: types.FunctionType, path: str, depth: int) -> None:
+        """What a function can reach besides its arguments: its closure, its defaults, the globals that it names."""
+        code = function.__code__
+        own = _is_own(code.co_filename)
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+            if name == "__class__":  # of every method that calls super()
+                continue
+            try:
+                part = cell.cell_contents
+            except ValueError:  # not bound yet
+                continue
+            self._note_place(cell, None, part, f"{path}<{name}>")
+            self.visit(part, path if name == "self" else f"{path}<{name}>", depth)
+        if not own:
+            return
+        self.seen.codes.add(code)
+        defaults = function.__defaults__ or ()
+        named = zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True)
+        for name, part in (*named, *(function.__kwdefaults__ or {}).items()):
+            self.visit(part, f"{path}<{name}>", depth)
+        if function.__dict__:
+            self._table(function, function.__dict__, path, depth)
+        (names, texts), package = _names(code), function.__globals__.get("__package__")
+        imported = {name: module for name in (*names, *texts) if (module := _imported(name, package)) is not None}
+        entered = {id(function.__globals__)}
+        for table in (function.__globals__, imported):
+            self._namespace(table, (*names, *imported), f"{path}<{{}}>", depth, entered)
+
+    def _namespace(
+        self, table: dict[str, Any], names: Iterable[str], path: str, depth: int, entered: set[int], library: str = ""
+    ) -> None:
+        """What code names of a module, and of modules in it; of those of a library, only what it may change there."""
+        for name in names:
+            if name not in table or name.startswith("__"):
+                continue
+            part, inner = table[name], path.format(name)
+            if isinstance(part, types.ModuleType):
+                if id(vars(part)) not in entered and part.__name__.startswith(library):
+                    entered.add(id(vars(part)))
+                    below = "" if _is_own_module(part) else f"{part.__name__}."
+                    self._namespace(vars(part), names, f"{inner}.{{}}", depth, entered, below)
+            elif not library or type(part) in _OF_LIBRARIES:
+                self._note_place(table, name, part, inner)
+                self.visit(part, inner, depth)
+
+
+@dataclass(frozen=True)
+class _Traits:
+    """What a look does with objects of a type; asked for thousands of them in each."""
+
+    is_word: bool
+    is_number: bool
+    has_mark: bool
+    is_engine: bool
+    is_open: bool  # whether there may be a person's state in it
+    is_mapping: bool
+    is_sequence: bool
+    is_iterator: bool
+
+
+@functools.lru_cache(4096)
+def _traits_of(kind: type) -> _Traits:
+    is_engine = str(kind.__module__).startswith(ENGINES) and not issubclass(kind, nn.Module)
+    return _Traits(
+        is_word=kind in _WORDS or issubclass(kind, _VALUES),
+        is_number=issubclass(kind, Number | np.number | np.bool_),
+        has_mark=issubclass(kind, (Tensor, np.ndarray, *_MEMORY, *_QUEUES, *get_args(Generator))),
+        is_engine=is_engine,
+        is_open=not is_engine and not issubclass(kind, _CLOSED) and kind.__module__ != _CORE,
+        is_mapping=issubclass(kind, _MAPPINGS) or (issubclass(kind, Mapping) and not kind.__dictoffset__),
+        is_sequence=issubclass(kind, list | tuple | deque),
+        is_iterator=issubclass(kind, Iterator),
+    )
+
+
+def is_ours(thing: Any) -> bool:
+    """Whether it is a part of hotloop: an objective for models that return their loss, a `forward` that a lever set."""
+    if isinstance(thing, functools.partial):
+        thing = thing.func
+    kind = thing if isinstance(thing, types.FunctionType) else type(thing)
+    return str(getattr(kind, "__module__", "")).partition(".")[0] == "hotloop"
+
+
+class _Unseen:
+    """An iterator such as `itertools.cycle`, which does not tell where it is: taken to have moved."""
+
+
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ()) if _is_own_class(kind) else ()
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+@functools.lru_cache(4096)
+def _names(code: types.CodeType) -> tuple[list[str], list[str]]:
+    """Names that code looks up and texts that it has, those of functions inside it included, in their order."""
+    inner = [_names(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    texts = {each for each in code.co_consts if isinstance(each, str)}
+    names = set(code.co_names).union(*(found for found, _ in inner))
+    return sorted(names), sorted(texts.union(*(found for _, found in inner)))
+
+
+def _imported(name: str, package: str | None) -> types.ModuleType | None:
+    """The module that a function may import by this name."""
+    return sys.modules.get(name) or (sys.modules.get(f"{package}.{name}") if package else None)
+
+
+def _words_in(values: Collection[Any]) -> int | None:
+    """A fingerprint of the numbers and words among many values; None of more than can be looked at."""
+    if len(values) > LONG:
+        return None
+    kinds = set(map(type, values))
+    return hash(tuple(values) if kinds <= _KINDS else tuple(each for each in values if type(each) in _KINDS))
+
+
+def _code_text(code: types.CodeType) -> str:
+    return f"{code.co_qualname} {code.co_code.hex()} {code.co_names} {code.co_varnames} {_constants(code.co_consts)}"
+
+
+def _constants(values: Iterable[Any]) -> list[str]:
+    """Constants of code as words that are the same in every process, in which a set has no order of its own."""
+    texts = []
+    for value in values:
+        if isinstance(value, types.CodeType):
+            texts.append(_code_text(value))
+        elif isinstance(value, tuple | frozenset):
+            inner = _constants(value)
+            texts.append(str(inner if isinstance(value, tuple) else sorted(inner)))
+        else:
+            texts.append(repr(value))
+    return texts
+
+
+def _read(table: Any, key: Any) -> Any:
+    try:
+        if key is None:
+            return table.cell_contents
+        return table[key] if isinstance(table, dict | list) else getattr(table, key)
+    except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+        return _GONE
+
+
+def _mark(value: Any) -> Hashable:
+    """A fingerprint of a tensor, an array, a generator, a piece of memory, or how far a file or a queue is filled."""
+    if isinstance(value, Tensor):
+        return _tensor_mark(value)
+    try:
+        if isinstance(value, io.IOBase):
+            return value.tell() if value.writable() else None
+        if isinstance(value, _MEMORY):
+            value = np.asarray(memoryview(value).cast("B"))  # type: ignore[arg-type]
+    except (OSError, TypeError, ValueError):  # closed, without a position, or not of one piece
+        return None
+    if isinstance(value, SimpleQueue):
+        return value.qsize()
+    if isinstance(value, np.ndarray):
+        return value.shape, str(value.dtype), _checksum(value)
+    return _hash_of(Rng.of(value).get_state())
+
+
+def _tensor_mark(tensor: Tensor) -> _Tensor:
+    if is_lazy(tensor) or tensor.is_meta or tensor.layout != torch.strided or type(tensor).__module__ != "torch":
+        plain = isinstance(tensor, nn.Parameter) and not is_lazy(tensor) and tensor.layout == torch.strided
+        if not plain or tensor.is_meta:
+            return _Tensor((str(tensor.layout), str(tensor.dtype), id(tensor)))
+    form = (tuple(tensor.shape), str(tensor.dtype))
+    if tensor.device.type == "cpu" and not tensor.is_quantized:
+        return _Tensor((*form, _checksum(tensor.detach())))
+    return _Tensor((*form, id(tensor), version_of(tensor)))
+
+
+def _checksum(values: Any) -> int:
+    """Of all bytes of a small array; of a large one, those that lie evenly spread, and what else tells of a change."""
+    if isinstance(values, Tensor):
+        flat = values.reshape(-1) if values.is_contiguous() else values
+        step = max(1, flat.nbytes // LARGE)
+        if flat.dim() == 1 and step > 1:
+            flat = flat[::step]
+        flat = flat.contiguous()
+        try:
+            # A copy: PyTorch never resizes memory again that NumPy has seen, and FSDP resizes it in each step.
+            some = flat.view(torch.uint8).clone().numpy().tobytes() if flat.dim() else repr(flat.item())
+            return hash((some, version_of(values) if values.nbytes > LARGE else 0))
+        except (RuntimeError, TypeError):
+            return hash(repr(flat))
+    flat_array = values.reshape(-1)
+    some = flat_array[:: max(1, values.nbytes // LARGE)].tobytes()
+    is_summed = LARGE < values.nbytes <= WHOLE and values.flags.writeable and values.flags.c_contiguous
+    return hash((some, sum_of_words(flat_array.view(np.uint8)) if is_summed else 0))
+
+
+def sum_of_words(memory: Any) -> int:
+    """The sum of all words of some bytes, which does not tell their order."""
+    whole = memory.size - memory.size % 8
+    if memory.ctypes.data % 8:  # words must be aligned
+        return int(memory.sum(dtype=np.uint64))
+    return int(memory[:whole].view(np.uint64).sum()) + int(memory[whole:].sum()) * 2**64
+
+
+def _hash_of(state: Any) -> int:
+    if isinstance(state, Tensor):
+        return hash(state.numpy().tobytes())
+    if isinstance(state, np.ndarray):
+        return hash(state.tobytes())
+    if isinstance(state, Mapping):
+        return hash(tuple((key, _hash_of(item)) for key, item in state.items()))
+    return hash(tuple(map(_hash_of, state)) if isinstance(state, tuple | list) else state)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return len(value) <= EDGE and all(map(_is_plain, value))
+    return type(value) in _WORDS
+
+
+@functools.cache
+def _is_own(file: str) -> bool:
+    """Whether a file is the person's own."""
+    return not (file.startswith(OURS) or is_installed(file))
+
+
+def _is_own_class(value: object) -> bool:
+    return isinstance(value, type) and _is_own_type(value)
+
+
+@functools.lru_cache(4096)
+def _is_own_type(value: type) -> bool:
+    functions = (inner for inner in vars(value).values() if isinstance(inner, types.FunctionType))
+    return any(_is_own(function.__code__.co_filename) for function in functions) or _plain_class(value)
+
+
+def _plain_class(kind: type) -> bool:
+    """A class without functions of its own, such as one that holds settings: by the module that it is from."""
+    module = sys.modules.get(kind.__module__)
+    return module is not None and _is_own_module(module)
+
+
+def _is_own_module(module: types.ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    return module.__name__ == "__main__" or (file is not None and _is_own(file))

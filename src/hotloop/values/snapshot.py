@@ -1,0 +1,718 @@
+"""`Snapshot`: what objects hold at one moment, noted one way and restored one way.
+
+OOM retry, trials, captures, evaluation and guarded optimizer steps use it; they differ in what they note, and where.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from operator import is_
+from typing import Any, Protocol, Self, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from hotloop._torch import FEW, OF_MODULES, buffers_of, copy_all, foreach_add_, map_leaves, parameters_of, version_of
+from hotloop.errors import MemoryWarning
+from hotloop.memory.oom import is_out_of_memory, surely
+from hotloop.placement import tensors_in
+from hotloop.printing.text import shorten
+from hotloop.values.attributes import HOOKS_INSTALLED
+from hotloop.values.rng import Generator, Rng, quick_rng, rngs_of, same_state
+
+FIRST_LOOKS = 4  # passes at the start that are all looked at
+LOOK_EVERY = 257  # later passes; odd, so that each of two objectives has its looks
+ONE_BY_ONE = 4000  # copies of tensors to begin with: by then they have taken as long as to load a kernel for many
+SMALL = 2**16  # numbers in a tensor whose copy costs next to nothing
+
+E = TypeVar("E")
+
+
+class Entry(Protocol):
+    """One thing that a snapshot notes."""
+
+    def take(self) -> None:
+        """Note what it holds now."""
+
+    def restore(self) -> None:
+        """Give it back what it held."""
+
+    def in_format(self, form: torch.memory_format) -> "Entry":
+        """The same with four-dimensional tensors in a memory format."""
+
+
+class _Same:
+    """For entries that have no tensors to convert."""
+
+    def in_format(self, form: torch.memory_format) -> Self:
+        return self
+
+
+class Snapshot:
+    """What some objects held; `restore` gives it back to them, `take` notes them anew.
+
+    >>> weight, settings = torch.ones(2), {"lr": 0.1}
+    >>> before = Snapshot().values([weight]).items([settings])
+    >>> _, settings["lr"] = weight.zero_(), 1.0
+    >>> before.restore()
+    >>> weight.tolist(), settings
+    ([1.0, 1.0], {'lr': 0.1})
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self.entries = list(entries)
+
+    @classmethod
+    def of(cls, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> "Snapshot":
+        """Modules and optimizers by reference: which tensors they hold, not a copy of them.
+
+        To restore it exchanges pointers alone. What steps write into these tensors is noted by `values`.
+        """
+        inner = list(dict.fromkeys(m for module in modules for m in module.modules()))
+        owned = {
+            id(t): t for m in inner for t in [*parameters_of(m).values(), *buffers_of(m).values()] if t is not None
+        }
+        owned |= {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+        return cls([*map(_Pointer, owned.values()), *map(_Module, inner), *map(_OptimizerState, optimizers)])
+
+    def values(self, tensors: Iterable[Tensor], *, on_host: bool = False) -> Self:
+        """The values of tensors, copied; to the host where the device has no room for copies."""
+        if every := list(tensors):
+            self.entries.append(_Values(every, on_host=on_host))
+        return self
+
+    def items(self, containers: Iterable[Any]) -> Self:
+        """What dicts, lists, sets and deques hold, not copied."""
+        self.entries += map(_Items, containers)
+        return self
+
+    def gradients(self, parameters: Iterable[Tensor]) -> Self:
+        """Which gradient each parameter has, not copied."""
+        self.entries.append(Gradients(list(parameters)))
+        return self
+
+    def rngs(self, rngs: Iterable[Rng]) -> Self:
+        """The states of generators."""
+        self.entries += (_RngState(rng) for rng in rngs)
+        return self
+
+    def take(self) -> None:
+        """Note all of it anew."""
+        for entry in self.entries:
+            entry.take()
+
+    def restore(self) -> None:
+        """Give back what was noted, in the order in which it was."""
+        for entry in self.entries:
+            entry.restore()
+
+    def in_format(self, form: torch.memory_format) -> "Snapshot":
+        """The same with four-dimensional tensors in a memory format, such as channels_last."""
+        return Snapshot(entry.in_format(form) for entry in self.entries)
+
+
+class _Pointer:
+    """A tensor that somebody holds: which memory it has, and which gradient."""
+
+    def __init__(self, owner: Tensor) -> None:
+        self._owner = owner
+        self.take()
+
+    def take(self) -> None:
+        self._data, self._grad = self._owner.data, self._owner.grad if self._owner.is_leaf else None
+
+    def restore(self) -> None:
+        self._owner.data = self._data
+        self._owner.grad = self._grad
+
+    def in_format(self, form: torch.memory_format) -> "_Pointer":
+        other = _Pointer(self._owner)
+        other._data, other._grad = _formatted(self._data, form), _formatted(self._grad, form)
+        return other
+
+
+class _Module(_Same):
+    """What a module holds besides the values of its weights: numbers, words, tensors, which buffers there are."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.take()
+
+    def take(self) -> None:
+        self._values, self._buffers = _plain_values(self._module), dict(buffers_of(self._module))
+        self._names = frozenset(vars(self._module))
+
+    def restore(self) -> None:
+        attributes, buffers = vars(self._module), buffers_of(self._module)
+        for added in attributes.keys() - self._names - {HOOKS_INSTALLED}:
+            del attributes[added]
+        attributes.update(self._values)
+        buffers.clear()
+        buffers.update(self._buffers)
+
+
+class _OptimizerState:
+    """The state and the settings of an optimizer; containers are noted with what they hold."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self.take()
+
+    def take(self) -> None:
+        self._state = _own_containers(self._optimizer.state)
+        self._settings = [{k: v for k, v in g.items() if k != "params"} for g in self._optimizer.param_groups]
+
+    def restore(self) -> None:
+        self._optimizer.state.clear()
+        self._optimizer.state.update(_own_containers(self._state))
+        for group, settings in zip(self._optimizer.param_groups, self._settings, strict=True):
+            group.update(settings)
+
+    def in_format(self, form: torch.memory_format) -> "_OptimizerState":
+        other = _OptimizerState(self._optimizer)
+        other._state, other._settings = _formatted(self._state, form), self._settings
+        return other
+
+
+class _Values(_Same):
+    """The values of tensors, copied."""
+
+    def __init__(self, tensors: Sequence[Tensor], *, on_host: bool = False) -> None:
+        self.tensors = tensors
+        self._on_host = on_host
+        copies = [self._copy(tensor.detach()) for tensor in tensors]
+        kinds = {(t.dtype, t.device, c.device): None for t, c in zip(tensors, copies, strict=True)}
+        pairs = list(zip(tensors, copies, strict=True))
+        self._copied = 0  # tensors, so far
+        # Many tensors of one kind are copied in one kernel.
+        self._alike = [
+            tuple(zip(*(p for p in pairs if (p[0].dtype, p[0].device, p[1].device) == kind), strict=True))
+            for kind in kinds
+        ]
+
+    def take(self) -> None:
+        for tensors, copies in self._alike:
+            self._copy_all(copies, tensors)
+
+    def restore(self) -> None:
+        for tensors, copies in self._alike:
+            self._copy_all(tensors, copies)
+
+    def _copy(self, tensor: Tensor) -> Tensor:
+        if self._on_host:
+            return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
+        try:
+            return tensor.clone()
+        except Exception as error:
+            if tensor.device.type == "cpu" or not is_out_of_memory(error):
+                raise
+        return tensor.cpu()
+
+    def _copy_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        self._copied += len(targets)
+        copy_all(targets, sources, FEW if self._copied > ONE_BY_ONE else len(targets))
+
+
+class _Items(_Same):
+    """What a container holds. The container stays the same one, since others may hold it too."""
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+        self.take()
+
+    def take(self) -> None:
+        self.held = held_by(self.container)
+
+    def restore(self) -> None:
+        refill(self.container, self.held)
+
+
+class Gradients(_Same):
+    """Which gradient each parameter has."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+        self.take()
+
+    def take(self) -> None:
+        self._gradients = [parameter.grad for parameter in self._parameters]
+
+    def restore(self) -> None:
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+
+    def add(self) -> None:
+        """The gradients that were noted, with those that are there now added to them."""
+        noted, added = [], []
+        for parameter, was in zip(self._parameters, self._gradients, strict=True):
+            now = parameter.grad
+            if was is None:
+                continue
+            if now is None:
+                parameter.grad = was
+            elif was.is_sparse or now.is_sparse:
+                parameter.grad = was + now
+            else:
+                parameter.grad = was
+                noted.append(was)
+                added.append(now)
+        if noted:
+            foreach_add_(noted, added)
+
+
+class _RngState(_Same):
+    """The state of a generator."""
+
+    def __init__(self, rng: Rng) -> None:
+        self.rng = rng
+        self.take()
+
+    def take(self) -> None:
+        self._state = self.rng.get_state()
+
+    def restore(self) -> None:
+        self.rng.set_state(self._state)
+
+    def is_changed(self) -> bool:
+        return not same_state(self._state, self.rng.get_state())
+
+
+class _Attributes(_Same):
+    """What a table of attributes or settings holds: numbers, words, tensors, and what is in its containers."""
+
+    def __init__(self, table: dict[str, Any], name: str = "") -> None:
+        self.table, self.name = table, name
+        self.take()
+
+    def take(self) -> None:
+        self._values = _own_values(self.table)
+        self._contents = [(value, held_by(value)) for value in self._values.values() if is_container(value)]
+        tensors = [value for value in self._values.values() if type(value) is Tensor and _is_plain(value)]
+        self._tensors = [(t, t.detach().clone(), version_of(t)) for t in tensors if t.grad_fn is None]
+
+    def changed(self) -> list[str]:
+        """Names of attributes that are no longer what they were."""
+        now, before = _own_values(self.table), self._values
+        other: Iterable[str] = ()
+        if now.keys() != before.keys() or not all(map(is_, now.values(), before.values())):  # few do
+            other = [n for n in now.keys() | before.keys() if not _same_value(now.get(n), before.get(n))]
+        inside = {id(container) for container, held in self._contents if not _same_items(container, held)}
+        inside |= {id(tensor) for tensor, _, version in self._tensors if version_of(tensor) != version}
+        if not other and not inside:
+            return []
+        return sorted({*other, *(name for name, value in before.items() if id(value) in inside)})
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for added in _own_values(self.table).keys() - self._values.keys():
+            del self.table[added]
+        self.table.update(self._values)
+        for container, before in self._contents:
+            refill(container, before)
+        for tensor, values, version in self._tensors:
+            if version_of(tensor) != version:
+                tensor.copy_(values)
+
+
+class _Buffers(_Same):
+    """Tables of buffers: which tensors are in them, and the values of these."""
+
+    def __init__(self, tables: Sequence[dict[str, Any]], device: torch.device) -> None:
+        self.tables, self._device = tables, device
+        self.take()
+
+    def take(self) -> None:
+        self.before = [(table, dict(table)) for table in self.tables]
+        tensors = {id(b): b for _, before in self.before for b in before.values() if _is_plain(b)}.values()
+        copies = surely(lambda: [tensor.detach().clone() for tensor in tensors], self._device)
+        self.held = [(t, copy, version_of(t)) for t, copy in zip(tensors, copies, strict=True)]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for table, before in self.before:
+            table.clear()
+            table.update(before)
+        for tensor, copy, _ in self.held:
+            tensor.copy_(copy)
+
+    def exchanged(self) -> list[dict[str, Any]]:
+        """Tables in which other tensors are than before."""
+        return [table for table, before in self.before if _is_other(table, before)]
+
+    def written(self) -> list[Tensor]:
+        """Tensors that were written, or may have been; and those beside them in their tables."""
+        written = {id(tensor) for tensor, copy, version in self.held if _may_be_written(tensor, copy, version)}
+        for _, before in self.before:
+            if not written.isdisjoint(map(id, before.values())):  # a module that writes to one may write to all
+                written.update(map(id, before.values()))
+        return [tensor for tensor, _, _ in self.held if id(tensor) in written]
+
+
+class _Batch(_Same):
+    """A batch: what its containers hold, and the values of its tensors."""
+
+    def __init__(self, batch: Any, device: torch.device) -> None:
+        self._batch, self._device = batch, device
+        self.take()
+
+    def take(self) -> None:
+        self._contents = [(each, held_by(each)) for each in _containers(self._batch)]
+        every = [each for _, each in tensors_in(self._batch) if each.layout == torch.strided]
+        self._copies = surely(lambda: [(each, each.detach().clone()) for each in every], self._device)
+        self._versions = [(each, version_of(each)) for each in every]
+
+    def is_changed(self) -> bool:
+        """Whether a pass wrote into it, or took something out of it that lies deep."""
+        nested = any(not _same_items(container, before) for container, before in self._contents[1:])
+        return nested or any(version_of(each) != version for each, version in self._versions)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for container, before in self._contents:
+            refill(container, before)
+        if any(version_of(each) != version for each, version in self._versions):
+            for tensor, values in self._copies:
+                tensor.copy_(values)
+
+
+_BATCH = object()  # stands for whichever batch a pass has
+
+
+class PassSnapshot:
+    """What a forward and backward pass changes besides gradients: rng states, buffers, attributes, the batch.
+
+    To note all of it before every pass would cost more than a small network takes. So a few passes are looked at
+    closely, the first ones and one in many later. The others note what those were seen to change, and the rng state
+    of the device, which costs a microsecond or two on a GPU and ten on a CPU. A pass that fails is repeated; that
+    repetition is looked at again, and what it changes that was not noted before the failure is named in a warning.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        device: torch.device,
+        generators: Mapping[str, Generator] | None = None,
+        weights: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """`generators` are those that somebody else than a module holds, by name; `weights`, what passes write to."""
+        self._modules = modules
+        self._device = device
+        self.groups: Callable[[], Iterable[dict[str, Any]]] = list  # settings of optimizers, which a pass may change
+        every = rngs_of(device)
+        own = {name: Rng.of(generator) for name, generator in (generators or {}).items()}
+        self._rngs = {rng: f"the rng of {name}" for name, rng in every.items()} | {rng: n for n, rng in own.items()}
+        self._generators: dict[int, Generator] = {}  # of modules, which were found
+        self._covered = every["cuda" if device.type == "cuda" else "torch"]  # noted before every pass, in a quick way
+        self._quick = quick_rng(device)
+        self._rng_state: Any = None  # that of the device before the pass
+        self._outer: tuple[Any, Any] | None = None  # a batch that can be taken from, and what it held
+        # What passes were seen to change.
+        self._drawn_from: list[Rng] = []
+        self._written: list[Tensor] = []  # buffers
+        self._exchanged: list[dict[str, Any]] = []  # tables of buffers, in which other tensors were put
+        self._attributed: list[dict[str, Any]] = []  # attributes of modules, settings of optimizers
+        self._weights: list[nn.Parameter] = list(weights)
+        self._writes_batch = False
+        self._versions: list[tuple[nn.Parameter, int | None]] = []  # of all weights, before a pass that is looked at
+        self._passes = 0
+        self._unwatched = 0  # passes to come before which only the rng state of the device is noted
+        self.is_looking = False  # whether this pass is looked at
+        self._now = Snapshot()  # of this pass
+        self._usual = Snapshot()  # of a pass that is not looked at
+        self._noted: set[int] | None = None  # after a failure: ids of what had been noted before it
+
+    @property
+    def weights(self) -> Sequence[nn.Parameter]:
+        """Parameters that passes were seen to write to."""
+        return self._weights
+
+    def look_again(self) -> None:
+        """Look closely at the next passes: they may change what earlier ones did not."""
+        self._passes = self._unwatched = 0
+
+    @property
+    def has_seen_passes(self) -> bool:
+        """Whether the first ones have been."""
+        return self._passes >= FIRST_LOOKS
+
+    def take(self, batch: Any = None) -> None:
+        """Before a pass over a batch, or over something that a pass does not change."""
+        self._rng_state = self._quick.get_state()
+        kind = type(batch)
+        if kind is list:
+            self._outer = (batch, batch[:])
+        elif kind is tuple or batch is None or not is_container(batch):
+            self._outer = None
+        else:
+            self._outer = (batch, held_by(batch))
+        if self._unwatched:  # most passes, so that every call counts
+            self._unwatched -= 1
+            return
+        self.is_looking = self._passes < FIRST_LOOKS or self._passes % LOOK_EVERY == 0
+        self._passes += 1
+        if self.is_looking:
+            self._now = self._everything()
+        else:
+            self._now = self._usual
+            self._usual.take()
+        if batch is not None and (self.is_looking or self._writes_batch):
+            self._now = Snapshot([*self._now.entries, _Batch(batch, self._device)])
+        if self._weights:
+            self._now = Snapshot(self._now.entries).values(self._weights)
+
+    def learn(self) -> None:
+        """After a pass that was looked at and went well: see what it changed, and note only that from now on."""
+        self.is_looking = False
+        touched: list[tuple[object, str]] = []
+        self._see_rngs(touched)
+        self._see_attributes(touched)
+        self._see_buffers(touched)
+        wrote = [p for p, version in self._versions if version_of(p) != version]
+        touched += [(p, "weights") for p in wrote]
+        self._weights = list({id(p): p for p in (*self._weights, *wrote)}.values())
+        self._versions = []
+        for entry in self._entries(_Batch):
+            if entry.is_changed():
+                touched += [] if self._writes_batch else [(_BATCH, "its batch")]
+                self._writes_batch = True
+        self._now = Snapshot()
+        self._usual = Snapshot(map(_Attributes, self._attributed)).rngs(self._drawn_from)
+        if self._exchanged:
+            self._usual.entries.append(_Buffers(self._exchanged, self._device))
+        self._usual.values(self._written)
+        if self._passes >= FIRST_LOOKS and not (self._usual.entries or self._writes_batch or self._weights):
+            self._unwatched = -self._passes % LOOK_EVERY
+            self._passes += self._unwatched  # as if they had been noted
+        self._tell_of_unnoted(touched)
+
+    def restore(self) -> None:
+        """After a pass that failed: everything as it was noted. The pass that follows is looked at."""
+        self._quick.set_state(self._rng_state)
+        self._now.restore()
+        if self._outer is not None:
+            refill(*self._outer)
+        if self._noted is None:
+            self._noted = {id(self._covered), *map(id, self._things())}
+        if self.is_looking:
+            self._passes -= 1  # what it would have shown is still to be seen
+        else:
+            self.look_again()
+        self.is_looking = False
+        self._now = Snapshot()
+
+    def _everything(self) -> Snapshot:
+        """All that a pass may change, but for weights, of which there may be too many."""
+        modules = self._inner()
+        for generator, name in _own_generators(modules):
+            if id(generator) not in self._generators:
+                self._generators[id(generator)] = generator
+                self._rngs[Rng.of(generator)] = name
+        self._versions = [(p, version_of(p)) for p in _parameters(modules)]
+        tables = [table for table in map(buffers_of, modules) if table]
+        attributes = [_Attributes(vars(inner), type(inner).__name__) for inner in modules]
+        attributes += [_Attributes(group, "optimizer.param_groups") for group in self.groups()]
+        return Snapshot([*attributes, _Buffers(tables, self._device)]).rngs(self._rngs)
+
+    def _see_rngs(self, touched: list[tuple[object, str]]) -> None:
+        used = [entry.rng for entry in self._entries(_RngState) if entry.is_changed()]
+        touched += [(rng, self._rngs[rng]) for rng in used]
+        known = (*used, *self._drawn_from)
+        self._drawn_from = [rng for rng in self._rngs if rng in known and rng is not self._covered]
+
+    def _see_attributes(self, touched: list[tuple[object, str]]) -> None:
+        moved = [(each, each.changed()) for each in self._entries(_Attributes)]
+        touched += [(each.table, f"{each.name}.{name}") for each, changed in moved for name in changed]
+        known = {id(table) for table in self._attributed}
+        self._attributed = [each.table for each, changed in moved if changed or id(each.table) in known]
+
+    def _see_buffers(self, touched: list[tuple[object, str]]) -> None:
+        (buffers,) = self._entries(_Buffers)
+        known = {id(table) for table in (*self._exchanged, *buffers.exchanged())}
+        self._exchanged = [table for table in buffers.tables if id(table) in known]
+        held = {id(value) for table, before in buffers.before if id(table) in known for value in before.values()}
+        every = {id(tensor): tensor for tensor in (*self._written, *buffers.written())}
+        self._written = [tensor for tensor in every.values() if id(tensor) not in held]
+        if self._noted is not None:  # a pass that is repeated may wait for the device
+            names = {id(b): f"{type(m).__name__}.{n}" for m in self._inner() for n, b in buffers_of(m).items()}
+            touched += [(t, names[id(t)]) for t, copy, _ in buffers.held if id(t) in names and not torch.equal(t, copy)]
+        touched += [(table, "a buffer") for table in self._exchanged]
+
+    def _entries(self, kind: type[E]) -> list[E]:
+        return [entry for entry in self._now.entries if isinstance(entry, kind)]
+
+    def _things(self) -> Iterator[object]:
+        """What was noted before this pass."""
+        yield from (*self._drawn_from, *self._written, *self._exchanged, *self._attributed, *self._weights)
+        if self.is_looking:  # all but weights
+            yield from (*self._rngs, _BATCH, *(entry.table for entry in self._entries(_Attributes)))
+            for entry in self._entries(_Buffers):
+                yield from (*entry.tables, *(tensor for tensor, _, _ in entry.held))
+
+    def _tell_of_unnoted(self, touched: Iterable[tuple[object, str]]) -> None:
+        """After the repetition of a pass that failed: name what it changes that was not noted before the failure."""
+        noted, self._noted = self._noted, None
+        if noted is None:
+            return
+        new = list(dict.fromkeys(name for what, name in touched if id(what) not in noted))
+        if new:
+            warnings.warn(
+                f"memory ran out in a step that changes {shorten(new, 3)}, which earlier steps did not: what the failed"
+                " attempt changed of it is not restored",
+                MemoryWarning,
+                stacklevel=2,
+            )
+
+    def _inner(self) -> Iterable[nn.Module]:
+        return dict.fromkeys(inner for module in self._modules for inner in module.modules())
+
+
+class _Kinds(dict[type, bool]):
+    """Whether a type is one of these, asked once: a pass that is looked at asks of every attribute of every module."""
+
+    def __init__(self, *kinds: type) -> None:
+        self._kinds = kinds
+
+    def __missing__(self, kind: type) -> bool:
+        found = self[kind] = issubclass(kind, self._kinds)
+        return found
+
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None))
+# What every module or group has, which is looked after elsewhere, and what stays with the hooks that it tells of.
+_OF_MODULES = OF_MODULES | {"params", HOOKS_INSTALLED}
+_FILLABLE = (list, dict, set, deque, MutableMapping)
+_CONTAINERS, _HELD = _Kinds(*_FILLABLE), _Kinds(*_PLAIN, tuple, frozenset, *_FILLABLE)
+_GENERATORS = _Kinds(*get_args(Generator))
+
+
+def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
+    return (p for inner in modules for p in parameters_of(inner).values() if p is not None and not is_lazy(p))
+
+
+def _own_generators(modules: Iterable[nn.Module]) -> Iterator[tuple[Generator, str]]:
+    """Generators that modules have for themselves."""
+    for inner in modules:
+        for name, value in vars(inner).items():
+            if name not in _OF_MODULES and _GENERATORS[type(value)]:
+                yield value, f"{type(inner).__name__}.{name}"
+
+
+def _plain_values(module: nn.Module) -> dict[str, Any]:
+    """Plain numbers, words and tensors that a module holds as attributes and may change while it runs."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name != HOOKS_INSTALLED
+        and (isinstance(value, _PLAIN) or (isinstance(value, Tensor) and not isinstance(value, nn.Parameter)))
+    }
+
+
+def _own_values(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in table.items()
+        if name not in _OF_MODULES and (_HELD[kind := type(value)] or (kind is Tensor and _is_plain(value)))
+    }
+
+
+def _own_containers(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer's state with containers of its own, so that what a step adds does not reach the other."""
+    return {key: map_leaves(lambda leaf: leaf, value) for key, value in state.items()}
+
+
+def _is_plain(buffer: Any) -> bool:
+    return isinstance(buffer, Tensor) and buffer.layout == torch.strided and not buffer.is_meta and not is_lazy(buffer)
+
+
+def _is_other(table: dict[str, Any], before: dict[str, Any]) -> bool:
+    """Whether other tensors are in a table than before, whatever their values."""
+    return table.keys() != before.keys() or any(table[name] is not tensor for name, tensor in before.items())
+
+
+def _may_be_written(tensor: Tensor, copy: Tensor, version: int | None) -> bool:
+    """Whether a pass has written to a tensor, or may have: kernels such as those of BatchNorm do not count it.
+
+    Values on a device cannot be compared without a synchronization, so what is small there is taken to be written.
+    """
+    if version is None or version_of(tensor) != version:
+        return True
+    if tensor.device.type == "cpu":
+        return not torch.equal(tensor, copy)
+    return tensor.is_floating_point() and tensor.numel() <= SMALL
+
+
+def _containers(batch: Any) -> Iterator[Any]:
+    """The lists and dicts of a batch, the outermost first."""
+    if is_container(batch):
+        yield batch
+    elif not isinstance(batch, tuple):
+        return
+    for part in batch.values() if isinstance(batch, MutableMapping) else batch:
+        yield from _containers(part)
+
+
+def objects_in(batch: Any) -> Iterator[object]:
+    """Objects of a batch besides its containers and tensors: no snapshot restores what they hold."""
+    if isinstance(batch, Mapping | list | tuple):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from objects_in(part)
+    elif not isinstance(batch, (*_PLAIN, Tensor)):
+        yield batch
+
+
+def is_container(value: object) -> bool:
+    """Whether something can be added to it or taken from it."""
+    return _CONTAINERS[type(value)]
+
+
+def held_by(container: Any) -> Any:
+    """What a container holds."""
+    return dict(container) if isinstance(container, MutableMapping) else list(container)
+
+
+def refill(container: Any, before: Any) -> None:
+    """Give a container back what it held."""
+    if _same_items(container, before):
+        return
+    if isinstance(container, list):
+        container[:] = before
+        return
+    for key in [key for key in container if isinstance(before, dict) and key not in before]:
+        del container[key]
+    if isinstance(before, dict):
+        for key, value in before.items():
+            container[key] = value
+        return
+    container.clear()
+    add: Callable[[Any], object] = container.update if isinstance(container, set) else container.extend
+    add(before)
+
+
+def _same_items(container: Any, before: Any) -> bool:
+    if len(container) != len(before):
+        return False
+    if isinstance(before, dict):
+        if _are_one_by_one(container, before) and _are_one_by_one(container.values(), before.values()):
+            return True
+        return container.keys() == before.keys() and all(_same_value(container[k], v) for k, v in before.items())
+    return _are_one_by_one(container, before) or all(map(_same_value, container, before))
+
+
+def _are_one_by_one(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether both give the same objects in the same order: a quick question, also about a whole vocabulary."""
+    return all(map(is_, some, others))
+
+
+def _same_value(a: Any, b: Any) -> bool:
+    """Whether two values are one, or plain and equal; never a question to a tensor."""
+    return a is b or (type(a) is type(b) and type(a) in (int, float, str, bool) and a == b)
+
+
+def _formatted(value: Any, form: torch.memory_format) -> Any:
+    if isinstance(value, Tensor):
+        return value.contiguous(memory_format=form) if value.dim() == 4 else value
+    if isinstance(value, dict):
+        return {key: _formatted(item, form) for key, item in value.items()}
+    return value
