@@ -98,7 +98,7 @@ def _nothing_from_outside(
 
 @pytest.fixture(autouse=True)
 def _nothing_is_compiled_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that are expected to be long begin a compilation beside the training; a test that wants one says so."""
+    """Runs that are expected to be long wait for a compilation; a test that wants one says so."""
     monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 0.0)
 
 

@@ -1,11 +1,8 @@
 """PyTorch's private parts have one door; what a version of PyTorch lacks is done without."""
 
 import ast
-import random
 import re
 import sys
-import threading
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -543,17 +540,16 @@ def test_dynamo_counts_frames() -> None:
     counters.clear()
 
 
-def test_graph_breaks_are_known_with_their_lines() -> None:
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        torch._dynamo.graph_break()
-        return x + 1
+def test_the_error_of_a_compiler_is_told_without_that_of_dynamo() -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no compiler today")
 
-    with pytest.raises(Exception, match="graph_break") as caught:
-        torch.compile(broken, backend="eager", fullgraph=True)(torch.ones(1))
-    assert _torch.is_graph_break(caught.value)
-    assert _torch.stack_of(caught.value)[-1].lineno == broken.__code__.co_firstlineno + 1
-    assert not _torch.is_graph_break(ValueError())
-    assert _torch.stack_of(ValueError()) == []
+    with pytest.raises(Exception, match="no compiler today") as caught:
+        torch.compile(lambda x: x + 1, backend=fails)(torch.ones(1))
+    assert type(caught.value) is not RuntimeError
+    assert str(_torch.compiler_error(caught.value)) == "no compiler today"
+    own = ValueError()
+    assert _torch.compiler_error(own) is own
 
 
 def test_sizes_that_vary_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,148 +569,6 @@ def test_the_folder_of_the_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert _torch.compiler_cache() == str(tmp_path)
     monkeypatch.setitem(sys.modules, "torch._inductor.runtime.cache_dir_utils", None)
     assert _torch.compiler_cache() == "unknown"
-
-
-def test_a_mode_for_functions_is_noticed() -> None:
-    assert not _torch.has_function_modes()
-    with torch.device("cpu"):
-        assert _torch.has_function_modes()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of its imports
-def test_a_pytorch_with_another_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _torch.why_not_ahead() is None
-    with monkeypatch.context() as other:
-        other.setitem(sys.modules, "torch._functorch.aot_autograd", None)
-        assert "another compiler" in str(_torch.why_not_ahead())
-    with monkeypatch.context() as other:
-        other.delattr(torch._subclasses.meta_utils, "safe_grad")
-        assert "another compiler" in str(_torch.why_not_ahead())
-    monkeypatch.delattr(torch.fx._symbolic_trace._Patcher, "patch_method")
-    assert "another compiler" in str(_torch.why_not_ahead())
-
-
-def in_a_thread_that_compiles(work: Callable[[], Any]) -> Any:
-    """What `work` gives in a thread that compiles ahead."""
-
-    def run() -> None:
-        _torch.HERE.ahead = True
-        given.append(work())
-
-    given: list[Any] = []
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    return given[0]
-
-
-@pytest.mark.parametrize(
-    ("module", "setter", "get_state", "seed"),
-    [
-        (random, "setstate", random.getstate, random.seed),
-        (torch.random, "set_rng_state", torch.random.get_rng_state, torch.manual_seed),
-    ],
-    ids=["Python", "PyTorch"],
-)
-def test_a_compiler_kept_apart_restores_no_rng_state(module: Any, setter: str, get_state: Any, seed: Any) -> None:
-    original = getattr(module, setter)
-    old = get_state()
-    seed(5)
-    now = get_state()
-    with _torch.compiler_kept_apart():
-        in_a_thread_that_compiles(lambda: getattr(module, setter)(old))
-        assert str(get_state()) == str(now)
-        getattr(module, setter)(old)  # in any other thread
-        assert str(get_state()) == str(old)
-    assert getattr(module, setter) == original
-
-
-def test_a_compiler_kept_apart_changes_no_flag_of_the_process() -> None:
-    with _torch.compiler_kept_apart():
-        in_a_thread_that_compiles(lambda: torch.set_default_dtype(torch.float64))
-        in_a_thread_that_compiles(lambda: torch.use_deterministic_algorithms(True))
-        assert torch.get_default_dtype() == torch.float32
-        assert not torch.are_deterministic_algorithms_enabled()
-        torch.set_default_dtype(torch.float64)
-        assert torch.get_default_dtype() == torch.float64
-        torch.set_default_dtype(torch.float32)
-
-
-def test_a_compiler_kept_apart_does_not_warn_and_others_warn_from_their_line() -> None:
-    with _torch.compiler_kept_apart(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        in_a_thread_that_compiles(lambda: warnings.warn("advice", stacklevel=1))
-        warnings.warn("theirs", stacklevel=1)
-    assert [(str(each.message), each.filename) for each in caught] == [("theirs", __file__)]
-
-
-def test_a_compiler_kept_apart_traces_unseen() -> None:
-    """torch.fx replaces methods of modules and sets a flag while it traces: other threads go on without both."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    model, seen = nn.Linear(2, 2), list[Any]()
-
-    def beside() -> None:
-        seen.append((torch.fx._symbolic_trace.is_fx_symbolic_tracing(), torch.is_anomaly_enabled()))
-        seen.append(model(torch.ones(1, 2)).shape)
-
-    def traced(x: torch.Tensor) -> torch.Tensor:
-        other = threading.Thread(target=beside)
-        other.start()
-        other.join()
-        return x * 2
-
-    def work() -> Any:
-        with torch.autograd.detect_anomaly(check_nan=False):
-            return make_fx(traced)(torch.ones(3))
-
-    with _torch.compiler_kept_apart():
-        graph = in_a_thread_that_compiles(work)
-    assert seen == [(False, False), (1, 2)]
-    assert "mul" in graph.code
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))  # Dynamo wraps the tracer when it is first used
-    seen.clear()
-    with _torch.compiler_kept_apart():
-        in_a_thread_that_compiles(work)
-    assert seen == [(False, False), (1, 2)]
-    assert make_fx(lambda x: x + 1)(torch.ones(3))(torch.zeros(1)) == 1
-
-
-def test_cuda_states_can_be_set_while_the_compiler_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Any] = []
-    monkeypatch.setattr(torch.cuda, "set_rng_state", calls.append)
-    with _torch.compiler_kept_apart():
-
-        def work() -> None:
-            with torch._functorch.aot_autograd.patch("torch.cuda.set_rng_state", lambda *_: None):
-                other = threading.Thread(target=lambda: torch.cuda.set_rng_state("theirs"))
-                other.start()
-                other.join()
-                torch.cuda.set_rng_state("the compiler's")
-
-        in_a_thread_that_compiles(work)
-    assert calls == ["theirs"]
-
-
-def test_a_compiler_kept_apart_reads_no_gradient() -> None:
-    """A backward pass of another thread may write it meanwhile, which would end the process."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    parameter = nn.Parameter(torch.ones(2))
-    parameter.grad = torch.ones(2)
-    with _torch.compiler_kept_apart():
-        assert in_a_thread_that_compiles(lambda: FakeTensorMode().from_tensor(parameter)).grad is None
-        assert FakeTensorMode().from_tensor(parameter).grad is not None
-
-
-def test_regions_of_autocast_leave_the_cache_alone() -> None:
-    def casts() -> int:
-        _torch.leave_autocast_cache()
-        with torch.autocast("cpu", torch.bfloat16):
-            pass
-        return torch.autocast_decrement_nesting()
-
-    assert in_a_thread_that_compiles(casts) == 0
 
 
 def test_a_profiler_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,15 @@ Where a version of PyTorch may lack a part, it is looked for, and the docstring 
 """
 
 import argparse
-import random
 import sys
-import threading
 import traceback
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
-from functools import cache, partial, wraps
+from functools import cache, partial
 from importlib import import_module
-from inspect import unwrap
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -440,14 +436,10 @@ def has_compiled() -> bool:
     return bool(counters and counters["frames"]["total"])
 
 
-def is_graph_break(error: BaseException) -> bool:
-    """Whether Dynamo could not make one graph of a function; where it names that otherwise, it is any other error."""
-    return isinstance(error, getattr(sys.modules.get("torch._dynamo.exc"), "Unsupported", ()))
-
-
-def stack_of(error: BaseException) -> list[traceback.FrameSummary]:
-    """Where Dynamo was in the code that it traced when it failed, innermost last; empty where it does not say."""
-    return list(getattr(error, "real_stack", None) or ())
+def compiler_error(error: BaseException) -> BaseException:
+    """The error of the compiler that Dynamo wraps in one of its own; any other as it is."""
+    inner = getattr(error, "inner_exception", None)
+    return inner if isinstance(inner, BaseException) else error
 
 
 def compiler_cache() -> str:
@@ -464,163 +456,31 @@ def mark_dynamic(tensor: Tensor, dim: int) -> None:
         mark(tensor, dim)
 
 
-class CompiledAhead(BaseException):
-    """Raised in a thread that compiles ahead, in place of running what it has compiled."""
-
-
-class _CompilingThread(threading.local):
-    """What holds in one thread."""
-
-    ahead = False  # it compiles, and runs nothing
-    ready = False  # it runs what was compiled, and compiles nothing
-    compiled = 0  # graphs
-    missed = 0  # graphs that it would have compiled if it were allowed to
-
-
-HERE = _CompilingThread()
-
-
 class Inductor:
     """The backend "inductor" of `torch.compile`. Dynamo finds what was compiled by it again wherever it is given.
 
-    In a thread that compiles ahead, what it makes raises `CompiledAhead`. The backward pass is compiled together with
-    the forward pass; where PyTorch cannot, it is compiled in the first backward pass.
+    The backward pass is compiled together with the forward pass; where PyTorch cannot, in the first backward pass.
     """
 
     def __init__(self, mode: str | None) -> None:
+        self.graphs = 0  # compiled so far
         self._mode = mode
 
     def __call__(self, graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
-        if HERE.ready:
-            HERE.missed += 1
-            run: Callable[..., Any] = graph.forward
-            return run
-        HERE.compiled += 1
+        self.graphs += 1
         options = import_module("torch._inductor").list_mode_options(self._mode) if self._mode else None
         config = import_module("torch._functorch.config")
         wanted = {"force_non_lazy_backward_lowering": True, "enable_autograd_cache": True}
         with config.patch({name: value for name, value in wanted.items() if hasattr(config, name)}):
-            compiled = import_module("torch._inductor.compile_fx").compile_fx(graph, inputs, config_patches=options)
-
-        def held(*args: Any) -> Any:
-            if HERE.ahead:
-                raise CompiledAhead
-            return compiled(*args)
-
-        return held
+            compile_fx = import_module("torch._inductor.compile_fx").compile_fx
+            compiled: Callable[..., Any] = compile_fx(graph, inputs, config_patches=options)
+        return compiled
 
 
 @cache
-def inductor(mode: str | None = None) -> Inductor:
+def inductor(mode: str | None) -> Inductor:
     """The one backend for a mode of `torch.compile`."""
     return Inductor(mode)
-
-
-@contextmanager
-def compiler_kept_apart() -> Iterator[None]:
-    """For other threads, hide what the compiler changes for a while in the whole process: see `_apart`.
-
-    A thread that compiles ahead sets `HERE.ahead`. What a version of PyTorch lacks is left out: it does not do it.
-    """
-    with suppress(ImportError, AttributeError):  # Dynamo looks these up and wraps some of them once, as they are then
-        import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
-        import_module("torch._dynamo.eval_frame").TorchPatcher.patch()
-    with ExitStack() as stack:
-        for owner, name, replacement in _apart():
-            stack.callback(_undo, owner, name, getattr(owner, name), replacement)
-            setattr(owner, name, replacement)
-        yield
-
-
-def _undo(owner: Any, name: str, original: Any, replacement: Any) -> None:
-    if getattr(owner, name) is replacement:  # else somebody has wrapped it, and does the same as before with it
-        setattr(owner, name, original)
-
-
-def _apart() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """What is replaced, with what does the same in all threads but those that compile ahead."""
-    # Dynamo and AOTAutograd save the states of all generators, and some flags, and restore them at their end. Beside a
-    # training, that would draw random numbers twice and undo flags that the training has set since.
-    for owner, name in (
-        (random, "setstate"),
-        (torch.random, "set_rng_state"),
-        (torch.cuda, "set_rng_state"),
-        (torch.xpu, "set_rng_state"),
-        (torch, "use_deterministic_algorithms"),
-        (torch, "set_default_dtype"),
-        (torch._C, "_set_fp32_precision_setter"),
-    ):
-        if (original := getattr(owner, name, None)) is not None:
-            yield owner, name, _for_others(original, lambda *args, **kwargs: None)
-    warn = warnings.warn
-
-    def warn_others(
-        message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **options: Any
-    ) -> None:
-        if not HERE.ahead:  # the compiler's advice is about what the levers try
-            warn(message, category, stacklevel + 1, source, **options)
-
-    yield warnings, "warn", warn_others
-    # AOTAutograd replaces `torch.cuda.set_rng_state` while it traces, which activation checkpointing needs.
-    aot = import_module("torch._functorch.aot_autograd")
-    if hasattr(aot, "patch"):
-        yield aot, "patch", _for_others(aot.patch, lambda *args, **kwargs: nullcontext())
-    # It also detects anomalies meanwhile, to name lines in its graphs, which slows all threads down.
-    yield torch.autograd, "detect_anomaly", _for_others(torch.autograd.detect_anomaly, lambda **kwargs: nullcontext())
-    # A gradient that is read while a backward pass of another thread accumulates it ends the process.
-    for owner, name in _gradient_readers():
-        yield owner, name, _for_others(getattr(owner, name), lambda tensor: None)
-    # torch.fx replaces methods of `nn.Module` while it traces, and a flag makes every compiled function raise.
-    fx = import_module("torch.fx._symbolic_trace")
-    trace = unwrap(fx.Tracer.trace)
-    aside = FunctionType(trace.__code__, dict(trace.__globals__), trace.__name__, trace.__defaults__, trace.__closure__)
-    yield fx.Tracer, "trace", _for_others(fx.Tracer.trace, aside)  # which sets the flag among globals of its own
-    patch_method = fx._Patcher.patch_method
-
-    def patch_here(self: Any, cls: type, name: str, new: Callable[..., Any], deduplicate: bool = True) -> None:
-        patch_method(self, cls, name, _for_others(getattr(cls, name), new), deduplicate)
-
-    yield fx._Patcher, "patch_method", _for_others(patch_method, patch_here)
-
-
-def _gradient_readers() -> list[tuple[Any, str]]:
-    """The functions by which the compiler reads gradients of parameters."""
-    owners = [import_module(name) for name in ("torch._subclasses.meta_utils", "torch._dynamo.variables.builder")]
-    return [(owner, name) for owner in owners for name in ("safe_grad", "safe_has_grad") if hasattr(owner, name)]
-
-
-def _for_others(function: Callable[..., Any], here: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that is another one in threads that compile ahead."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return here(*args, **kwargs) if HERE.ahead else function(*args, **kwargs)
-
-    return call
-
-
-def why_not_ahead() -> str | None:
-    """Why nothing can be compiled beside a training with this PyTorch; None where it can."""
-    try:
-        fx = import_module("torch.fx._symbolic_trace")
-        import_module("torch._inductor.compile_fx")
-        import_module("torch._functorch.aot_autograd")
-        found = hasattr(fx.Tracer, "trace") and hasattr(fx._Patcher, "patch_method")
-        found = found and [name for _, name in _gradient_readers()] == ["safe_grad", "safe_grad", "safe_has_grad"]
-    except (ImportError, AttributeError):
-        found = False
-    return None if found else "this PyTorch has another compiler than hotloop knows"
-
-
-def leave_autocast_cache() -> None:
-    """Let autocast regions that end in this thread leave PyTorch's one cache of cast weights alone."""
-    torch.autocast_increment_nesting()
-
-
-def has_function_modes() -> bool:
-    """Whether calls of PyTorch are intercepted in this thread, such as for a default device; where unknown, not."""
-    read = getattr(torch._C, "_len_torch_function_stack", None)
-    return read is not None and bool(read())
 
 
 # Profiler, processor and allocator

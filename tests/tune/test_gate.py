@@ -2,7 +2,6 @@
 
 import math
 import shutil
-import time
 from typing import Any
 
 import pytest
@@ -236,7 +235,6 @@ def test_what_is_compiled_with_one_wrong_gradient_is_dropped_by_name(monkeypatch
     tried: list[Any] = []
 
     def enough(record: Any) -> str | None:
-        time.sleep(0.1 if record.epoch.number > 3 else 0)  # the compilation has the machine
         known = () if loop.tuning is None else loop.tuning.trials
         tried[:] = [trial for trial in known if trial.lever == "compile" and trial.verdict != "not tried"]
         return "stop" if tried or record.epoch.number > 1000 else None

@@ -18,7 +18,6 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
-from hotloop._torch import HERE
 from hotloop.errors import LossNotFinite, PlanWarning
 from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
@@ -658,7 +657,6 @@ def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypat
     torch.compiler.reset()
     dynamo = pytest.importorskip("torch._dynamo.utils").counters
     dynamo.clear()
-    before = HERE.compiled, HERE.missed  # of this thread
     torch.manual_seed(0)
     loop = loop_of(Counted())
     loop._core.expected = 10**9
@@ -677,7 +675,29 @@ def test_a_long_run_of_ragged_batches_is_compiled_once_for_all_lengths(monkeypat
     found = next(trial for trial in loop.tuning.trials if trial.lever == "compile")
     assert (found.verdict, loop.plan.compile) == ("kept", "default"), found.why
     assert dynamo["stats"]["unique_graphs"] == 1
-    assert (HERE.compiled, HERE.missed) == before, "in steps, everything is found compiled"
+
+
+def test_a_compiler_that_fails_is_told_and_the_run_goes_on_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no compiler today")
+
+    monkeypatch.setattr("hotloop.tune.tuner.HELD_UP", 1.0)
+    monkeypatch.setattr("hotloop._torch.Inductor.__call__", fails)
+    torch.compiler.reset()
+    runs = []
+    for plan in ("auto", "plain"):
+        torch.manual_seed(0)
+        model = Counted()
+        loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.01), nn.MSELoss(), device="cpu", plan=plan)
+        loop._core.expected = 10**9
+        runs.append([loop.step(batch).item() for batch in itertools.islice(endless(loop, data()), 300)])
+        if plan == "auto":
+            assert loop.tuning is not None
+            (trial,) = (trial for trial in loop.tuning.trials if trial.lever == "compile")
+            assert trial.verdict == "dropped"
+            assert "no compiler today" in trial.why
+            assert loop.plan.compile == "off"
+    assert runs[0] == pytest.approx(runs[1], rel=1e-4), "as if nothing had been tried"
 
 
 @pytest.mark.usefixtures("no_kernels")

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotloop._torch import HERE, inductor, mark_dynamic
+from hotloop._torch import inductor, mark_dynamic
 from hotloop.levers.base import Lever, LeverTarget, Undo, replace_forward
 from hotloop.levers.checkpointing import repeated_blocks
 from hotloop.placement.moving import has_strides, known_shape
 from hotloop.plan import Plan
 
 Varying = frozenset[tuple[int, int]]  # the n-th tensor, and its dimension
-_CODES: WeakKeyDictionary[type[nn.Module], "BlockCode"] = WeakKeyDictionary()
+_CODES: WeakKeyDictionary[type[nn.Module], Any] = WeakKeyDictionary()  # the compiled `forward` of each class of blocks
 
 
 class CompileLever(Lever):
@@ -33,9 +33,9 @@ class CompileLever(Lever):
     the model, and an objective that uses the model it is given.
 
     **What it costs.** A compilation, from seconds to minutes: hotloop expects 15 seconds and a third of one for each
-    layer, or the time it took before if PyTorch has cached it. `fit` compiles only if that is at most 3% of the rest of
-    the run; on a CPU in a background thread, on a GPU the training waits. A run of unknown length is not compiled.
-    `loop.tune` compiles in the foreground, if that may pay back in the run it is told of.
+    layer, or the time it took before if PyTorch has cached it. The training waits for it: `fit` compiles only if that
+    is at most 3% of the rest of the run, and not in a run of unknown length. `loop.tune` compiles if that may pay back
+    in the run it is told of.
 
     **By hand.**
 
@@ -44,7 +44,7 @@ class CompileLever(Lever):
     ```
 
     **How it is undone.** hotloop drops the compiled function; the model itself was never wrapped. If the compiler fails
-    in a trial, hotloop drops the lever and gives its message.
+    in a trial, hotloop drops the lever, gives its message and goes on eagerly.
 
     **When it does not help.** In short runs. If the step is one large matmul after another. If the model branches on
     its data.
@@ -125,47 +125,20 @@ class CompileBlocksLever(Lever):
                 yield replace_forward(block, CompiledForward(block))
 
 
-class BlockCode:
-    """The compiled `forward` of a class of blocks, for all of its instances.
-
-    Compiled ahead, it runs calls of the forms that it was compiled for, and others eagerly. Else the first calls
-    compile it, for what Dynamo finds to vary.
-    """
-
-    def __init__(self, kind: type[nn.Module]) -> None:
-        self.forms: set[Hashable] = set()  # that it was compiled for ahead
-        self.varying: Varying = frozenset()  # in these dimensions of their tensors, the forms are of any size
-        self.run = torch.compile(kind.forward, backend=inductor())
-        self.trace = torch.compile(kind.forward, backend=inductor(), fullgraph=True)  # Dynamo caches both as one
-
-    @classmethod
-    def of(cls, kind: type[nn.Module]) -> "BlockCode":
-        """The one of a class."""
-        if kind not in _CODES:
-            _CODES[kind] = cls(kind)
-        return _CODES[kind]
-
-
 class CompiledForward:
     """The `forward` of one block while it is compiled; in evaluation it is eager."""
 
     def __init__(self, block: nn.Module) -> None:
-        self._block = block
-        self._code = BlockCode.of(type(block))
+        self._block, kind = block, type(block)
+        if kind not in _CODES:
+            _CODES[kind] = torch.compile(kind.forward, backend=inductor(None))
+        self._compiled = _CODES[kind]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        block, code = self._block, self._code
+        block = self._block
         if not block.training or not torch.is_grad_enabled():
             return type(block).forward(block, *args, **kwargs)
-        if not code.forms:
-            return code.run(block, *args, **kwargs)
-        if form_of((args, kwargs), code.varying) not in code.forms:
-            return type(block).forward(block, *args, **kwargs)
-        HERE.ready = True
-        try:
-            return code.run(block, *args, **kwargs)
-        finally:
-            HERE.ready = False
+        return self._compiled(block, *args, **kwargs)
 
 
 def form_of(value: Any, varying: Varying = frozenset()) -> Hashable:

@@ -214,9 +214,8 @@ class Core:
         self.modes.eval()
 
     def rest(self) -> None:
-        """End idle workers and a compilation after the last epoch of a fit."""
+        """End idle workers after the last epoch of a fit."""
         self.given = None
-        self.tuner.end()
         self.modes.eval()
         if self.together.ranks is not None:
             self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from hotloop._torch import compiler_error
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.objective.objectives import HALF_PRECISIONS
 from hotloop.plan import Plan
@@ -190,8 +191,9 @@ class GradientGate:
         if is_out_of_memory(failed):
             clear(step.device)
             return "there is no memory to compare it with fp32"
-        first = (str(failed).strip().splitlines() or [""])[0]
-        return f"the step fails with it: {type(failed).__name__}: {first}"
+        cause = compiler_error(failed)
+        first = (str(cause).strip().splitlines() or [""])[0]
+        return f"the step fails with it: {type(cause).__name__}: {first}"
 
     def excess(
         self, plain: Any, other: Any, batch: Any, shaken: dict[str, Departure], *, later: bool = False

@@ -1,13 +1,9 @@
 """`BatchSizes`: the shapes of the first batches of a run, and which dimensions a compilation must leave dynamic."""
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from hotloop._torch import map_leaves
-from hotloop.levers.compile import Varying, sizes_of, tensors_of, varying_between
+from hotloop.levers.compile import Varying, sizes_of, varying_between
 from hotloop.plan import Plan
 from hotloop.step.compilation import CompiledObjective, worth_compiling_for
 from hotloop.step.inspection import signature
@@ -38,13 +34,6 @@ class BatchSizes:
         found = frozenset[tuple[int, int]]().union(*between)
         return found if worth_compiling_for(found) else frozenset()
 
-    def others(self, batch: Any) -> list[Any]:
-        """Batches of zeros in the other shapes, where these differ in sizes alone."""
-        if not self.varying(batch):
-            return []
-        alike = [each for each in self._seen.values() if varying_between(batch, each)]
-        return [other for each in alike if varying_between(batch, other := _resized(batch, tensors_of(each)))]
-
     def for_all(
         self, objectives: Sequence[TrainedObjective], plan: Plan, batch: Any
     ) -> dict[str, CompiledObjective] | None:
@@ -53,12 +42,3 @@ class BatchSizes:
         if plan.compile == "blocks" or not varying:
             return None
         return {each.name: CompiledObjective(each.objective, plan.compile, varying) for each in objectives}
-
-
-def _resized(batch: Any, tensors: Iterator[Tensor]) -> Any:
-    def zeros(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        return torch.zeros(next(tensors).shape, dtype=leaf.dtype, device=leaf.device)
-
-    return map_leaves(zeros, batch)

@@ -33,13 +33,7 @@ from hotloop.plan import Plan, Trial, Tuning, Verdict
 from hotloop.printing.text import duration, plural, shorten
 from hotloop.step.arithmetic import Work
 from hotloop.step.captured import watching
-from hotloop.step.compilation import (
-    Compilation,
-    CompilationOutcome,
-    CompiledObjective,
-    expected_seconds,
-    key_of,
-)
+from hotloop.step.compilation import CompiledObjective, expected_seconds, key_of, remember_seconds
 from hotloop.step.inspection import Inspection, host_noted, host_objection, signature
 from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
@@ -77,9 +71,7 @@ SEVERAL_PAY = 10.0  # seconds of captured steps, in which 5% for several in a gr
 MOST_PASSES = 8  # forward passes beyond one a step in a run; two more where something seems to have diverged
 MANY_BLOCKS = 3  # that a model repeats, from which on one of them is compiled and not the whole
 HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may hold it up
-COMPILED_BESIDE = ("cpu",)  # devices on which a compilation in a thread was shown to leave the training as it is
 FASTER = 1.02  # times, from which on what was compiled or searched for is kept
-POLL = 0.1  # seconds between two looks at whether the compiler is done
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
 ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that several ranks do not pull unasked
@@ -183,7 +175,6 @@ class Tuner:
         self._has_begun = False
         self._ahead: Ahead | None = None
         self._done = 0  # batches
-        self._compilation: Compilation | None = None  # that runs beside the training
         self._audits: list[int] = []  # batches after which the gate is asked again
         self._stopwatch = Stopwatch(subject.device)
         self._effects: dict[str, None] = {}  # names of what the watched steps changed for good
@@ -219,11 +210,6 @@ class Tuner:
         """Consider tuning again at a new epoch or fit, where the run was too short so far."""
         if self._sleeps:
             self._sleeps, self.due, self._course_due = False, 0, 0
-
-    def end(self) -> None:
-        """Abandon a compilation under way at the end of a fit."""
-        if self._compilation is not None:
-            self._compilation.abandon()
 
     def pause(self) -> None:
         """Stop the stopwatch while training pauses, as for an evaluation."""
@@ -278,7 +264,6 @@ class Tuner:
             PlanWarning,
             stacklevel=2,
         )
-        self.end()
         self._stop_watching()
         self._feeding.is_open, self.watches, self._key = False, 0, None
         for lever in LEVERS:
@@ -761,36 +746,28 @@ class Tuner:
 
     def _compiled(self, now: float) -> "Course[float | None]":
         """Compile where that may pay back; returns the seconds of a batch then."""
-        plan, subject = self._loop.step.plan, self.subject
         ahead = yield from self._window()
+        plan, subject, batch = self._loop.step.plan, self.subject, ahead.example
         target = subject.scene(ahead.loader)
         lever = COMPILE_BLOCKS if _repeats_one(repeated_blocks(subject.model)) else COMPILE
         why = self._dropped.get(lever.name) or lever.why_not(target, plan)
         if self._effects:
             why = "a step has effects that could not be restored"
         elif why is None:
-            key = key_of(subject.model, ahead.example, lever.pull(plan))
+            key = key_of(subject.model, batch, lever.pull(plan))
             guess = expected_seconds(subject.model, lever.pull(plan).compile, key)
             why = _would_hold_up("a compilation", guess.seconds, ahead, now, guess.evidence)
         if why is not None:
             self._explain(lever.name, "not tried", why)
             return None
-        new, ready = lever.pull(plan), self._sizes.for_all(subject.objectives, lever.pull(plan), ahead.example)
-        if subject.device.type in COMPILED_BESIDE:
-            outcome = yield from self._compiled_beside(new, now)
-            if outcome.why is not None:
-                self._explain(lever.name, "dropped", outcome.why)
-                return None
-            ready = outcome.ready
-        ahead = yield from self._window()
-        if self._now(new) != self._now(new, dropped=False):
-            self._explain(lever.name, "dropped", "what it was compiled for is not used any more")
-            return None
         start = time.perf_counter()
-        batch = ahead.example
         before = self._gate.gradients(self._loop.step, batch)
-        self._loop.carry_out(self._now(new), "it is compiled", ready)
-        after = self._gate.gradients(self._loop.step, batch)  # in which it is compiled, where that was not done before
+        new = lever.pull(plan)
+        self._loop.carry_out(self._now(new), "it is compiled", self._sizes.for_all(subject.objectives, new, batch))
+        began = time.perf_counter()
+        after = self._gate.gradients(self._loop.step, batch)  # in which it is compiled
+        if not isinstance(after, str):
+            remember_seconds(key, time.perf_counter() - began)
         why = next((each for each in (before, after) if isinstance(each, str)), None)
         if why is None:
             why = self._gate.stray(before, after, batch, random=self._is_random)
@@ -803,20 +780,6 @@ class Tuner:
             why = _slowness(then / now)
         yield from self._taken_back(lever, plan, why)
         return None
-
-    def _compiled_beside(self, plan: Plan, now: float) -> "Course[CompilationOutcome]":
-        """Compile in a thread while steps pass."""
-        subject, batch = self.subject, self._next.example
-        others = self._sizes.others(batch)
-        self._compilation = compilation = Compilation(subject.objectives, subject.model, batch, plan, others=others)
-        if plan.compile == "blocks":
-            self._gate.gradients(self._loop.step, batch)  # in which the compiler sees what blocks are called with
-        while (outcome := compilation.poll()) is None:
-            yield max(1, round(POLL / now))
-            if plan.compile != "blocks":  # of which the comparison takes a pass more
-                yield from self._audited()
-        self._compilation = None
-        return outcome
 
     def _costs_too_much(self, ahead: Ahead) -> bool:
         """Whether repeating the gate would take more than `AUDIT_SHARE` of the rest of the run."""
