@@ -31,7 +31,7 @@ WITH_CHILDREN = (
     "hotloop.scripts.children",
     "hotloop.apps.doctor.turns",
     "hotloop.apps.learn.checking",
-    "hotloop.apps.learn.steps",
+    "hotloop.apps.learn.recording",
 )
 
 

@@ -258,16 +258,3 @@ def test_the_list_starts_without_torch() -> None:
 def test_the_solution_is_printed_as_it_is(learn: Invoke) -> None:
     assert learn("solution", "3").stdout == exercise(3).solution.read_text()
     assert "there is no exercise 99" in str(learn("solution", "99").exception)
-
-
-@pytest.mark.parametrize("args", [("--web", "3"), ("--web", "--json"), ("--web", "quiz")])
-def test_the_page_is_all_of_the_lessons_or_nothing(learn: Invoke, args: tuple[str, ...]) -> None:
-    assert "--web serves all lessons" in str(learn(*args).exception)
-
-
-def test_a_port_that_is_taken_is_told(learn: Invoke) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        assert f"port {port} is taken" in str(learn("--web", "--no-browser", "--port", str(port)).exception)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.apps.learn import checking, steps
+from hotloop.apps.learn import checking
 
 from ..warm import ForkedChild, Warm
 
@@ -29,10 +29,9 @@ def warm_learn(warm: Warm) -> Iterator[str]:
 
 @pytest.fixture
 def warm_checks(warm_learn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are checked and steps run in forks: importing torch for each would take minutes in all."""
+    """Files are checked in forks: importing torch for each would take minutes in all."""
     monkeypatch.setattr(ForkedChild, "server", warm_learn, raising=False)
     monkeypatch.setattr(checking, "Child", ForkedChild)
-    monkeypatch.setattr(steps, "Child", ForkedChild)
 
 
 @pytest.fixture(autouse=True)

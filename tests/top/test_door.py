@@ -12,11 +12,10 @@ from contextlib import ExitStack, asynccontextmanager, closing, suppress
 
 import pytest
 
+from hotloop.apps.top.access import Gate
+from hotloop.apps.top.door import Door
 from hotloop.apps.top.feed import Feed
-from hotloop.apps.top.http.access import Gate
-from hotloop.apps.top.http.door import Door
-from hotloop.apps.top.http.site import listening
-from hotloop.apps.top.server import application
+from hotloop.apps.top.server import application, listening
 from hotloop.monitor.reading import Host, Reading
 
 from .pretend import ask

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hotloop.apps.top.access import Gate, is_local
 from hotloop.apps.top.feed import Feed
-from hotloop.apps.top.http.access import Gate, is_local
 from hotloop.apps.top.web import serving
 
 from .pretend import Machine, ask, served, workstation

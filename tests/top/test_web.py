@@ -16,8 +16,8 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from prometheus_client.parser import text_string_to_metric_families
 
+from hotloop.apps.top.access import Gate
 from hotloop.apps.top.feed import Feed, HardwareSample
-from hotloop.apps.top.http.access import Gate
 from hotloop.apps.top.server import ASSETS, application
 from hotloop.apps.top.web import serve
 from hotloop.errors import BadArgument, HotloopError

@@ -9,8 +9,6 @@ after another in one namespace (`python raises` is a block that ends in an error
 - `recording.py` keeps what the steps print on a machine:
   `python -m hotloop.apps.learn record lessons/recorded/cpu.json`, or `gpu.json` on one with a GPU. Pages show both,
   notebooks what the GPU printed;
-- `web.py` serves it to a browser on this machine: `server.py` is the application, `views.py` with `site/` its pages,
-  and `steps.py` starts `kernel.py`, the process in which the steps of one lesson run;
 - `lab.py` is what lessons import: `gpu()`, a real GPU or a simulated one that says so, and `beside()`, a table of what
   was measured here beside the same rows on a named GPU (`reference.json`, which `build` takes from `gpu.json`).
 
@@ -19,5 +17,5 @@ An exercise is a script in `exercises/`: `NN_name.py` to repair, `NN_name_soluti
 folder of its own, with a time limit and a watchdog on its memory; `judging.py` holds what the checks share.
 
 `quiz.toml` are the questions; `quiz.py` judges choices and code. `learner_progress.py` keeps what was done, for the
-terminal and the browser alike.
+list of lessons.
 """

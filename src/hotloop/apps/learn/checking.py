@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL
-from threading import Event
 
 import psutil
 
@@ -48,10 +47,8 @@ class Result(Record):
         return all(verdict.right for verdict in self.verdicts)
 
 
-def check(
-    exercise: Exercise, file: Path, *, limit: float = TIME, memory: int = MEMORY, stop: Event | None = None
-) -> Result:
-    """Run a learner's file and say what is right, what is not, and a hint; `stop` is set where nobody waits for it."""
+def check(exercise: Exercise, file: Path, *, limit: float = TIME, memory: int = MEMORY) -> Result:
+    """Run a learner's file and say what is right, what is not, and a hint."""
     source = _source(file, exercise)
     try:
         ast.parse(source)
@@ -65,7 +62,7 @@ def check(
         with said.open("w", encoding="utf-8") as stderr:
             streams = {"stdin": DEVNULL, "stdout": DEVNULL, "stderr": stderr}
             with Child([str(word) for word in command], grace=0.0, cwd=cwd, **streams) as child:
-                code, why = _watched(child, limit, memory, stop)
+                code, why = _watched(child, limit, memory)
                 if why:
                     return _failed(exercise, f"{why}{_line(child.pid, trace, file)}")
         return _read(exercise, result, code, said)
@@ -91,20 +88,18 @@ def _syntax(error: SyntaxError | ValueError, source: str) -> str:
     return f"line {line} is no Python ({getattr(error, 'msg', error)}){shown}"
 
 
-def _watched(child: Child, limit: float, memory: int, stop: Event | None) -> tuple[int | None, str]:
+def _watched(child: Child, limit: float, memory: int) -> tuple[int | None, str]:
     """The exit code, or why the process must end."""
     end = time.monotonic() + limit
     while (code := child.wait(LOOK)) is None:
-        if stop is not None and stop.is_set():
-            return None, "it was ended."
         if time.monotonic() > end:
             return None, f"it was still running after {duration(limit)} and was ended: a loop without an end?"
-        if (taken := memory_of(child.pid)) > memory:
+        if (taken := _memory_of(child.pid)) > memory:
             return None, f"it took {size(taken)} of memory, more than {size(memory)}, and was ended."
     return code, ""
 
 
-def memory_of(leader: int) -> int:
+def _memory_of(leader: int) -> int:
     """Bytes in memory of a process and all that it started."""
     taken = 0
     with suppress(psutil.Error):

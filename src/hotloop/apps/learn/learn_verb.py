@@ -42,42 +42,15 @@ one, and says so. Without a number, it lists the lessons and your progress.
   hotloop learn check 3      [dim]what is right, what is not, a hint[/dim]
   hotloop learn solution 3   [dim]a right version of it[/dim]
   hotloop learn quiz         [dim]questions, with explanations[/dim]
-  hotloop learn --web        [dim]all of this in your browser[/dim]
 """
 
 app = typer.Typer(cls=Lessons, help=flowing(ABOUT), invoke_without_command=True, rich_markup_mode="rich")
 
 
 @app.callback()
-def learn(
-    ctx: typer.Context,
-    as_json: Json = False,
-    web: Annotated[
-        bool,
-        typer.Option("--web", help="Serve the lessons to a browser here; needs `pip install 'hotloop\\[web]'`."),
-    ] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="Port of the page; 0 for any free one.")] = 8081,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, and open nothing.")] = False,
-) -> None:
-    if web:
-        if ctx.invoked_subcommand is not None or as_json:
-            raise BadArgument(
-                "--web serves all lessons until Ctrl-C", fix="write `hotloop learn --web` and nothing else"
-            )
-        _serve(port, browser=not no_browser)
-    elif ctx.invoked_subcommand is None:
+def learn(ctx: typer.Context, as_json: Json = False) -> None:
+    if ctx.invoked_subcommand is None:
         _list(as_json=as_json)
-
-
-def _serve(port: int, *, browser: bool) -> None:
-    """The pages, until Ctrl-C."""
-    from hotloop.apps.learn.web import serve
-
-    def ready(address: str) -> None:
-        print(f"The lessons are at {address} (Ctrl-C ends it)", flush=True)
-        print("Code that runs there has your permissions; anyone with this address can run it too.", flush=True)
-
-    serve(port=port, ready=ready, browser=browser)
 
 
 def _list(*, as_json: bool) -> None:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from hotloop.apps.learn.exercise import Exercise
 from hotloop.files.cache import make_private
 from hotloop.files.whole import write_json
 
@@ -23,11 +22,6 @@ def data_folder() -> Path:
 def progress_file() -> Path:
     """Where progress is kept."""
     return data_folder() / "learn.json"
-
-
-def draft_file(exercise: Exercise) -> Path:
-    """Where the page in a browser keeps what a learner has written."""
-    return data_folder() / "exercises" / exercise.file.name
 
 
 @dataclass

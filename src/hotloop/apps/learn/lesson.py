@@ -6,13 +6,14 @@ from functools import cache
 from pathlib import Path
 
 from hotloop.errors import BadArgument
+from hotloop.records import Record
 
 FOLDER = Path(__file__).parent / "lessons"
 _FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```[ \t]*$\n?", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Step:
+class Step(Record):
     """Some text and the code that it speaks of."""
 
     number: int  # from 1
@@ -22,7 +23,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Lesson:
+class Lesson(Record):
     """One lesson."""
 
     number: int

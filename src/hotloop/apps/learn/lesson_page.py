@@ -91,13 +91,7 @@ hotloop learn start 3    # get its exercise, a script to repair
 hotloop learn check 3    # run your repair: what is right, what is not, and a hint
 hotloop learn solution 3 # print a right version of it
 hotloop learn quiz       # questions with explanations
-hotloop learn --web      # all of this in your browser
 ```
-
-![Lesson 3 in a browser: text, code that was run, and its output](../pictures/learn-web.png)
-
-`--web` needs `pip install 'hotloop[web]'`. It listens on this machine alone, and its address holds a token: what you
-run there runs with your rights.
 
 The same lessons are notebooks in `lessons/`. {outputs}
 

@@ -1,8 +1,6 @@
 """The quiz: questions as data, judged by choice, by what a line of code does, or by what it says."""
 
 import ast
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,12 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from hotloop.errors import BadArgument
-from hotloop.scripts.as_main import interpreter
 
 FILE = Path(__file__).with_name("quiz.toml")
 LETTERS = "abcdef"
-TIME = 10  # seconds for a process to judge a line
-MEMORY = 1 << 30  # bytes of addresses that it may have
 
 
 @dataclass(frozen=True)
@@ -48,37 +43,6 @@ def questions() -> tuple[Question, ...]:
                  each.get("judge", ""))
         for key, each in data.items()
     )  # fmt: skip
-
-
-def question(key: str) -> Question:
-    """The question of this name."""
-    found = next((each for each in questions() if each.key == key), None)
-    if found is None:
-        raise BadArgument(f"there is no question {key!r}", fix="`hotloop learn quiz --json` lists them")
-    return found
-
-
-def is_right_apart(asked: Question, given: str) -> bool:
-    """The same as `is_right` in a process of its own: to judge a line may mean to run it, without end."""
-    if len(given) > 500 or "\0" in given:
-        return False
-    try:
-        done = subprocess.run(  # noqa: S603  # of ours, which gets the line as data
-            [*interpreter("hotloop.apps.learn.quiz"), asked.key, given], timeout=TIME, capture_output=True, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0 and done.stdout == b"right"
-
-
-def main() -> None:
-    """Judge one answer: `python -m hotloop.apps.learn.quiz QUESTION ANSWER`."""
-    key, given = sys.argv[1:]
-    if sys.platform != "win32":
-        import resource  # noqa: PLC0415  # there is none on Windows
-
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    print("right" if question(key).is_right(given) else "not", end="")
 
 
 def about(lesson: int | None) -> tuple[Question, ...]:
@@ -188,7 +152,3 @@ JUDGES: dict[str, Callable[[str], bool]] = {
     "non_blocking": _moves_without_blocking,
     "no_grad": _turns_gradients_off,
 }
-
-
-if __name__ == "__main__":
-    main()

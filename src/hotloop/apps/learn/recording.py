@@ -1,38 +1,29 @@
 """What the lessons print on a machine, kept in a file: pages and notebooks show it."""
 
 import json
+import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
+from subprocess import DEVNULL
 from typing import Any, Self
 
 from hotloop.apps.learn.lesson import Lesson, Step
-from hotloop.apps.learn.steps import StepProcess
+from hotloop.apps.learn.lesson_run import Session
+from hotloop.files.whole import write_json
 from hotloop.printing.text import duration, plural
 from hotloop.records import Record
+from hotloop.scripts.as_main import interpreter
+from hotloop.scripts.children import Child
 
-TIME = 120.0  # seconds of a step
-MEMORY = 32 << 30  # bytes; CUDA's libraries take some of them
-# On a GPU, the column with the figures of another run would stand beside each measurement.
-ALONE = """
-import torch
-from hotloop.apps.learn import lab
-if torch.cuda.is_available():
-    lab.reference = lambda: {"gpu": "", "rows": {}}
-"""
-FACTS = """
-import json, torch
-from hotloop.apps.learn import lab
-gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-print(json.dumps({
-    "gpu": gpu, "threads": torch.get_num_threads(), "torch": torch.__version__, "rows": lab.recorded,
-}))
-"""
+TIME = 1200.0  # seconds of a lesson
+LESSON, OUTPUT, TOLD = "lesson.json", "output", "told.json"  # files between `record` and the process of a lesson
 
 
 @dataclass(frozen=True)
@@ -89,7 +80,7 @@ class Recording(Record):
 
 
 def record(chosen: Sequence[Lesson], before: Recording) -> Recording:
-    """Run lessons, each in a process of its own as for a reader, and tell how each ended.
+    """Run lessons, each in a process and a temporary folder of its own, and tell how each ended.
 
     What `before` holds of other lessons stays, as far as it comes from the same device and version of PyTorch.
     """
@@ -97,18 +88,11 @@ def record(chosen: Sequence[Lesson], before: Recording) -> Recording:
     rows: dict[str, str] = {}
     about: dict[str, Any] = {}
     for lesson in chosen:
-        process = StepProcess(lesson.number, limit=TIME, memory=MEMORY)
-        try:
-            _ask(process, lesson, ALONE)
-            mine = [*_steps(process, lesson)]
-            told = _ask(process, lesson, FACTS)
-        finally:
-            process.end()
+        told = _run_apart(lesson)
+        mine = [*_steps(lesson, told.get("steps", []))]
         steps += mine
-        if told:
-            facts = json.loads(told.splitlines()[-1])
-            rows |= facts.pop("rows")
-            about = facts
+        rows |= told.get("rows", {})
+        about = told.get("about", about)
         print(f"{lesson.number:>2}  {lesson.title}: {plural(len(mine), 'step')} in "
               f"{duration(sum(each.seconds for each in mine))}", flush=True)  # fmt: skip
         for each in mine:
@@ -123,25 +107,75 @@ def record(chosen: Sequence[Lesson], before: Recording) -> Recording:
     return replace(made, rows={**before.rows, **rows}, steps=tuple(together))
 
 
-def _steps(process: StepProcess, lesson: Lesson) -> Iterator[RecordedStep]:
+def _run_apart(lesson: Lesson) -> dict[str, Any]:
+    """What the process that runs a lesson has told by its end, or by the end of its time."""
+    with tempfile.TemporaryDirectory(prefix="hotloop-learn-", ignore_cleanup_errors=True) as folder:
+        work = Path(folder, "work")
+        work.mkdir()
+        write_json(Path(folder, LESSON), lesson.to_json())
+        command = [*interpreter("hotloop.apps.learn.recording"), folder]
+        with (
+            Path(folder, OUTPUT).open("wb") as out,
+            Child(command, grace=0.0, cwd=work, stdin=DEVNULL, stdout=out, stderr=out) as child,
+        ):
+            child.wait(TIME)
+        told = Path(folder, TOLD)
+        return json.loads(told.read_text(encoding="utf-8")) if told.exists() else {}
+
+
+def _steps(lesson: Lesson, told: list[dict[str, Any]]) -> Iterator[RecordedStep]:
+    """Each step of the lesson with what was told of it."""
+    ends = {each["step"]: each for each in told}
     for step in lesson.steps:
         if not step.code:
             continue
-        words: list[str] = []
-        end = process.run(step.number, step.code, words.append)
-        output = clean("".join(words)).rstrip()
-        problem = end.ended
-        if not problem and (end.error is not None) != step.raises:
-            problem = output.rpartition("\n")[2] if end.error else "no error, though it is to end in one"
+        end = ends.get(step.number)
+        if end is None:
+            problem = f"the process ended before it, or the lesson took more than {duration(TIME)}"
+            yield RecordedStep(lesson.number, step.number, _digest(step), 0.0, (), problem)
+            continue
+        output = clean(end["output"]).rstrip()
+        problem = ""
+        if end["error"] is not step.raises:
+            problem = output.rpartition("\n")[2] if end["error"] else "no error, though it is to end in one"
         lines = tuple(line.rstrip() for line in output.splitlines())
-        yield RecordedStep(lesson.number, step.number, _digest(step), round(end.seconds, 2), lines, problem)
+        yield RecordedStep(lesson.number, step.number, _digest(step), round(end["seconds"], 2), lines, problem)
 
 
-def _ask(process: StepProcess, lesson: Lesson, code: str) -> str:
-    """What code of ours prints there; it defines no name that the steps could see."""
-    words: list[str] = []
-    process.run(lesson.steps[0].number, f"exec({code!r}, {{}})", words.append)
-    return "".join(words)
+def main() -> None:
+    """Run one lesson, as `record` has it run in a process: `python -m hotloop.apps.learn.recording FOLDER`.
+
+    What its steps print, and what the processes that they start print, goes to the file that is standard output here.
+    """
+    import torch  # noqa: PLC0415  # what is imported here is not part of the first step's time
+
+    from hotloop.apps.learn import lab  # noqa: PLC0415
+
+    folder = Path(sys.argv[1])
+    lesson = Lesson.from_json(json.loads((folder / LESSON).read_text(encoding="utf-8")))
+    about = {"gpu": "", "threads": torch.get_num_threads(), "torch": torch.__version__}
+    if torch.cuda.is_available():
+        about["gpu"] = torch.cuda.get_device_name()
+        lab.REFERENCE = folder / "none"  # or the figures of another run would stand beside these
+    session, steps = Session(lesson), []
+    for step in lesson.steps:
+        if not step.code:
+            continue
+        printed, begun = os.fstat(1).st_size, time.perf_counter()
+        error = session.run(step, _write).error
+        seconds = time.perf_counter() - begun
+        sys.stdout.flush()
+        sys.stderr.flush()
+        output = (folder / OUTPUT).read_bytes()[printed:].decode("utf-8", errors="replace")
+        steps.append({"step": step.number, "output": output, "error": error is not None, "seconds": seconds})
+        write_json(folder / TOLD, {"steps": steps, "rows": lab.recorded, "about": about})
+
+
+def _write(words: str) -> None:
+    """To the file itself, so that words of Python and of other processes come in their order."""
+    rest = memoryview(words.encode("utf-8", errors="replace"))
+    while rest:
+        rest = rest[os.write(1, rest) :]
 
 
 def _digest(step: Step) -> str:
@@ -161,3 +195,7 @@ def clean(words: str) -> str:
     for folder in sorted(folders - {"/", "/usr"}, key=len, reverse=True):
         words = words.replace(f"{folder}/", "…/")
     return re.sub(rf"{re.escape(tempfile.gettempdir())}/[\w.-]+(/work)?", "…", words)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+from hotloop.apps.top.access import Gate
 from hotloop.apps.top.advice import Advisor
 from hotloop.apps.top.feed import HOUR, Feed
-from hotloop.apps.top.http.access import Gate
-from hotloop.apps.top.http.listening import address_of, bound, check_token, needing_extra, until_ended
+from hotloop.apps.top.listening import address_of, bound, check_token, needing_extra, until_ended
 from hotloop.errors import BadArgument
 from hotloop.monitor.reading import Reading
 
@@ -43,14 +43,14 @@ async def serving(
 ) -> AsyncIterator[str]:
     """The same inside an event loop: the address, served until the block ends."""
     check_token(token)
-    server, site = needing_extra("hotloop.apps.top.server"), needing_extra("hotloop.apps.top.http.site")
+    server = needing_extra("hotloop.apps.top.server")
     with bound(host, port) as listener:
         address, port = listener.getsockname()[:2]
         loopback = ipaddress.ip_address(address).is_loopback
         if token is None and not loopback:
             token = secrets.token_urlsafe(24)
         app = server.application(feed, Gate(token, loopback=loopback))
-        async with site.listening(app, listener):
+        async with server.listening(app, listener):
             feed.start()
             try:
                 yield address_of(address, port, token)

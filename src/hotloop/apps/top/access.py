@@ -19,21 +19,16 @@ class Gate:
         self.loopback = loopback
         self.session = secrets.token_urlsafe(32)  # the cookie: worth nothing once this server has ended
 
-    def refusal(self, headers: Mapping[str, str], *, reads: bool = True) -> str | None:
-        """Why a request is refused whoever sends it; None where it is not.
-
-        One that does not only read (`reads=False`) must come from the page itself: browsers name its origin then.
-        """
+    def refusal(self, headers: Mapping[str, str]) -> str | None:
+        """Why a request is refused whoever sends it; None where it is not."""
         host = headers.get("Host", "")
         if self.loopback and not is_local(host):
             return "This server answers only to the names localhost, 127.0.0.1 and [::1]."
         origin = headers.get("Origin")
         if origin is not None and origin.lower() != f"http://{host}".lower():
             return "This server answers no other origin."
-        if not reads and origin is None:
-            return "This server does nothing but for its own page."
         followed_link = headers.get("Sec-Fetch-Mode") == "navigate" and headers.get("Sec-Fetch-Dest") == "document"
-        if headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"} and not (reads and followed_link):
+        if headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"} and not followed_link:
             return "This server answers no other origin."
         return None
 
