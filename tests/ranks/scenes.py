@@ -311,61 +311,6 @@ def normalised() -> Any:
     return trained(model, nn.CrossEntropyLoss(), loader(rows()), validate=DataLoader(rows(), 7), plan=plan)
 
 
-def captured() -> Any:
-    """The step as a CUDA graph: uneven tails, ignored labels, whose weights are reduced on the device, buffers."""
-    x, y = rows().tensors
-    y = torch.where(torch.arange(len(y)) % 7 < 1, -100, y)  # of no batch all: its loss would be nan
-    model = nn.Sequential(nn.Linear(6, 12, bias=False), nn.BatchNorm1d(12), nn.Tanh(), nn.Linear(12, 5))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    return trained(
-        model,
-        nn.CrossEntropyLoss(ignore_index=-100),
-        loader(TensorDataset(x, y)),
-        epochs=5,
-        optimizer=optimizer,
-        scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 45),
-        validate=DataLoader(rows(), 7),
-        metrics={"accuracy": accuracy},
-        plan=hotloop.Plan(DEVICE, graph=1, clip_norm=0.5),
-    )
-
-
-def captured_by_hand() -> Any:
-    """The same in a loop of one's own, with batches of one size and an optimizer that is `capturable`."""
-    model = network()
-    data, plan = loader(rows(), drop_last=True), hotloop.Plan(DEVICE, graph=1, stream="direct")
-    loop = hotloop.Loop(model, torch.optim.AdamW(model.parameters(), 1e-2), nn.CrossEntropyLoss(), plan=plan)
-    for _ in range(4):
-        for batch in loop.batches(data):
-            loop.step(batch)
-    return loop, loop.fit(data, epochs=1, progress=False, monitor=False)
-
-
-def captured_in_turns() -> Any:
-    """Two objectives in one CUDA graph, each with a DDP of its own."""
-    return two_objectives(epochs=4, plan=hotloop.Plan(DEVICE, graph=1))
-
-
-def captured_in_micro_batches() -> Any:
-    """A captured step of two passes, of which the last sends the gradients of both."""
-    plan = hotloop.Plan(DEVICE, graph=1, micro_batch=GLOBAL // 2)
-    return trained(network(), nn.CrossEntropyLoss(), loader(rows()), epochs=4, plan=plan)
-
-
-def captured_in_part() -> Any:
-    """A layer without a gradient: DDP looks for it, and the step stays eager."""
-    model = network()
-    model.spare = nn.Linear(3, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
-
-    def objective(model: Any, batch: Any) -> Tensor:
-        return nn.functional.cross_entropy(model[2](model[1](model[0](batch[0]))), batch[1])
-
-    plan = hotloop.Plan(DEVICE, graph=1)
-    loop = hotloop.Loop(model, optimizer, objective=objective, plan=plan)
-    return loop, loop.fit(loader(rows()), epochs=3, progress=False, monitor=False)
-
-
 SCENES: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
@@ -392,34 +337,14 @@ SCENES: dict[str, Callable[[], Any]] = {
         best,
     )
 }
-ON_GPUS: dict[str, Callable[[], Any]] = {
-    each.__name__: each
-    for each in (
-        normalised,
-        captured,
-        captured_by_hand,
-        captured_in_turns,
-        captured_in_micro_batches,
-        captured_in_part,
-    )
-}
-
-
-def counted_replays() -> list[int]:
-    """Gets an item for each replay of a CUDA graph from now on."""
-    replays: list[int] = []
-    replay = torch.cuda.CUDAGraph.replay
-    torch.cuda.CUDAGraph.replay = lambda graph: replays.append(1) or replay(graph)
-    return replays
+ON_GPUS: dict[str, Callable[[], Any]] = {"normalised": normalised}
 
 
 def main() -> None:
     folder, *names = sys.argv[1:]
     if BACKEND:
         dist.init_process_group(BACKEND)
-    replays = counted_replays() if DEVICE.startswith("cuda") else []
     for name in names or SCENES:
-        replays.clear()
         torch.manual_seed(0 if RANKS == 1 else 10 * RANK)  # the weights and the order of rank 0 are those of all
         loop, report = {**SCENES, **ON_GPUS}[name]()
         assert bool(report.by_rank) == IN_GROUP
@@ -432,8 +357,7 @@ def main() -> None:
             for epoch in report.epochs
         ]
         plans = [[change.batch, change.plan] for change in report.plans]
-        told = {"epochs": epochs, "steps": report.steps, "plans": plans, "replays": len(replays)}
-        where.with_suffix(".json").write_text(json.dumps(told | {"levers": report.levers}))
+        where.with_suffix(".json").write_text(json.dumps({"epochs": epochs, "steps": report.steps, "plans": plans}))
     if BACKEND:
         dist.destroy_process_group()
 

@@ -50,9 +50,6 @@ IN_ONE = (
 )
 
 
-CAPTURED = ("captured", "captured_by_hand", "captured_in_turns", "captured_in_micro_batches")
-
-
 def run_in_one(folder: Path, *names: str) -> None:
     """The same script by `python` and by torchrun, where it makes the group itself."""
     script = [str(HERE / "scenes.py"), str(folder), *names]
@@ -82,17 +79,3 @@ def test_a_group_of_one_rank_with_nccl_trains_as_a_process_without_does(folder: 
         plain, other = (each["epochs"] for each in told_in_one(one, name))
         assert [epoch["items"] for epoch in other] == [epoch["items"] for epoch in plain]
         assert [epoch["loss"] for epoch in other] == pytest.approx([epoch["loss"] for epoch in plain], abs=CLOSE)
-
-
-def test_a_captured_step_of_one_rank_with_nccl_trains_as_one_without_ranks_does(folder: Path) -> None:
-    """DDP's all-reduces are in the graph, and the process group can be destroyed after it."""
-    captured = folder / "captured"
-    captured.mkdir()
-    run_in_one(captured, *CAPTURED, "captured_in_part")
-    for name in CAPTURED:
-        alone, grouped = told_in_one(captured, name)
-        assert "graph" in grouped["levers"], grouped["plans"]
-        assert 0 < grouped["replays"] < alone["replays"], name  # after the passes that DDP needs before a capture
-        assert grouped["steps"] == alone["steps"]
-    _, grouped = told_in_one(captured, "captured_in_part")
-    assert (grouped["replays"], grouped["plans"][-1][1]["graph"]) == (0, 0)

@@ -39,6 +39,7 @@ class LeverTarget:
     loader_pins: bool = False  # batches come in pinned memory already
     stays_in_place: str | None = None  # why the weights must lie in memory as they do
     only: str | None = None  # why nothing but tier A, and what a run begins with, may be pulled
+    on_ranks: bool = False  # whether several processes train together, and average their gradients in each step
 
     @property
     def on_cuda(self) -> bool:

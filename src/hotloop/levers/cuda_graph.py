@@ -29,8 +29,8 @@ class GraphLever(Lever):
     with the same flags, to the bit.
 
     **What it needs.** A CUDA device; fp32 or bf16; an optimizer with `capturable`, or SGD; no hooks on the model or the
-    optimizer; and a step that does the same work every time and never synchronizes. On [several
-    ranks](../cuda-graphs.md#several-ranks): DDP over NCCL, and a plan that asks for it.
+    optimizer; a step that does the same work every time and never synchronizes; and one process: on several ranks
+    there are no CUDA graphs.
 
     **What it costs.** A moment for the capture. The graph has its own memory pool, of about the peak memory of a step.
 
@@ -74,6 +74,8 @@ class GraphLever(Lever):
         return replace(plan, graph=0)
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
+        if target.on_ranks:
+            return "several ranks exchange gradients in each step, and hotloop captures no step that does"
         if target.without_cuda:
             return target.without_cuda
         if is_simulated_gpu():

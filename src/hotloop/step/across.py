@@ -28,8 +28,6 @@ from hotloop.step.window import Window
 
 SEEN = 3  # updates, in which it shows which parameters get gradients and how losses are weighed; then DDP is built
 TIMED, KEPT = 4, 64  # one update in so many is timed, and so many of them are kept
-DDP_WARM_UP = 11  # passes before a capture: in the first two DDP sorts its buckets, and ten are timed for its log
-DDP_LOGS = 100  # one pass in so many is timed for that log, with events on which a capture fails
 
 
 class UpdateTimes:
@@ -263,11 +261,7 @@ class _ObjectiveModule(nn.Module):
 
 
 class Replicas(AcrossRanks):
-    """Through DDP. The first steps average gradients after the backward pass, to see which parameters are used.
-
-    Between `begin_captures` and `end_captures` its passes can be captured as CUDA graphs. DDP is then built without a
-    hook of hotloop's own, so that all of a captured backward pass is PyTorch's C++, and updates are not timed.
-    """
+    """Through DDP. The first steps average gradients after the backward pass, to see which parameters are used."""
 
     def __init__(self, ranks: Ranks, model: nn.Module, trained: TrainedObjective, objective: Objective, **how: Any):
         super().__init__(ranks, model, trained, objective, **how)
@@ -286,12 +280,8 @@ class Replicas(AcrossRanks):
         self._ddp: DistributedDataParallel | None = None  # once it is known which parameters get gradients
         self._builds_at = SEEN  # updates
         self._learning: list[bool] = []  # whether each parameter was trained when DDP was built
-        self._passes = 0  # through DDP, of those whose gradients are sent
-        self._names: list[str] | None = None  # of parameters without a gradient, where DDP looks for such
         self._is_same = False  # whether all ranks have the weights of rank 0
-        self._is_captured = False
-        self.generation = 0  # of CUDA graphs, in which all ranks are together
-        self.pace = UpdateTimes(ranks.device)
+        self.pace = self._times = UpdateTimes(ranks.device)
 
     def _forward(self, batch: Any) -> Any:
         self._was_sent = False
@@ -299,7 +289,6 @@ class Replicas(AcrossRanks):
             self._take_weights()
         if self._ddp is None:
             return self._module(batch, self.watched)
-        self._passes += self._ddp.require_backward_grad_sync
         return self._ddp(batch, self.watched)
 
     def _take_weights(self) -> None:
@@ -314,52 +303,18 @@ class Replicas(AcrossRanks):
     def _built(self) -> DistributedDataParallel:
         mine = set(map(id, self.trained.parameters))
         others = [name for name, p in self._module.named_parameters() if id(p) not in mine]
-        unused = [name for name, p in self._module.named_parameters() if id(p) in self._unused]
-        every = self.ranks.gather([bool(self._unused), unused])
-        looks = any(is_there for is_there, _ in every)
-        self._names = max((names for _, names in every), key=len) if looks else None
+        looks = any(self.ranks.gather(bool(self._unused)))
         with ignored_by_ddp(self._module, others):
             ddp = DistributedDataParallel(
                 self._module, process_group=self.ranks.group, find_unused_parameters=looks, init_sync=False
             )
-        self._passes = 0
-        if not self._is_captured:
-            ddp.register_comm_hook(None, self._send)
+        ddp.register_comm_hook(None, self._send)
         return ddp
-
-    # CUDA graphs
-
-    def begin_captures(self) -> None:
-        """Before the first step: build DDP so that its passes can be captured."""
-        self._is_captured, self.pace = True, None
-
-    def end_captures(self) -> None:
-        """Capture no more, on any rank: DDP is built anew on the stream of eager steps, and timed.
-
-        A capture that failed has left the old one in the middle of a backward pass.
-        """
-        self._is_captured, self.pace, self._ddp = False, UpdateTimes(self.ranks.device), None
-        self._was_sent = self._is_synchronized = self._has_begun = False
-        self._sum = None
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether DDP is warmed up, so that the next pass can be captured."""
-        is_logged = self._passes % DDP_LOGS in (0, DDP_LOGS - 1)
-        return self._ddp is not None and self._passes >= DDP_WARM_UP and not is_logged
-
-    @property
-    def why_not_captured(self) -> str | None:
-        """Why its passes cannot be captured, the same on all ranks; None where they can, or before that is known."""
-        if self._ddp is None or self._names is None:
-            return None
-        names = shorten([name.removeprefix("model.") for name in self._names] or ["a parameter"], 3)
-        return f"{names} had no gradient in the first steps, and DDP looks for unused parameters on the host then"
 
     def _send(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
         self._was_sent = True
-        if bucket.is_last() and self.pace is not None:
-            self.pace.sent()
+        if bucket.is_last():
+            self._times.sent()
         return allreduce_hook(self.ranks.group or dist.group.WORLD, bucket)  # type: ignore[arg-type]  # it is there
 
     def synchronizing(self, *, is_last: bool) -> AbstractContextManager[None]:
@@ -382,7 +337,6 @@ class Replicas(AcrossRanks):
 
     def weighed(self, window: Window, losses: Losses, *, is_last: bool) -> Tensor:
         self._is_synchronized = is_last and self._ddp is not None
-        self._was_sent = self._was_sent or (self._is_synchronized and self._is_captured)  # there is no hook to say so
         self._has_begun = True
         return super().weighed(window, losses, is_last=is_last)
 
@@ -400,8 +354,7 @@ class Replicas(AcrossRanks):
             raise self._without_gradient()
         self._is_synchronized = False
         super().finish(window)
-        if self.pace is not None:
-            self.pace.synchronized()
+        self._times.synchronized()
 
     def _synchronize(self) -> None:
         """All-reduce the gradients that no backward pass has reduced."""

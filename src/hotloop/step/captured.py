@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakSet
@@ -89,7 +89,7 @@ class CapturedStep:
         self.transform: Callable[[Any], Any] | None = None  # of batches, where it is captured together with steps
         self.optimizers = [optimizer for eager in eagers for optimizer in eager.trained.optimizers]
         self.dependents: WeakSet[Dependent] = WeakSet()  # other graphs of this step, which go when it forgets
-        self._calls, self._run, self._see, self._after_update, self._abandon = calls, run, see, after_update, abandon
+        self._calls, self._run, self._see, self._after_update, self.abandon = calls, run, see, after_update, abandon
         self._is_compiled = self.plan.compile != "off"
         self._side = capture_stream(self.device)
         self._form: Any = None  # of the batches that are captured
@@ -144,14 +144,12 @@ class CapturedStep:
                     graph.result = self._seen_parts, self._seen_count
                 self._keep(phase, graph)
             except Exception as error:
-                if isinstance(error, Departed) and self.is_alone:
+                if isinstance(error, Departed):
                     return self._warm_up(batch)
                 failure, why = self.want_of_memory(error), str(error)
                 if failure is None and not isinstance(error, CannotCapture):
                     raise
                 graph = None
-            if (parts := self._after_capture(failure, why, batch)) is not None:
-                return parts
         if graph is None:
             if not self.shrink(failure, self.eagers[0].weighing.items_in(batch)):
                 self.abandon(why or "")
@@ -183,26 +181,6 @@ class CapturedStep:
             return self.run_eagerly(batch)
         return None
 
-    # Overridden for several ranks
-
-    is_alone = True  # whether no other rank takes part
-
-    def abandon(self, why: str) -> None:
-        """Go on without captures."""
-        self._abandon(why)
-
-    def _after_capture(self, failure: Failure | None, why: str | None, batch: Any) -> Parts | None:
-        """After a capture, failed or not: the losses where the batch was trained on in another way, else None."""
-        return None
-
-    def _is_warm(self) -> bool:
-        """Whether the parts of a step, such as DDP, are ready for a capture."""
-        return True
-
-    def _around_eager(self) -> AbstractContextManager[Any]:
-        """Context that sets the stream of eager steps between captured ones."""
-        return nullcontext()
-
     def taken(self, graph: CapturedGraph, *, updated: bool) -> Parts:
         """The losses of a batch that was replayed; the host counts it and advances schedules."""
         static, count = graph.result
@@ -224,8 +202,7 @@ class CapturedStep:
         if not self.eagers[0].phase[0] and self._window_is_captured:
             self._show(self._gradients)
         self._window_is_captured, self._shown = False, None
-        with self._around_eager():
-            return self._run(batch)
+        return self._run(batch)
 
     @property
     def is_ready(self) -> bool:
@@ -234,12 +211,12 @@ class CapturedStep:
 
     def _warm_up(self, batch: Any) -> Parts:
         """A real step on the capture stream; two of them or more are inspected."""
-        if not self._warmed and self.is_alone:
+        if not self._warmed:
             renew_accumulation(p for eager in self.eagers for p in eager.trained.parameters)
             if not self._is_compiled and self.memory is not None and self.memory.snapshot.has_seen_passes:
                 self._warmed = 1  # by steps of another plan, or of before they were captured anew
         self._warmed += 1
-        self._is_ready = self._warmed > WARM_UP and self._is_warm()
+        self._is_ready = self._warmed > WARM_UP
         with self._side.running():
             if self._warmed in (WARM_UP - 1, WARM_UP):
                 parts = self._inspected(batch)

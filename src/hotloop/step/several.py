@@ -141,7 +141,7 @@ class Stretches:
 
     def size(self, step: CapturedStep | None, resident: Resident) -> int:
         """The number of batches for one CUDA graph."""
-        if step is None or not step.is_alone:  # ranks vote before each step
+        if step is None:
             return 1
         step.check_size()
         if step.plan.graph < 2 or self._refused is step or not step.is_ready or not step.eagers[0].phase[0]:

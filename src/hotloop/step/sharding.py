@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +15,7 @@ from hotloop.checkpoint import Team
 from hotloop.errors import BadArgument
 from hotloop.levers import repeated_blocks
 from hotloop.plan import Plan
-from hotloop.printing.text import plural, shorten
+from hotloop.printing.text import shorten
 from hotloop.ranks.group import Ranks, timeout
 
 # Settings of a plan that change weights, capture or scale, none of which was tried with shards.
@@ -162,21 +161,6 @@ def optimizer_sharded(optimizer: Optimizer, values: dict[str, Any]) -> dict[str,
     return {**values, "state": state}
 
 
-def why_not_captured(ranks: Ranks, plan: Plan) -> str | None:
-    """Why the plan's step on ranks cannot be captured as a CUDA graph; None where it may be."""
-    if not plan.graph:
-        return None
-    if plan.parallel == "fsdp":
-        return "with parallel='fsdp' every pass gathers and frees parameters, which was not tried in a capture"
-    if "cuda:nccl" not in str(dist.get_backend_config(ranks.group)):
-        return "they exchange gradients over gloo, through the host; only NCCL's collectives can be captured"
-    if plan.accumulate > 1:
-        return f"accumulate={plan.accumulate} sends gradients in one batch of a window only, which is not captured"
-    if plan.graph > 1:
-        return "ranks agree before each step, so that a CUDA graph holds one"
-    return None
-
-
 def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks | None, plan: Plan) -> nn.Module:
     """The model with SyncBatchNorm or FSDP as the plan asks on several ranks; raises where that is impossible."""
     if ranks is None:
@@ -185,12 +169,6 @@ def across_ranks(model: nn.Module, optimizers: Sequence[Optimizer], ranks: Ranks
                 "parallel='fsdp' in a process that is alone", fix="start several: `hotloop launch --gpus 2 script.py`"
             )
         return model
-    if why := why_not_captured(ranks, plan):
-        one = plan.graph > 1 and why_not_captured(ranks, replace(plan, graph=1)) is None
-        raise BadArgument(
-            f"graph={plan.graph} on {plural(ranks.size, 'rank')}: {why}",
-            fix="use graph=1" if one else "leave graph out of the plan",
-        )
     if plan.sync_batchnorm:
         if ranks.device.type != "cuda":
             raise BadArgument(

@@ -16,7 +16,6 @@ from hotloop.objective.weighing import LATER, Weighing
 from hotloop.plan import Plan
 from hotloop.step.across import AcrossRanks
 from hotloop.step.captured import Call, CapturedStep
-from hotloop.step.captured_ranks import CapturedOnRanks, replicas_of
 from hotloop.step.compilation import CompiledObjective
 from hotloop.step.eager import Counts, EagerStep, Parts, See
 from hotloop.step.inspection import Inspection, host_noted
@@ -105,8 +104,7 @@ class TrainingStep:
             self.captured.forget()
             self.captured = None
         if self.plan.graph:
-            kind = CapturedOnRanks if replicas_of(self.eagers) else CapturedStep
-            self.run = self.captured = kind(
+            self.run = self.captured = CapturedStep(
                 self.model,
                 self.eagers,
                 calls,

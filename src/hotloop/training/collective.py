@@ -23,7 +23,6 @@ from hotloop.ranks.heartbeat import Heartbeat, Progress, RankLost
 from hotloop.records import RankPace
 from hotloop.step.data_parallel import SpreadModel, ddp_instead
 from hotloop.step.retry import OutOfMemory
-from hotloop.step.sharding import why_not_captured
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import checksum, how_apart
 
@@ -165,16 +164,6 @@ class Collective:
         if self.ranks is None:
             return words
         return next((each for each in self.ranks.gather(words) if each is not None), None)
-
-    def why_not_captured(self, plan: Plan, *, asked: bool) -> str | None:
-        """Why ranks do not capture the steps of a plan as CUDA graphs; None where they may."""
-        if self.ranks is None or not plan.graph:
-            return None
-        return (
-            why_not_captured(self.ranks, plan)
-            if asked
-            else "on several ranks, only a plan that asks for it is captured"
-        )
 
     def from_first(self, value: Any) -> Any:
         """The value of rank 0, plain data."""

@@ -17,7 +17,6 @@ from hotloop.data.origin import nothing_came
 from hotloop.device import Choice
 from hotloop.errors import MemoryWarning, PlanWarning
 from hotloop.evaluation import Evaluation
-from hotloop.levers import uncaptured
 from hotloop.levers.applied import displace_plans
 from hotloop.memory.budget import bytes_of
 from hotloop.memory.oom import ATTEMPTS, clear, is_out_of_memory
@@ -217,8 +216,6 @@ class Core:
         """End idle workers after the last epoch of a fit."""
         self.given = None
         self.modes.eval()
-        if self.together.ranks is not None:
-            self.step.forget_captures()  # NCCL waits for graphs, without end, where a process group is destroyed
         self.end_workers()
         self.give_back()
 
@@ -344,11 +341,10 @@ class Core:
 
     def step_for(self, plan: Plan, compiled: dict[str, CompiledObjective] | None = None) -> TrainingStep:
         """The step of a plan, with objectives that are compiled already where given."""
-        why = self.together.why_not_captured(plan, asked=not self.plans_itself)
         step = TrainingStep(
             self.model,
             self.objectives,
-            plan if why is None else uncaptured(plan),
+            plan,
             averages=self.subject.averages,
             see=self.watch.see,
             after_update=self.schedule.after_update if self.schedule.schedulers else None,
@@ -356,7 +352,6 @@ class Core:
             memory=self.memory,
             across=None if self.together.ranks is None else self._across,
         )
-        step.obstacle = step.obstacle or why
         if self.together.wrapper is not None:
             for eager in step.eagers:
                 eager.model = self.together.wrapper

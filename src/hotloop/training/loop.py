@@ -131,7 +131,8 @@ class Loop:
         begin = Plan(str(choice.device), stream="direct", **settings)
         name = choice.name or str(choice.device)
         modules = modules_of(self.model, criterion)
-        subject = Subject(self.model, modules, objectives, averages(loss), begin, precision != "auto", name)
+        pinned, on_ranks = precision != "auto", ranks is not None
+        subject = Subject(self.model, modules, objectives, averages(loss), begin, pinned, name, on_ranks)
         asked = {name: value for name, value in settings.items() if value != getattr(Plan(), name)}
         if precision != "auto":
             asked["precision"] = precision

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers
+from hotloop.levers import LEVERS, MOST_STEPS, Lever, pulled_levers, uncaptured
 from hotloop.levers.fused import wrong_fused_kernel
 from hotloop.plan import Plan, did_you_mean
 from hotloop.printing.text import printable
@@ -66,8 +66,7 @@ def plan_of(plan: Plan | Path | str, subject: Subject, asked: dict[str, Any]) ->
         if not from_file:
             raise BadArgument(f"the plan has {lever.name}: {why}", fix="leave it out of the plan")
         warnings.warn(f"{plan} has {lever.name}, which is left out here: {why}", PlanWarning, stacklevel=4)
-        chosen = lever.off(chosen)
-    return chosen
+    return _without_obstacles(chosen, subject)
 
 
 def _first_plan(subject: Subject) -> Plan:
@@ -85,9 +84,15 @@ def _is_same(there: torch.device, here: torch.device) -> bool:
 
 def possible(plan: Plan, subject: Subject) -> Plan:
     """A plan from elsewhere, without the levers that cannot work here."""
-    for lever, _ in _obstacles(plan, subject):
-        plan = lever.off(plan)
+    plan = _without_obstacles(plan, subject)
     return replace(plan, graph=min(plan.graph, MOST_STEPS))
+
+
+def _without_obstacles(plan: Plan, subject: Subject) -> Plan:
+    there = plan
+    for lever, _ in _obstacles(plan, subject):
+        there = lever.off(there)
+    return uncaptured(there) if plan.graph and not there.graph else there
 
 
 def _obstacles(plan: Plan, subject: Subject) -> list[tuple[Lever, str]]:

@@ -35,6 +35,7 @@ class Subject:
     plan: Plan  # to begin with
     pinned_precision: bool
     device_name: str
+    on_ranks: bool = False  # whether several processes train together
 
     @property
     def device(self) -> torch.device:
@@ -54,6 +55,7 @@ class Subject:
             isinstance(loader, DataLoader) and loader.pin_memory,
             "between steps of a loop by hand somebody may `.view` the weights" if loader is None else None,
             "deterministic algorithms are asked for" if torch.are_deterministic_algorithms_enabled() else None,
+            self.on_ranks,
         )
 
     def roots(self, more: Mapping[str, object] | None = None, batch: Any = None) -> dict[str, object]:

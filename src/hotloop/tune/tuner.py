@@ -74,7 +74,7 @@ HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may 
 FASTER = 1.02  # times, from which on what was compiled or searched for is kept
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
-ALONE = ("graph", "several steps", "compile", "compile blocks")  # levers that several ranks do not pull unasked
+ALONE = ("compile", "compile blocks")  # levers that several ranks do not pull unasked
 
 
 @dataclass(frozen=True)
@@ -546,7 +546,7 @@ class Tuner:
             has_room=has_room(subject.device),
             shapes_vary=self._shapes_vary,
             can_be_several=ahead.can_be_several,
-            is_launched=subject.device.type == "cuda" and "graph" in self._dropped,
+            is_launched=target.on_cuda and (target.on_ranks or "graph" in self._dropped),
         )
         while True:
             with loop.unplanned():  # levers ask what form the model has
