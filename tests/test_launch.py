@@ -226,7 +226,7 @@ def test_a_rank_tells_its_error_in_the_way_that_suits_it(tmp_path: Path, warm: W
 def test_a_verb_of_hotloop_tells_its_mistake_without_a_traceback(tmp_path: Path, warm: Warm) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "1"}
     (tmp_path / "rank.py").write_text(RANK)
-    command = ("-m", "hotloop", "generate", "--model", "missing.safetensors")
+    command = ("-m", "hotloop", "sprites", "generate", "--model", "missing.safetensors")
     done = warm.run(tmp_path / "rank.py", *command, cwd=tmp_path, environment={**os.environ, **ranks})
     assert done.returncode == 2
     assert "failed:\nhotloop: there is no file missing.safetensors\n  fix: " in done.stderr

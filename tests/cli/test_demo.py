@@ -73,7 +73,7 @@ def test_it_says_the_device_and_why_then_the_result_then_where_the_files_are(tmp
     assert done.returncode == 0, done.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     order = ["cpu in fp32: You asked for cpu.", "Learning to sort", "Learning to draw", "sorted right", "report.html"]
-    places = [done.stdout.index(words) for words in [*order, "hotloop generate"]]
+    places = [done.stdout.index(words) for words in [*order, "hotloop sprites generate"]]
     assert places == sorted(places)
     assert f"runs/{folder.name}/report.html" in done.stdout
     assert "epoch 1/4" in done.stderr

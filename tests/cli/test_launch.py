@@ -204,7 +204,7 @@ TRAINING = {
 
 @pytest.mark.parametrize(("args", "code", "says"), TRAINING.values(), ids=TRAINING)
 def test_train_tells_gpus_that_cannot_be_had_before_it_begins(run, folder: Path, args, code: int, says: str) -> None:
-    ended, out, err = run("train", "classify", *args)
+    ended, out, err = run("sprites", "train", *args)
     assert (ended, out) == (code, "")
     assert says in err
     assert "fix:" in err

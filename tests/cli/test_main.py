@@ -65,7 +65,7 @@ def test_the_help_of_a_verb_teaches_by_examples(verb: str, run: Run) -> None:
 def test_help_and_what_a_shell_is_told_can_follow_load_nothing_heavy() -> None:
     """One process for all of them: what any of them loads stays loaded."""
     asked = [("--help",), ("demo", "--help"), ("device", "--help"), ("top", "--help")]
-    typed = {"hotloop t": ["train", "tune", "top"], "hotloop top --de": ["--demo"], "hotloop learn ": ["check"]}
+    typed = {"hotloop t": ["tune", "top"], "hotloop top --de": ["--demo"], "hotloop learn ": ["check"]}
     script = f"""
 import os, sys
 from hotloop.cli import main
@@ -95,6 +95,23 @@ def test_what_does_not_exist_is_told_without_a_traceback(args: tuple[str, ...], 
     assert done.returncode == 2
     assert args[-1] in done.stderr
     assert "Traceback" not in done.stderr
+
+
+MOVED = {
+    ("train", "classify", "my art.safetensors", "--epochs", "3"): "sprites train 'my art.safetensors' --epochs 3",
+    ("train", "draw"): "sprites draw",
+    ("generate", "-c", "sword"): "sprites generate -c sword",
+    ("evaluate", "drawer.safetensors", "--judge", "x.safetensors"): (
+        "sprites evaluate drawer.safetensors --judge x.safetensors"
+    ),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items(), ids=lambda each: each[0] if isinstance(each, tuple) else None)
+def test_a_spelling_of_the_last_version_is_told_with_the_new_one(old: tuple[str, ...], new: str, run: Run) -> None:
+    done = run(*old)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"has moved, to the verbs of sprites\n  fix: hotloop {new}\n")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals here")
@@ -129,11 +146,10 @@ VERBS = [
             "sprites preview",
             "sprites import",
             "sprites info",
-            "train",
-            "train classify",
-            "train draw",
-            "evaluate",
-            "generate",
+            "sprites train",
+            "sprites draw",
+            "sprites evaluate",
+            "sprites generate",
             "export",
             "tune",
             "profile",

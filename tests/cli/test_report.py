@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
 def test_before_the_first_run_it_says_what_makes_one(call) -> None:
     code, out, _ = call()
     assert code == 0
-    assert out == "no run is in runs yet: `hotloop demo` or `hotloop train classify` makes one\n"
+    assert out == "no run is in runs yet: `hotloop demo` or `hotloop sprites train` makes one\n"
     assert json.loads(call("--json")[1]) == {"runs": [], "failed": []}
 
 

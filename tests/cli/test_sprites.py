@@ -1,4 +1,4 @@
-"""`hotloop sprites`, `train`, `evaluate` and `generate` as a person runs them, good input and bad."""
+"""`hotloop sprites` as a person runs them, good input and bad."""
 
 import json
 import os
@@ -53,9 +53,9 @@ def test_the_next_command_works_as_printed_whatever_the_name(run, tmp_path: Path
     (tmp_path / "my art").mkdir()
     _, out, _ = run("sprites", "make", "-n", "128", "-c", "sword", "-c", "gem", "-o", "my art/two.safetensors")
     assert run(*shlex.split(out.split("`")[1])[1:])[0] == 0
-    trained = ("train", "classify", "my art/two.safetensors", "-o", "my art/net.safetensors", "--epochs", "1")
+    trained = ("sprites", "train", "my art/two.safetensors", "-o", "my art/net.safetensors", "--epochs", "1")
     _, out, _ = run(*trained, "--no-report", "-d", "cpu")
-    assert shlex.split(out.split("`")[1]) == ["hotloop", "evaluate", "my art/net.safetensors"]
+    assert shlex.split(out.split("`")[1]) == ["hotloop", "sprites", "evaluate", "my art/net.safetensors"]
 
 
 def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:
@@ -72,26 +72,28 @@ def test_from_nothing_to_a_sheet_of_new_sprites(run, tmp_path: Path) -> None:
     assert picture(tmp_path / "preview.png").width > 5 * 16 * 2
 
     small = ("--epochs", "1", "--width", "4", "--batch", "32", "--device", "cpu")
-    code, out, err = run("train", "classify", "sprites.safetensors", *small, "--json")
+    code, out, err = run("sprites", "train", "sprites.safetensors", *small, "--json")
     assert code == 0, err
     assert json.loads(out)["classes"] == ["sword", "heart"]
     assert "You asked for cpu" in err
-    code, out, err = run("train", "draw", "sprites.safetensors", *small)
+    code, out, err = run("sprites", "draw", "sprites.safetensors", *small)
     assert code == 0, err
-    assert "hotloop generate --model drawer.safetensors" in out
+    assert "hotloop sprites generate --model drawer.safetensors" in out
 
-    code, out, _ = run("evaluate", "classifier.safetensors", "-d", "cpu", "-n", "64", "--json")
+    code, out, _ = run("sprites", "evaluate", "classifier.safetensors", "-d", "cpu", "-n", "64", "--json")
     assert code == 0
     assert json.loads(out)["sprites"] == 64
     judge = ("--judge", "classifier.safetensors", "-n", "8", "-d", "cpu")
-    code, out, _ = run("evaluate", "drawer.safetensors", "sprites.safetensors", *judge)
+    code, out, _ = run("sprites", "evaluate", "drawer.safetensors", "sprites.safetensors", *judge)
     assert code == 0
     assert "exact copies" in out
-    code, out, _ = run("generate", "--class", "heart", "--count", "6", "--out", "new.png", "-d", "cpu", "--steps", "2")
+    code, out, _ = run(
+        "sprites", "generate", "--class", "heart", "--count", "6", "--out", "new.png", "-d", "cpu", "--steps", "2"
+    )
     assert code == 0
     assert "6 sprites" in out
     assert picture(tmp_path / "new.png").mode == "RGBA"
-    code, _, err = run("generate", "--count", "1000000", "-d", "cpu")
+    code, _, err = run("sprites", "generate", "--count", "1000000", "-d", "cpu")
     assert code == 2
     assert "a sheet of 2,000,000 sprites at scale 4 is too large" in err, "told before they are drawn"
 
@@ -116,18 +118,18 @@ MISTAKES = {
     "negative count": (("sprites", "make", "-n", "-5"), "cannot make -5 sprites"),
     "missing set": (("sprites", "info", "none.safetensors"), "there is no file none.safetensors"),
     "foreign set": (("sprites", "info", "foreign.safetensors"), "cannot be read"),
-    "another file": (("train", "classify", "picture.png"), "cannot be read"),
+    "another file": (("sprites", "train", "picture.png"), "cannot be read"),
     "folder without images": (("sprites", "import", "empty"), "it holds no images"),
     "sheet that does not fit": (("sprites", "import", "picture.png", "--tile", "16x16"), "16x16"),
     "bad tile": (("sprites", "import", "picture.png", "--tile", "16"), "--tile '16'"),
-    "no drawer": (("generate", "--class", "potion"), "there is no file drawer.safetensors"),
-    "no folder": (("train", "draw", "--out", "none/drawer.safetensors"), "there is no folder none"),
-    "out is a folder": (("train", "classify", "--out", "empty"), "empty is a folder"),
-    "nowhere to draw": (("generate", "--out", "none/sheet.png"), "there is no folder none"),
-    "unknown device": (("train", "draw", "-d", "gpu"), "did you mean 'cuda'"),
-    "zero epochs": (("train", "draw", "-d", "cpu", "--epochs", "0"), "epochs=0"),
+    "no drawer": (("sprites", "generate", "--class", "potion"), "there is no file drawer.safetensors"),
+    "no folder": (("sprites", "draw", "--out", "none/drawer.safetensors"), "there is no folder none"),
+    "out is a folder": (("sprites", "train", "--out", "empty"), "empty is a folder"),
+    "nowhere to draw": (("sprites", "generate", "--out", "none/sheet.png"), "there is no folder none"),
+    "unknown device": (("sprites", "draw", "-d", "gpu"), "did you mean 'cuda'"),
+    "zero epochs": (("sprites", "draw", "-d", "cpu", "--epochs", "0"), "epochs=0"),
     "zero scale": (("sprites", "preview", "--scale", "0"), "at least 1"),
-    "zero to evaluate": (("evaluate", "x.safetensors", "-n", "0"), "at least 1"),
+    "zero to evaluate": (("sprites", "evaluate", "x.safetensors", "-n", "0"), "at least 1"),
     "more than there is memory": (
         ("sprites", "make", "-n", "1" + "0" * 12),
         "1,000,000,000,000 sprites take 720.3 TiB",
@@ -143,18 +145,18 @@ MISTAKES = {
     "no import": (("sprites", "import", "none"), "there is no none"),
     "import onto itself": (("sprites", "import", "picture.png", "-o", "picture.png"), "would be overwritten"),
     "endless tile": (("sprites", "import", "picture.png", "--tile", "9" * 5000 + "x16"), "as 16x16"),
-    "training onto its data": (("train", "draw", "picture.png", "-o", "picture.png"), "would be overwritten"),
-    "too wide to sort": (("train", "classify", "--width", "1000000", "-d", "cpu"), "width 1,000,000 takes 4191"),
-    "too wide to draw": (("train", "draw", "--width", "9" * 30, "-d", "cpu"), "are free on cpu"),
-    "another format to generate": (("generate", "-o", "x.jpg"), "x.jpg is not named like one"),
-    "sheet and data in one": (("generate", "-o", "a.png", "--data", "a.png"), "a.png was given twice"),
-    "data onto the drawer": (("generate", "-m", "a", "--data", "a"), "choose another --data"),
-    "temperature nan": (("generate", "--temperature", "nan"), "temperature=nan"),
-    "temperature inf": (("generate", "--temperature", "inf"), "temperature=inf"),
-    "temperature 0": (("generate", "--temperature", "0"), "temperature=0.0"),
-    "temperature below 0": (("generate", "--temperature", "-1"), "temperature=-1.0"),
-    "temperature that overflows": (("generate", "--temperature", "1e-300"), "temperature=1e-300"),
-    "steps without end": (("generate", "--steps", "1" + "0" * 12), "from 1 to 256"),
+    "training onto its data": (("sprites", "draw", "picture.png", "-o", "picture.png"), "would be overwritten"),
+    "too wide to sort": (("sprites", "train", "--width", "1000000", "-d", "cpu"), "width 1,000,000 takes 4191"),
+    "too wide to draw": (("sprites", "draw", "--width", "9" * 30, "-d", "cpu"), "are free on cpu"),
+    "another format to generate": (("sprites", "generate", "-o", "x.jpg"), "x.jpg is not named like one"),
+    "sheet and data in one": (("sprites", "generate", "-o", "a.png", "--data", "a.png"), "a.png was given twice"),
+    "data onto the drawer": (("sprites", "generate", "-m", "a", "--data", "a"), "choose another --data"),
+    "temperature nan": (("sprites", "generate", "--temperature", "nan"), "temperature=nan"),
+    "temperature inf": (("sprites", "generate", "--temperature", "inf"), "temperature=inf"),
+    "temperature 0": (("sprites", "generate", "--temperature", "0"), "temperature=0.0"),
+    "temperature below 0": (("sprites", "generate", "--temperature", "-1"), "temperature=-1.0"),
+    "temperature that overflows": (("sprites", "generate", "--temperature", "1e-300"), "temperature=1e-300"),
+    "steps without end": (("sprites", "generate", "--steps", "1" + "0" * 12), "from 1 to 256"),
     "profiling a folder": (("profile", "empty"), "there is no file empty"),
     "simulating for ever": (("simulate", "--time-limit", "nan", "picture.png"), "--time-limit nan"),
     "another format to tune": (("tune", "mlp", "--plot", "x.jpg"), "ends in .png for --plot"),
@@ -176,7 +178,9 @@ def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(run, tmp_path: Pat
 
 
 @pytest.mark.parametrize("seed", ["-1", "1" + "0" * 30])
-@pytest.mark.parametrize("verb", [("sprites", "make"), ("generate",), ("train", "draw"), ("evaluate", "x")])
+@pytest.mark.parametrize(
+    "verb", [("sprites", "make"), ("sprites", "generate"), ("sprites", "draw"), ("sprites", "evaluate", "x")]
+)
 def test_a_seed_that_is_none(run, verb: tuple[str, ...], seed: str) -> None:
     code, _, err = run(*verb, "--seed", seed)
     assert code == 2
@@ -189,7 +193,10 @@ def test_long_work_shows_progress_in_a_terminal_and_nothing_in_a_pipe(
     TrainedNetwork("drawer", Drawer(Size(2, 2)), ("sword", "heart"), palette_tensor()).save(
         tmp_path / "drawer.safetensors"
     )
-    works = {"making": ("sprites", "make", "-n", "64"), "drawing": ("generate", "-n", "4", "--steps", "3", "-d", "cpu")}
+    works = {
+        "making": ("sprites", "make", "-n", "64"),
+        "drawing": ("sprites", "generate", "-n", "4", "--steps", "3", "-d", "cpu"),
+    }
     for what, arguments in works.items():
         code, out, err = run(*arguments)
         assert (code, err) == (0, "")
@@ -227,8 +234,8 @@ class Terminal:
 def test_a_model_trained_on_other_classes_is_refused(run) -> None:
     run("sprites", "make", "-n", "128", "-c", "sword", "-c", "key", "-o", "a.safetensors")
     run("sprites", "make", "-n", "128", "-c", "gem", "-c", "tree", "-o", "b.safetensors")
-    run("train", "classify", "a.safetensors", "--epochs", "1", "--width", "4", "--batch", "32", "-d", "cpu")
-    code, _, err = run("evaluate", "classifier.safetensors", "b.safetensors", "-d", "cpu")
+    run("sprites", "train", "a.safetensors", "--epochs", "1", "--width", "4", "--batch", "32", "-d", "cpu")
+    code, _, err = run("sprites", "evaluate", "classifier.safetensors", "b.safetensors", "-d", "cpu")
     assert code == 2
     assert "the model knows other classes (sword, key)" in err
-    assert "hotloop train classify b.safetensors" in err
+    assert "hotloop sprites train b.safetensors" in err

@@ -136,7 +136,7 @@ def test_what_a_file_says_of_itself_is_held_against_what_it_has(
         tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118  # not a dict
     (tensors if isinstance(value, torch.Tensor) else about)[name] = value
     save_file(tensors, file, metadata={"hotloop": json.dumps(about)})
-    with pytest.raises(BadArgument, match=r"is damaged: .*\n  fix: `hotloop train classify` makes one"):
+    with pytest.raises(BadArgument, match=r"is damaged: .*\n  fix: `hotloop sprites train` makes one"):
         TrainedNetwork.load(file, "classifier")
 
 
@@ -148,7 +148,7 @@ def test_what_a_network_would_hold_is_known_before_it_is_built(network: type[Cla
 
 
 def test_other_classes_are_refused(sorter: TrainedNetwork) -> None:
-    with pytest.raises(BadArgument, match=r"(?s)other classes.*fix: train on that set: hotloop train classify mine"):
+    with pytest.raises(BadArgument, match=r"(?s)other classes.*fix: train on that set: hotloop sprites train mine"):
         sorter.must_know(make(8, classes=("gem", "key")), "mine")
     sorter.must_know(make(8, classes=KINDS), "mine")
 

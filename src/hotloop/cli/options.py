@@ -31,13 +31,6 @@ Seed = Annotated[
     int,
     typer.Option(metavar="N", callback=_seed, help="The same seed gives the same result."),
 ]
-Classes = Annotated[
-    list[str] | None, typer.Option("--class", "-c", metavar="NAME", help="Only this class; may be given several times.")
-]
-Data = Annotated[
-    Path | None,
-    typer.Argument(metavar="DATA", help="A set of sprites; without one, hotloop makes sprites.", show_default=False),
-]
 Script = Annotated[
     list[str],
     typer.Argument(metavar="SCRIPT.py [ARGUMENTS]...", help="What you would write after `python`.", show_default=False),
@@ -47,7 +40,6 @@ NewFolder = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Write here, to a new or empty folder.", show_default="runs/TIME"),
 ]
-Scale = Annotated[int, typer.Option(metavar="N", help="Size of a sprite's pixel, in pixels.")]
 Target = Annotated[
     str,
     typer.Argument(

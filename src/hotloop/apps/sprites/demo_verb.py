@@ -82,10 +82,10 @@ def _show(words: "Console", outcome: "DemoResult") -> None:
         words.print()
         say(words, "Next:")
         model = shlex.quote(str(outcome.folder / "drawer.safetensors"))
-        say(words, f"`hotloop generate -m {model} --class sword` draws more", indent="  ")
+        say(words, f"`hotloop sprites generate -m {model} --class sword` draws more", indent="  ")
         say(
             words,
-            "`hotloop sprites import my-art/` and `hotloop train draw art.safetensors`: your own art",
+            "`hotloop sprites import my-art/` and `hotloop sprites draw art.safetensors`: your own art",
             indent="  ",
         )
         say(

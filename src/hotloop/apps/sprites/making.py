@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -105,3 +106,10 @@ def _deal(seed: int, numbers: Tensor, kinds: int) -> Tensor:
     cards = torch.stack([rounds.words(f"card {card}") for card in range(kinds)], 1)
     order = cards.argsort(dim=1, stable=True).view(-1)
     return order[numbers - first * kinds]
+
+
+def load_or_make(data: Path | None, number: int, seed: int, classes: list[str] | None = None) -> SpriteSet:
+    """The set in a file, or freshly made sprites; of the given classes."""
+    if data is None:
+        return make(number, seed=seed, classes=classes)
+    return SpriteSet.load(data) if not classes else SpriteSet.load(data).only(classes)

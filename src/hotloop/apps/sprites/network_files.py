@@ -18,18 +18,18 @@ from hotloop.printing.text import printable, shorten
 
 Kind = Literal["classifier", "drawer"]
 NETWORKS: dict[str, type[Classifier] | type[Drawer]] = {"classifier": Classifier, "drawer": Drawer}
-ADVICE = {"classifier": "`hotloop train classify` makes one", "drawer": "`hotloop train draw` makes one"}
+ADVICE = {"classifier": "`hotloop sprites train` makes one", "drawer": "`hotloop sprites draw` makes one"}
 
 
 def kind_of(path: str | Path) -> Kind:
     """Whether a file holds a classifier or a drawer."""
     kinds: tuple[Kind, ...] = ("classifier", "drawer")
-    found = format_of(Path(path), "`hotloop train classify` and `hotloop train draw` make networks")
+    found = format_of(Path(path), "`hotloop sprites train` and `hotloop sprites draw` make networks")
     for kind in kinds:
         if found == f"hotloop-{kind}":
             return kind
     raise BadArgument(
-        f"{printable(str(path))} holds {printable(found)}, not a network", fix="`hotloop train` makes one"
+        f"{printable(str(path))} holds {printable(found)}, not a network", fix="`hotloop sprites train` makes one"
     )
 
 
@@ -81,10 +81,10 @@ class TrainedNetwork:
         """Refuse sprites of other classes than those that were learned."""
         if self.classes != sprites.classes:
             known, given = shorten(list(self.classes), 20), shorten(list(sprites.classes), 20)
-            verb = "classify" if self.kind == "classifier" else "draw"
+            verb = "train" if self.kind == "classifier" else "draw"
             raise BadArgument(
                 f"the model knows other classes ({known}) than {printable(name)} has ({given})",
-                fix=f"train on that set: hotloop train {verb} {shlex.quote(printable(name))}",
+                fix=f"train on that set: hotloop sprites {verb} {shlex.quote(printable(name))}",
             )
 
 

@@ -1,4 +1,4 @@
-"""`hotloop sprites`: make, look at, import and describe sets of sprites."""
+"""`hotloop sprites`: make, look at, import and describe sets of sprites; the networks are in networks_verb.py."""
 
 import shlex
 from pathlib import Path
@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hotloop.apps.sprites.networks_verb import app as networks
+from hotloop.apps.sprites.sprite_options import Classes, Data, Scale
 from hotloop.cli.help import Verb, Verbs
-from hotloop.cli.options import Classes, Data, Json, Scale, Seed
+from hotloop.cli.options import Json, Seed
 from hotloop.cli.output import console, counting, must_be_writable, print_json, say
 from hotloop.errors import BadArgument, OutputError
 from hotloop.printing.text import count, duration, plural, printable
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from hotloop.apps.sprites.dataset import SpriteSet
 
 app = typer.Typer(
+    add_completion=False,
     cls=Verbs,
-    help="Make, preview, import and describe sets of pixel-art sprites.",
+    help="Make and import sets of pixel-art sprites; train networks that classify them or draw new ones.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -77,7 +80,7 @@ def preview(
       hotloop sprites preview                     [dim]what hotloop draws[/dim]
       hotloop sprites preview art.safetensors -o art.png --scale 6
     """
-    from hotloop.apps.sprites.making import CLASSES
+    from hotloop.apps.sprites.making import CLASSES, load_or_make
     from hotloop.apps.sprites.pictures import must_fit_a_sheet, save_png, sheet_of
 
     if columns < 1 or scale < 1:
@@ -186,16 +189,6 @@ def about(sprites: "SpriteSet") -> dict[str, Any]:
     }
 
 
-def load_or_make(data: Path | None, number: int, seed: int, classes: list[str] | None = None) -> "SpriteSet":
-    """The set in a file, or freshly made sprites; of the given classes."""
-    from hotloop.apps.sprites.dataset import SpriteSet
-    from hotloop.apps.sprites.making import make as draw_by_rules
-
-    if data is None:
-        return draw_by_rules(number, seed=seed, classes=classes)
-    return SpriteSet.load(data) if not classes else SpriteSet.load(data).only(classes)
-
-
 def rows_of(sprites: "SpriteSet", columns: int) -> "SpriteSet":
     """The first few of each class, class after class; a class with fewer is filled up by going round."""
     import torch
@@ -216,3 +209,6 @@ def tile_of(text: str | None) -> tuple[int, int] | None:
     if len(parts) != 2 or not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
         raise BadArgument(f"--tile {text!r}", fix="give width and height in pixels, as 16x16")
     return int(parts[0]), int(parts[1])
+
+
+app.add_typer(networks)  # the verbs of networks stand after those of sets

@@ -1,4 +1,4 @@
-"""`hotloop train` with checkpoints: stopped, resumed, ended by a time limit, and in a real terminal."""
+"""`hotloop sprites train` and `draw` with checkpoints: stopped, resumed, out of time, and in a real terminal."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     make(160, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
 
     def call(*args: str) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["hotloop", "train", *args])
+        monkeypatch.setattr(sys, "argv", ["hotloop", "sprites", *args])
         with pytest.raises(SystemExit) as ended:
             main()
         printed = capsys.readouterr()
@@ -39,15 +39,13 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     return call
 
 
-@pytest.mark.parametrize(
-    ("task", "epochs", "every"), [("classify", 2, "all 2 epochs were"), ("draw", 1, "the epoch was")]
-)
+@pytest.mark.parametrize(("task", "epochs", "every"), [("train", 2, "all 2 epochs were"), ("draw", 1, "the epoch was")])
 def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task: str, epochs: int, every: str) -> None:
     command = (task, "sprites.safetensors", "--epochs", str(epochs), *SMALL)
     code, _, err = run(*command, "--out", "whole.safetensors")
     assert code == 0, err
     saving = ("--out", "parts.safetensors", "--save", "run", "--every", "3 steps", "--resume", "--json")
-    lives = 3 if task == "classify" else tries(1, 3)
+    lives = 3 if task == "train" else tries(1, 3)
     for life in range(1, lives + 1):
         code, out, err = run(*command, *saving, "--time-limit", "0.000001s")
         report = json.loads(out)
@@ -72,7 +70,7 @@ def test_a_time_limit_again_and_again_ends_as_one_run(run, tmp_path: Path, task:
 
 
 def test_more_epochs_go_on(run) -> None:
-    command = ("classify", "sprites.safetensors", *SMALL, "--save", "run", "--json")
+    command = ("train", "sprites.safetensors", *SMALL, "--save", "run", "--json")
     assert run(*command, "--epochs", "1")[0] == 0
     code, out, err = run(*command, "--epochs", "3", "--resume")
     assert code == 0, err
@@ -80,7 +78,7 @@ def test_more_epochs_go_on(run) -> None:
 
 
 def test_a_run_that_is_saved_has_one_page(run, tmp_path: Path) -> None:
-    command = ("classify", "sprites.safetensors", *SMALL, "--epochs", "1", "--report", "--save", "runs/a", "--json")
+    command = ("train", "sprites.safetensors", *SMALL, "--epochs", "1", "--report", "--save", "runs/a", "--json")
     code, out, err = run(*command)
     assert code == 0, err
     assert Path(json.loads(out)["report"]) == Path("runs/a/report.html")
@@ -99,7 +97,7 @@ MISTAKES = {
 @pytest.mark.parametrize(("args", "says"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(run, tmp_path: Path, args, says: str) -> None:
     before = sorted(tmp_path.rglob("*"))
-    code, out, err = run("classify", "sprites.safetensors", *SMALL, "--epochs", "1", *args)
+    code, out, err = run("train", "sprites.safetensors", *SMALL, "--epochs", "1", *args)
     assert code == 2
     assert says in err
     assert "fix:" in err
@@ -108,14 +106,14 @@ def test_a_mistake_ends_in_a_clear_message_and_leaves_nothing(run, tmp_path: Pat
 
 
 def test_a_place_that_takes_no_checkpoints_is_told_before_the_training(run) -> None:
-    code, out, err = run("classify", "sprites.safetensors", *SMALL, "--save", "sprites.safetensors")
+    code, out, err = run("train", "sprites.safetensors", *SMALL, "--save", "sprites.safetensors")
     assert code == 2
     assert "checkpoints cannot be written to sprites.safetensors: File exists" in err
     assert "epoch 1" not in out + err
 
 
 def test_a_folder_with_a_run_in_it_is_not_written_over(run) -> None:
-    command = ("classify", "sprites.safetensors", *SMALL, "--epochs", "1", "--save", "run")
+    command = ("train", "sprites.safetensors", *SMALL, "--epochs", "1", "--save", "run")
     code, out, _ = run(*command)
     assert code == 0
     assert "to learn from, 1 epoch\n" in out
@@ -132,7 +130,7 @@ def in_a_terminal(warm: Warm, folder: Path, *args: str, until: str) -> tuple[int
     # On a slow machine the run is long enough for a compilation beside it, which is not what is looked at here.
     script.write_text("import torch._dynamo, hotloop.cli\ntorch._dynamo.config.disable = True\nhotloop.cli.main()\n")
     environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm-256color"}
-    process = warm.start(script, "train", *args, cwd=folder, environment=environment, terminal=os.ttyname(follower))
+    process = warm.start(script, "sprites", *args, cwd=folder, environment=environment, terminal=os.ttyname(follower))
     os.close(follower)
     shown, pressed = b"", False
     while True:
@@ -153,7 +151,7 @@ def plain(shown: bytes) -> str:
 
 def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) -> None:
     make(160, seed=7, classes=["sword", "heart"]).save(tmp_path / "sprites.safetensors")
-    command = ("classify", "sprites.safetensors", "--epochs", "60", *SMALL, "--save", "run", "--resume")
+    command = ("train", "sprites.safetensors", "--epochs", "60", *SMALL, "--save", "run", "--resume")
     code, shown = in_a_terminal(warm, tmp_path, *command, until=r"epoch ([2-9]|\d\d)/60")
     assert code == 130, shown
     assert "Traceback" not in shown
@@ -173,7 +171,7 @@ def test_in_a_terminal_the_bar_goes_on_where_it_was(tmp_path: Path, warm: Warm) 
     "given", [["--class", "sword"], ["--class", "sword", "--class", "sword"]], ids=["once", "twice"]
 )
 def test_a_classifier_of_one_class_is_refused_before_it_is_trained(run, tmp_path: Path, given: list[str]) -> None:
-    code, _, err = run("classify", *given, *SMALL)
+    code, _, err = run("train", *given, *SMALL)
     assert code == 2
     assert "a classifier has nothing to tell it apart from" in " ".join(err.split())
     assert [file.name for file in tmp_path.iterdir()] == ["sprites.safetensors"]

@@ -1,0 +1,427 @@
+"""`hotloop sprites train|draw|evaluate|generate`: networks that classify sprites, and networks that draw new ones."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from hotloop.apps.sprites.sprite_options import Classes, Data, Scale
+from hotloop.cli.help import Verb
+from hotloop.cli.options import INTERRUPTED, Device, Json, Report, Seed
+from hotloop.cli.output import command_line, console, counting, keep, must_be_writable, print_json, say
+from hotloop.errors import BadArgument
+from hotloop.printing.text import count, duration, plural, printable
+
+if TYPE_CHECKING:
+    import torch
+
+    from hotloop.apps.sprites.dataset import SpriteSet
+    from hotloop.apps.sprites.network_files import TrainedNetwork
+    from hotloop.apps.sprites.recipes import FitOptions, Recipe
+    from hotloop.records import Report as Training
+
+NEVER_SEEN = 2_000_003  # a seed that no training uses by itself
+
+app = typer.Typer(add_completion=False)
+
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write the network.")]
+Epochs = Annotated[
+    int | None, typer.Option(metavar="N", help="Epochs of training.", show_default="what suits the device")
+]
+Width = Annotated[
+    int | None, typer.Option(metavar="N", help="Width of the network.", show_default="what suits the device")
+]
+Batch = Annotated[int | None, typer.Option(metavar="N", help="Batch size.", show_default="what suits the device")]
+Save = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write checkpoints here, so that the run can resume.", show_default=False),
+]
+Every = Annotated[str, typer.Option(metavar="TIME", help="Checkpoint interval: 30s, 5min, 1000 steps.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint, or begin if there is none.")]
+Gpus = Annotated[
+    str,
+    typer.Option(metavar="N|auto", help="GPUs of this machine; more than 1 use `hotloop launch`."),
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Save and end after this long, such as 2h.", show_default=False),
+]
+
+
+@app.command(cls=Verb)
+def train(
+    data: Data = None,
+    out: Out = Path("classifier.safetensors"),
+    device: Device = None,
+    epochs: Epochs = None,
+    width: Width = None,
+    batch: Batch = None,
+    classes: Classes = None,
+    seed: Seed = 0,
+    save: Save = None,
+    every: Every = "5min",
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
+    gpus: Gpus = "1",
+    report: Report = True,
+    as_json: Json = False,
+) -> None:
+    """Train a classifier of sprites and evaluate it on sprites that it never saw.
+
+    Of your own sprites, every tenth is held out for evaluation.
+
+    [bold]Examples[/bold]
+      hotloop sprites train                             [dim]on sprites made for it[/dim]
+      hotloop sprites train art.safetensors             [dim]on your own[/dim]
+      hotloop sprites evaluate classifier.safetensors   [dim]how good is it?[/dim]
+      hotloop sprites train --save runs/a --resume      [dim]again, until it is done[/dim]
+      hotloop sprites train --gpus auto                 [dim]on all GPUs here[/dim]
+    """
+    from hotloop.apps.sprites.recipes import learn_to_sort
+
+    run = _run(save, every, resume, time_limit)
+    if classes is not None and len(set(classes)) == 1:
+        raise BadArgument(
+            f"--class {printable(classes[0])} alone, and a classifier has nothing to tell it apart from",
+            fix="give --class once more for each other class, or leave it out for all",
+        )
+    if _on_several(gpus, device, data, out):
+        return
+    recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
+    trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
+    _finish(trained, training, out, save, report, as_json, f"hotloop sprites evaluate {shlex.quote(str(out))}")
+
+
+@app.command(cls=Verb)
+def draw(
+    data: Data = None,
+    out: Out = Path("drawer.safetensors"),
+    device: Device = None,
+    epochs: Epochs = None,
+    width: Width = None,
+    batch: Batch = None,
+    classes: Classes = None,
+    seed: Seed = 0,
+    save: Save = None,
+    every: Every = "5min",
+    resume: Resume = False,
+    time_limit: TimeLimit = None,
+    gpus: Gpus = "1",
+    report: Report = True,
+    as_json: Json = False,
+) -> None:
+    """Train a network that draws new sprites of a class, in palette colours, so they are always crisp.
+
+    [bold]Examples[/bold]
+      hotloop sprites draw                          [dim]on sprites made for it[/dim]
+      hotloop sprites draw art.safetensors --epochs 200
+      hotloop sprites generate --class potion       [dim]new potions[/dim]
+      hotloop sprites draw --save runs/b --resume   [dim]again, until it is done[/dim]
+    """
+    from hotloop.apps.sprites.recipes import learn_to_draw
+
+    run = _run(save, every, resume, time_limit)
+    if _on_several(gpus, device, data, out):
+        return
+    recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
+    trained, training = learn_to_draw(sprites, recipe, device=device, **run)
+    _finish(trained, training, out, save, report, as_json, f"hotloop sprites generate --model {shlex.quote(str(out))}")
+
+
+def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) -> "FitOptions":
+    """How it is saved; what cannot be meant is told before sprites are made."""
+    from hotloop.apps.sprites.recipes import FitOptions
+    from hotloop.training.saving import interval_in, seconds_in
+
+    if resume and save is None:
+        raise BadArgument("--resume without --save", fix="say where the checkpoints are: --save runs/a --resume")
+    interval_in(every)
+    if time_limit is not None:
+        seconds_in(time_limit)
+    return FitOptions(save=save, every=every, resume=resume, time_limit=time_limit)
+
+
+def _on_several(gpus: str, device: str | None, data: Path | None, out: Path) -> bool:
+    """Train in one process for each GPU, where more than one is asked for: this command once more, as a rank."""
+    if gpus == "1" or _rank() is not None:
+        return False
+    from hotloop.cli.launch import number_of_gpus
+    from hotloop.launch.torchrun import LaunchRequest, line_for, run
+
+    if device is not None:
+        raise BadArgument(
+            f"--gpus {gpus} and --device {device}", fix="give one of them: each process takes its own GPU"
+        )
+    must_be_writable(out, data, suffix=".safetensors")
+    line = line_for(LaunchRequest("hotloop", tuple(sys.argv[1:]), module=True, gpus=number_of_gpus(gpus)))
+    if line.processes == 1:
+        return False
+    typer.echo(f"hotloop sprites train: {line}", err=True)
+    run(line, lambda told: typer.echo(f"hotloop sprites train: {told}", err=True))
+    return True
+
+
+def _rank() -> int | None:
+    """The number of this process among those of a launched run; None where there is no such run."""
+    return int(os.environ["RANK"]) if os.environ.get("RANK", "").isdecimal() and "WORLD_SIZE" in os.environ else None
+
+
+def _prepare(
+    task: Literal["classify", "draw"],
+    data: Path | None,
+    out: Path,
+    device: str | None,
+    settings: tuple[int | None, int | None, int | None],
+    classes: list[str] | None,
+    seed: int,
+    as_json: bool,
+) -> "tuple[Recipe, SpriteSet, SpriteSet]":
+    """The recipe, the sprites to learn from and those held out; what cannot work is told before the work begins."""
+    from dataclasses import replace
+
+    from hotloop import pick
+    from hotloop.apps.sprites.making import load_or_make, make
+    from hotloop.apps.sprites.recipes import must_fit_memory, recipe_for, sprites_for
+
+    must_be_writable(out, data, suffix=".safetensors")
+    choice = pick(device)
+    chosen = dict(zip(("epochs", "width", "batch"), settings, strict=True))
+    given = {name: value for name, value in chosen.items() if value is not None}
+    recipe = replace(recipe_for(task, choice.device), seed=seed, **given)
+    must_fit_memory(task, recipe, choice.device)
+    sprites = load_or_make(data, sprites_for(choice.device), seed, classes)
+    if data is None:
+        held_out = make(4096, seed=seed + 1_000_003, classes=classes)
+    else:
+        sprites, held_out = split(sprites)
+    if _rank():  # rank 0 speaks for all
+        return recipe, sprites, held_out
+    words = console(stderr=as_json)
+    say(words, f"{choice.device} in {choice.precision}: {choice.reason}")
+    of = plural(len(sprites.classes), "class", "classes")
+    say(words, f"{plural(len(sprites), 'sprite')} of {of} to learn from, {plural(recipe.epochs, 'epoch')}")
+    return recipe, sprites, held_out
+
+
+def split(sprites: "SpriteSet") -> "tuple[SpriteSet, SpriteSet]":
+    """Every tenth sprite held out."""
+    import torch
+
+    tenth = torch.arange(len(sprites)) % 10 == 9
+    return sprites[~tenth], sprites[tenth] if bool(tenth.any()) else sprites
+
+
+def _finish(
+    trained: "TrainedNetwork",
+    training: "Training",
+    out: Path,
+    save: Path | None,
+    report: bool,
+    as_json: bool,
+    then: str,
+) -> None:
+    from hotloop.report.runs import PAGE
+    from hotloop.report.summary import summary
+
+    if _rank():  # rank 0 writes; an exit code here would end it in the middle of that
+        return
+    trained.save(out)
+    kept = None
+    if report:  # beside the checkpoints the run has written its page itself
+        kept = save / PAGE if save is not None and (save / PAGE).is_file() else _kept(trained, training)
+    if as_json:
+        about = {"out": str(out), "report": None if kept is None else str(kept), "classes": list(trained.classes)}
+        print_json({**about, **training.to_json()})
+    else:
+        words = console()
+        words.print(summary(training, f"hotloop sprites train: {trained.kind}"))
+        say(words, f"Written: {out}{'' if kept is None else f' and {kept}'}. Next: `{then}`")
+    if training.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _kept(trained: "TrainedNetwork", training: "Training") -> Path:
+    """The page and the data of the run; the page."""
+    from hotloop.report.page import Training, page
+    from hotloop.report.runs import PAGE, run_of
+
+    title = f"A {trained.kind} for {plural(len(trained.classes), 'class', 'classes')} of sprites"
+    html = page([Training("", training)], title=title, command=command_line())
+    return keep(html, run_of(training, title), training.to_json()) / PAGE
+
+
+@app.command(cls=Verb)
+def evaluate(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A network that `hotloop sprites train` wrote.")],
+    data: Data = None,
+    judge: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="For a drawer: the classifier that judges it.")
+    ] = None,
+    number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Sprites to make or to draw.")] = 2048,
+    device: Device = None,
+    seed: Seed = NEVER_SEEN,
+    as_json: Json = False,
+) -> None:
+    """Measure a trained network on sprites that it never saw.
+
+    For a classifier: accuracy and confusions. For a drawer: a separately trained classifier judges what it draws.
+
+    [bold]Examples[/bold]
+      hotloop sprites evaluate classifier.safetensors
+      hotloop sprites evaluate classifier.safetensors art.safetensors
+      hotloop sprites evaluate drawer.safetensors --judge classifier.safetensors
+    """
+    from hotloop import pick
+    from hotloop.apps.sprites.network_files import TrainedNetwork, kind_of
+
+    if number < 1:
+        raise BadArgument(f"count={number}", fix="give a whole number of at least 1")
+    where = pick(device).device
+    kind = kind_of(model)
+    trained = TrainedNetwork.load(model, kind, where)
+    if kind == "classifier":
+        told = _classifier(trained, data, number, seed, where)
+    elif judge is None:
+        raise BadArgument(
+            f"{model} is a drawer, which needs a classifier as its judge", fix="give --judge classifier.safetensors"
+        )
+    else:
+        told = _drawer(trained, TrainedNetwork.load(judge, "classifier", where), data, number, seed, where)
+    if as_json:
+        print_json({"model": str(model), "device": str(where), **told})
+    else:
+        _show_worth(told)
+
+
+def _classifier(
+    trained: "TrainedNetwork", data: Path | None, number: int, seed: int, where: "torch.device"
+) -> dict[str, Any]:
+    from hotloop.apps.sprites.making import CLASSES, load_or_make
+    from hotloop.apps.sprites.quality import confusions
+
+    known = [name for name in trained.classes if name in CLASSES]
+    if data is None and len(known) < len(trained.classes):
+        raise BadArgument(
+            "the model was trained on classes that hotloop does not make", fix="give a set of sprites to evaluate it on"
+        )
+    sprites = load_or_make(data, number, seed, list(trained.classes) if data is None else None)
+    trained.must_know(sprites, str(data))
+    table = confusions(trained, sprites, where)
+    right = table.diagonal().sum().item() / table.sum().item()
+    each = (table.diagonal() / table.sum(1).clamp_min(1)).tolist()
+    wrong = [
+        {"is": trained.classes[i], "taken_for": trained.classes[j], "sprites": int(table[i, j])}
+        for i, j in table.nonzero().tolist()
+        if i != j
+    ]
+    return {
+        "sprites": len(sprites),
+        "accuracy": right,
+        "by_class": dict(zip(trained.classes, each, strict=True)),
+        "confusions": sorted(wrong, key=lambda row: -int(row["sprites"])),
+    }
+
+
+def _drawer(
+    trained: "TrainedNetwork", judge: "TrainedNetwork", data: Path | None, number: int, seed: int, where: "torch.device"
+) -> dict[str, Any]:
+    import torch
+
+    from hotloop.apps.sprites.making import load_or_make, must_fit_memory
+    from hotloop.apps.sprites.quality import drawn_by
+    from hotloop.apps.sprites.quality import judge as judged
+
+    if trained.classes != judge.classes:
+        raise BadArgument("the judge knows other classes than the drawer", fix="train both on the same set")
+    must_fit_memory(number)
+    labels = torch.arange(number) % len(trained.classes)
+    with counting("drawing") as progress:
+        drawn = drawn_by(trained, labels, where, seed=seed, progress=progress)
+    learned_from = load_or_make(data, 1, 0, None) if data is not None else None
+    verdict = judged(drawn, judge, learned_from, where)
+    return {
+        "sprites": verdict.drawn,
+        "accuracy": verdict.right,
+        "by_class": verdict.right_by_class,
+        **verdict.to_json(),
+    }
+
+
+def _show_worth(facts: dict[str, Any]) -> None:
+
+    words = console()
+    say(words, f"{facts['accuracy']:.1%} of {count(facts['sprites'])} sprites are classified correctly", style="bold")
+    for name, share in facts["by_class"].items():
+        say(words, f"{name:<12} {share:7.1%}", indent="  ")
+    for row in facts.get("confusions", [])[:5]:
+        say(words, f"{row['sprites']} x {row['is']} taken for {row['taken_for']}", indent="  ", style="dim")
+    if "distinct" in facts:
+        say(words, f"{facts['distinct']:.1%} differ from one another")
+        if facts["copies"] is not None:
+            say(words, f"{facts['copies']:.2%} are exact copies of training sprites")
+
+
+@app.command(cls=Verb)
+def generate(
+    classes: Classes = None,
+    number: Annotated[int, typer.Option("--count", "-n", metavar="N", help="Sprites of each class.")] = 64,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The contact sheet, a PNG.")] = Path(
+        "sheet.png"
+    ),
+    model: Annotated[
+        Path, typer.Option("--model", "-m", metavar="FILE", help="A drawer from `hotloop sprites draw`.")
+    ] = Path("drawer.safetensors"),
+    data: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write the sprites as a set (safetensors).")
+    ] = None,
+    columns: Annotated[int, typer.Option(metavar="N", help="Sprites in a row of the sheet.")] = 16,
+    scale: Scale = 4,
+    steps: Annotated[int, typer.Option(metavar="N", help="Drawing steps; more give finer details.")] = 16,
+    temperature: Annotated[float, typer.Option(metavar="X", help="Lower is cleaner, higher is more varied.")] = 0.7,
+    device: Device = None,
+    seed: Seed = 0,
+    as_json: Json = False,
+) -> None:
+    """Draw new sprites with a trained network, as a contact sheet.
+
+    [bold]Examples[/bold]
+      hotloop sprites generate --class potion --count 64 --out sheet.png
+      hotloop sprites generate -c sword -c ship -n 16   [dim]a row of each[/dim]
+      hotloop sprites generate --data new.safetensors   [dim]also as data[/dim]
+    """
+    import time
+
+    import torch
+
+    from hotloop import pick
+    from hotloop.apps.sprites.dataset import label_of
+    from hotloop.apps.sprites.drawing import must_be_drawable
+    from hotloop.apps.sprites.network_files import TrainedNetwork
+    from hotloop.apps.sprites.pictures import must_fit_a_sheet, save_png, sheet_of
+    from hotloop.apps.sprites.quality import drawn_by
+
+    if min(number, columns, scale) < 1:
+        raise BadArgument(f"count={number}, columns={columns}, scale={scale}", fix="give whole numbers of at least 1")
+    must_be_drawable(steps, temperature)
+    must_be_writable(out, data, model, suffix=".png")
+    if data is not None:
+        must_be_writable(data, model, option="--data", suffix=".safetensors")
+    where = pick(device).device
+    trained = TrainedNetwork.load(model, "drawer", where)
+    labels = torch.tensor([label_of(name, trained.classes) for name in classes or trained.classes])
+    must_fit_a_sheet(number * len(labels), scale)
+    start = time.perf_counter()
+    with counting("drawing") as progress:
+        each = labels.repeat_interleave(number)
+        drawn = drawn_by(trained, each, where, seed=seed, steps=steps, temperature=temperature, progress=progress)
+    seconds = time.perf_counter() - start
+    save_png(out, sheet_of(drawn, min(columns, number), scale))
+    if data is not None:
+        drawn.save(data)
+    if as_json:
+        print_json({"out": str(out), "sprites": len(drawn), "seconds": seconds, "device": str(where)})
+    else:
+        say(console(), f"{plural(len(drawn), 'sprite')} in {duration(seconds)} on {where}: {out}")
