@@ -243,7 +243,7 @@ class Report(Record):
     batch: int | None = None  # items of a step on all ranks together, where the loader tells
     best: BestEpoch | None = None  # by the metric that was asked for, else by the validation loss
     by_rank: tuple[RankPace, ...] = ()  # the ranks of the last part of the run
-    parallel: str | None = None  # how several GPUs of one process trained, and what DDP would give; in words
+    parallel: str | None = None  # how `nn.DataParallel` trained, in words
 
     @property
     def items_per_second(self) -> float | None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.errors import BadArgument
 from hotloop.ranks.group import Ranks
-from hotloop.step.data_parallel import SpreadModel, ddp_instead, refuse_own_loss, spread_over_gpus
+from hotloop.step.data_parallel import SpreadModel, refuse_own_loss, spread_over_gpus
 
 CUDA = torch.device("cuda")
 
@@ -110,19 +110,3 @@ def test_on_ranks_ddp_takes_its_place() -> None:
     assert spread_over_gpus(model, nn.DataParallel(model), torch.device("cpu"), ranks, hotloop.Plan("cpu")) is None
     with pytest.raises(BadArgument, match="on 2 ranks"):
         spread_over_gpus(model, None, torch.device("cpu"), ranks, plan)
-
-
-def test_what_ddp_would_give_is_measured_without_a_trace() -> None:
-    loop = looped(network())
-    batch = next(iter(loader()))
-    loop.step(batch)
-    before, seed = {name: value.clone() for name, value in loop.model.state_dict().items()}, torch.get_rng_state()
-    told = ddp_instead(loop._core.step, loop._core.memory, batch, 4, now=1.0)
-    assert all(torch.equal(value, before[name]) for name, value in loop.model.state_dict().items())
-    assert torch.equal(torch.get_rng_state(), seed)
-    assert loop.steps == 1
-    assert 0 < told.seconds < 1
-    assert told.gradient_bytes == 4 * sum(p.numel() for p in loop.model.parameters())
-    assert "measured" in str(told)
-    assert "modelled" in str(told)
-    assert "`hotloop launch --gpus 4 script.py`" in str(told)

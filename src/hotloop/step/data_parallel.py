@@ -1,6 +1,5 @@
-"""`nn.DataParallel`, asked for or found around a model, and an estimate of DDP in its place."""
+"""`nn.DataParallel`, asked for or found around a model."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,20 +7,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.apps.simulate.scaling import interconnect
-from hotloop.apps.simulate.scaling.network import Cluster
-from hotloop.device.clock import synchronize
 from hotloop.errors import BadArgument
-from hotloop.memory.micro_batches import rows_of
 from hotloop.plan import Plan
-from hotloop.printing.text import duration, plural, size
+from hotloop.printing.text import plural
 from hotloop.ranks.group import Ranks, world_size
-from hotloop.step.retry import OutOfMemory
-from hotloop.step.training import TrainingStep
 
 LAUNCH = "`hotloop launch --gpus {gpus} script.py`"
-REPEATS = 3  # passes that are timed, after one that is not
-LINK = "pcie4"  # assumed between GPUs: the slowest that is common
 # Settings that change how the one model computes, of which copies on other GPUs know nothing.
 _OTHERS = ("graph", "compile", "checkpointing", "recompute", "memory_budget")
 
@@ -107,43 +98,6 @@ def spread_over_gpus(
                 fix=f"leave that out, or use DDP: {LAUNCH.format(gpus=spread.gpus)}",
             )
     return spread
-
-
-@dataclass(frozen=True)
-class DdpInstead:
-    """A step of DDP on as many GPUs: the pass measured on one of them, the all-reduce modelled."""
-
-    seconds: float  # of the pass over a GPU's share of the batch
-    exchange: float  # seconds of the all-reduce of all gradients, none of it hidden
-    gradient_bytes: int
-    gpus: int
-    now: float  # seconds of a step of DataParallel
-
-    def __str__(self) -> str:
-        return (
-            f"DataParallel over {self.gpus} GPUs took {duration(self.now)} for a step; DDP would take"
-            f" {duration(self.seconds)} to {duration(self.seconds + self.exchange)}: a pass over its share of the batch"
-            f" took {duration(self.seconds)} on one GPU (measured), and the exchange of {size(self.gradient_bytes)} of"
-            f" gradients, which the pass can hide, takes {duration(self.exchange)} over PCIe 4 (modelled);"
-            f" start it with {LAUNCH.format(gpus=self.gpus)}"
-        )
-
-
-def ddp_instead(step: TrainingStep, memory: OutOfMemory, batch: Any, gpus: int, now: float) -> DdpInstead:
-    """Measure the pass of one GPU over its share of a batch; the state is restored."""
-    items = step.weighing.items_in(batch)
-    part = rows_of(batch, items, slice(0, -(-items // gpus)))
-    taken = []
-    for _ in range(1 + REPEATS):
-        synchronize(step.device)
-        start = time.perf_counter()
-        step.gradients_of(part, memory)
-        synchronize(step.device)
-        taken.append(time.perf_counter() - start)
-    every = {p for each in step.objectives for p in each.parameters if p.requires_grad}
-    held = sum(p.numel() * p.element_size() for p in every)
-    exchange = Cluster(interconnect(LINK)).all_reduce(gpus, held)
-    return DdpInstead(min(taken[1:]), exchange, held, gpus, now)
 
 
 def refuse_own_loss(spread: SpreadModel | None, *, has_loss: bool) -> None:

@@ -21,8 +21,7 @@ from hotloop.printing.text import plural, shorten
 from hotloop.ranks.group import Agreement, Ranks
 from hotloop.ranks.heartbeat import Heartbeat, Progress, RankLost
 from hotloop.records import RankPace
-from hotloop.step.data_parallel import SpreadModel, ddp_instead
-from hotloop.step.retry import OutOfMemory
+from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import checksum, how_apart
 
@@ -33,7 +32,6 @@ class Collective:
     def __init__(self, ranks: Ranks | None, spread: SpreadModel | None = None) -> None:
         self.ranks, self.spread = ranks, spread
         self.wrapper = None if spread is None else spread.wrapper
-        self._batch: Any = None  # the last one of an epoch, where a step of DDP is to be measured with it
         self.size = 1 if ranks is None else ranks.size
         self.is_first = ranks is None or ranks.is_first
         self._dealt: dict[tuple[int, bool], tuple[Any, Any]] = {}  # loaders, and what this rank reads of them
@@ -230,18 +228,6 @@ class Collective:
         own, waited = _pace(step) or (None, None)
         mine = RankPace(self.ranks.rank, self.ranks.host, str(self.ranks.device), own, waited)
         return tuple(RankPace.from_json(each) for each in self.ranks.gather(mine.to_json()))
-
-    def keep(self, batch: Any) -> None:
-        """Keep the last batch of an epoch, for `instead`."""
-        if self.spread is not None and self.spread.is_active and batch is not None:
-            self._batch = batch
-
-    def instead(self, step: TrainingStep, memory: OutOfMemory, seconds: float) -> str | None:
-        """After the last epoch of a process with several GPUs: the estimate for DDP; `seconds` is a step's time."""
-        if self.spread is None or self._batch is None:
-            return None if self.spread is None else self.spread.words()
-        batch, self._batch = self._batch, None
-        return str(ddp_instead(step, memory, batch, self.spread.gpus, seconds))
 
     def global_batch(self, loader: Any) -> int | None:
         """Items of a step on all ranks together; None where the loader does not say."""

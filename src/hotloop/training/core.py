@@ -203,7 +203,6 @@ class Core:
             self.step.captured.check()
 
     def _end_epoch(self) -> None:
-        self.together.keep(self.given)
         self.given = None
         self.tuner.pause()
         self.step.end_epoch()

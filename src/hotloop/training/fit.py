@@ -664,9 +664,7 @@ class Fit:
             batch=self.core.together.global_batch(self.loader),
             best=self._best_so_far.of(self.epochs),
             by_rank=self.core.together.by_rank(self.core.step),
-            parallel=self.core.together.instead(
-                self.core.step, self.core.memory, sum(e.seconds for e in self.epochs) / max(loop.steps - steps, 1)
-            ),
+            parallel=None if self.core.together.spread is None else self.core.together.spread.words(),
         )
 
 
