@@ -229,8 +229,8 @@ def test_a_demo_is_labelled_as_one_everywhere(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("width", "height"), [(120, 40), (80, 24), (60, 12), (40, 5), (30, 2)])
 def test_a_demo_is_labelled_as_one_in_a_terminal_of_any_size(width: int, height: int) -> None:
     from hotloop.apps.top.example import DEMO, machine
+    from hotloop.apps.top.history import History
     from hotloop.apps.top.view import screen
-    from hotloop.monitor.history import History
 
     reading = machine(2, name=DEMO)()
     lines = screen(reading, History(60), (), width=width, height=height)

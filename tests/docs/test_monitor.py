@@ -29,7 +29,7 @@ def rows(text: str) -> list[str]:
 
 
 def test_the_table_of_advice_has_every_rule() -> None:
-    source = "".join(file.read_text() for file in (ROOT / "src/hotloop/monitor/advice").glob("*.py"))
+    source = "".join(file.read_text() for file in (ROOT / "src/hotloop/apps/top/advice").glob("*.py"))
     written = set(re.findall(r'Advice\(\s*"([a-z-]+)"', source)) | {trouble.POWER, trouble.HEAT, trouble.HARDWARE}
     assert len(written) > 10
     assert {cell.strip("`") for cell in rows(section(MONITOR, "Advice"))} == written

@@ -187,7 +187,6 @@ def test_only_the_thread_does_any_work() -> None:
     with Watching(source, every=0.001) as watching:
         until(lambda: watching.load.samples >= 5)
         assert watching.latest is not None
-        assert watching.history.gpu(0, "utilisation")[0] == 80.0
     assert len(set(source.threads)) == 1
     assert threading.get_ident() not in source.threads
     assert watching.load.samples == len(source.threads)

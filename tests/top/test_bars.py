@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.apps.top.bars import LEVELS, bar, gauge, past, rule, slices, sparkline
-from hotloop.monitor.history import History
+from hotloop.apps.top.history import History
 from hotloop.monitor.reading import Host, Reading
 
 ANY = st.one_of(st.none(), st.floats())

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from hotloop.apps.top.history import History
 from hotloop.apps.top.plain import as_data
 from hotloop.apps.top.ranks import BYTES, FOLDER, RankRun, RankState, TopReading, runs_in, with_runs
 from hotloop.apps.top.view import screen
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
 from hotloop.ranks.heartbeat import FOLDER as WRITTEN
 

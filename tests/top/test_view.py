@@ -15,9 +15,9 @@ from rich.text import Text
 from hotloop.apps.top.advice import Advice
 from hotloop.apps.top.cells import in_encoding
 from hotloop.apps.top.example import GIB, machine, picture
+from hotloop.apps.top.history import History
 from hotloop.apps.top.view import screen
 from hotloop.apps.top.view_options import SORTS, ViewOptions, press
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 
 from ..thorough import dealt, tries

@@ -10,16 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.optim import Optimizer
 
+from hotloop import kernels
 from hotloop._torch import recurrence
-from hotloop.kernels import (
-    convolved,
-    cuts_into_patches,
-    is_awkward,
-    layers_to_fuse,
-    missing,
-    padded,
-    prepare_convolutions,
-)
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
@@ -91,10 +83,10 @@ class AlignedLever(Lever):
 
     def prepare(self, target: LeverTarget) -> None:
         if target.on_cuda:
-            prepare_convolutions(target.model, target.device, torch.bfloat16)
+            kernels.prepare_convolutions(target.model, target.device, torch.bfloat16)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        taken = set(layers_to_fuse(model)) if "kernels" in plan.levers else set()  # they see to their channels
+        taken = set(kernels.layers_to_fuse(model)) if "kernels" in plan.levers else set()  # they see to their channels
         for layer in odd_layers(model, plan):
             if "forward" in vars(layer) or layer in taken:  # somebody has replaced it for a reason
                 continue
@@ -112,7 +104,7 @@ def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
             assert isinstance(layer, nn.RNNBase)
             if layer.hidden_size >= WIDE and not layer.proj_size and _is_odd((layer.input_size, layer.hidden_size)):
                 found.append(layer)
-        elif is_awkward(layer) if plan.channels_last else plan.graph and cuts_into_patches(layer):
+        elif kernels.is_awkward(layer) if plan.channels_last else plan.graph and kernels.cuts_into_patches(layer):
             found.append(layer)
     return found
 
@@ -120,7 +112,7 @@ def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
 def _forward_of(layer: nn.Module, plan: Plan) -> Callable[..., Any]:
     if isinstance(layer, nn.Linear):
         return partial(linear, layer)
-    return partial(convolution, layer, plan.graph > 0) if is_awkward(layer) else Recurrence(layer)
+    return partial(convolution, layer, plan.graph > 0) if kernels.is_awkward(layer) else Recurrence(layer)
 
 
 def convolution(
@@ -132,7 +124,7 @@ def convolution(
         plain: Any = type(layer).forward
         output: Tensor = plain(layer, batch, *size, **options)
         return output
-    return convolved(layer, batch, torch.get_autocast_dtype(kind), layer.bias, is_captured=is_captured)
+    return kernels.convolved(layer, batch, torch.get_autocast_dtype(kind), layer.bias, is_captured=is_captured)
 
 
 def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
@@ -142,9 +134,9 @@ def linear(layer: nn.Linear, batch: Tensor) -> Tensor:
         return nn.Linear.forward(layer, batch)
     dtype = torch.get_autocast_dtype(kind)
     outputs, inputs = layer.weight.shape
-    weight = padded(layer.weight.to(dtype), missing(inputs), missing(outputs))
-    bias = None if layer.bias is None else padded(layer.bias.to(dtype), missing(outputs))
-    rows = padded(batch.to(dtype), missing(inputs))
+    weight = kernels.padded(layer.weight.to(dtype), kernels.missing(inputs), kernels.missing(outputs))
+    bias = None if layer.bias is None else kernels.padded(layer.bias.to(dtype), kernels.missing(outputs))
+    rows = kernels.padded(batch.to(dtype), kernels.missing(inputs))
     rows = rows.flatten(0, -2) if batch.dim() > 1 else rows
     output = F.linear(rows, weight, bias)[..., :outputs]
     return output.unflatten(0, batch.shape[:-1]) if batch.dim() > 2 else output
@@ -160,7 +152,7 @@ class Recurrence:
         assert isinstance(layer, nn.RNNBase)
         self._layer = layer
         self._width = layer.hidden_size
-        self._inputs, self._units = missing(layer.input_size), missing(layer.hidden_size)
+        self._inputs, self._units = kernels.missing(layer.input_size), kernels.missing(layer.hidden_size)
         options: dict[str, Any] = {"nonlinearity": layer.nonlinearity} if isinstance(layer, nn.RNN) else {}
         kind: Any = type(layer)
         self._wide: nn.RNNBase = kind(
@@ -186,8 +178,8 @@ class Recurrence:
             for depth, several in enumerate(layer.all_weights)  # of each layer and direction
             for number, each in enumerate(several)  # of the input, of the state; their biases
         ]
-        states = None if hx is None else _each(hx, lambda state: padded(state, self._units))
-        wide = padded(data, self._inputs)
+        states = None if hx is None else _each(hx, lambda state: kernels.padded(state, self._units))
+        wide = kernels.padded(data, self._inputs)
         given = batch._replace(data=wide) if isinstance(batch, PackedSequence) else wide
         output, ended = recurrence(self._wide, weights, given, states)
         ended = _each(ended, lambda state: state[..., : self._width])
@@ -199,11 +191,11 @@ class Recurrence:
         """A weight or bias with zeros for the units that are not there, gate by gate."""
         gates = weight.unflatten(0, (-1, self._width))
         if weight.dim() == 1:
-            return padded(gates, self._units).flatten()
+            return kernels.padded(gates, self._units).flatten()
         if of_batch:
-            return padded(gates, self._inputs, self._units).flatten(0, 1)
+            return kernels.padded(gates, self._inputs, self._units).flatten(0, 1)
         parts = gates.unflatten(2, (-1, self._width))  # one for each direction of the layer below
-        return padded(parts, self._units, 0, self._units).flatten(2).flatten(0, 1)
+        return kernels.padded(parts, self._units, 0, self._units).flatten(2).flatten(0, 1)
 
     def _own(self, output: Tensor) -> Tensor:
         """The output without the units that are not there."""
@@ -219,4 +211,4 @@ def _each(states: Any, function: Any) -> Any:
 
 
 def _is_odd(sizes: Iterable[int]) -> bool:
-    return any(missing(size) for size in sizes)
+    return any(kernels.missing(size) for size in sizes)

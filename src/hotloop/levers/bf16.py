@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
+from hotloop import kernels
 from hotloop._torch import has_amx
-from hotloop.kernels import bf16_matmuls, load_beside
 from hotloop.levers.base import DENSE, HEAVY, Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
@@ -73,7 +73,7 @@ class Bf16Lever(Lever):
 
     def prepare(self, target: LeverTarget) -> None:
         if target.on_cuda and not target.pinned_precision and _computes_in_bf16(target.device):
-            load_beside(target.device, bf16_matmuls)
+            kernels.load_beside(target.device, kernels.bf16_matmuls)
 
 
 def _computes_in_bf16(gpu: torch.device) -> bool:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hotloop import kernels
 from hotloop._torch import storage_id
-from hotloop.kernels import is_depthwise, layers_to_fuse, why_no_kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, RunFacts
 from hotloop.placement import map_tensors
 from hotloop.plan import Plan
@@ -112,16 +112,16 @@ def _is_held_up(facts: RunFacts) -> bool:
     """Whether layers want the channels apart, so that activations would be copied to and fro."""
     target = facts.target
     layers = {each for each in target.model.modules() if isinstance(each, nn.GroupNorm | nn.InstanceNorm2d)}
-    has_kernels = facts.is_heavy and not why_no_kernels(target.device)
-    return bool(layers.difference(layers_to_fuse(target.model)) if has_kernels else layers)
+    has_kernels = facts.is_heavy and not kernels.why_no_kernels(target.device)
+    return bool(layers.difference(kernels.layers_to_fuse(target.model)) if has_kernels else layers)
 
 
 def _waits_for_cudnn(facts: RunFacts) -> bool:
     """Whether the run is too short for what cuDNN compiles for depthwise convolutions."""
     target = facts.target
     layers = [each for each in convolutions_of(target.model) if _is_by_channel(each)]
-    if facts.is_heavy and not why_no_kernels(target.device):
-        layers = [each for each in layers if not is_depthwise(each)]
+    if facts.is_heavy and not kernels.why_no_kernels(target.device):
+        layers = [each for each in layers if not kernels.is_depthwise(each)]
     kinds = {(each.in_channels, each.kernel_size, each.stride, each.dilation) for each in layers}
     return target.on_cuda and facts.left is not None and BY_CUDNN * len(kinds) > SHARE * facts.left
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.kernels import cuts_into_patches
+from hotloop import kernels
 from hotloop.levers.base import Lever, LeverTarget
 from hotloop.levers.channels_last import convolutions_of
 from hotloop.plan import Plan
@@ -80,7 +80,7 @@ class CudnnBenchmarkLever(Lever):
 def expected_search(model: nn.Module) -> float:
     """Seconds that the search may take; 0 where there is nothing worth a search, as in a transformer that begins with
     a convolution of its image's patches."""
-    return EACH * sum(not cuts_into_patches(layer) for layer in convolutions_of(model))
+    return EACH * sum(not kernels.cuts_into_patches(layer) for layer in convolutions_of(model))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from hotloop.kernels import fuse, layers_to_fuse, prepare, why_no_kernels
+from hotloop import kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
 from hotloop.plan import Plan
 
@@ -70,22 +70,24 @@ class KernelsLever(Lever):
             return "the model is not in channels_last"
         if not _is_worth_it(target.model):
             return "the model has no BatchNorm2d, GroupNorm or MaxPool2d that suits"
-        return why_no_kernels(target.device)  # the last, since it loads the compiler
+        return kernels.why_no_kernels(target.device)  # the last, since it loads the compiler
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        return why_no_kernels(target.device)
+        return kernels.why_no_kernels(target.device)
 
     def acts(self, plan: Plan) -> bool:
         return self.is_pulled(plan) and plan.compile == "off"
 
     def prepare(self, target: LeverTarget) -> None:
-        if target.on_cuda and _is_worth_it(target.model) and not why_no_kernels(target.device):
-            prepare(target.model, target.device, torch.bfloat16)
+        if target.on_cuda and _is_worth_it(target.model) and not kernels.why_no_kernels(target.device):
+            kernels.prepare(target.model, target.device, torch.bfloat16)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        for layer, forward in fuse(model):
+        for layer, forward in kernels.fuse(model):
             yield replace_forward(layer, forward)
 
 
 def _is_worth_it(model: nn.Module) -> bool:
-    return any(isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.MaxPool2d) for layer in layers_to_fuse(model))
+    return any(
+        isinstance(layer, nn.BatchNorm2d | nn.GroupNorm | nn.MaxPool2d) for layer in kernels.layers_to_fuse(model)
+    )

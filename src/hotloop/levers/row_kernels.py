@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hotloop.kernels import RowKernels, prepare_rows, why_no_kernels
+from hotloop import kernels
 from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
@@ -68,20 +68,20 @@ class RowKernelsLever(Lever):
             return why
         if not _has_vectors(target.model):
             return "the model has neither biases nor normalisations"
-        return why_no_kernels(target.device)  # the last, since it loads the compiler
+        return kernels.why_no_kernels(target.device)  # the last, since it loads the compiler
 
     def impossible(self, target: LeverTarget, plan: Plan) -> str | None:
-        return why_no_kernels(target.device)
+        return kernels.why_no_kernels(target.device)
 
     def acts(self, plan: Plan) -> bool:
         return self.is_pulled(plan) and plan.compile == "off"
 
     def prepare(self, target: LeverTarget) -> None:
-        if target.on_cuda and _is_likely(target.model) and not why_no_kernels(target.device):
-            prepare_rows(target.model, target.device, torch.bfloat16)
+        if target.on_cuda and _is_likely(target.model) and not kernels.why_no_kernels(target.device):
+            kernels.prepare_rows(target.model, target.device, torch.bfloat16)
 
     def around(self, plan: Plan) -> AbstractContextManager[Any]:
-        return RowKernels()
+        return kernels.RowKernels()
 
 
 def _is_likely(model: nn.Module) -> bool:

@@ -17,9 +17,8 @@ from typing import Any, Protocol
 
 from hotloop.errors import BadArgument, HotloopError, OutputError
 from hotloop.files.whole import finite
-from hotloop.monitor.history import GPU_FIELDS, HOST_FIELDS
 from hotloop.monitor.load import is_among
-from hotloop.monitor.reading import Reading
+from hotloop.monitor.reading import GPU_FIELDS, HOST_FIELDS, Reading
 from hotloop.printing.text import an, printable
 
 RESERVED = ("time", "step")

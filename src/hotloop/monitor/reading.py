@@ -1,6 +1,6 @@
 """`Reading`: one sample of the hardware. What is not known is None, never 0."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from hotloop.records import Record
 
@@ -76,3 +76,8 @@ class Reading(Record):
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None  # version of NVIDIA's driver
     notes: tuple[str, ...] = ()  # what could not be read, and why, in sentences
+
+
+_NUMBERS = (float | None, int | None)
+GPU_FIELDS = tuple(field.name for field in fields(Gpu) if field.type in _NUMBERS)
+HOST_FIELDS = tuple(field.name for field in fields(Host) if field.type in _NUMBERS)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Self
 
 from hotloop.errors import BadArgument
-from hotloop.monitor.history import History
 from hotloop.monitor.load import LoadTally
 from hotloop.monitor.logs import Logged, Logs, scalars
 from hotloop.monitor.reading import Reading
@@ -17,7 +16,6 @@ from hotloop.records import Load
 
 EVERY = 0.5  # seconds between two samples
 LAST_READING = 2.0  # seconds that the end waits for the last reading; a driver that hangs is left behind
-REMEMBERED = 3600.0  # seconds of history
 
 
 def watch(
@@ -57,7 +55,6 @@ class Watching:
         if not 0 < every < threading.TIMEOUT_MAX:
             raise BadArgument(f"every={every}", fix="give the seconds between two samples, such as 0.5")
         self.every = every
-        self.history = History(max(REMEMBERED, every), every=max(1.0, every))
         self.latest: Reading | None = None
         self._read = read
         self._gpus = gpus
@@ -131,7 +128,6 @@ class Watching:
         if self._left:
             return
         self._tally.add(reading, time.monotonic())
-        self.history.add(reading)
         self.latest, self._load = reading, self._tally.load()  # whole records change hands, so that nobody needs a lock
         self._write(reading)
 

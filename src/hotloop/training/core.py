@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -35,7 +35,6 @@ from hotloop.step.retry import OutOfMemory
 from hotloop.step.several import Stretches, stretches
 from hotloop.step.sharding import is_sharded
 from hotloop.step.training import TrainingStep
-from hotloop.training.budgeting import Budgeting, budgeted
 from hotloop.training.changes import Changes
 from hotloop.training.collective import Collective
 from hotloop.training.messages import advice_on_loss, memory_words
@@ -47,6 +46,9 @@ from hotloop.tune.tuner import Ahead, Tuner
 from hotloop.values.effects import counted_per_call, look, watched_changes
 from hotloop.values.rng import RngStates, generators_in
 from hotloop.values.snapshot import PassSnapshot
+
+if TYPE_CHECKING:
+    from hotloop.training.budgeting import Budgeting
 
 UNTIMED = 8  # first steps of a loop by hand, of which nothing is timed: many a script has no more
 Transform = Callable[[Any], Any]
@@ -456,6 +458,8 @@ class Core:
 
     def keep_to_budget(self, batch: Any) -> None:
         """Before the first step: choose the blocks to checkpoint for the memory budget."""
+        from hotloop.training.budgeting import budgeted
+
         self.budget_is_open = False
         with self.unplanned():
             plan, self.budgeting = budgeted(self.subject, self.step.plan, batch)

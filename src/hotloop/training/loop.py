@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Never, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, Never, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,13 @@ from hotloop.data.origin import check_loader, check_readable_again, nothing_came
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.evaluation import Metrics, check_metrics
-from hotloop.memory.fragmentation import Fragmented
 from hotloop.memory.oom import surely
-from hotloop.monitor.logs import Logged
 from hotloop.objective.batch_errors import TORCH_ERRORS, explanation
 from hotloop.objective.objectives import Criterion, Objective, Predict, as_objective, averages
 from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Split, Tuning, precision_of
 from hotloop.printing.text import an
-from hotloop.profiling.profile_record import Profile
 from hotloop.ranks.group import ranks_of
 from hotloop.ranks.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.records import Report
@@ -36,14 +33,11 @@ from hotloop.step.objectives import Optimizers, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import facts_of_run
-from hotloop.training.budgeting import Budgeting
 from hotloop.training.core import Core, Transform, modules_of
-from hotloop.training.dry_run import DryRun, try_run
 from hotloop.training.fit import PHASES, Fit
 from hotloop.training.gradients import GradientNorms
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.journal import Journal
-from hotloop.training.largest import Largest, largest_batch
 from hotloop.training.messages import check_that_it_can_learn, refuse_unknown
 from hotloop.training.progress import telling
 from hotloop.training.run_files import write_report, write_run
@@ -51,10 +45,17 @@ from hotloop.training.saving import OtherRankSaver, Saver, seconds_in
 from hotloop.training.schedule import Every, Schedule, Schedulers
 from hotloop.training.scores import Scored
 from hotloop.training.state import checked_stateful, load_state, state_of, weights_of
-from hotloop.training.undone_steps import Memory, memory_of, profile_of
 from hotloop.tune.plans import ASKED, plan_of
 from hotloop.tune.subject import Subject
 from hotloop.values.rng import with_tensors
+
+if TYPE_CHECKING:
+    from hotloop.memory.fragmentation import Fragmented
+    from hotloop.monitor.logs import Logged
+    from hotloop.profiling.profile_record import Profile
+    from hotloop.training.budgeting import Budgeting
+    from hotloop.training.largest import Largest
+    from hotloop.training.undone_steps import Memory
 
 
 class Loop:
@@ -215,12 +216,12 @@ class Loop:
         return self._core.memory.portion.failures
 
     @property
-    def fragmented(self) -> Fragmented | None:
+    def fragmented(self) -> "Fragmented | None":
         """How fragmented memory was when expandable segments were turned on; None where they were not."""
         return self._core.memory.mended or self._core.evaluation.memory.mended
 
     @property
-    def budgeting(self) -> Budgeting | None:
+    def budgeting(self) -> "Budgeting | None":
         """How a budget of memory is kept; None where the plan has none."""
         return self._core.budgeting
 
@@ -374,7 +375,7 @@ class Loop:
         resume: bool = False,
         time_limit: str | float | None = None,
         monitor: bool = True,
-        log: Logged = None,
+        log: "Logged" = None,
         on_step: OnStep | None = None,
         on_epoch: OnEpoch | None = None,
         best: str | tuple[str, str] = "loss",
@@ -415,9 +416,7 @@ class Loop:
         hooks = self._hooks(on_step, on_epoch, best, patience, restore_best, validate, metrics)
         scored = predict or predict_by_convention
         check_loader(loader)
-        self._check(epochs, validate, metrics, device_transform, unknown)
-        if resume and save is None:
-            raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
+        self._check(epochs, validate, metrics, device_transform, resume and save is None, unknown)
         limit = None if time_limit is None else seconds_in(time_limit)
         self._core.step.drop_window()  # that a run left which failed in the middle of one
         together = self._core.together
@@ -436,6 +435,8 @@ class Loop:
                 progress, monitor, log = False, False, None
             given = (loader, validate, device_transform)
             if dry_run is not None:
+                from hotloop.training.dry_run import DryRun, try_run
+
                 folder = None if saver is None else saver.folder
                 try_run(DryRun(self, self._core, dry_run, *given, metrics, scored, hooks, folder, log), progress)
             norms = GradientNorms(self._core)
@@ -495,6 +496,7 @@ class Loop:
         validate: Iterable[Any] | None,
         metrics: Metrics | None,
         device_transform: object,
+        resumes_nothing: bool,
         unknown: Iterable[str],
     ) -> None:
         """Raise for arguments that cannot be meant."""
@@ -513,6 +515,8 @@ class Loop:
             if length_of(validate) == 0:
                 raise nothing_came(validate, "validate=")
         check_metrics(metrics)
+        if resumes_nothing:
+            raise BadArgument("resume=True without save=", fix="say where the checkpoints are: save='runs/…'")
         self._core.schedule.check(metrics)
 
     def _check_length(self, fit: Fit, length: int | None, epochs: int) -> None:
@@ -531,23 +535,27 @@ class Loop:
         limit: int | None = None,
         seconds: float = 30.0,
         device_transform: Transform | None = None,
-    ) -> Largest:
+    ) -> "Largest":
         """The largest batch that fits, at most `limit` items, and the one with the best throughput.
 
         Real steps with batches made from the first one of `loader` (or from one batch) grow and bisect for up to
         so many `seconds`. Everything that they change is restored, to the bit.
         """
+        from hotloop.training.largest import largest_batch
+
         self._core.step.forget_captures()  # they hold memory
         with self._core.modes.within(training=True), self._core.unplanned():
             subject = replace(self._core.subject, plan=self._core.step.plan)
             return largest_batch(subject, loader, limit=limit, seconds=seconds, transform=device_transform)
 
-    def memory(self, batch: Any = None) -> Memory:
+    def memory(self, batch: Any = None) -> "Memory":
         """What is allocated, reserved and held, by what; with a `batch`, also where the memory of a step goes.
 
         That step is a real one: its peak by phase and by module, and over time. Everything is restored afterwards. It
         runs operation by operation, so a compiled step may need less.
         """
+        from hotloop.training.undone_steps import memory_of
+
         with self._core.modes.within(training=True), self._core.unplanned():
             given = None if batch is None else move(batch, self.device)
             return memory_of(self._core.subject, self._core.step.plan, given)
@@ -559,12 +567,14 @@ class Loop:
         steps: int = 20,
         device_transform: Transform | None = None,
         progress: bool | None = None,
-    ) -> Profile:
+    ) -> "Profile":
         """Where the time of a step goes: waiting for data, copies, gaps, compute; by your own lines.
 
         Real steps of the plan on batches of `loader`, after a warm-up; everything is restored afterwards. `hotloop
         profile script.py` does the same for a script that knows nothing of hotloop.
         """
+        from hotloop.training.undone_steps import profile_of
+
         check_readable_again(loader, fix="give what can be iterated again, such as a DataLoader")
         core, plan = self._core, self._core.step.plan
         step = TrainingStep(

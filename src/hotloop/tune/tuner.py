@@ -11,10 +11,10 @@ from typing import Any, Protocol, TypeVar
 
 from torch import nn
 
+from hotloop import kernels
 from hotloop.data import Stream
 from hotloop.device.clock import Clock
 from hotloop.errors import LossNotFinite, PlanWarning
-from hotloop.kernels import load_beside
 from hotloop.levers import (
     COMPILE,
     COMPILE_BLOCKS,
@@ -458,7 +458,7 @@ class Tuner:
         """Start slow preparations beside the first steps."""
         target = self.subject.scene(self._next.loader)
         if target.may_be_heavy:  # a small network would wait for kernels that it does not need
-            load_beside(self.subject.device, comparison)
+            kernels.load_beside(self.subject.device, comparison)
             for lever in LEVERS:
                 lever.prepare(target)
 

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from hotloop.apps.top.cells import UNKNOWN, cropped, fit, known, left, right
-from hotloop.monitor.history import History
+from hotloop.apps.top.history import History
 
 EIGHTHS = " ▏▎▍▌▋▊▉"
 LEVELS = "▁▂▃▄▅▆▇█"

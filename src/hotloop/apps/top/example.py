@@ -14,9 +14,9 @@ from pathlib import Path
 from rich.console import Console
 
 from hotloop.apps.top.advice import Advice
+from hotloop.apps.top.history import History
 from hotloop.apps.top.view import screen
 from hotloop.apps.top.view_options import ViewOptions
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Gpu, Host, Process, Reading
 
 GIB = 2**30

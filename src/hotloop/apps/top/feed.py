@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from hotloop.apps.top.advice import Advice, Advisor
+from hotloop.apps.top.history import History
 from hotloop.files.whole import finite
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
 from hotloop.printing.text import printable
 from hotloop.records import Record

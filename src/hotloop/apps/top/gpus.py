@@ -24,7 +24,7 @@ from hotloop.apps.top.cells import (
     within,
     wrapped,
 )
-from hotloop.monitor.history import History
+from hotloop.apps.top.history import History
 from hotloop.monitor.reading import Gpu
 
 FULL, NEARLY = 97, 85  # percent of memory, in red and in yellow

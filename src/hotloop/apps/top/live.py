@@ -15,10 +15,10 @@ from rich.screen import Screen
 
 from hotloop.apps.top.advice import Advice
 from hotloop.apps.top.cells import in_encoding
+from hotloop.apps.top.history import History
 from hotloop.apps.top.keys import ENDINGS, RESIZE, SUSPEND, TERMINATE, Keys
 from hotloop.apps.top.view import screen
 from hotloop.apps.top.view_options import ViewOptions, press
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
 
 MINUTE = 60.0

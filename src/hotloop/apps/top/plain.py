@@ -11,10 +11,10 @@ from rich.console import Console
 
 from hotloop.apps.top.advice import Advice
 from hotloop.apps.top.cells import in_encoding
+from hotloop.apps.top.history import History
 from hotloop.apps.top.view import screen
 from hotloop.apps.top.view_options import ViewOptions
 from hotloop.files.whole import finite
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Reading
 
 WIDTH = 100  # of text that goes to a file or a pipe, where COLUMNS says nothing else

@@ -24,8 +24,8 @@ from hotloop.apps.top.cells import (
     within,
     wrapped,
 )
+from hotloop.apps.top.history import History
 from hotloop.apps.top.view_options import SORTS, ViewOptions
-from hotloop.monitor.history import History
 from hotloop.monitor.reading import Host, Reading
 from hotloop.printing.text import plural
 

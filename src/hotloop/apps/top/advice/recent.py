@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from hotloop.monitor.history import History
+from hotloop.apps.top.history import History
 from hotloop.monitor.reading import Reading
 
 WINDOW = 60.0  # seconds over which means are taken

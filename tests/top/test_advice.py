@@ -62,7 +62,7 @@ def test_a_sample_makes_its_rule_speak_and_no_other(path: Path) -> None:
 
 
 def test_every_rule_has_a_sample() -> None:
-    source = Path(__file__).parents[2] / "src/hotloop/monitor/advice"
+    source = Path(__file__).parents[2] / "src/hotloop/apps/top/advice"
     code = "\n".join(path.read_text() for path in source.glob("*.py"))
     rules = set(re.findall(r'Advice\(\s+"([a-z-]+)"', code)) | {"power-cap", "heat", "hardware-slowdown"}
     assert {path.stem for path in SAMPLES.glob("*.jsonl")} == rules | SILENT

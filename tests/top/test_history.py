@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotloop.apps.top.history import History
 from hotloop.errors import BadArgument
-from hotloop.monitor.history import GPU_FIELDS, HOST_FIELDS, History
-from hotloop.monitor.reading import Gpu, Host, Reading
+from hotloop.monitor.reading import GPU_FIELDS, HOST_FIELDS, Gpu, Host, Reading
 
 from ..thorough import tries
 

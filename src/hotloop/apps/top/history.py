@@ -4,15 +4,11 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Collection
-from dataclasses import fields
 from operator import attrgetter
 
 from hotloop.errors import BadArgument
-from hotloop.monitor.reading import Gpu, Host, Reading
+from hotloop.monitor.reading import GPU_FIELDS, HOST_FIELDS, Reading
 
-_NUMBERS = (float | None, int | None)
-GPU_FIELDS = tuple(field.name for field in fields(Gpu) if field.type in _NUMBERS)
-HOST_FIELDS = tuple(field.name for field in fields(Host) if field.type in _NUMBERS)
 # Numbers that tell of a stretch of time: of readings that are merged, their mean is kept. Of all others, the latest.
 _GPU_MEANS = {GPU_FIELDS.index(n) for n in ("utilisation", "power", "clock", "memory_clock", "sent", "received")}
 _HOST_MEANS = {HOST_FIELDS.index(n) for n in ("cpu", "disk_read", "disk_written", "net_received", "net_sent")}
