@@ -53,22 +53,9 @@ class Known(Pieces):
         return 6 if IS_WRONG else 4
 
 
-def noted(heart: heartbeat.Heartbeat, *place: Any, **how: Any) -> Any:
-    word = say(heart, *place, **how)
-    words.append(word)
-    return word
-
-
-say, words = heartbeat.Heartbeat._say, list[Any]()
-heartbeat.Heartbeat._say = noted  # type: ignore[method-assign]
-
-
 def wait_for_words() -> None:
-    """Until this rank has told the others of the step that it is in, as the second word from now does, and they have
-    heard it: the first rank takes the store with it, and they read it once in a period."""
-    before = len(words)
-    while len(words) < before + 2:
-        time.sleep(0.02)
+    """Until this rank has told the others of the step that it is in, and they have heard it: the first rank takes the
+    store with it, and they read it once in a period."""
     time.sleep(4 * heartbeat.PERIOD)
 
 

@@ -1,5 +1,6 @@
 """A rank that dies, hangs or does something else is named by the others, and wrong set-ups end in words."""
 
+import json
 import re
 import shutil
 import socket
@@ -19,7 +20,9 @@ from hotloop.apps.top.ranks import RankRun, runs_in
 from hotloop.device import Choice
 from hotloop.errors import BadArgument, DeviceUnavailable, PlanWarning
 from hotloop.ranks.group import Ranks, ranks_of
-from hotloop.ranks.heartbeat import Heartbeat, RankLost, Word
+from hotloop.ranks.heartbeat import Beat, Heartbeat, RankLost
+from hotloop.step.across import UpdateTimes
+from hotloop.training.rank_file import RankFile
 
 from ..warm import Warm
 from .conftest import Ended, Launch, Launcher, free_port, until
@@ -60,10 +63,9 @@ def test_a_rank_that_dies_is_named(launch: Launcher, dead: int) -> None:
         assert "RankLost" in said
         assert f"rank {dead} on {HOST} is gone: its process" in said
         assert re.search(
-            r"its last word, .{3,9} ago, came from the training step of batch 6 of epoch 1 after step", said
+            r"its last word, .{3,9} ago, came from batch 6 of epoch 1 after step 6, at \S*failing\.py:\d+ in", said
         )
-        assert re.search(r"failing\.py:\d+ in \S+", said), "the line; which one, a busy machine decides"
-        assert f"rank {rank} of 3 on {HOST} was in the training step" in said
+        assert f"rank {rank} of 3 on {HOST} was in batch 6 of epoch 1 after step 6, at " in said
         assert "resume=True" in said
         assert "--max-restarts" in said
         assert "The above exception was the direct cause" in ended[rank].err
@@ -84,9 +86,10 @@ def test_a_rank_that_is_late_is_named_at_first_and_in_the_end(launch: Launcher) 
     ended = after_others(launch(FAILING, "endless", ranks=3, each=within(4, HOTLOOP_RANK_LATE="1")), 2)
 
     for rank in (0, 1):
-        assert f"rank 2 on {HOST} is late: it has been in the wait for a batch after step 5" in words(ended[rank])
-        assert "in __getitem__" in words(ended[rank])
-    assert re.search(rf"RankWarning: rank 0 of 3 on {HOST} has waited \d s for rank 2 on {HOST}, in the", ended[0].err)
+        late = rf"rank 2 on {HOST} is late: for \d+ s it has been in batch 4 of epoch 1 after step 5"
+        assert re.search(late + r", at \S*failing\.py:\d+ in __getitem__", words(ended[rank]))
+    waits = rf"RankWarning: ranks have waited \d s for rank 2 on {HOST}, in batch 4 of epoch 1 after step 5, at "
+    assert re.search(waits, ended[0].err)
     assert "RankWarning" not in ended[1].err
 
 
@@ -96,17 +99,23 @@ def test_a_rank_that_fails_is_named_with_its_error(launch: Launcher, failed: int
 
     assert "KeyError: 'no such row'" in ended[failed].err
     said = words(ended[1 - failed])
-    assert f"rank {failed} on {HOST} ended with KeyError: 'no such row', in the training step of batch 4" in said
+    assert f"rank {failed} on {HOST} ended with KeyError: 'no such row', in batch 4 of epoch 1" in said
     assert "in objective" in said
 
 
 def test_a_rank_that_evaluates_alone(launch: Launcher) -> None:
     said = [words(each) for each in launch(FAILING, "apart", "0", each=within(3)).wait()]
 
-    places = ["the evaluation after step 5", "the training step of batch 5 of epoch 1 after step 5"]
+    lines = FAILING.read_text().splitlines()
+    evaluates, steps = (
+        next(n for n, line in enumerate(lines, 1) if call in line) for call in ("loop.evaluate(", "loop.step(")
+    )
+    places = [
+        f"batch {4 + n} of epoch 1 after step 5, at {FAILING}:{line} in" for n, line in ((0, evaluates), (1, steps))
+    ]
     for rank, (here, there) in enumerate((places, places[::-1])):
-        assert f"RankLost: ranks do different things: rank {rank} is in {here}, at " in said[rank]
-        assert f"but rank {1 - rank} on {HOST} is in {there}, at " in said[rank]
+        assert f"RankLost: ranks do different things: rank {rank} is in {here}" in said[rank]
+        assert f"but rank {1 - rank} on {HOST} is in {there}" in said[rank]
         assert "fix: call fit and evaluate on all ranks, not only on rank 0" in said[rank]
 
 
@@ -116,7 +125,7 @@ def test_different_numbers_of_batches_of_unknown_length(launch: Launcher) -> Non
     for each in ended:
         assert "RankLost" in words(each)
         assert f"different numbers of batches: rank 0 of 2 on {HOST} had 4 batches in epoch 1" in words(each)
-        assert f"rank 1 on {HOST} is in the training step of batch 4 of epoch 1" in words(each)
+        assert f"rank 1 on {HOST} is in batch 4 of epoch 1" in words(each)
 
 
 # Out of memory on one rank
@@ -302,22 +311,25 @@ def heartbeat(monkeypatch: pytest.MonkeyPatch, store: object) -> Heartbeat:
     return Heartbeat(Ranks(1, 2, 1, "here", torch.device("cpu")))
 
 
+def told(store: HashStore) -> Beat:
+    return Beat(**json.loads(store.get("hotloop/rank 1")))
+
+
 def test_a_thread_tells_where_a_rank_is_until_its_work_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     store = HashStore()
     beats = heartbeat(monkeypatch, store)
     before = threading.active_count()
 
     with beats:
-        first = Word.decoded(store.get("hotloop/rank 1"))
+        first = told(store)
         (thread,) = (each for each in threading.enumerate() if each.name == "hotloop-heartbeat")
         assert thread.daemon
-        until(lambda: Word.decoded(store.get("hotloop/rank 1")).number > first.number)
-        word = Word.decoded(store.get("hotloop/rank 1"))
-    assert word.host == "here"
-    assert not word.place.waits
-    assert re.search(r"conftest\.py:\d+ in until|test_failures\.py:\d+ in", word.place.line)
+        until(lambda: told(store).time > first.time)
+        beat = told(store)
+    assert beat.host == "here"
+    assert re.search(r"conftest\.py:\d+ in until|test_failures\.py:\d+ in", beat.line)
     assert threading.active_count() == before
-    assert Word.decoded(store.get("hotloop/rank 1")).ended == "done"
+    assert told(store).ended == "done"
 
 
 def test_ranks_that_can_tell_nothing_go_on_and_end_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,14 +352,13 @@ def test_outside_of_a_run_there_is_no_store(monkeypatch: pytest.MonkeyPatch) -> 
     assert store_of_ranks(1.0) is None
 
 
-def test_the_first_rank_of_a_host_writes_for_top_what_all_have_said(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_rank_writes_for_top_how_far_and_how_fast_it_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOTLOOP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("hotloop.ranks.heartbeat.PERIOD", 0.02)
     store = HashStore()
     monkeypatch.setattr("hotloop.ranks.heartbeat.store_of_ranks", lambda timeout: store)
-    beats = [Heartbeat(Ranks(rank, 2, rank, "here", torch.device("cpu"))) for rank in range(2)]
+    several = [Ranks(rank, 2, rank, "here", torch.device("cpu")) for rank in range(2)]
+    beats = [Heartbeat(ranks) for ranks in several]
     began, folder = time.monotonic(), tmp_path / "cache" / "ranks"
     found: list[RankRun] = []
 
@@ -356,12 +367,11 @@ def test_the_first_rank_of_a_host_writes_for_top_what_all_have_said(
         known = [each.items_per_second and each.own for run in found for each in run.by_rank]
         return len(known) == 2 and all(known)
 
-    for beat in beats:
-        beat.items = lambda: int(1000 * (time.monotonic() - began))
-    beats[0].paces, beats[1].paces = lambda: (0.01, 0.03), lambda: (0.04, 0.0)
+    for beat, ranks, pace in zip(beats, several, [(0.01, 0.03), (0.04, 0.0)], strict=True):
+        beat.show = RankFile(ranks, lambda: int(1000 * (time.monotonic() - began)), lambda p=pace: p).write
     with beats[1], beats[0]:
         until(is_known)
-        assert len([*folder.iterdir()]) <= 2, "a file for the run, and one that is being written"
+        assert len([path for path in folder.iterdir() if path.suffix == ".json"]) == 2, "a file for each rank"
     [run] = found
     assert run.straggler == 1
     assert [each.waiting for each in run.by_rank] == pytest.approx([75.0, 0.0])
@@ -370,11 +380,11 @@ def test_the_first_rank_of_a_host_writes_for_top_what_all_have_said(
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_a_device_that_never_answers_does_not_silence_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, answer = HashStore(), threading.Event()
-    beats = heartbeat(monkeypatch, store)
-    beats.paces = lambda: (float(answer.wait(30)), 0.0)
-    with beats:
-        first = Word.decoded(store.get("hotloop/rank 1")).number
-        until(lambda: Word.decoded(store.get("hotloop/rank 1")).number > first + 3)
-        answer.set()
+def test_what_the_device_has_not_done_yet_is_in_no_pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = UpdateTimes(torch.device("cpu"))
+    for _ in range(9):
+        times.sent()
+        times.synchronized()
+    assert times.medians() is not None
+    monkeypatch.setattr("hotloop.device.clock.Clock.has_reached", lambda clock, lap: False)
+    assert times.medians() is None, "and nobody waits for it"

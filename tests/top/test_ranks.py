@@ -14,7 +14,7 @@ from hotloop.apps.top.plain import as_data
 from hotloop.apps.top.ranks import BYTES, FOLDER, RankRun, RankState, TopReading, runs_in, with_runs
 from hotloop.apps.top.view import screen
 from hotloop.monitor.reading import Reading
-from hotloop.ranks.heartbeat import FOLDER as WRITTEN
+from hotloop.training.rank_file import FOLDER as WRITTEN
 
 from .pretend import workstation
 from .test_view import NASTY, SIZES, must_be_harmless, shown
@@ -23,8 +23,8 @@ from .test_view import NASTY, SIZES, must_be_harmless, shown
 def word(rank: int, **changes: Any) -> dict[str, Any]:
     own, waited = (0.06, 0.003) if rank == 1 else (0.02, 0.04)
     said = {"rank": rank, "host": "node-a", "device": f"cuda:{rank}", "pid": 100 + rank, "time": time.time()}
-    said |= {"step": 1650, "epoch": 2, "phase": "the training step", "line": "train.py:57 in objective"}
-    return {**said, "waits": rank == 0, "items_per_second": 617.25, "own": own, "waited": waited, **changes}
+    said |= {"step": 1650, "line": "train.py:57 in objective"}
+    return {**said, "items_per_second": 617.25, "own": own, "waited": waited, **changes}
 
 
 def told(*words: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -142,16 +142,15 @@ def test_what_a_terminal_shows_of_ranks() -> None:
     assert "the others wait for rank 1 on node-a: its part takes 60 ms, theirs 20 ms" in text
     rows = [line for line in text.splitlines() if " node-a " in line and "cuda" in line]
     assert [row.split()[:7] for row in rows] == [
-        ["0", "node-a", "cuda:0", "1,650", "617", "67%", "training"],
+        ["0", "node-a", "cuda:0", "1,650", "617", "67%", "train.py:57"],
         ["!", "1", "node-a", "cuda:1", "1,650", "617", "5%"],
     ]
-    assert "training step, waiting" in rows[0]
     assert "20416" in text, "processes are there as well"
 
 
 def test_without_a_gpu_two_runs_have_room_in_a_standard_terminal() -> None:
     text = lines(replace(reading(run_of(2), run_of(2)), gpus=()), (80, 24))
-    assert text.count("training step, waiting") == 2
+    assert text.count("train.py:57") == 4
     assert "RAM" in text
 
 
@@ -168,7 +167,7 @@ def test_unknown_is_a_dash_and_a_silent_rank_is_told() -> None:
 @pytest.mark.parametrize("ranks", [1, 8, 33])
 def test_every_size_is_kept_with_many_ranks_and_hostile_words(size: tuple[int, int], ranks: int) -> None:
     run = run_of(ranks, program=NASTY)
-    run = replace(run, by_rank=tuple(replace(each, host=NASTY, line=NASTY, phase=NASTY) for each in run.by_rank))
+    run = replace(run, by_rank=tuple(replace(each, host=NASTY, line=NASTY) for each in run.by_rank))
     text = lines(reading(run, run), size)
     assert len(text.split("\n")) == size[1]
     lines(reading(run), (size[0], None))

@@ -67,6 +67,10 @@ class Clock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
+    def has_reached(self, lap: Any) -> bool:
+        """Whether the device has got to a moment."""
+        return self._device.type != "cuda" or lap.query()
+
     def seconds(self, lap: Any = None) -> float:
         """Seconds from the making of the clock to a moment, or to now. Waits until the device has got there."""
         end = self.lap() if lap is None else lap

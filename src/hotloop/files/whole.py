@@ -13,11 +13,12 @@ from hotloop.errors import OutputError
 from hotloop.printing.text import printable
 
 
-def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_whole(path: Path, data: bytes, *, mode: int = 0o666, sync: bool = True) -> None:
     """Write a file through a temporary one beside it, so that it appears whole or not at all.
 
-    `mode` is lessened by the umask, which the system does as it makes the file: to read the umask one must change it,
-    and files that other threads make meanwhile would get the wrong one.
+    With `sync` that holds where the machine fails, too; it may take seconds on a busy disk. `mode` is lessened by the
+    umask, which the system does as it makes the file: to read the umask one must change it, and files that other
+    threads make meanwhile would get the wrong one.
     """
     temporary = path.parent / f".{path.name[:40]}-{secrets.token_hex(8)}"
     try:
@@ -29,7 +30,8 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             with open(temporary, "xb", opener=partial(os.open, mode=mode)) as file:
                 file.write(data)
                 file.flush()
-                os.fsync(file.fileno())
+                if sync:
+                    os.fsync(file.fileno())
             temporary.replace(path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -41,9 +43,9 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         ) from error
 
 
-def write_json(path: Path, data: dict[str, Any], *, mode: int = 0o666) -> None:
+def write_json(path: Path, data: dict[str, Any], *, mode: int = 0o666, sync: bool = True) -> None:
     """Write strict JSON, in which a number that is not finite is unknown: null."""
-    write_whole(path, (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode(), mode=mode)
+    write_whole(path, (json.dumps(finite(data), indent=1, allow_nan=False) + "\n").encode(), mode=mode, sync=sync)
 
 
 def finite(value: Any) -> Any:

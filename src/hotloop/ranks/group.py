@@ -8,9 +8,11 @@ what is here is the rest: which device is whose, whether all run the same thing,
 import atexit
 import json
 import os
+import re
 import socket
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +34,15 @@ from hotloop.printing.text import plural, printable
 GRACE = 2.0  # seconds that PyTorch may take longer than it was told to
 TIMEOUT = 600.0  # seconds that a rank waits for the others; HOTLOOP_RANK_TIMEOUT says otherwise
 JOINED = "HOTLOOP_JOINED"  # the process that has joined; those that it starts inherit its variables, and do not join
+# Errors of gloo have no type of their own; those inside a backward pass are known by their words alone.
+GLOO = re.compile(r"\bgloo(/|::)|\bpair closure\b|ddp_comm_hooks|connection (closed|reset) by peer", re.IGNORECASE)
+COLLECTIVES = (
+    "torch.distributed.distributed_c10d",
+    "hotloop.ranks.group",
+    "hotloop.step.across",
+)  # their errors are so too
+# What stands before the words of an error: where in PyTorch's sources it was raised.
+WHERE = re.compile(r"^(Got the following error when running the callback: \w+: )?(\[?\S+\.(cc|cpp|h|hpp):\d+\]\s*)?")
 NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -356,10 +367,27 @@ def _leave() -> None:
 
 def timeout() -> timedelta:
     """How long a rank waits for the others."""
-    words = os.environ.get("HOTLOOP_RANK_TIMEOUT", "")
+    return timedelta(seconds=seconds_from("HOTLOOP_RANK_TIMEOUT", TIMEOUT))
+
+
+def seconds_from(name: str, otherwise: float) -> float:
+    """The seconds that a variable of the environment says."""
+    words = os.environ.get(name, "")
     try:
-        return timedelta(seconds=float(words) if words else TIMEOUT)
+        return timedelta(seconds=float(words) if words else otherwise).total_seconds()
     except (ValueError, OverflowError) as error:
         raise BadArgument(
-            f"HOTLOOP_RANK_TIMEOUT={printable(words)!r} is no number of seconds", fix="give seconds, such as 600"
+            f"{name}={printable(words)!r} is no number of seconds", fix=f"give seconds, such as {otherwise:g}"
         ) from error
+
+
+def reason_of_collective(error: BaseException) -> str | None:
+    """Why a collective failed, as PyTorch says it; None for any other error."""
+    if not isinstance(error, dist.DistError):
+        if type(error) is not RuntimeError:
+            return None
+        inner = [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not (inner and inner[-1] in COLLECTIVES) and GLOO.search(str(error)) is None:
+            return None
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return WHERE.sub("", first).partition(" This is typically")[0]

@@ -54,10 +54,11 @@ class UpdateTimes:
         self._sent = None
 
     def medians(self) -> tuple[float, float] | None:
-        """Median seconds of own work and of waiting; None where nothing was timed."""
-        if not self._laps:
+        """Median seconds of own work and of waiting in updates that the device has done; None where none was timed."""
+        done = [(clock, sent, end) for clock, sent, end in list(self._laps) if clock.has_reached(end)]
+        if not done:
             return None
-        times = [(clock.seconds(sent), clock.seconds(end)) for clock, sent, end in self._laps]
+        times = [(clock.seconds(sent), clock.seconds(end)) for clock, sent, end in done]
         return median(own for own, _ in times), median(end - own for own, end in times)
 
 

@@ -4,11 +4,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from types import CodeType
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import DistStoreError
 
 from hotloop.checkpoint.tree import pack, unpack
 from hotloop.data.samplers import generators_of
@@ -18,12 +19,20 @@ from hotloop.errors import PlanWarning
 from hotloop.objective.weighing import norms_in
 from hotloop.plan import Plan
 from hotloop.printing.text import plural, shorten
-from hotloop.ranks.group import Agreement, Ranks
-from hotloop.ranks.heartbeat import Heartbeat, Progress, RankLost
+from hotloop.ranks.group import Agreement, Ranks, timeout
+from hotloop.ranks.heartbeat import Heartbeat, RankLost, several
 from hotloop.records import RankPace
 from hotloop.step.data_parallel import SpreadModel
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import checksum, how_apart
+from hotloop.training.rank_file import RankFile
+
+POLL = 0.02  # seconds
+SAME = (
+    "give every rank as many batches, or a loader with a length; without `is_sharded`, hotloop deals out the batches of"
+    " one loader so that no rank has more than another"
+)
+_epochs = count()  # of unknown length, of all loops of this process
 
 
 class Collective:
@@ -86,16 +95,15 @@ class Collective:
 
     def tell(
         self,
-        phases: Mapping[CodeType, str],
-        progress: Callable[[], Progress],
+        progress: Callable[[], list[int]],
         step: Callable[[], TrainingStep],
         weights: Callable[[], Mapping[str, Tensor]],
     ) -> None:
-        """Tell other ranks of this one: its phase by function, its progress, its pace, and what its weights are."""
+        """Tell other ranks of this one: its progress (see `Beat`), its pace, and what its weights are."""
         self._weights = weights
-        if (heartbeat := self._heartbeat) is not None:
-            heartbeat.phases, heartbeat.progress = phases, progress
-            heartbeat.items, heartbeat.paces = lambda: self._items, lambda: _pace(step())
+        if self.ranks is not None and self._heartbeat is not None:
+            self._heartbeat.progress = progress
+            self._heartbeat.show = RankFile(self.ranks, lambda: self._items, lambda: _pace(step())).write
 
     @property
     def telling(self) -> AbstractContextManager[None]:
@@ -121,9 +129,28 @@ class Collective:
         return None if self._heartbeat is None else self._heartbeat.lost(error)
 
     def meet(self, epoch: int, batches: int) -> None:
-        """After an epoch of unknown length: raise where another rank has more batches of it."""
-        if self._heartbeat is not None:
-            self._heartbeat.meet(epoch, batches)
+        """After an epoch of unknown length: raise where another rank has more batches of it.
+
+        Its next collective would meet another one of this rank, which ends processes, or adds up what does not belong
+        together.
+        """
+        if self.ranks is None or self._heartbeat is None or (store := self._heartbeat.store) is None:
+            return
+        number, end = next(_epochs), time.monotonic() + timeout().total_seconds()
+        keys = [f"hotloop/batches of rank {rank} in epoch {number}" for rank in range(self.size)]
+        mine = f"{self.ranks} had {plural(batches, 'batch', 'batches')} in epoch {epoch}"
+        store.set(keys[self.ranks.rank], str(batches))
+        while missing := [rank for rank, key in enumerate(keys) if not store.check([key])]:
+            time.sleep(POLL)
+            self._heartbeat.hear(missing)
+            beats = [self._heartbeat.known[rank] for rank in missing if rank in self._heartbeat.known]
+            if more := [f"{beat.name} is in {beat}" for beat in beats if beat.progress[1:] > [epoch, batches]]:
+                raise RankLost(f"ranks have different numbers of batches: {mine}, but {several(more)}", fix=SAME)
+            if time.monotonic() > end or any(beat.ended or beat.end_of_process() for beat in beats):
+                raise DistStoreError(f"{plural(len(missing), 'rank')} did not come to the end of epoch {epoch}")
+        if len(set(lengths := [int(each) for each in store.multi_get(keys)])) > 1:
+            each = several([f"rank {rank} had {length}" for rank, length in enumerate(lengths)])
+            raise RankLost(f"ranks have different numbers of batches in epoch {epoch}: {each}", fix=SAME)
 
     # Decisions
 

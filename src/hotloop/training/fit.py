@@ -30,7 +30,6 @@ from hotloop.memory.release import EmptyCacheWatch
 from hotloop.objective.objectives import Predict
 from hotloop.objective.objectives import predict as predict_by_convention
 from hotloop.printing.text import printable, shorten
-from hotloop.ranks.heartbeat import BETWEEN, READING, SAVING
 from hotloop.records import Epoch, PlanChange, Report
 from hotloop.step.sharding import local_shard, sharded
 from hotloop.training.changes import Changes, Unsaved
@@ -39,7 +38,7 @@ from hotloop.training.epoch_columns import EpochColumns, epochs_of
 from hotloop.training.hooks import BestSoFar, EpochRecord, RunHooks, StepRecord, asks_to_stop
 from hotloop.training.journal import Journal
 from hotloop.training.progress import FAILURES, Display, Stop, ending_words, is_of_a_loader
-from hotloop.training.saving import OtherRankSaver, Saver
+from hotloop.training.saving import Saver
 from hotloop.training.scores import EpochScores, Scored
 from hotloop.training.state import (
     Form,
@@ -703,12 +702,3 @@ def samplers_in(loader: object) -> list[object]:
     if not isinstance(loader, DataLoader) or has_known_sampler(loader):
         return []
     return list(samplers_of(loader))
-
-
-PHASES = {  # what a rank does, by the function that it is in
-    Fit.run.__code__: BETWEEN,
-    Fit._train.__code__: READING,
-    Fit._state_dict.__code__: SAVING,
-    Saver.save.__code__: SAVING,
-    OtherRankSaver.save.__code__: SAVING,
-}

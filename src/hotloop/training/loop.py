@@ -25,7 +25,6 @@ from hotloop.placement import move, place
 from hotloop.plan import Plan, Precision, Split, Tuning, precision_of
 from hotloop.printing.text import an
 from hotloop.ranks.group import ranks_of
-from hotloop.ranks.heartbeat import BEGINNING, EVALUATION, TRAINING, Progress
 from hotloop.records import Report
 from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
@@ -34,7 +33,7 @@ from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import facts_of_run
 from hotloop.training.core import Core, Transform, modules_of
-from hotloop.training.fit import PHASES, Fit
+from hotloop.training.fit import Fit
 from hotloop.training.gradients import GradientNorms
 from hotloop.training.hooks import Goal, OnEpoch, OnStep, RunHooks, hooks_in
 from hotloop.training.journal import Journal
@@ -168,12 +167,12 @@ class Loop:
         )
         if ranks is not None:
             core = self._core
-            core.together.tell(ALL_PHASES, self._progress, lambda: core.step, partial(weights_of, core))
+            core.together.tell(self._progress, lambda: core.step, partial(weights_of, core))
 
-    def _progress(self) -> Progress:
+    def _progress(self) -> list[int]:
         core, stream = self._core, self._core.stream
         origin = None if stream is None else stream.origin
-        return Progress(self.steps, core.epoch, 0 if origin is None else origin.number + 1)
+        return [self.steps, core.epoch, 0 if origin is None else origin.number + 1]
 
     @property
     def choice(self) -> Choice:
@@ -602,11 +601,3 @@ class Loop:
         """Load a `state_dict`; raises where it does not fit this loop, before anything changes."""
         load_state(self._core, dict(state))
         self._core.give_back()
-
-
-ALL_PHASES = {
-    **PHASES,
-    Loop.fit.__code__: BEGINNING,
-    Loop.step.__code__: TRAINING,
-    Loop.evaluate.__code__: EVALUATION,
-}

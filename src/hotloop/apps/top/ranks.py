@@ -19,10 +19,10 @@ from hotloop.monitor.reading import Reading
 from hotloop.printing.text import duration, plural
 from hotloop.records import RankPace, Record, Report
 
-FOLDER = "ranks"  # where hotloop.ranks.heartbeat writes
+FOLDER = "ranks"  # where ranks write (hotloop.training.rank_file)
 FILES, BYTES = 64, 2**17  # that are read, the newest first
 LONGEST = 200  # characters of a foreign string
-STALE = 60.0  # seconds after which a file is of a run that was killed
+STALE, OLD = 60.0, 86400.0  # seconds after which a file is of a run that was killed, and after which it is removed
 SILENT = 10.0  # seconds after which it is told how old a word is; ranks say one every two
 NARROW, NARROWER = 70, 50  # terminals that have no room for the device, and for the step
 BADGE = "bold black on yellow"
@@ -37,27 +37,18 @@ class RankState(RankPace):
     pid: int = 0
     time: float = 0.0  # by its clock, seconds since 1970
     step: int = 0  # updates of the weights
-    epoch: int = 0
-    phase: str = ""  # what it does
     line: str = ""  # where in the person's code
-    waits: bool = False  # for other ranks, just now
     items_per_second: float | None = None  # of late; None: unknown
     waiting: float | None = None  # percent of an update in which it waits for others
-
-    @property
-    def doing(self) -> str:
-        """What it does, and where."""
-        what = tame(self.phase).removeprefix("the ") + (", waiting" if self.waits else "")
-        return f"{what}, {tame(self.line)}" if self.line else what
 
 
 @dataclass(frozen=True)
 class RankRun(Record):
     """A run on several ranks, as far as it is known on this host."""
 
-    run: str  # the host and the process of rank 0
+    run: str  # where its ranks meet
     program: str
-    ranks: int  # those of other hosts are not all known where there are very many
+    ranks: int  # of which those of this host are known
     by_rank: tuple[RankState, ...]
     straggler: int | None = None  # the rank for which the others wait
 
@@ -97,7 +88,7 @@ def with_runs(read: Callable[[], Reading], folder: Path | None = None) -> Callab
 
 
 def runs_in(folder: Path) -> tuple[RankRun, ...]:
-    """The runs that are told of in a folder; files of one run, as of several hosts with one home, are merged."""
+    """The runs whose ranks write to a folder, each rank its own file."""
     found: dict[str, RankRun] = {}
     for path in _newest(folder):
         run = _read(path)
@@ -120,6 +111,10 @@ def _newest(folder: Path) -> list[Path]:
                 if path.suffix == ".json":
                     times[path] = path.stat(follow_symlinks=False).st_mtime
     now = time.time()
+    for path, then in times.items():
+        with suppress(OSError):
+            if now - then > OLD and why_foreign(path) is None:
+                path.unlink()
     fresh = [path for path, then in times.items() if abs(now - then) < STALE and why_foreign(path) is None]
     return sorted(fresh, key=lambda path: -times[path])[:FILES]
 
@@ -144,7 +139,7 @@ def _read(path: Path) -> RankRun | None:
     texts = [
         run.run,
         run.program,
-        *(t for each in run.by_rank for t in (each.host, each.device, each.phase, each.line)),
+        *(t for each in run.by_rank for t in (each.host, each.device, each.line)),
     ]
     return run if good and max(map(len, texts)) <= LONGEST else None
 
@@ -198,7 +193,7 @@ def _rows(run: RankRun, ranks: Sequence[RankState], now: float, width: int) -> I
         ("waits", 5, right, lambda each: percent(each.waiting)),
     ]
     taken = 2 + sum(cells + 1 for _, cells, _, _ in columns)
-    columns.append(("doing", max(width - taken, 0), left, lambda each: _doing(each, now)))
+    columns.append(("line", max(width - taken, 0), left, lambda each: _where(each, now)))
     titles = " ".join(put(title, cells) for title, cells, put, _ in columns)
     yield cropped(Text("  " + titles, style="dim"), width)
     for each in ranks:
@@ -207,9 +202,9 @@ def _rows(run: RankRun, ranks: Sequence[RankState], now: float, width: int) -> I
         yield cropped(Text(f"{'!' if is_slow else ' '} {line}", style="bold yellow" if is_slow else ""), width)
 
 
-def _doing(each: RankState, now: float) -> str:
+def _where(each: RankState, now: float) -> str:
     silent = now - each.time
-    return f"silent for {age(silent)}" if silent > SILENT else each.doing
+    return f"silent for {age(silent)}" if silent > SILENT else tame(each.line)
 
 
 def _rate(value: float | None) -> str:

@@ -104,9 +104,7 @@ function showRank(row, rank, slow, time) {
   say(number, String(rank.rank));
   say(device, rank.device);
   const silent = time - rank.time;
-  const phase = sentence(rank.phase.replace(/^the /, "")) + (rank.waits ? ", waiting" : "");
-  say(row.querySelector(".doing"), silent > SILENT ? `Silent for ${lasting(silent)}` : phase);
-  say(row.querySelector("small"), rank.line);
+  say(row.querySelector(".line"), silent > SILENT ? `Silent for ${lasting(silent)}` : rank.line);
   say(step, count(rank.step));
   say(host, rank.host);
   say(items, count(rank.items_per_second));
