@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hotloop
 from hotloop.errors import LossNotFinite, PlanWarning
-from hotloop.levers import LEVERS, Lever
+from hotloop.levers import LEVERS, Lever, in_words
 from hotloop.levers.base import LeverRule, LeverTarget, RunFacts
 from hotloop.plan import Plan
 from hotloop.tune.knowledge import expected_start, propose
-from hotloop.tune.tuner import AUDITS, Tuner, in_words
+from hotloop.tune.tuner import AUDITS, Tuner
 from hotloop.values.effects import look
 
 from ..thorough import tries

@@ -11,9 +11,14 @@ from importlib import import_module
 
 from hotloop.levers.base import Cost, Lever, LeverTarget, UnknownLever
 from hotloop.levers.checkpointing import repeated_blocks
-from hotloop.levers.cuda_graph import MOST_STEPS
+from hotloop.levers.compile import CompileBlocksLever, CompileLever
+from hotloop.levers.cuda_graph import MOST_STEPS, GraphLever
+from hotloop.levers.cudnn_benchmark import CudnnBenchmarkLever
 from hotloop.levers.fused import without_fused_kernel
+from hotloop.levers.given_masks import GivenMasksLever
+from hotloop.levers.resident import ResidentLever
 from hotloop.levers.tf32 import fp32_matmul_precision
+from hotloop.levers.workers import WorkersLever
 from hotloop.plan import Plan
 
 __all__ = [
@@ -21,13 +26,17 @@ __all__ = [
     "COMPILE_BLOCKS",
     "CUDNN_BENCHMARK",
     "GIVEN_MASKS",
+    "GRAPH",
     "LEVERS",
     "MOST_STEPS",
+    "RESIDENT",
+    "WORKERS",
     "Cost",
     "Lever",
     "LeverTarget",
     "acting_levers",
     "fp32_matmul_precision",
+    "in_words",
     "levers_of",
     "pulled_levers",
     "repeated_blocks",
@@ -49,10 +58,15 @@ def _found() -> Iterator[Lever]:
 
 
 LEVERS: tuple[Lever, ...] = tuple(sorted(_found(), key=lambda lever: lever.order))
-COMPILE = next(lever for lever in LEVERS if lever.name == "compile")
-COMPILE_BLOCKS = next(lever for lever in LEVERS if lever.name == "compile blocks")
-CUDNN_BENCHMARK = next(lever for lever in LEVERS if lever.name == "cudnn benchmark")
-GIVEN_MASKS = next(lever for lever in LEVERS if lever.name == "given masks")
+
+
+def _of(kind: type[Lever]) -> Lever:
+    return next(lever for lever in LEVERS if isinstance(lever, kind))
+
+
+COMPILE, COMPILE_BLOCKS = _of(CompileLever), _of(CompileBlocksLever)
+CUDNN_BENCHMARK, GIVEN_MASKS, GRAPH = _of(CudnnBenchmarkLever), _of(GivenMasksLever), _of(GraphLever)
+RESIDENT, WORKERS = _of(ResidentLever), _of(WorkersLever)
 
 
 def levers_of(plan: Plan) -> list[str]:
@@ -62,6 +76,15 @@ def levers_of(plan: Plan) -> list[str]:
     ['graph', 'bf16']
     """
     return [lever.name for lever in LEVERS if lever.is_pulled(plan)]
+
+
+def in_words(plan: Plan) -> list[str]:
+    """What a plan changes of the loop as written, in a person's words.
+
+    >>> in_words(Plan("cuda", precision="bf16", graph=16, stream="resident"))
+    ['data on the device', '16 steps per CUDA graph', 'bf16']
+    """
+    return [words for lever in LEVERS if lever.is_pulled(plan) and (words := lever.in_words(plan))]
 
 
 def pulled_levers(plan: Plan) -> list[Lever]:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from hotloop import kernels
 from hotloop._torch import recurrence
 from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_forward
+from hotloop.levers.kernels import KernelsLever
 from hotloop.plan import Plan
 
 LARGE = 2**18  # weights of a linear layer, from which on its matmul takes longer than the copies
@@ -65,6 +66,7 @@ class AlignedLever(Lever):
     what = "layers whose sizes are slow on tensor cores are padded with zeros or become matmuls"
     cost = "a moment"
     undo = "the layers' `forward` is restored"
+    is_own_code = True
     needs_cuda = True
     rule = LeverRule(
         "a large linear or recurrent layer or a convolution has a size that is not a multiple of 8, or a convolution is"
@@ -86,7 +88,7 @@ class AlignedLever(Lever):
             kernels.prepare_convolutions(target.model, target.device, torch.bfloat16)
 
     def apply(self, model: nn.Module, optimizers: Sequence[Optimizer], plan: Plan) -> Iterator[Undo]:
-        taken = set(kernels.layers_to_fuse(model)) if "kernels" in plan.levers else set()  # they see to their channels
+        taken = set(kernels.layers_to_fuse(model)) if KernelsLever.name in plan.levers else set()  # these pad channels
         for layer in odd_layers(model, plan):
             if "forward" in vars(layer) or layer in taken:  # somebody has replaced it for a reason
                 continue

@@ -143,6 +143,10 @@ class Lever:
     for_captures = False  # whether it makes a step that is not captured slower
     late_above = math.inf  # seconds of a step above which it is tried after all others
     harmless_above = math.inf  # a gain above which it is kept although it is not faster
+    is_alone = False  # whether several ranks have it only where a plan asks for it
+    is_own_code = False  # whether it has layers or kernels of hotloop's own, the first to drop where the gate fails
+    halves_precision = False  # whether layers compute in half precision, the next to drop
+    trust = 0  # the least trusted levers are left out first where a plan is slower than the eager loop
 
     def pull(self, plan: Plan) -> Plan:
         """The plan with this lever; pulling twice changes nothing."""
@@ -166,6 +170,8 @@ class Lever:
             return "it is pulled already"
         if self.tier == "C":
             return "it changes the training, so it is pulled only if the plan asks for it"
+        if self.is_alone and target.on_ranks:
+            return "on several ranks it is not tried unasked"
         if self.tier == "B" and target.only and target.device.type not in self.begins_on:
             return target.only
         return self.obstacle(target, plan)
@@ -192,6 +198,10 @@ class Lever:
     def inputs(self, batch: Any, plan: Plan) -> Any:
         """The batch in the form that the step takes."""
         return batch
+
+    def in_words(self, plan: Plan) -> str:
+        """What it changes of the loop as written, in a person's words; empty where nothing is to be said of it."""
+        return self.name
 
     @property
     def page(self) -> str:

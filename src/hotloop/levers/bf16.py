@@ -47,6 +47,8 @@ class Bf16Lever(Lever):
     what = "forward and backward pass run in bfloat16 autocast"
     cost = "nothing"
     undo = "autocast stays off"
+    halves_precision = True
+    trust = 5
     rule = LeverRule(
         f"a step computes more than {HEAVY / 1e9:.0f} GFLOP in matmuls, convolutions and recurrences; if it cannot"
         f" be captured on a GPU, also more than {DENSE / 1e12:.0f} TFLOP per second",

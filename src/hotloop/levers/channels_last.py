@@ -59,6 +59,7 @@ class ChannelsLastLever(Lever):
     what = "images and weights have the memory format channels_last"
     cost = "a moment"
     undo = "the memory format of the weights is restored"
+    trust = 3
     rule = LeverRule(
         f"half of the convolutions or more have at least {FEWEST} channels on both sides, there is no InstanceNorm"
         " between them and no GroupNorm that hotloop's kernels do not know, and no depthwise convolution for which"
@@ -67,6 +68,9 @@ class ChannelsLastLever(Lever):
         "H200 in bf16: a step of ResNet-18 at 32² took 5.0 ms instead of 13.7, of DCGAN 3.0 instead of 4.5, of a UNet"
         " with PyTorch's GroupNorm 45.5 instead of 39.0",
     )
+
+    def in_words(self, plan: Plan) -> str:
+        return "channels_last"
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, channels_last=True)

@@ -59,6 +59,7 @@ class CompileLever(Lever):
     what = "`torch.compile` fuses the forward and backward pass into fewer kernels"
     cost = "a compilation"
     undo = "the compiled function is dropped"
+    is_alone = True
     computes_the_same = True
 
     def pull(self, plan: Plan) -> Plan:
@@ -103,6 +104,7 @@ class CompileBlocksLever(Lever):
     what = "repeated blocks are compiled, once for all of them"
     cost = "a compilation"
     undo = "the blocks' `forward` is restored"
+    is_alone = True
     computes_the_same = True
 
     def pull(self, plan: Plan) -> Plan:

@@ -57,6 +57,7 @@ class GraphLever(Lever):
     what = "the whole step is captured once as a CUDA graph and replayed with one call"
     cost = "a moment"
     undo = "the graph is dropped"
+    trust = 7
     needs_cuda = True
     late_above = 0.1  # launches are a small part of a step that takes longer, and the graph would hold much memory
     rule = LeverRule(
@@ -66,6 +67,9 @@ class GraphLever(Lever):
         "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device; BERT on 64 batches of"
         " varying lengths was 1.92 times as fast as the tutorial's loop without a graph and 1.74 with it",
     )
+
+    def in_words(self, plan: Plan) -> str:
+        return f"{plan.graph} steps per CUDA graph" if plan.graph > 1 else "CUDA graph"
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, graph=max(plan.graph, 1))
@@ -159,6 +163,9 @@ class SeveralStepsLever(Lever):
         "H200: with this rule, and without kernels that it does not need, a run of an MLP with 1,024 rows that takes"
         " the tutorial's loop 10 s took 0.23 s instead of 0.28",
     )
+
+    def in_words(self, plan: Plan) -> str:
+        return ""
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, graph=plan.graph if plan.graph > 1 else MOST_STEPS)

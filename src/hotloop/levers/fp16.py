@@ -42,6 +42,7 @@ class Fp16Lever(Lever):
     what = "forward and backward pass run in float16 autocast, with a GradScaler"
     cost = "nothing"
     undo = "autocast stays off"
+    halves_precision = True
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, precision="fp16")

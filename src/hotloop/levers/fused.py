@@ -65,6 +65,7 @@ class FusedLever(Lever):
     what = "one kernel updates all weights"
     cost = "nothing"
     undo = "the optimizer's flag is restored"
+    trust = 6
     changes_gradients = False
     begins_on = ("cuda",)
     rule = LeverRule(
@@ -73,6 +74,9 @@ class FusedLever(Lever):
         "H200: a GPT of 124M parameters went from 348,000 to 361,000 tokens/s; on a CPU, Adam updates an MLP 2 to 4"
         " times as fast",
     )
+
+    def in_words(self, plan: Plan) -> str:
+        return "fused optimizer"
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, fused=True)

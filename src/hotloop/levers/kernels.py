@@ -53,6 +53,8 @@ class KernelsLever(Lever):
     what = "normalisation, bias, activation, sum and pooling between convolutions are one kernel each way"
     cost = "a moment"
     undo = "the layers' `forward` is restored"
+    is_own_code = True
+    trust = 2
     needs_cuda = True
     computes_the_same = True
     for_captures = True
@@ -62,6 +64,9 @@ class KernelsLever(Lever):
         "H200 in bf16, a captured step: small CNN 0.40 ms instead of 0.85, ResNet-18 at 32² 3.87 instead of 4.90,"
         " airbench's network 2.76 instead of 4.12, a UNet with GroupNorm 13.1 instead of 31.3 without channels_last",
     )
+
+    def in_words(self, plan: Plan) -> str:
+        return "fused kernels" if plan.compile == "off" else ""
 
     def obstacle(self, target: LeverTarget, plan: Plan) -> str | None:
         if why := target.why_no_own_kernels(plan):

@@ -55,6 +55,9 @@ class ResidentLever(Lever):
         "H200: a small CNN went from 37,700 to 79,000 images/s, an MLP from 8,700 to 60,000 rows/s",
     )
 
+    def in_words(self, plan: Plan) -> str:
+        return "batches gathered from one tensor" if plan.device == "cpu" else "data on the device"
+
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, stream="resident")
 

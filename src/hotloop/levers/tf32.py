@@ -43,12 +43,16 @@ class Tf32Lever(Lever):
     what = "fp32 matmuls read 10 bits of mantissa instead of 23"
     cost = "nothing"
     undo = "the switch is restored after each step"
+    trust = 4
     needs_cuda = True
     rule = LeverRule(
         "a step has much arithmetic and its matmuls stay in fp32",
         lambda facts: facts.is_heavy,
         "H200: a GPT of 124M parameters went from 54,200 to 157,000 tokens/s",
     )
+
+    def in_words(self, plan: Plan) -> str:
+        return "TF32"
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, tf32=True)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hotloop.levers.base import Lever
 from hotloop.plan import Plan
+from hotloop.printing.text import plural
 
 
 class WorkersLever(Lever):
@@ -42,6 +43,9 @@ class WorkersLever(Lever):
     what = "worker processes load batches ahead; random augmentation differs"
     cost = "a moment"
     undo = "the loader is read as it is"
+
+    def in_words(self, plan: Plan) -> str:
+        return "" if plan.stream == "resident" else plural(plan.workers or 0, "worker")
 
     def pull(self, plan: Plan) -> Plan:
         return replace(plan, workers=plan.workers or 4)

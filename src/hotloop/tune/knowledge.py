@@ -10,13 +10,10 @@ from hotloop.levers.base import CONVOLUTIONS, LeverTarget, RunFacts
 from hotloop.plan import Plan, Trial, Verdict
 
 ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
-# From the first that is left out where a plan is slower than the eager loop, or does not pass the gate.
-DOUBTFUL = ("row kernels", "kernels", "channels last", "tf32", "bf16", "fused", "graph")
 # Seconds that a plan takes to begin on a GPU: the gate, kernels that are used for the first time, warm-up, capture. In
 # a new process on an H200 it was 0.1 for an MLP, 0.5 for a ResNet-18, 0.7 for a Llama of 10 layers, 0.8 for airbench's
 # network and 1.4 for a diffusion UNet. cuDNN chooses and loads kernels for each convolution.
 START, START_IF_HEAVY, START_OF_CONVOLUTION, START_OF_LAYER = 0.1, 0.4, 0.015, 0.002
-OWN_CODE = ("kernels", "row kernels", "aligned")  # levers with layers and kernels of hotloop's own
 
 
 @dataclass(frozen=True)
@@ -57,17 +54,10 @@ def expected_start(target: LeverTarget) -> float:
     return begin + START_OF_CONVOLUTION * convolutions + START_OF_LAYER * (len(layers) - convolutions)
 
 
-def doubt(lever: Lever) -> int:
-    """The rank of a lever in the order of leaving out; unknown levers come first."""
-    return DOUBTFUL.index(lever.name) if lever.name in DOUBTFUL else -1
-
-
-def most_doubtful(levers: Sequence[Lever]) -> list[Lever]:
+def least_trusted(levers: Sequence[Lever]) -> list[Lever]:
     """The levers to drop after the gate failed: first hotloop's own code, then what rounds most."""
-    for names in (OWN_CODE, ("bf16", "fp16")):
-        if found := [lever for lever in levers if lever.name in names]:
-            return found
-    return [min(levers, key=doubt)]
+    own = [lever for lever in levers if lever.is_own_code]
+    return own or [lever for lever in levers if lever.halves_precision] or [min(levers, key=lambda each: each.trust)]
 
 
 def has_room(device: torch.device) -> bool:

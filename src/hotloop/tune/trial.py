@@ -18,7 +18,7 @@ from hotloop.data.origin import check_readable_again, is_in_order
 from hotloop.data.samplers import generators_of, has_known_sampler
 from hotloop.device.clock import Clock, synchronize
 from hotloop.errors import BadArgument, PlanWarning
-from hotloop.levers import LEVERS, MOST_STEPS
+from hotloop.levers import LEVERS, MOST_STEPS, RESIDENT
 from hotloop.memory.oom import clear, is_out_of_memory
 from hotloop.placement import map_tensors, move
 from hotloop.plan import Plan, Trial, Tuning
@@ -85,7 +85,7 @@ def tune(
             warnings.warn(words, PlanWarning, stacklevel=4)
         finally:
             trials.forget_captures()
-    if best.stream == "direct" and not any(t.lever == "resident" and t.gain is not None for t in search.trials):
+    if best.stream == "direct" and not any(t.lever == RESIDENT.name and t.gain is not None for t in search.trials):
         best = replace(best, stream="auto")  # which was not compared: the rule decides, as without tuning
     taken = time.perf_counter() - start
     return record(subject, best, search.trials, plain_step, search.step or None, search.steps, taken), compiled

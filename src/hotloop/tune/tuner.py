@@ -20,9 +20,11 @@ from hotloop.levers import (
     COMPILE_BLOCKS,
     CUDNN_BENCHMARK,
     GIVEN_MASKS,
+    GRAPH,
     LEVERS,
+    WORKERS,
     Lever,
-    levers_of,
+    in_words,
     repeated_blocks,
 )
 from hotloop.levers.base import UNCAPTURED, RunFacts
@@ -30,7 +32,7 @@ from hotloop.levers.cuda_graph import MOST_STEPS
 from hotloop.levers.cudnn_benchmark import expected_search
 from hotloop.objective.objectives import Objective
 from hotloop.plan import Plan, Trial, Tuning, Verdict
-from hotloop.printing.text import duration, plural, shorten
+from hotloop.printing.text import duration, shorten
 from hotloop.step.arithmetic import Work
 from hotloop.step.captured import watching
 from hotloop.step.compilation import CompiledObjective, expected_seconds, key_of, remember_seconds
@@ -38,7 +40,7 @@ from hotloop.step.inspection import Inspection, host_noted, host_objection, sign
 from hotloop.tune.feeding import NOTABLE, Feeding
 from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
 from hotloop.tune.gradient_norms import NormWatch
-from hotloop.tune.knowledge import Proposal, doubt, expected_start, has_room, most_doubtful, propose
+from hotloop.tune.knowledge import Proposal, expected_start, has_room, least_trusted, propose
 from hotloop.tune.plan_cache import Cache
 from hotloop.tune.sizes import BatchSizes
 from hotloop.tune.stopwatch import Stopwatch
@@ -74,7 +76,6 @@ HELD_UP = 0.03  # of the rest of a run, for which a compilation or a search may 
 FASTER = 1.02  # times, from which on what was compiled or searched for is kept
 AUDIT_SHARE = 0.01  # of the rest of a run, which asking the gate again may take
 AUDITS = (100, 1000)  # batches after which the gate is asked again: one batch shows wiring, not divergence
-ALONE = ("compile", "compile blocks")  # levers that several ranks do not pull unasked
 
 
 @dataclass(frozen=True)
@@ -340,7 +341,7 @@ class Tuner:
 
     def refused(self, why: str) -> None:
         """Drop the levers for captures: the step cannot be captured as a CUDA graph."""
-        self._drop("graph", why)
+        self._drop(GRAPH.name, why)
         for lever in LEVERS:
             if lever.for_captures:
                 self._drop(lever.name, UNCAPTURED)
@@ -532,7 +533,6 @@ class Tuner:
         self._key = key = subject.key(ahead.batch, ahead.loader, ahead.transform)
         if loop.together.ranks is not None:
             self._key = None  # what is found on several ranks is not remembered
-            self._dropped |= dict.fromkeys(ALONE, "on several ranks it is not tried unasked")
         elif (known := Cache().get(key, begin)) is not None:
             self._dropped |= {trial.lever: trial.why for trial in known.trials if trial.verdict == "dropped"}
         facts = RunFacts(
@@ -546,7 +546,7 @@ class Tuner:
             has_room=has_room(subject.device),
             shapes_vary=self._shapes_vary,
             can_be_several=ahead.can_be_several,
-            is_launched=target.on_cuda and (target.on_ranks or "graph" in self._dropped),
+            is_launched=target.on_cuda and (target.on_ranks or GRAPH.name in self._dropped),
         )
         while True:
             with loop.unplanned():  # levers ask what form the model has
@@ -566,7 +566,7 @@ class Tuner:
             )
             if why is None:
                 break
-            for lever in most_doubtful(guilty):
+            for lever in least_trusted(guilty):
                 self._drop(lever.name, why)
         self._comparison = loop.together.largest(time.perf_counter() - start)
         self.seconds += self._comparison
@@ -639,7 +639,7 @@ class Tuner:
             if now > limit:
                 now = min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
         while now > limit and (pulled := _pulled(plan, begin)):
-            doubtful = sorted(pulled, key=doubt)[: math.ceil(len(pulled) / 2)]
+            doubtful = sorted(pulled, key=lambda each: each.trust)[: math.ceil(len(pulled) / 2)]
             for lever in doubtful:
                 self._drop(lever.name, _slowness(now / plain))
                 plan = lever.off(plan)
@@ -688,7 +688,7 @@ class Tuner:
         """Drop levers that change rounding, the most doubtful first, until the gradient norm is usual again."""
         self._norms = None  # meanwhile
         while rounding := self._rounding():
-            doubtful = most_doubtful(rounding)
+            doubtful = least_trusted(rounding)
             self._loop.carry_out(_without(doubtful, self._loop.step.plan), why)
             self._forgo(doubtful, why)
             if len(rounding) == len(doubtful):
@@ -875,7 +875,7 @@ class Tuner:
             verdict, why = trial.verdict, trial.why
             if trial.lever in self._dropped:
                 verdict, why = "dropped", self._dropped[trial.lever]
-            elif trial.lever == "workers" and self._workers is not None:
+            elif trial.lever == WORKERS.name and self._workers is not None:
                 verdict, why = "kept" if plan.workers else "not tried", self._workers
             elif trial.lever in pulled and verdict != "kept" and now is not None:
                 verdict, why = "kept", f"a captured step takes {now * 1e6:.0f} µs"
@@ -892,26 +892,6 @@ class Tuner:
     def _say(self, words: str) -> None:
         if self.display is not None:
             self.display.say(words)
-
-
-def in_words(plan: Plan) -> list[str]:
-    """What a plan changes of the loop as written, in a person's words.
-
-    >>> in_words(Plan("cuda", precision="bf16", graph=16, stream="resident"))
-    ['data on the device', '16 steps per CUDA graph', 'bf16']
-    """
-    words = {
-        "resident": "batches gathered from one tensor" if plan.device == "cpu" else "data on the device",
-        "workers": "" if plan.stream == "resident" else plural(plan.workers or 0, "worker"),
-        "graph": f"{plan.graph} steps per CUDA graph" if plan.graph > 1 else "CUDA graph",
-        "several steps": "",
-        "fused": "fused optimizer",
-        "channels last": "channels_last",
-        "tf32": "TF32",
-        "kernels": "fused kernels" if plan.compile == "off" else "",
-        "row kernels": "row kernels" if plan.compile == "off" else "",
-    }
-    return [said for name in levers_of(plan) if (said := words.get(name, name))]
 
 
 def _would_hold_up(what: str, seconds: float, ahead: Ahead, now: float, evidence: str = "") -> str | None:
