@@ -1,21 +1,31 @@
-"""`hotloop learn`: lessons that run, exercises that are checked, a quiz.
+"""`hotloop learn`: lessons that run, exercises that are checked, a quiz. `README.md` in this folder has the map."""
 
-A lesson is one Markdown file, `lessons/NN-name.md`: front matter, then text and fenced `python` blocks, which run one
-after another in one namespace (`python raises` is a block that ends in an error, on purpose). Made from it:
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-- `lesson.py` reads it into steps, `lesson_run.py` runs a step and keeps what it prints;
-- `lesson_terminal.py` shows it step by step; `notebook.py` and `lesson_page.py` write it as a notebook and as a page
-  of the docs, and `python -m hotloop.apps.learn build` writes all of them;
-- `recording.py` keeps what the steps print on a machine:
-  `python -m hotloop.apps.learn record lessons/recorded/cpu.json`, or `gpu.json` on one with a GPU. Pages show both,
-  notebooks what the GPU printed;
-- `lab.py` is what lessons import: `gpu()`, a real GPU or a simulated one that says so, and `beside()`, a table of what
-  was measured here beside the same rows on a named GPU (`reference.json`, which `build` takes from `gpu.json`).
+if TYPE_CHECKING:
+    from hotloop.apps.learn.checking import Result
 
-An exercise is a script in `exercises/`: `NN_name.py` to repair, `NN_name_solution.py`, and `NN_name_check.py`, whose
-`check(ran)` yields verdicts. `checking.py` starts `child.py` on the learner's file, in a process group and a temporary
-folder of its own, with a time limit and a watchdog on its memory; `judging.py` holds what the checks share.
 
-`quiz.toml` are the questions; `quiz.py` judges choices and code. `learner_progress.py` keeps what was done, for the
-list of lessons.
-"""
+def check(number: int, file: Path | str | None = None) -> "Result":
+    """Check an exercise from a notebook or a prompt: what `hotloop learn check 3` does and shows, and the result.
+
+    `file` is your version of it; without one, the exercise's own name in the current folder.
+
+    >>> from hotloop.apps.learn import check
+    >>> check(3)  # doctest: +SKIP
+    exercise 3: 4 of 4 right
+    """
+    from rich.console import Console  # noqa: PLC0415  # the verb's --help needs none of this
+
+    from hotloop.apps.learn import checking  # noqa: PLC0415
+    from hotloop.apps.learn.exercise import exercise  # noqa: PLC0415
+    from hotloop.apps.learn.learner_progress import LearnerProgress  # noqa: PLC0415
+    from hotloop.apps.learn.verdicts import show_verdicts  # noqa: PLC0415
+
+    chosen = exercise(number)
+    path = Path(file or chosen.file.name)
+    result = checking.check(chosen, path)
+    LearnerProgress.load().checked(number, result.right, len(result.verdicts))
+    show_verdicts(Console(force_jupyter=False, highlight=False), result, path)  # Jupyter would space its lines out
+    return result

@@ -17,6 +17,7 @@ import psutil
 from hotloop.apps.learn.exercise import Exercise
 from hotloop.apps.learn.judging import CheckVerdict
 from hotloop.errors import BadArgument, HotloopError
+from hotloop.printing import markup
 from hotloop.printing.text import duration, printable, size
 from hotloop.records import Record
 from hotloop.scripts.as_main import interpreter
@@ -45,6 +46,18 @@ class Result(Record):
     @property
     def passed(self) -> bool:
         return all(verdict.right for verdict in self.verdicts)
+
+    def __str__(self) -> str:
+        """
+        >>> print(Result(3, (CheckVerdict("it runs", True), CheckVerdict("it is fast", False)), "cpu", ""))
+        exercise 3: 1 of 2 right
+        """
+        return f"exercise {self.lesson}: {self.right} of {len(self.verdicts)} right"
+
+    __repr__ = __str__  # `check` has shown the verdicts
+
+    def _repr_html_(self) -> str:
+        return markup.box(markup.line(self, strong=True))
 
 
 def check(exercise: Exercise, file: Path, *, limit: float = TIME, memory: int = MEMORY) -> Result:

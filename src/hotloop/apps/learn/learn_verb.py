@@ -15,7 +15,6 @@ from hotloop.printing.text import plural, printable, wrap
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotloop.apps.learn.checking import Result
     from hotloop.apps.learn.lesson import Lesson
     from hotloop.apps.learn.quiz import Question
 
@@ -42,15 +41,39 @@ one, and says so. Without a number, it lists the lessons and your progress.
   hotloop learn check 3      [dim]what is right, what is not, a hint[/dim]
   hotloop learn solution 3   [dim]a right version of it[/dim]
   hotloop learn quiz         [dim]questions, with explanations[/dim]
+  hotloop learn --notebook   [dim]the lessons as notebooks, in JupyterLab[/dim]
 """
 
 app = typer.Typer(cls=Lessons, help=flowing(ABOUT), invoke_without_command=True, rich_markup_mode="rich")
 
 
+Notebook = Annotated[
+    bool, typer.Option("--notebook", help="Open it in JupyterLab; needs `pip install 'hotloop\\[learn]'`.")
+]
+
+
 @app.callback()
-def learn(ctx: typer.Context, as_json: Json = False) -> None:
-    if ctx.invoked_subcommand is None:
+def learn(ctx: typer.Context, as_json: Json = False, notebook: Notebook = False) -> None:
+    if notebook and (as_json or ctx.invoked_subcommand not in (None, "lesson")):
+        raise BadArgument("--notebook opens lessons in JupyterLab and does nothing else", fix=OPENS)
+    if ctx.invoked_subcommand is not None:
+        return
+    if notebook:
+        _open(None)
+    else:
         _list(as_json=as_json)
+
+
+OPENS = "write `hotloop learn --notebook`, or `hotloop learn --notebook 3` for lesson 3"
+
+
+def _open(number: int | None) -> None:
+    from hotloop.apps.learn.jupyterlab import open_notebooks
+    from hotloop.apps.learn.learner_progress import LearnerProgress
+
+    if number is not None:
+        LearnerProgress.load().opened(number)
+    open_notebooks(number)
 
 
 def _list(*, as_json: bool) -> None:
@@ -110,23 +133,31 @@ def _table(rows: list[dict[str, Any]]) -> Any:
 
 @app.command("lesson", cls=Verb, hidden=True)
 def lesson(
+    ctx: typer.Context,
     number: Number,
     without_waiting: Annotated[
         bool, typer.Option("--all", help="Run all steps without waiting; the default without a terminal.")
     ] = False,
     as_json: Json = False,
+    notebook: Notebook = False,
 ) -> None:
     """Run a lesson here: text, code, and what the code prints on your machine.
 
     [bold]Examples[/bold]
       hotloop learn 3
       hotloop learn 3 --all
+      hotloop learn 3 --notebook
     """
     from hotloop.apps.learn.learner_progress import LearnerProgress
     from hotloop.apps.learn.lesson import lesson as find
     from hotloop.apps.learn.lesson_terminal import run_lesson
 
     chosen, where = find(number), console()
+    if notebook or (ctx.parent is not None and ctx.parent.params["notebook"]):
+        if as_json or without_waiting:
+            raise BadArgument("--notebook opens lessons in JupyterLab and does nothing else", fix=OPENS)
+        _open(number)
+        return
     LearnerProgress.load().opened(number)
     if as_json:
         print_json(_ran(chosen))
@@ -212,6 +243,7 @@ def check(
     from hotloop.apps.learn.checking import check as run
     from hotloop.apps.learn.exercise import exercise
     from hotloop.apps.learn.learner_progress import LearnerProgress
+    from hotloop.apps.learn.verdicts import show_verdicts
 
     if not 0 < time_limit <= 3600:
         raise BadArgument(f"--time-limit {time_limit}", fix="give seconds, more than 0 and at most 3600")
@@ -224,7 +256,7 @@ def check(
     if as_json:
         print_json({**result.to_json(), "passed": result.passed})
     else:
-        _verdicts(where, result, path)
+        show_verdicts(where, result, path)
     if not result.passed:
         raise typer.Exit(1)
 
@@ -239,26 +271,6 @@ def solution(number: Number) -> None:
     from hotloop.apps.learn.exercise import exercise
 
     sys.stdout.write(exercise(number).solution.read_text(encoding="utf-8"))
-
-
-def _verdicts(where: "Console", result: "Result", file: Path) -> None:
-    from rich.text import Text
-
-    from hotloop.apps.learn.lesson import lessons
-
-    if result.device:
-        say(where, f"{printable(file.name)} ran on {result.device}", style="dim")
-    for verdict in result.verdicts:
-        mark, style = ("right", "green") if verdict.right else ("not  ", "red")
-        where.print(Text.assemble((f"{mark}  ", f"bold {style}"), verdict.what), soft_wrap=False)
-        if not verdict.right and verdict.hint:
-            say(where, f"hint: {verdict.hint}", indent="       ")
-    where.print()
-    if result.passed:
-        following = str(result.lesson + 1) if result.lesson < lessons()[-1].number else "quiz"
-        say(where, f"Exercise {result.lesson} is solved. Next: `hotloop learn {following}`", style="bold green")
-        return
-    say(where, f"{result.right} of {len(result.verdicts)} right. Edit the file, then check it again.", style="bold")
 
 
 @app.command("quiz", cls=Verb)

@@ -91,9 +91,11 @@ hotloop learn start 3    # get its exercise, a script to repair
 hotloop learn check 3    # run your repair: what is right, what is not, and a hint
 hotloop learn solution 3 # print a right version of it
 hotloop learn quiz       # questions with explanations
+hotloop learn --notebook # the lessons as notebooks, in JupyterLab
 ```
 
-The same lessons are notebooks in `lessons/`. {outputs}
+The same lessons are notebooks. `--notebook` opens [copies of your own](../commands/learn.md#as-notebooks); those in
+`lessons/` show what a GPU printed. {outputs}
 
 An exercise runs your file with your rights, in a process group and a temporary folder of its own, with a time limit and
 a limit on its memory. Progress is kept in `~/.local/share/hotloop/learn.json`; `HOTLOOP_DATA` names another folder."""

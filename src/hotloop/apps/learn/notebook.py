@@ -3,8 +3,22 @@
 import json
 from typing import Any
 
+from hotloop.apps.learn.exercise import exercises
 from hotloop.apps.learn.lesson import Lesson
 from hotloop.apps.learn.recording import Recording
+
+EXERCISE = """## Exercise
+
+{task}
+
+Edit `{file}` beside this notebook; where it is not there, `hotloop learn start {number}` in a terminal copies it to the
+current folder. Then check it in a cell:
+
+```python
+from hotloop.apps.learn import check
+
+check({number})
+```"""
 
 
 def notebook(lesson: Lesson, gpu: Recording) -> str:
@@ -24,6 +38,14 @@ def notebook(lesson: Lesson, gpu: Recording) -> str:
             cell["execution_count"] = None if output is None else step.number
             cell["outputs"] = [_printed(output)] if output else []
             cells.append(cell)
+    for exercise in (each for each in exercises() if each.lesson == lesson.number):
+        cells.append(
+            _cell(
+                "exercise",
+                "markdown",
+                EXERCISE.format(task=exercise.task, number=lesson.number, file=exercise.file.name),
+            )
+        )
     about = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
