@@ -129,3 +129,11 @@ def test_whatever_is_measured_the_machine_is_not_overloaded(share: float, batch_
             if told.number > workers:
                 assert told.prefetch_factor is not None
                 assert told.number * told.prefetch_factor * batch_bytes <= MACHINE.room
+
+
+@pytest.mark.parametrize("workers", [0, 4])
+def test_a_loader_that_is_not_at_hand_has_as_many_workers_as_are_told(workers: int) -> None:
+    """A profile and the doctor have seen other people's loaders; there is one formula for all."""
+    told = workers_for(None, workers=workers, batch_seconds=0.080, waited=0.6, step_seconds=0.032, limits=MACHINE)
+    assert told.number == (13 if workers else 2)
+    assert ("4 workers take 80 ms" if workers else "this process takes 80 ms") in told.why

@@ -8,6 +8,8 @@ import pytest
 
 import hotloop
 from hotloop.apps.doctor.rules import RULES
+from hotloop.data.worker_count import LoadingLimits
+from hotloop.printing.text import plural
 
 from .conftest import ScriptLook
 
@@ -52,9 +54,13 @@ EVALUATION = """
     for images, labels in loader:
         model(images)
 """
+WORKERS = max(LoadingLimits.here().cores - 1, 1)  # the items take many times as long as the step
 # A script by its rule, and the lines that are there once it is repaired.
 CPU = {
-    "waits-for-items": (GOOD.replace("SLEEP = 0.0", "SLEEP = 0.002"), "num_workers=2, persistent_workers=True"),
+    "waits-for-items": (
+        GOOD.replace("SLEEP = 0.0", f"SLEEP = {0.001 * (WORKERS + 1)}"),
+        f"num_workers={WORKERS}, persistent_workers=True",
+    ),
     "items-one-by-one": (
         GOOD.replace("Items(), batch_size=4", "TensorDataset(torch.rand(512, 3, 8, 8), torch.arange(512) % 4), 32"),
         "batches = hotloop.stream(loader, device)\nfor epoch in range(2):\n    for images, labels in batches:",
@@ -137,7 +143,7 @@ def test_an_argument_that_a_call_has_out_of_sight_is_not_given_again(look: Scrip
     looked = look(script.replace("batch_size=4", how))
     (found,) = looked.found["waits-for-items"]
     assert not any(found.by_file.values())
-    assert "worker processes" in found.fix
+    assert f"{plural(WORKERS, 'worker process', 'worker processes')} that stay" in found.fix
 
 
 def test_libraries_are_not_the_persons_code_wherever_they_lie(

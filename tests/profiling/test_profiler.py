@@ -3,7 +3,7 @@
 import gzip
 import io
 import json
-import os
+import re
 import time
 from functools import partial
 
@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import hotloop
+from hotloop.data.worker_count import LoadingLimits
 from hotloop.errors import BadArgument
 from hotloop.profiling.advice import Loading, advise
 from hotloop.profiling.analysis import ProfileContext, analyse
@@ -83,8 +84,10 @@ def test_waiting_for_data_is_measured_and_told() -> None:
     assert profile.data_known
     assert profile.parts.data >= 4 * 0.04  # sleeping takes at least as long as was asked for
     assert f"waits {profile.parts.shares['data']:.0%} of its time for data" in profile.advice[0].what
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    assert f"num_workers={min(4, cores)}, " in profile.advice[0].fix
+    most = max(LoadingLimits.here().cores - 1, 1)
+    number = re.search(r"num_workers=(\d+), ", profile.advice[0].fix)
+    assert number
+    assert 1 <= int(number[1]) <= most
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +99,19 @@ def slow() -> Profile:
 
 
 @pytest.mark.parametrize(
-    ("loading", "has", "lacks"),
+    ("loading", "cores", "has", "lacks"),
     [
-        (Loading(cores=2), "num_workers=2, ", "num_workers=4"),
-        (Loading(cores=64), "num_workers=4, ", "num_workers=64"),
-        (Loading(workers=2, cores=2), "beforehand", "num_workers"),
-        (Loading(workers=2, cores=8), "up to num_workers=8", "num_workers=4"),
-        (Loading(cores=2, in_memory=True), "hotloop.Loop", "num_workers"),
+        (Loading(), 3, "num_workers=2, ", "num_workers=4"),
+        (Loading(workers=2), 3, "beforehand", "num_workers"),
+        (Loading(workers=2), 9, "num_workers=8;", "persistent"),
+        (Loading(batch_bytes=1 << 29), 9, "num_workers=2, ", "num_workers=8"),
+        (Loading(in_memory=True), 3, "hotloop.Loop", "num_workers"),
     ],
 )
-def test_workers_are_advised_where_there_are_cores_and_something_to_do(
-    slow: Profile, loading: Loading, has: str, lacks: str
+def test_workers_are_advised_where_there_is_room_for_them_and_something_to_do(
+    slow: Profile, loading: Loading, cores: int, has: str, lacks: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(LoadingLimits, "here", lambda: LoadingLimits(cores=cores, room=1 << 30))
     first, *_ = advise(slow, loading)
     assert has in first.fix
     assert lacks not in first.fix

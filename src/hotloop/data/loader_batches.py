@@ -10,29 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from hotloop._torch import sparse_parts
 from hotloop.data.epochs import Epochs, Skip, Tell
 from hotloop.data.forking import forking
 from hotloop.data.loader_rng import LoaderRng, LoaderRngState, is_stateful
 from hotloop.data.on_device import asked_in_advance, is_constant
 from hotloop.data.origin import BatchOrigin, Tap
 from hotloop.data.position import Position
-from hotloop.data.worker_count import why_workers_stay
+from hotloop.data.worker_count import bytes_in, why_workers_stay
 from hotloop.data.worker_rng import Workers
-from hotloop.placement import tensors_in
 
 Batch = tuple[BatchOrigin, Any]
 _WORDS = (type(None), bool, int, float, str, bytes)
 _DEEPEST = 50  # levels; an account that contains itself has no end
-
-
-def _bytes_of(tensor: Tensor) -> int:
-    """The bytes of a tensor; a sparse one refuses `nbytes`, and has those of its parts."""
-    if tensor.layout == torch.sparse_coo:
-        return sum(part.nbytes for part in sparse_parts(tensor))
-    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
-        return 2 * tensor.values().nbytes  # about as much again for the indices
-    return tensor.nbytes
 
 
 class LoaderBatches(Epochs[Batch]):
@@ -70,7 +59,7 @@ class LoaderBatches(Epochs[Batch]):
                 return
             self.batches += 1
             if first:
-                self.batch_bytes = max(self.batch_bytes, sum(_bytes_of(t) for _, t in tensors_in(batch[1])))
+                self.batch_bytes = max(self.batch_bytes, bytes_in(batch[1]))
                 first = False
             yield batch
             asked = perf_counter()

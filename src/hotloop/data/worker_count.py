@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from hotloop._torch import sparse_parts
 from hotloop.data.samplers import has_known_sampler
 from hotloop.device.machine import text_of
+from hotloop.placement import tensors_in
 from hotloop.printing.text import an, duration, plural, size
 
 HEADROOM = 1.25  # batches that workers could make for each one that is needed: their times vary
@@ -43,6 +47,11 @@ class LoadingLimits:
     def workers_in(self, batch_bytes: int, prefetch_factor: int) -> int:
         """How many workers may have that many batches under way each."""
         return self.room // max(1, batch_bytes * prefetch_factor)
+
+
+def bytes_in(batch: object) -> int:
+    """The bytes of the tensors of a batch."""
+    return sum(_bytes_of(tensor) for _, tensor in tensors_in(batch))
 
 
 def why_workers_stay(loader: object) -> str | None:
@@ -81,7 +90,7 @@ def workers_for(
 
     `batch_seconds` pass from one batch to the next, a share `waited` of them in waiting for the loader, and a step
     takes `step_seconds` on the device. `workers` are there now, where that is not what the loader says; `batch_bytes`
-    is the size of a batch.
+    is the size of a batch. A loader that is None has so many workers, and nothing keeps them from changing.
 
     >>> loader = DataLoader([1, 2, 3, 4], num_workers=1)
     >>> limits = LoadingLimits(cores=16, room=1 << 30)
@@ -101,7 +110,7 @@ def workers_for(
     number, factor, bound = _within(limits, needed, now, ahead or 2, batch_bytes)
     pace = max(seconds / number, step_seconds)
     gain = f"a batch would take {duration(pace)} instead of {duration(batch_seconds)}"
-    if fixed := why_workers_stay(loader):
+    if fixed := loader is not None and why_workers_stay(loader):
         if now or own is None or isinstance(own.dataset, IterableDataset):
             return WorkersAdvice(now, ahead, f"{waits}, but {fixed}")
         return WorkersAdvice(0, None, f"{waits}, but {fixed}; with num_workers={number}, {gain}")
@@ -111,11 +120,21 @@ def workers_for(
         )
     if number <= now:
         return WorkersAdvice(now, ahead, f"{waits}; {needed} workers would keep up, {now} stay: {bound}")
-    takes = f"{plural(now, 'worker')} take {duration(batch_seconds)} for a batch, a step {duration(step_seconds)}"
+    who = f"{plural(now, 'worker')} take" if now else "this process takes"
+    takes = f"{who} {duration(batch_seconds)} for a batch, a step {duration(step_seconds)}"
     why = f"{waits}: {takes}; "
     if number == needed:
         return WorkersAdvice(number, factor, f"{why}{plural(number, 'worker')} keep up")
     return WorkersAdvice(number, factor, f"{why}{needed} workers would keep up, {number} is the most: {bound}")
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    """The bytes of a tensor; a sparse one refuses `nbytes`, and has those of its parts."""
+    if tensor.layout == torch.sparse_coo:
+        return sum(part.nbytes for part in sparse_parts(tensor))
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return 2 * tensor.values().nbytes  # about as much again for the indices
+    return tensor.nbytes
 
 
 def _within(limits: LoadingLimits, needed: int, now: int, factor: int, batch_bytes: int) -> tuple[int, int, str]:

@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import fmean
 
+from hotloop.data import workers_for
 from hotloop.printing.text import duration
 from hotloop.profiling.profile_record import HostWait, Profile, Recommendation
 
 NOTABLE = 0.1  # of the time: what takes less is not worth a sentence
 HALF = ("bf16", "fp16")
-WORKERS = 4  # processes that are advised for data, where there are cores for them
 WORDS = {
     "data": "waiting for data",
     "copies": "copying between host and device",
@@ -35,10 +36,10 @@ def has_kernels(device: str) -> bool:
 
 @dataclass(frozen=True)
 class Loading:
-    """How batches are made: by so many worker processes, of which this machine bears so many at once."""
+    """How batches are made."""
 
-    workers: int = 0
-    cores: int = 1
+    workers: int = 0  # processes
+    batch_bytes: int = 0
     in_memory: bool = False  # whether the items are tensors in memory already
 
 
@@ -75,15 +76,22 @@ def _quicker_data(profile: Profile, loading: Loading) -> str:
             "the device where they fit, as hotloop.Loop and hotloop.stream(loader, device) do"
         )
     less = "do the slow part of __getitem__ once, beforehand"
-    if loading.workers >= loading.cores:
+    step, waited = fmean(profile.seconds), profile.parts.shares["data"]
+    number = workers_for(
+        None,
+        workers=loading.workers,
+        batch_seconds=step,
+        waited=waited,
+        step_seconds=step * (1 - waited),
+        batch_bytes=loading.batch_bytes,
+    ).number
+    if number <= loading.workers:
         return f"{less}, or keep the data on the device: hotloop.Loop does where it fits"
     if loading.workers:
-        return (
-            f"give the DataLoader more workers, up to num_workers={loading.cores}, and let them fetch further ahead "
-            f"(prefetch_factor); {less}; or keep the data on the device: hotloop.Loop does where it fits"
-        )
+        more = f"give the DataLoader num_workers={number}"
+        return f"{more}; {less}; or keep the data on the device: hotloop.Loop does where it fits"
     pinned = ", pin_memory=True" if has_kernels(profile.device) else ""
-    workers = f"num_workers={min(WORKERS, loading.cores)}, persistent_workers=True{pinned}"
+    workers = f"num_workers={number}, persistent_workers=True{pinned}"
     return f"read it in processes of its own: DataLoader(..., {workers}); or {less}"
 
 

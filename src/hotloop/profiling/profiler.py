@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from typing import Any, Self
 from weakref import WeakSet
@@ -18,11 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from hotloop._torch import has_compiled
+from hotloop._torch import LoaderIterator, has_compiled
 from hotloop.data.on_device import is_constant
+from hotloop.data.worker_count import bytes_in
 from hotloop.device import pick
 from hotloop.device.clock import synchronize
-from hotloop.device.machine import cpu
 from hotloop.errors import BadArgument
 from hotloop.placement.placing import resolve
 from hotloop.printing.text import plural
@@ -79,7 +78,7 @@ class Profiler:
         self._look: OperationLog | None = None
         self._recordings: list[ProfilerTrace] = []
         self._plain: list[float] = []
-        self._loading = Loading(cores=cpu(Path("/")).usable or 1)
+        self._loading = Loading()
         self._proper = False  # whether the warm-up is over
         self._course = self._run()
         self._undo = ExitStack()
@@ -88,6 +87,7 @@ class Profiler:
         self._undo.callback(register_optimizer_step_pre_hook(self._begin_update).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._end_update).remove)
         self._undo.enter_context(around(DataLoader, "__iter__", self._noting_epochs))
+        self._undo.enter_context(around(LoaderIterator, "__next__", self._noting_batches))
         self._undo.callback(self._course.close)  # ends what is under way
         next(self._course)
         return self
@@ -215,6 +215,15 @@ class Profiler:
                 return original(loader)
 
         return begin
+
+    def _noting_batches(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def read(iterator: Any) -> Any:
+            batch = original(iterator)
+            if not self._loading.batch_bytes:
+                self._loading = replace(self._loading, batch_bytes=bytes_in(batch))
+            return batch
+
+        return read
 
     def _begin_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._optimizers.add(optimizer)

@@ -39,10 +39,11 @@ from hotloop.apps.doctor.seen import (
     SeenOptimizer,
     SeenScript,
 )
+from hotloop.data import workers_for
 from hotloop.data.on_device import is_constant
+from hotloop.data.worker_count import bytes_in
 from hotloop.device import pick
 from hotloop.device.clock import synchronize
-from hotloop.device.machine import cpu
 from hotloop.levers.fused import without_fused_kernel
 from hotloop.placement.sites import OURS, Site, frames, is_installed, is_users, site_of, user_site, variables
 from hotloop.profiling.operation_log import LoggedOperation, OperationLog
@@ -150,16 +151,16 @@ class ScriptLook:
     def seen(self, *, has_ended: bool) -> SeenScript:
         """What was noticed."""
         made = max(len(self._pace) - 1, 1)
+        step = (self._pace[-1] - self._pace[0]) / made if self._pace else 0.0
         logged = () if self._log is None else tuple(self._log.seen)
         return SeenScript(
             device=str(self._device),
             device_name=pick(self._device).name or str(self._device),
-            cores=cpu(Path("/")).usable or 1,
             steps=self.steps,
             has_ended=has_ended,
-            step=(self._pace[-1] - self._pace[0]) / made if self._pace else 0.0,
+            step=step,
             files=tuple(_own_files(self._folder)),
-            loaders=tuple(each.seen(made) for each in self._loaders.values() if each.trains),
+            loaders=tuple(each.seen(made, step) for each in self._loaders.values() if each.trains),
             optimizers=tuple(self._seen_optimizers()),
             calls=tuple(each.seen() for each in self._calls.values()),
             backwards=tuple(map(_place, self._backwards)),
@@ -227,7 +228,7 @@ class ScriptLook:
             begun = time.perf_counter()
             batch = original(iterator)
             if loading is not None:
-                loading.came(time.perf_counter() - begun)
+                loading.came(time.perf_counter() - begun, batch)
                 self._read_from = loading
             return batch
 
@@ -341,6 +342,7 @@ class _Loading:
         iterable = isinstance(loader.dataset, IterableDataset)
         self._kind = (is_constant(loader.dataset), type(loader) is DataLoader, iterable)
         self._epochs = 0
+        self._batch_bytes = 0
         self._begun: float | None = None  # when an epoch began that has no batch yet
         self._starts: list[float] = []
         if frame is not None:
@@ -350,16 +352,25 @@ class _Loading:
         self._epochs += 1
         self._begun = time.perf_counter()
 
-    def came(self, seconds: float) -> None:
+    def came(self, seconds: float, batch: Any) -> None:
+        self._batch_bytes = self._batch_bytes or bytes_in(batch)
         if self._begun is not None:
             seconds = time.perf_counter() - self._begun
             self._starts.append(seconds)
             self._begun = None
         self.waited += seconds
 
-    def seen(self, steps: int) -> SeenLoader:
+    def seen(self, steps: int, step: float) -> SeenLoader:
         name, device = self._frame_names
-        later = self._starts[1:]
+        later, wait = self._starts[1:], self.waited / steps
+        advice = workers_for(
+            None,
+            workers=self._settings[0],
+            batch_seconds=step,
+            waited=wait / step if step else 0.0,
+            step_seconds=step - wait,
+            batch_bytes=self._batch_bytes,
+        )
         return SeenLoader(
             _place_of(self._made.site),
             self._made.given,
@@ -370,7 +381,8 @@ class _Loading:
             *self._kind,
             self._epochs,
             sum(later) / len(later) if later else 0.0,
-            self.waited / steps,
+            wait,
+            advice.number,
         )
 
 

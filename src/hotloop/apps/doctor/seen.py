@@ -36,6 +36,7 @@ class SeenLoader(Record):
     epochs: int  # begun
     start: float  # seconds from the beginning of an epoch to its first batch, the mean of later epochs
     wait: float  # seconds in a step for which the script waits for it
+    enough: int  # workers with which it keeps up, as far as this machine can
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,6 @@ class SeenScript(Record):
 
     device: str
     device_name: str
-    cores: int
     steps: int  # that were made in all
     has_ended: bool  # by itself: there are no more
     step: float  # seconds, the mean after the warm-up

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from math import ceil
 
 from hotloop.apps.doctor.edits import Edit, SourceText, name_of
 from hotloop.apps.doctor.rules.base import Candidate, Script, imports, mentions
@@ -19,23 +18,19 @@ def waits_for_items(script: Script) -> Iterator[Candidate]:
         share = _share(loader, script)
         if found is None or loader.made is None or loader.is_constant or share < NOTABLE:
             continue
-        computing = max(seen.step - loader.wait, 0.05 * seen.step)
-        wanted = ceil(1.2 * max(loader.workers, 1) * seen.step / computing)
-        workers = min(seen.cores, max(wanted, 2))
         who = plural(loader.workers, "worker process", "worker processes") if loader.workers else "this process"
         what = (
             f"{share:.0%} of a step ({duration(loader.wait)} of {duration(seen.step)}) is waiting for items, which "
             f"{who} {'makes' if loader.workers < 2 else 'make'}"
         )
-        if workers <= loader.workers or loader.is_iterable:
+        if loader.enough <= loader.workers or loader.is_iterable:
             yield Candidate(loader.made, what, "do the slow part of __getitem__ once, beforehand, and keep the result")
             continue
         source, call = found
-        edits = _with_arguments(loader, source, call, num_workers=str(workers), persistent_workers="True")
-        fix = (
-            f"make them in {plural(workers, 'worker process', 'worker processes')} that stay for all epochs, if the "
-            "dataset does not change between them"
-        )
+        edits = _with_arguments(loader, source, call, num_workers=str(loader.enough), persistent_workers="True")
+        workers = plural(loader.enough, "worker process", "worker processes")
+        stay = "stay" if loader.enough > 1 else "stays"
+        fix = f"make them in {workers} that {stay} for all epochs, if the dataset does not change between them"
         yield Candidate(loader.made, what, fix, edits)
 
 
