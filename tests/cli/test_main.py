@@ -65,7 +65,7 @@ def test_the_help_of_a_verb_teaches_by_examples(verb: str, run: Run) -> None:
 def test_help_and_what_a_shell_is_told_can_follow_load_nothing_heavy() -> None:
     """One process for all of them: what any of them loads stays loaded."""
     asked = [("--help",), ("demo", "--help"), ("device", "--help"), ("top", "--help")]
-    typed = {"hotloop t": ["tune", "top"], "hotloop top --de": ["--demo"], "hotloop learn ": ["check"]}
+    typed = {"hotloop t": ["train", "tune", "top"], "hotloop top --de": ["--demo"], "hotloop learn ": ["check"]}
     script = f"""
 import os, sys
 from hotloop.cli import main
@@ -141,6 +141,7 @@ VERBS = [
         for verb in (
             "demo",
             "device",
+            "train",
             "sprites",
             "sprites make",
             "sprites preview",

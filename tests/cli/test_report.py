@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
 def test_before_the_first_run_it_says_what_makes_one(call) -> None:
     code, out, _ = call()
     assert code == 0
-    assert out == "no run is in runs yet: `hotloop demo` or `hotloop sprites train` makes one\n"
+    assert out == "no run is in runs yet: `hotloop train train.py:build` makes one\n"
     assert json.loads(call("--json")[1]) == {"runs": [], "failed": []}
 
 
@@ -80,7 +80,7 @@ def test_an_empty_folder_says_how_to_make_a_run(call, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     code, out, _ = call()
     assert code == 0
-    assert "hotloop demo" in out
+    assert "hotloop train train.py:build" in out
 
 
 def test_eighty_columns_show_folders_whole_and_what_is_left_out_in_lines(

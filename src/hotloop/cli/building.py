@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hotloop import Loop
+from hotloop import Loop, pick
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.printing.text import an, printable, shorten
 
@@ -22,8 +23,11 @@ class Built(NamedTuple):
     settings: dict[str, Any]  # arguments of `Loop.fit`
 
 
-def build(target: str) -> Built:
-    """Import the file as Python would, and call the function."""
+def build(target: str, device: str | None = None) -> Built:
+    """Import the file as Python would, and call the function; its loop runs on `device` unless it names another."""
+    if device is not None:
+        pick(device)  # one that is not here is told as what was asked for
+        os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
     file, colon, function = target.rpartition(":")
     if not colon:
         file = f"{target}.py" if Path(f"{target}.py").is_file() else target
@@ -32,7 +36,7 @@ def build(target: str) -> Built:
             fix=f"give FILE.py:FUNCTION, a function that returns (loop, loader), as in {printable(file)}:build",
         )
     made_by = f"{printable(function)}()"
-    with _explained(file):
+    with _by_itself(file), explained(target):
         made = _function(file, function)()
     if not (isinstance(made, tuple) and len(made) in (2, 3) and isinstance(made[0], Loop)):
         raise BadArgument(f"{made_by} returned {an(type(made).__name__)}", fix="return (hotloop.Loop(...), loader)")
@@ -68,9 +72,19 @@ def _function(file: str, name: str) -> Callable[[], Any]:
 
 
 @contextmanager
-def _explained(file: str) -> Iterator[None]:
-    """Run a person's own file as if by itself; what goes wrong has its line, and none of this program."""
+def _by_itself(file: str) -> Iterator[None]:
+    """Without the arguments of this program, which a file may parse that is imported."""
     before, sys.argv = sys.argv, [file]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def explained(target: str) -> Iterator[None]:
+    """Errors of a person's own code as one message, with the last line of theirs."""
+    file = target.rpartition(":")[0]
     try:
         yield
     except HotloopError:
@@ -84,5 +98,3 @@ def _explained(file: str) -> Iterator[None]:
         if isinstance(error, SystemExit):
             fix = 'hotloop imports it without arguments: parse them and exit only under `if __name__ == "__main__"`'
         raise BadArgument(f"{where}: {type(error).__name__}: {printable(str(error))}", fix=fix) from error
-    finally:
-        sys.argv = before

@@ -47,3 +47,16 @@ Target = Annotated[
         help="A function in your own file that returns (loop, loader), or (loop, loader, arguments of Loop.fit).",
     ),
 ]
+Save = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Write checkpoints here, so that the run can resume.", show_default=False),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint, or begin if there is none.")]
+Gpus = Annotated[
+    str,
+    typer.Option(metavar="N|auto", help="GPUs of this machine; more than 1 use `hotloop launch`."),
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Save and end after this long, such as 2h.", show_default=False),
+]

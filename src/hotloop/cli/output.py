@@ -18,6 +18,7 @@ from hotloop.printing.text import COMMAND, printable, wrap
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from hotloop.records import Report as Training
     from hotloop.report.runs import Run
 
 
@@ -80,6 +81,17 @@ def keep(page: str, run: "Run", data: dict[str, Any]) -> Path:
         folder.write(PAGE, page)
         folder.write_json(DATA, run.with_data(data))
     return folder.path
+
+
+def keep_training(training: "Training", title: str, save: str | Path | None = None) -> Path:
+    """The page of a training: what `fit` wrote beside the checkpoints, else a new one in a folder of its own."""
+    from hotloop.report.page import Training, page
+    from hotloop.report.runs import PAGE, run_of
+
+    if save is not None and (written := Path(save, PAGE)).is_file():
+        return written
+    html = page([Training("", training)], title=title, command=command_line())
+    return keep(html, run_of(training, title), training.to_json()) / PAGE
 
 
 def print_json(data: dict[str, Any]) -> None:

@@ -57,7 +57,7 @@ def _list(folder: Path, as_json: bool) -> None:
         return
     words = console()
     if not runs:
-        say(words, f"no run is in {folder} yet: `hotloop demo` or `hotloop sprites train` makes one")
+        say(words, f"no run is in {folder} yet: `hotloop train train.py:build` makes one")
         return
     words.print(runs_list(runs))
     if len(runs) > 1:

@@ -1,6 +1,5 @@
 """`hotloop tune`: try every lever on a training loop, and write the plan that was found."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,14 +58,9 @@ def tune(
     if plot is not None:
         must_be_writable(plot, option="--plot", suffix=".png")
     words = console(stderr=as_json)
-    if device is not None:
-        from hotloop import pick
-
-        pick(device)  # one that is not here is told as what was asked for
-        os.environ["HOTLOOP_DEVICE"] = device  # for a file that builds its own loop
     from hotloop.cli.building import build
 
-    loop, loader, _ = build(target)
+    loop, loader, _ = build(target, device)
     say(words, f"{loop.device}: {loop.choice.reason}")
     tuning = loop.tune(loader, steps=steps, seconds=(3600 if steps is None else None) if seconds is None else seconds)
     _write(tuning, out, plot)

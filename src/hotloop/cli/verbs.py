@@ -11,7 +11,8 @@ from hotloop.cli.moved import refuse_moved
 from hotloop.errors import MissingApplication
 
 GROUP = "hotloop.verbs"  # an entry point: the name of a verb, and the typer.Typer that holds its command
-CORE = ("device", "export", "launch", "tune", "profile", "report")  # each in the file of its name, beside this one
+# Each in the file of its name beside this one, in the order in which people meet them.
+CORE = ("device", "train", "tune", "profile", "launch", "export", "report")
 APPLICATIONS = "Applications"  # the heading of the others in the help
 
 

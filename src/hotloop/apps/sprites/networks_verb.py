@@ -1,8 +1,6 @@
 """`hotloop sprites train|draw|evaluate|generate`: networks that classify sprites, and networks that draw new ones."""
 
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,8 +8,9 @@ import typer
 
 from hotloop.apps.sprites.sprite_options import Classes, Data, Scale
 from hotloop.cli.help import Verb
-from hotloop.cli.options import INTERRUPTED, Device, Json, Report, Seed
-from hotloop.cli.output import command_line, console, counting, keep, must_be_writable, print_json, say
+from hotloop.cli.options import INTERRUPTED, Device, Gpus, Json, Report, Resume, Save, Seed, TimeLimit
+from hotloop.cli.output import console, counting, keep_training, must_be_writable, print_json, say
+from hotloop.cli.several_gpus import ran_on_several, rank
 from hotloop.errors import BadArgument
 from hotloop.printing.text import count, duration, plural, printable
 
@@ -35,20 +34,7 @@ Width = Annotated[
     int | None, typer.Option(metavar="N", help="Width of the network.", show_default="what suits the device")
 ]
 Batch = Annotated[int | None, typer.Option(metavar="N", help="Batch size.", show_default="what suits the device")]
-Save = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Write checkpoints here, so that the run can resume.", show_default=False),
-]
 Every = Annotated[str, typer.Option(metavar="TIME", help="Checkpoint interval: 30s, 5min, 1000 steps.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint, or begin if there is none.")]
-Gpus = Annotated[
-    str,
-    typer.Option(metavar="N|auto", help="GPUs of this machine; more than 1 use `hotloop launch`."),
-]
-TimeLimit = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Save and end after this long, such as 2h.", show_default=False),
-]
 
 
 @app.command(cls=Verb)
@@ -88,9 +74,10 @@ def train(
             f"--class {printable(classes[0])} alone, and a classifier has nothing to tell it apart from",
             fix="give --class once more for each other class, or leave it out for all",
         )
-    if _on_several(gpus, device, data, out):
+    must_be_writable(out, data, suffix=".safetensors")
+    if ran_on_several("sprites train", gpus, device):
         return
-    recipe, sprites, held_out = _prepare("classify", data, out, device, (epochs, width, batch), classes, seed, as_json)
+    recipe, sprites, held_out = _prepare("classify", data, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_sort(sprites, held_out, recipe, device=device, **run)
     _finish(trained, training, out, save, report, as_json, f"hotloop sprites evaluate {shlex.quote(str(out))}")
 
@@ -124,9 +111,10 @@ def draw(
     from hotloop.apps.sprites.recipes import learn_to_draw
 
     run = _run(save, every, resume, time_limit)
-    if _on_several(gpus, device, data, out):
+    must_be_writable(out, data, suffix=".safetensors")
+    if ran_on_several("sprites draw", gpus, device):
         return
-    recipe, sprites, _ = _prepare("draw", data, out, device, (epochs, width, batch), classes, seed, as_json)
+    recipe, sprites, _ = _prepare("draw", data, device, (epochs, width, batch), classes, seed, as_json)
     trained, training = learn_to_draw(sprites, recipe, device=device, **run)
     _finish(trained, training, out, save, report, as_json, f"hotloop sprites generate --model {shlex.quote(str(out))}")
 
@@ -144,35 +132,9 @@ def _run(save: Path | None, every: str, resume: bool, time_limit: str | None) ->
     return FitOptions(save=save, every=every, resume=resume, time_limit=time_limit)
 
 
-def _on_several(gpus: str, device: str | None, data: Path | None, out: Path) -> bool:
-    """Train in one process for each GPU, where more than one is asked for: this command once more, as a rank."""
-    if gpus == "1" or _rank() is not None:
-        return False
-    from hotloop.cli.launch import number_of_gpus
-    from hotloop.launch.torchrun import LaunchRequest, line_for, run
-
-    if device is not None:
-        raise BadArgument(
-            f"--gpus {gpus} and --device {device}", fix="give one of them: each process takes its own GPU"
-        )
-    must_be_writable(out, data, suffix=".safetensors")
-    line = line_for(LaunchRequest("hotloop", tuple(sys.argv[1:]), module=True, gpus=number_of_gpus(gpus)))
-    if line.processes == 1:
-        return False
-    typer.echo(f"hotloop sprites train: {line}", err=True)
-    run(line, lambda told: typer.echo(f"hotloop sprites train: {told}", err=True))
-    return True
-
-
-def _rank() -> int | None:
-    """The number of this process among those of a launched run; None where there is no such run."""
-    return int(os.environ["RANK"]) if os.environ.get("RANK", "").isdecimal() and "WORLD_SIZE" in os.environ else None
-
-
 def _prepare(
     task: Literal["classify", "draw"],
     data: Path | None,
-    out: Path,
     device: str | None,
     settings: tuple[int | None, int | None, int | None],
     classes: list[str] | None,
@@ -186,7 +148,6 @@ def _prepare(
     from hotloop.apps.sprites.making import load_or_make, make
     from hotloop.apps.sprites.recipes import must_fit_memory, recipe_for, sprites_for
 
-    must_be_writable(out, data, suffix=".safetensors")
     choice = pick(device)
     chosen = dict(zip(("epochs", "width", "batch"), settings, strict=True))
     given = {name: value for name, value in chosen.items() if value is not None}
@@ -197,7 +158,7 @@ def _prepare(
         held_out = make(4096, seed=seed + 1_000_003, classes=classes)
     else:
         sprites, held_out = split(sprites)
-    if _rank():  # rank 0 speaks for all
+    if rank():  # rank 0 speaks for all
         return recipe, sprites, held_out
     words = console(stderr=as_json)
     say(words, f"{choice.device} in {choice.precision}: {choice.reason}")
@@ -223,34 +184,22 @@ def _finish(
     as_json: bool,
     then: str,
 ) -> None:
-    from hotloop.report.runs import PAGE
     from hotloop.report.summary import summary
 
-    if _rank():  # rank 0 writes; an exit code here would end it in the middle of that
+    if rank():  # rank 0 writes; an exit code here would end it in the middle of that
         return
     trained.save(out)
-    kept = None
-    if report:  # beside the checkpoints the run has written its page itself
-        kept = save / PAGE if save is not None and (save / PAGE).is_file() else _kept(trained, training)
+    title = f"A {trained.kind} for {plural(len(trained.classes), 'class', 'classes')} of sprites"
+    kept = keep_training(training, title, save) if report else None
     if as_json:
         about = {"out": str(out), "report": None if kept is None else str(kept), "classes": list(trained.classes)}
         print_json({**about, **training.to_json()})
     else:
         words = console()
-        words.print(summary(training, f"hotloop sprites train: {trained.kind}"))
+        words.print(summary(training, f"hotloop sprites: {trained.kind}"))
         say(words, f"Written: {out}{'' if kept is None else f' and {kept}'}. Next: `{then}`")
     if training.interrupted:
         raise typer.Exit(INTERRUPTED)
-
-
-def _kept(trained: "TrainedNetwork", training: "Training") -> Path:
-    """The page and the data of the run; the page."""
-    from hotloop.report.page import Training, page
-    from hotloop.report.runs import PAGE, run_of
-
-    title = f"A {trained.kind} for {plural(len(trained.classes), 'class', 'classes')} of sprites"
-    html = page([Training("", training)], title=title, command=command_line())
-    return keep(html, run_of(training, title), training.to_json()) / PAGE
 
 
 @app.command(cls=Verb)

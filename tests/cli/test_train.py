@@ -1,0 +1,173 @@
+"""`hotloop train` and the person's own file, as a person runs it."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+from hotloop.cli import main
+from hotloop.report.runs import read_run
+
+from ..warm import HOTLOOP, Warm
+
+pytestmark = pytest.mark.usefixtures("light_heap")
+MINE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hotloop
+
+
+class Net(nn.Linear):
+    pass
+
+
+class Breaks(Net):
+    def forward(self, x):
+        return super().forward(x) / {}["missing"]
+
+
+def build(made=Net):
+    torch.manual_seed(0)
+    model = made(4, 2)
+    x = torch.randn(64, 4)
+    y = (x.sum(1) > 0).long()
+    loader = DataLoader(TensorDataset(x, y), 16, shuffle=True)
+    held_out = DataLoader(TensorDataset(x, y), 32)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), 0.1), nn.CrossEntropyLoss(), plan="plain")
+    metrics = {"accuracy": hotloop.metrics.accuracy}
+    return loop, loader, {"validate": held_out, "metrics": metrics, "epochs": 2, "monitor": False}
+
+
+def short():
+    return build()[:2]
+
+
+def breaks():
+    return build(Breaks)
+"""
+
+Run = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """The command line in this process and in a folder of its own: exit code, stdout, stderr."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOTLOOP_DEVICE", "cpu")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("HOTLOOP_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def train(*args: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["hotloop", "train", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        return ended.value.code or 0, printed.out, printed.err
+
+    yield train
+    sys.modules.pop("mine", None)
+
+
+def test_it_trains_shows_the_numbers_and_leaves_a_page(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("mine.py:build")
+    assert code == 0, err
+    assert "epoch 2/2" in err
+    for words in ("HOTLOOP_DEVICE asks for cpu", "no --save DIR", "hotloop train: Net", "validation accuracy"):
+        assert words in out
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"runs/{folder.name}/report.html" in out
+    assert "hotloop train mine.py:build" in (folder / "report.html").read_text()
+    kept = read_run(folder).run
+    assert (kept.kind, kept.title) == ("train", "Net")
+
+
+def test_options_win_over_what_the_file_gives_and_the_weights_are_kept(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("mine.py:build", "--epochs", "3", "--save", "runs/a", "--best", "accuracy", "--log", "l.csv")
+    assert code == 0, err
+    assert "epoch 3/3" in err
+    assert "no --save DIR" not in out
+    assert "runs/a/report.html" in out
+    assert "load_weights(model, 'runs/a')" in out
+    assert [place.name for place in (tmp_path / "runs").iterdir()] == ["a"], "one page"
+    assert (tmp_path / "l.csv").exists()
+    best = hotloop.load_weights(nn.Linear(4, 2), tmp_path / "runs/a", "best")
+    assert bool(torch.isfinite(best.weight).all())
+    assert json.loads((tmp_path / "runs/a/run.json").read_text())["arguments"]["best"] == "accuracy"
+
+
+def test_json_is_one_object_and_words_go_to_stderr(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("mine.py:short", "--json", "--no-report")
+    assert code == 0, err
+    data = json.loads(out)
+    assert (data["save"], data["report"], data["steps"], len(data["epochs"])) == (None, None, 4, 1)
+    assert "no --save DIR" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_time_limit_again_and_again_ends_as_one_run(run: Run, tmp_path: Path) -> None:
+    saving = ("mine.py:build", "--save", "run", "--resume", "--json")
+    for life in (1, 2):
+        code, out, err = run(*saving, "--time-limit", "0.000001s")
+        assert (code, json.loads(out)["stopped"], json.loads(out)["steps"]) == (130, "the time limit", life), err
+    code, out, err = run(*saving)
+    assert (code, json.loads(out)["steps"], json.loads(out)["resumed"]) == (0, 8, 2), err
+    assert run("mine.py:build", "--save", "whole", "--no-report")[0] == 0
+    parts, whole = (hotloop.load_weights(nn.Linear(4, 2), tmp_path / name) for name in ("run", "whole"))
+    assert parts.weight.equal(whole.weight)
+    code, _, err = run(*saving[:3])
+    assert code == 2
+    assert "run holds the checkpoints of an earlier run" in err
+
+
+def test_a_dry_run_tries_everything_first(run: Run) -> None:
+    code, out, err = run("mine.py:build", "--dry-run", "2", "--no-report")
+    assert code == 0, err
+    assert "dry run" in out + err
+
+
+MISTAKES = {
+    "no function": (("mine.py",), 2, "mine.py names no function that builds the loop"),
+    "an old spelling": (("sorter",), 2, "FILE.py:FUNCTION"),
+    "no epochs": (("mine.py:build", "--epochs", "0"), 2, "epochs=0"),
+    "no time": (("mine.py:build", "--time-limit", "0h"), 2, "'0h' is not a duration"),
+    "resume from nowhere": (("mine.py:build", "--resume"), 2, "--resume without --save"),
+    "no such metric": (("mine.py:build", "--best", "beauty"), 2, "beauty"),
+    "best of nothing": (("mine.py:short", "--best", "accuracy"), 2, "best= without validate="),
+    "no such log": (("mine.py:build", "--log", "paper"), 2, "paper"),
+    "no such device": (("mine.py:build", "--device", "warp"), 2, "warp"),
+    "an error of the model": (("mine.py:breaks",), 2, "mine.py, line 15: KeyError: 'missing'"),
+    "more GPUs than there are": (("mine.py:build", "--gpus", "64"), 3, "--gpus 64: torch sees "),
+    "a device and GPUs": (("mine.py:build", "--gpus", "2", "--device", "cpu"), 2, "--gpus 2 and --device cpu"),
+}
+
+
+@pytest.mark.parametrize(("args", "code", "words"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_clear_message_and_leaves_nothing(run: Run, tmp_path: Path, args: Any, code: int, words: str):
+    before = sorted(tmp_path.rglob("*"))
+    ended, _, err = run(*args)
+    assert ended == code
+    assert words in err
+    assert "fix:" in err
+    assert "Traceback" not in err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_ranks_train_as_one_and_speak_once(tmp_path: Path, warm: Warm) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    command = ("launch", "--processes", "2", "-m", "hotloop", "train", "mine.py:build", "--save", "run", "--json")
+    done = warm.run(*HOTLOOP, *command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["steps"], len(report["by_rank"])) == (4, 2)
+    assert (tmp_path / "run/report.html").exists()
