@@ -142,6 +142,7 @@ VERBS = [
             "demo",
             "device",
             "train",
+            "evaluate",
             "sprites",
             "sprites make",
             "sprites preview",
