@@ -42,7 +42,7 @@ bench: $(VENV)/.bench          ## time training loops, pixel operations, streams
 	$(BIN)/python benchmarks/overheads.py
 
 docs: $(VENV)/.docs            ## build the documentation into site/, any warning is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --clean --strict
 
 clean:                         ## remove everything that can be made again
 	rm -rf $(VENV) .venv-newest site build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

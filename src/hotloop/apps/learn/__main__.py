@@ -34,8 +34,7 @@ def with_menu(text: str) -> str:
     """The menu of the documentation, with the lessons in it."""
     entries = [f"      - {each.number}. {each.title}: lessons/{each.name}.md\n" for each in lessons()]
     block = "".join(["  - Lessons:\n", "      - Overview: lessons/index.md\n", *entries])
-    without = re.sub(r"  - Lessons:\n(?:      - .*\n)+", "", text)
-    return without.replace("  - Concepts: concepts.md\n", f"  - Concepts: concepts.md\n{block}")
+    return re.sub(r"  - Lessons:\n(?:      - .*\n)+", lambda _: block, text)
 
 
 def main() -> None:
