@@ -108,11 +108,13 @@ def _foreach(method: str) -> Callable[[Sequence[Tensor], Any], object]:
 foreach_add_ = _foreach("add_")  # (tensors, tensors or number)
 _foreach_copy_ = _foreach("copy_")  # (targets, sources)
 foreach_div_ = _foreach("div_")  # (tensors, tensors, tensor or number)
-FEW = 4  # tensors that are copied one by one: the kernel that copies many takes 15 ms to load on a GPU, one copy 4 µs
+COPIED_SINGLY = (
+    4  # tensors that are copied one by one: the kernel that copies many takes 15 ms to load on a GPU, one copy 4 µs
+)
 
 
 @torch.no_grad()
-def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor], few: int = FEW) -> None:
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor], few: int = COPIED_SINGLY) -> None:
     """Copy tensors into others: up to `few` of them one by one, more in one kernel."""
     (partial(_one_by_one, "copy_") if len(targets) <= few else _foreach_copy_)(targets, sources)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import hotloop
-from hotloop.data.held import LARGE, HeldBatches
+from hotloop.data.held import LARGE_BATCH, HeldBatches
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return moved
 
 
-def batch_of(number: float, size: int = LARGE) -> list[Tensor]:
+def batch_of(number: float, size: int = LARGE_BATCH) -> list[Tensor]:
     return [torch.full((size // 4,), number), torch.arange(3)]
 
 
@@ -53,7 +53,7 @@ def test_one_batch_that_is_there_often_is_kept_once(copies: list[Any]) -> None:
         lambda batch: batch[0].add_(1),
         lambda batch: batch[0].numpy().fill(7.0),
         lambda batch: batch[0].data.fill_(7.0),
-        lambda batch: batch.__setitem__(0, torch.zeros(LARGE // 4)),
+        lambda batch: batch.__setitem__(0, torch.zeros(LARGE_BATCH // 4)),
     ],
 )
 def test_a_change_is_seen(copies: list[Any], change: Callable[[list[Tensor]], object]) -> None:
@@ -76,10 +76,10 @@ def test_other_batches_take_the_place_of_those_before(copies: list[Any]) -> None
 @pytest.mark.parametrize(
     "batch",
     [
-        batch_of(1.0, LARGE // 2),
-        [torch.zeros(LARGE).requires_grad_()],
-        [torch.eye(2048).to_sparse(), torch.zeros(LARGE)],
-        {"x": torch.zeros(LARGE), "name": "a"},
+        batch_of(1.0, LARGE_BATCH // 2),
+        [torch.zeros(LARGE_BATCH).requires_grad_()],
+        [torch.eye(2048).to_sparse(), torch.zeros(LARGE_BATCH)],
+        {"x": torch.zeros(LARGE_BATCH), "name": "a"},
     ],
     ids=["small", "with a gradient", "sparse", "not of tensors alone"],
 )
@@ -92,7 +92,7 @@ def test_what_is_copied_each_time(batch: Any) -> None:
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_whole_table_in_each_epoch_trains_as_by_hand() -> None:
-    x, y = torch.randn(LARGE // 32, 8), torch.randn(LARGE // 32, 1)
+    x, y = torch.randn(LARGE_BATCH // 32, 8), torch.randn(LARGE_BATCH // 32, 1)
     losses = []
     for hold in (True, False):
         torch.manual_seed(0)

@@ -119,7 +119,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("build", LOADERS.values(), ids=LOADERS)
 def test_the_same_numbers_from_the_same_processes(build: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.data.kept.PATIENCE", 60.0)  # whatever else this machine does
+    monkeypatch.setattr("hotloop.data.kept.ANSWER_WITHIN", 60.0)  # whatever else this machine does
     (plain, _), (ours, processes) = (run(build, streamed=streamed) for streamed in (False, True))
     assert ours == plain
     assert processes == [processes[0]] * EPOCHS
@@ -173,7 +173,7 @@ CHANGES: dict[str, Change] = {
 
 def test_a_dataset_that_changes_between_epochs_gets_new_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """One change after each epoch, and none after the last but one, whose workers stay."""
-    monkeypatch.setattr("hotloop.data.kept.PATIENCE", 60.0)  # whatever else this machine does
+    monkeypatch.setattr("hotloop.data.kept.ANSWER_WITHIN", 60.0)  # whatever else this machine does
     results = []
     for streamed in (False, True):
         monkeypatch.setattr(Augmented, "scale", 1.0)

@@ -29,7 +29,7 @@ from hotloop import stream
 from hotloop.checkpoint.tree import pack, unpack
 from hotloop.data import Stream
 from hotloop.data.loader_rng import LoaderRngState
-from hotloop.data.position import FORMAT, Position
+from hotloop.data.position import POSITION_FORMAT, Position
 from hotloop.errors import BadArgument
 
 from ..thorough import dealt, tries
@@ -385,7 +385,9 @@ def test_a_sampler_that_tells_what_cannot_be_saved_is_named_when_it_is_saved() -
         pack(state)
 
 
-@pytest.mark.parametrize("damage", [{"format": FORMAT - 1}, {"began": None}, {"ahead": [{"more": 1}]}, {"more": 1}])
+@pytest.mark.parametrize(
+    "damage", [{"format": POSITION_FORMAT - 1}, {"began": None}, {"ahead": [{"more": 1}]}, {"more": 1}]
+)
 def test_a_state_of_something_else_is_refused(damage: dict[str, Any]) -> None:
     run = Run(LOADERS["in order"], "direct")
     run.epoch(2)

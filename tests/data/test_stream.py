@@ -668,7 +668,7 @@ def test_batches_come_without_a_wait(kind: Any, no_waits: Any) -> None:
 def test_data_that_does_not_fit_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     from hotloop.data import on_device
 
-    monkeypatch.setattr(on_device, "SHARE", 0.0)
+    monkeypatch.setattr(on_device, "RESIDENT_MEMORY_SHARE", 0.0)
     streamed = stream(DataLoader(TensorDataset(torch.ones(4, 2)), 2), "cuda")
     assert streamed.kind == "direct"
     assert "does not fit" in streamed.reason

@@ -281,7 +281,7 @@ def test_thinning_keeps_the_ends_the_order_and_the_peak(values: list[int], limit
 
 
 def test_a_long_run_still_gives_a_short_timeline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.memory.tracking.ROOM", 5000)
+    monkeypatch.setattr("hotloop.memory.tracking.MOST_POINTS", 5000)
     model = nn.Linear(2, 2)
     with track(model) as seen:
         for _ in range(6000):

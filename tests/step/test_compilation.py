@@ -45,7 +45,7 @@ def graphs() -> int:
 
 def test_what_varies_more_often_than_it_is_compiled_runs_eagerly_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
-    monkeypatch.setattr(compilation, "MOST", 0)
+    monkeypatch.setattr(compilation, "MOST_COMPILATIONS", 0)
     model, batch, before = nn.Linear(6, 3), batch_of(), graphs()
     compiled = CompiledObjective(CRITERION, "default")
 

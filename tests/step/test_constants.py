@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hotloop
 from hotloop.placement.waits import waits
 from hotloop.step.constants import filled, made_on_device
-from hotloop.step.dispatching import FEW
+from hotloop.step.dispatching import FEW_NUMBERS
 from hotloop.step.inspection import Inspection, host_noted
 
 TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool]
@@ -24,7 +24,7 @@ TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int6
 
 @settings(deadline=None)
 @given(
-    numbers=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=FEW),
+    numbers=st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=FEW_NUMBERS),
     kind=st.sampled_from(TYPES),
     column=st.booleans(),
 )
@@ -106,7 +106,7 @@ def test_on_a_gpu_it_is_the_same_tensor_without_a_wait(make: Callable[[Any], Ten
 @gpu
 def test_on_a_gpu_data_is_still_copied() -> None:
     with waits() as seen, made_on_device():
-        torch.randn(FEW + 1).cuda()
+        torch.randn(FEW_NUMBERS + 1).cuda()
     assert len(seen) == 1
 
 

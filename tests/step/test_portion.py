@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hotloop.step.portion import LOOK_EVERY, MOST_PATIENCE, PATIENCE, Portion
+from hotloop.step.portion import GOOD_PASSES, LOOK_EVERY, MOST_GOOD_PASSES, Portion
 
 from ..thorough import tries
 
@@ -41,7 +41,7 @@ def test_halves_until_it_fits_and_remembers() -> None:
     assert device.step(portion, 64) == 3
     assert portion.limit == 8
     assert portion.failures == 3
-    assert [device.step(portion, 64) for _ in range(PATIENCE - 1)] == [0] * (PATIENCE - 1)
+    assert [device.step(portion, 64) for _ in range(GOOD_PASSES - 1)] == [0] * (GOOD_PASSES - 1)
     assert portion.limit == 16, "a try"
     assert device.step(portion, 64) == 1
     assert portion.limit == 8, "back to what was good, not to less"
@@ -55,11 +55,11 @@ def test_tries_become_rare(capacity: int, items: int, tells: bool, leftover: flo
     portion = Portion(room=device.room)
     steps = 20_000
     failures = sum(device.step(portion, items) for _ in range(steps))
-    settling, doublings = items.bit_length(), (MOST_PATIENCE // PATIENCE).bit_length()
+    settling, doublings = items.bit_length(), (MOST_GOOD_PASSES // GOOD_PASSES).bit_length()
     by_room = 1 + 25  # a room that grows tenfold by tenths
-    assert failures <= settling + doublings + steps // MOST_PATIENCE + by_room
+    assert failures <= settling + doublings + steps // MOST_GOOD_PASSES + by_room
     late = sum(device.step(portion, items) for _ in range(steps))
-    assert late <= 1 + steps // MOST_PATIENCE, "and rarer still"
+    assert late <= 1 + steps // MOST_GOOD_PASSES, "and rarer still"
 
 
 @settings(deadline=None, max_examples=30)
@@ -76,7 +76,7 @@ def test_changing_memory_costs_failures_only_where_it_changes(seed: int) -> None
     per_change = 6 + 3  # settling, and tries
     assert failures <= changes * per_change
     device.capacity = 100
-    for _ in range(20 * MOST_PATIENCE):
+    for _ in range(20 * MOST_GOOD_PASSES):
         device.step(portion, 64)
         if portion.limit is None:
             return
@@ -87,7 +87,7 @@ def test_more_room_is_used_soon() -> None:
     device = Device(8)
     portion = Portion(room=device.room)
     device.step(portion, 64)
-    portion._patience = MOST_PATIENCE
+    portion._patience = MOST_GOOD_PASSES
     device.capacity = 64
     for _ in range(LOOK_EVERY):
         device.step(portion, 64)
@@ -122,11 +122,11 @@ def test_whole_batches_again_and_not_tight_for_ever() -> None:
     device.step(portion, 16)
     assert portion.is_tight
     device.capacity = 16
-    for _ in range(2 * PATIENCE):
+    for _ in range(2 * GOOD_PASSES):
         device.step(portion, 16)
     assert portion.limit is None
     assert portion.is_tight, "it may still be that it was luck"
-    for _ in range(MOST_PATIENCE):
+    for _ in range(MOST_GOOD_PASSES):
         device.step(portion, 16)
     assert not portion.is_tight
 

@@ -65,7 +65,7 @@ def test_texts_of_many_lengths_are_captured_and_the_training_is_the_same() -> No
 
 @pytest.mark.gpu
 def test_there_are_only_so_many_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "MOST", 3)
+    monkeypatch.setattr(shapes, "MOST_SHAPES", 3)
     lengths = list(range(3, 15))
     plain, _ = losses("plain", lengths)
     graphed, loop = losses(hotloop.Plan("cuda", graph=1), lengths)

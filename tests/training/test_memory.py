@@ -372,8 +372,8 @@ def without_faults(scenario: Scenario, epochs: int, sizes: list[list[int]]) -> R
 @pytest.fixture
 def restless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that grow back at once, so that all sizes come up."""
-    monkeypatch.setattr(portion, "PATIENCE", 2)
-    monkeypatch.setattr(portion, "MOST_PATIENCE", 4)
+    monkeypatch.setattr(portion, "GOOD_PASSES", 2)
+    monkeypatch.setattr(portion, "MOST_GOOD_PASSES", 4)
 
 
 # All that is in them, others have too.
@@ -712,8 +712,8 @@ def test_a_piece_without_a_valid_item_does_not_count() -> None:
 
 
 def test_micro_batches_grow_back_to_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portion, "PATIENCE", 3)
-    monkeypatch.setattr(portion, "MOST_PATIENCE", 6)
+    monkeypatch.setattr(portion, "GOOD_PASSES", 3)
+    monkeypatch.setattr(portion, "MOST_GOOD_PASSES", 6)
     model = Picky(plain_network(), 2)
     loop = loop_of(model)
     with pytest.warns(MemoryWarning):

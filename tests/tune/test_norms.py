@@ -93,8 +93,8 @@ def in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hotloop.levers.base.HEAVY", 0.0)
     monkeypatch.setattr("hotloop.tune.tuner.SURELY_SLOWER", 100.0)
     monkeypatch.setattr("hotloop.tune.tuner.SLOWER", 100.0)
-    monkeypatch.setattr("hotloop.tune.gradient_norms.FIRST", 4)
-    monkeypatch.setattr("hotloop.tune.gradient_norms.SHARE", 1e9)
+    monkeypatch.setattr("hotloop.tune.gradient_norms.FIRST_LOOK", 4)
+    monkeypatch.setattr("hotloop.tune.gradient_norms.LOOKS_SHARE", 1e9)
 
 
 def data(batches: int = 8) -> DataLoader[Any]:
@@ -241,7 +241,7 @@ def test_no_norm_is_computed_where_it_could_decide_nothing(
 
 @pytest.mark.usefixtures("in_bf16")
 def test_looks_become_seldom(norms: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hotloop.tune.gradient_norms.MOST", 50)
+    monkeypatch.setattr("hotloop.tune.gradient_norms.MOST_BETWEEN_LOOKS", 50)
     train(loop_of(), 300)
     assert len(norms) == 9, "after 4 batches, 8, 16, 32, 64, 114, 164, 214, 264"
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from hotloop.values.effects import look, sum_of_words
 from hotloop.values.rng import Generator
 
-MOST = 100_000  # entries that are compared in 15 ms; more would cost more than a start of workers
+MOST_ENTRIES = 100_000  # entries that are compared in 15 ms; more would cost more than a start of workers
 OBJECT, ARRAY = 20, 50  # entries in the time of which an object or an array is compared
-ROOM = 256 << 20  # bytes of arrays, of which the sum takes 15 ms
+MOST_ARRAY_BYTES = 256 << 20  # bytes of arrays, of which the sum takes 15 ms
 _WORDS = (type(None), bool, int, float, complex, str, bytes)
 _KINDS = frozenset(_WORDS)
 _FIXED = (  # these do not change, or `look` sees all of them
@@ -115,7 +115,7 @@ class _Held:
 
     def _keep(self, entries: list[Any]) -> None:
         self._count += len(entries)
-        if self._count > MOST:
+        if self._count > MOST_ENTRIES:
             self.complete = False
             return
         self._entries.append(entries)
@@ -131,7 +131,7 @@ class _Held:
             self._keep(value.reshape(-1).tolist())
         elif value.nbytes and not _is_shared(value):
             memory = memory_of(value)
-            if memory is None or self._bytes + memory.size > ROOM or self._count > MOST:
+            if memory is None or self._bytes + memory.size > MOST_ARRAY_BYTES or self._count > MOST_ENTRIES:
                 self.complete = False
                 return
             self._bytes += memory.size

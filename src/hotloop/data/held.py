@@ -13,8 +13,8 @@ from hotloop.data.on_device import Same, all_tensors, some_bytes, writes
 from hotloop.device.room import room
 from hotloop.placement import map_tensors, move, tensors_in
 
-LARGE = 4 << 20  # bytes of a batch: to look whether a smaller one has changed takes as long as to copy it
-SHARE = 0.25  # of the memory that is free, for all of them
+LARGE_BATCH = 4 << 20  # bytes of a batch: to look whether a smaller one has changed takes as long as to copy it
+HELD_MEMORY_SHARE = 0.25  # of the memory that is free, for all of them
 
 
 @dataclass
@@ -37,7 +37,7 @@ class HeldBatches:
     def moved(self, batch: Any) -> Any:
         """A batch on the device, which belongs to who gets it: a step may change it in place."""
         tensors = [tensor for _, tensor in tensors_in(batch)]
-        if not all_tensors(batch) or not all(map(_is_plain, tensors)) or sum(t.nbytes for t in tensors) < LARGE:
+        if not all_tensors(batch) or not all(map(_is_plain, tensors)) or sum(t.nbytes for t in tensors) < LARGE_BATCH:
             return move(batch, self._device)
         key = tuple(map(id, tensors))  # the tensors are held, so that no other can have the number
         source = [part for tensor in tensors for part in (Same(tensor), writes(tensor))]
@@ -58,7 +58,7 @@ class HeldBatches:
         if self._device.type != "cuda":
             return True
         held = sum(t.nbytes for each in self._held.values() if each.copy is not None for _, t in tensors_in(each.copy))
-        return held + sum(tensor.nbytes for tensor in tensors) <= SHARE * ((room(self._device) or 0) + held)
+        return held + sum(tensor.nbytes for tensor in tensors) <= HELD_MEMORY_SHARE * ((room(self._device) or 0) + held)
 
 
 def _is_plain(tensor: Tensor) -> bool:

@@ -27,7 +27,7 @@ from hotloop.data.forking import forking
 from hotloop.data.samplers import draw_base_seed, generators_of, has_known_sampler
 from hotloop.values.rng import Rng
 
-PATIENCE = 2.0  # seconds until a worker that does not answer is taken to be unable to
+ANSWER_WITHIN = 2.0  # seconds until a worker that does not answer is taken to be unable to
 Note = Callable[[Any], Any]
 
 
@@ -128,7 +128,7 @@ class EpochWorkers:
         return None
 
     def _are_as_new(self, asked: int) -> bool:
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + ANSWER_WITHIN
         answers = self._answers[:asked]
         while (abs(answers) < self._epoch).any():
             if time.monotonic() > until:

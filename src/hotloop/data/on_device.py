@@ -43,7 +43,7 @@ from hotloop.device.room import room
 from hotloop.placement import map_tensors, move, tensors_in, upload
 from hotloop.placement.moving import is_large, upload_beside
 
-SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
+RESIDENT_MEMORY_SHARE = 0.5  # of the memory that is free when the run begins: the rest is for activations
 WHOLE = 1 << 19  # bytes of a tensor that are compared as a whole
 PIECES, PIECE = 1024, 256  # of a larger one so many places of so many bytes are compared: a tenth of a millisecond
 BESIDE = 1 << 29  # bytes, from which on a thread copies them: fewer take less time than the thread takes from the step
@@ -88,7 +88,7 @@ def why_not_resident(loader: object, device: torch.device) -> str | None:
     if len(_forms(dataset)) > 1:
         return "the datasets that it joins have items of several shapes or types"
     if device.type == "cuda" and not _fits(dataset, device):
-        return f"it does not fit into {SHARE:.0%} of the free memory of {device}"
+        return f"it does not fit into {RESIDENT_MEMORY_SHARE:.0%} of the free memory of {device}"
     return None
 
 
@@ -464,4 +464,4 @@ def _fits(dataset: Any, device: torch.device) -> bool:
     if device in _kept.get(dataset, {}):
         return True
     needed = len(dataset) * sum(tensor.nbytes for _, tensor in tensors_in(dataset[0]) if tensor.device != device)
-    return needed <= SHARE * (room(device) or 0)
+    return needed <= RESIDENT_MEMORY_SHARE * (room(device) or 0)

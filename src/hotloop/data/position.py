@@ -23,7 +23,7 @@ from typing import Any
 from hotloop.data.loader_rng import LoaderRngState
 from hotloop.errors import BadArgument
 
-FORMAT = 2
+POSITION_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,14 @@ class Position:
         """The position as nested data; a checkpoint can hold it if it can hold the states of samplers."""
         fields = vars(self) | {"began": vars(self.began), "now": vars(self.now)}
         fields |= {"ahead": [vars(m) for m in self.ahead], "carried": [vars(m) for m in self.carried]}
-        return {"format": FORMAT, **fields}
+        return {"format": POSITION_FORMAT, **fields}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Position":
         """The position of a `state_dict`."""
         try:
             fields = dict(state)
-            if fields.pop("format") != FORMAT:
+            if fields.pop("format") != POSITION_FORMAT:
                 raise ValueError("another format")
             for name in ("began", "now"):
                 fields[name] = LoaderRngState(**fields[name])

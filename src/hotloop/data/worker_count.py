@@ -18,9 +18,9 @@ from hotloop.placement import tensors_in
 from hotloop.printing.text import an, duration, plural, size
 
 HEADROOM = 1.25  # batches that workers could make for each one that is needed: their times vary
-NOTABLE = 0.05  # share of the time that the loop may wait for data
-ROOM = 2 << 30  # bytes of batches under way, at most
-SHARE = 0.1  # of main memory, likewise
+TOLERATED_WAIT = 0.05  # share of the time that the loop may wait for data
+MOST_BATCH_BYTES = 2 << 30  # bytes of batches under way, at most
+BATCH_MEMORY_SHARE = 0.1  # of main memory, likewise
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def workers_for(
     own = loader if isinstance(loader, DataLoader) else None
     now = workers if workers is not None else 0 if own is None else own.num_workers
     ahead = own.prefetch_factor if own is not None and own.num_workers else None
-    if waited < NOTABLE:
+    if waited < TOLERATED_WAIT:
         return WorkersAdvice(now, ahead, f"the loader keeps up: the loop waits {waited:.0%} of its time for it")
     waits = f"the loop waits {waited:.0%} of its time for the loader"
     # A loop that waits goes at the pace of the loader. Without workers, it makes the batch in that time itself.
@@ -171,7 +171,7 @@ def _room(root: Path) -> int:
     limit = (text_of(root / "sys/fs/cgroup/memory.max") or "").strip()
     if limit.isdecimal():
         total = min(total, int(limit))
-    room = min(ROOM, int(SHARE * total))
+    room = min(MOST_BATCH_BYTES, int(BATCH_MEMORY_SHARE * total))
     try:
         # Workers give tensors through shared memory, and die without a word where it is full.
         return min(room, shutil.disk_usage(root / "dev/shm").free // 2)

@@ -16,7 +16,7 @@ from hotloop.levers.base import Lever, LeverRule, LeverTarget, Undo, replace_for
 from hotloop.levers.kernels import KernelsLever
 from hotloop.plan import Plan
 
-LARGE = 2**18  # weights of a linear layer, from which on its matmul takes longer than the copies
+LARGE_LINEAR = 2**18  # weights of a linear layer, from which on its matmul takes longer than the copies
 WIDE = 64  # of a recurrent layer
 RECURRENT = (nn.LSTM, nn.GRU, nn.RNN)
 
@@ -100,7 +100,7 @@ def odd_layers(model: nn.Module, plan: Plan) -> list[nn.Module]:
     found: list[nn.Module] = []
     for layer in model.modules():
         if type(layer) is nn.Linear:
-            if layer.weight.numel() >= LARGE and _is_odd(layer.weight.shape):
+            if layer.weight.numel() >= LARGE_LINEAR and _is_odd(layer.weight.shape):
                 found.append(layer)
         elif type(layer) in RECURRENT:
             assert isinstance(layer, nn.RNNBase)

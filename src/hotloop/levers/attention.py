@@ -9,7 +9,7 @@ import torch
 from hotloop.levers.base import Lever, LeverRule, LeverTarget
 from hotloop.plan import Plan
 
-LONG = 300.0  # seconds of a run in which cuDNN wins back its preparation
+LONG_RUN = 300.0  # seconds of a run in which cuDNN wins back its preparation
 
 
 class NoCudnnAttentionLever(Lever):
@@ -43,8 +43,8 @@ class NoCudnnAttentionLever(Lever):
     undo = "the switch is restored after each step"
     needs_cuda = True
     rule = LeverRule(
-        f"the model uses attention, and shapes vary from batch to batch or the run takes less than {LONG:.0f} s",
-        lambda facts: facts.attends and (facts.shapes_vary or (facts.left is not None and facts.left < LONG)),
+        f"the model uses attention, and shapes vary from batch to batch or the run takes less than {LONG_RUN:.0f} s",
+        lambda facts: facts.attends and (facts.shapes_vary or (facts.left is not None and facts.left < LONG_RUN)),
         "H200: in the first steps of BERT on texts of many lengths in bf16, each new length took 1.5 s",
     )
 

@@ -16,7 +16,7 @@ from hotloop.plan import Plan
 
 FEWEST = 8  # channels of a convolution that tensor cores take in this format
 BY_CUDNN = 1.5  # seconds in which cuDNN compiles its kernels for one depthwise convolution, as seen on an H200
-SHARE = 0.03  # of the rest of a run, for which that may hold it up
+HELD_UP_SHARE = 0.03  # of the rest of a run, for which that may hold it up
 _CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 
 
@@ -127,7 +127,7 @@ def _waits_for_cudnn(facts: RunFacts) -> bool:
     if facts.is_heavy and not kernels.why_no_kernels(target.device):
         layers = [each for each in layers if not kernels.is_depthwise(each)]
     kinds = {(each.in_channels, each.kernel_size, each.stride, each.dilation) for each in layers}
-    return target.on_cuda and facts.left is not None and BY_CUDNN * len(kinds) > SHARE * facts.left
+    return target.on_cuda and facts.left is not None and BY_CUDNN * len(kinds) > HELD_UP_SHARE * facts.left
 
 
 def _is_by_channel(layer: nn.Module) -> "TypeGuard[nn.Conv2d]":

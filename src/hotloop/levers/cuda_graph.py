@@ -14,9 +14,14 @@ from hotloop.plan import Plan
 
 MOST_STEPS = 16  # in one CUDA graph
 SHORT = 1.0  # seconds of an eager step; of a longer one, launches are a small part
-FEW, LIGHT = 100, 5e8  # operations and flops of a pass that takes longer to launch than to compute, even as a graph
+FEW_OPERATIONS, LIGHT_FLOPS = (
+    100,
+    5e8,
+)  # operations and flops of a pass that takes longer to launch than to compute, even as a graph
 MANY_TINY = 500  # steps in which a graph of several pays for its capture
-MANY = 300  # batches of varying shapes, so that some come often: a shape is captured when it comes the tenth time
+MANY_BATCHES = (
+    300  # batches of varying shapes, so that some come often: a shape is captured when it comes the tenth time
+)
 
 
 class GraphLever(Lever):
@@ -62,8 +67,10 @@ class GraphLever(Lever):
     late_above = 0.1  # launches are a small part of a step that takes longer, and the graph would hold much memory
     rule = LeverRule(
         f"an eager step takes less than {SHORT:.0f} s, the device has memory for the graph, and, if shapes vary"
-        f" from batch to batch, {MANY} or more batches remain, so that shapes repeat",
-        lambda facts: facts.step < SHORT and facts.has_room and (not facts.shapes_vary or facts.steps_left >= MANY),
+        f" from batch to batch, {MANY_BATCHES} or more batches remain, so that shapes repeat",
+        lambda facts: (
+            facts.step < SHORT and facts.has_room and (not facts.shapes_vary or facts.steps_left >= MANY_BATCHES)
+        ),
         "H200: a small CNN went from 63,900 to 321,000 images/s with its data on the device; BERT on 64 batches of"
         " varying lengths was 1.92 times as fast as the tutorial's loop without a graph and 1.74 with it",
     )
@@ -151,13 +158,13 @@ class SeveralStepsLever(Lever):
     undo = "the graph is dropped"
     needs_cuda = True
     rule = LeverRule(
-        f"`fit` owns the loop, a forward and backward pass is fewer than {FEW} operations of less than"
-        f" {LIGHT / 1e9:.1f} GFLOP in all, and {MANY_TINY} or more steps remain; otherwise the time of captured steps"
-        " decides",
+        f"`fit` owns the loop, a forward and backward pass is fewer than {FEW_OPERATIONS} operations of less than"
+        f" {LIGHT_FLOPS / 1e9:.1f} GFLOP in all, and {MANY_TINY} or more steps remain; otherwise the time of captured"
+        " steps decides",
         lambda facts: (
             facts.can_be_several
-            and 0 < facts.operations < FEW
-            and facts.flops < LIGHT
+            and 0 < facts.operations < FEW_OPERATIONS
+            and facts.flops < LIGHT_FLOPS
             and facts.steps_left >= MANY_TINY
         ),
         "H200: with this rule, and without kernels that it does not need, a run of an MLP with 1,024 rows that takes"

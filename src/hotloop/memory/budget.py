@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hotloop.errors import BadArgument
 from hotloop.records import Record
 
-MANY = 4_000  # ways to save that are weighed exactly; of more, those that save about the same are taken as one
+MANY_WAYS = 4_000  # ways to save that are weighed exactly; of more, those that save about the same are taken as one
 GRID = 1_000  # steps of saving that are told apart then
 SIZES = 40  # of the largest block that are tried
 UNITS = {"": 1, "B": 1, **{f"{p}B": 1000 ** (i + 1) for i, p in enumerate("KMGT")}}
@@ -178,7 +178,7 @@ def _unbeaten(ways: list[_Way], target: int) -> list[_Way]:
     for way in sorted(ways, key=lambda way: (-way.saved, way.seconds)):
         if not kept or way.seconds < kept[-1].seconds:
             kept.append(way)
-    if len(kept) <= MANY:
+    if len(kept) <= MANY_WAYS:
         return kept
     step = max(target // GRID, 1)
     coarse = {way.saved // step: way for way in kept}  # the last of each is the quickest

@@ -19,7 +19,7 @@ from hotloop._torch import REGISTERED, module_hooks
 from hotloop.placement.sites import Site, frames, user_frames, variables
 
 DEPTH = 8  # of containers in containers
-MANY = 400  # referrers beyond which a thing is common property and tells nothing
+MANY_REFERRERS = 400  # referrers beyond which a thing is common property and tells nothing
 _PUTTING = r"(\.(append|appendleft|extend|insert|add|update|setdefault)\s*\(|\s*\[[^\]]*\]\s*=(?!=)|\s*\+=)"
 
 
@@ -74,7 +74,7 @@ def _referrers(link: _Link, seen: set[int]) -> Iterator[Any]:
     found = gc.get_referrers(link.thing)
     seen.add(id(found))
     running = {id(frame) for frame in frames()}
-    for referrer in found if len(found) <= MANY else ():
+    for referrer in found if len(found) <= MANY_REFERRERS else ():
         if id(referrer) not in seen | running and not isinstance(referrer, _Link | type | BackwardCFunction):
             seen.add(id(referrer))
             yield referrer

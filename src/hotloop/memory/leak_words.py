@@ -13,7 +13,7 @@ from hotloop.printing.text import size
 from hotloop.records import Record
 
 STREAK = 5  # steps in a row that must grow
-FEW = 1024  # bytes per step that a log of plain numbers may take
+LOG_BYTES = 1024  # bytes per step that a log of plain numbers may take
 Kind = Literal["graph", "tensors", "hook", "traceback", "cycle", "unknown"]
 
 
@@ -87,7 +87,7 @@ def matters(group: Group) -> bool:
     """A few plain numbers per step are what a log is; and an optimizer knows how long a history it needs."""
     if group.holder is not None and group.holder.optimizer:
         return False
-    return group.graph or group.bytes_per_step >= FEW
+    return group.graph or group.bytes_per_step >= LOG_BYTES
 
 
 def tell(group: Group) -> Leak:

@@ -21,7 +21,7 @@ from hotloop.printing.text import an, printable, size
 from hotloop.records import Record
 
 POINTS = 2000  # of the timeline that a record keeps
-ROOM = 100_000  # of the timeline while it is recorded
+MOST_POINTS = 100_000  # of the timeline while it is recorded
 
 Point = tuple[float, int, str]
 
@@ -281,8 +281,8 @@ class Tracking(DispatchMode):
 
     def _point(self) -> None:
         self._points.append((time.perf_counter() - self._begin, self._following.live, self._phase))
-        if len(self._points) > ROOM:
-            self._points = thinned(self._points, ROOM // 10)
+        if len(self._points) > MOST_POINTS:
+            self._points = thinned(self._points, MOST_POINTS // 10)
 
     def _read_allocator(self) -> None:
         """Note the peak of the allocator since the phase began, and let it begin anew."""

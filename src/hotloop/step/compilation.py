@@ -32,7 +32,7 @@ from hotloop.plan import Plan
 from hotloop.step.inspection import signature
 
 MODES = {"default": None, "max-autotune": "max-autotune-no-cudagraphs"}  # the graphs are captured here, of whole steps
-MOST = 4  # compilations of one objective; what varies more than that runs eagerly
+MOST_COMPILATIONS = 4  # compilations of one objective; what varies more than that runs eagerly
 IMPORTS, CACHED_SHARE = 5.0, 0.1  # seconds to load the compiler, and the share of a compilation that is not cached
 
 
@@ -96,8 +96,8 @@ class CompiledObjective:
 
     def _count(self) -> None:
         self._compilations += 1
-        if self._compilations > MOST:
-            self.obstacle = f"{MOST} compilations of the step were not enough for what varies in it"
+        if self._compilations > MOST_COMPILATIONS:
+            self.obstacle = f"{MOST_COMPILATIONS} compilations of the step were not enough for what varies in it"
             warnings.warn(f"the step runs eagerly from here on: {self.obstacle}", PlanWarning, stacklevel=4)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FEW = 16  # numbers in a tensor that are taken to be a part of the code; more of them are data
+FEW_NUMBERS = 16  # numbers in a tensor that are taken to be a part of the code; more of them are data
 
 
 @lru_cache(maxsize=4096)
@@ -24,5 +24,5 @@ def values_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def is_few(tensor: Tensor) -> bool:
-    """Whether a tensor is on the host and has at most `FEW` elements."""
-    return tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() <= FEW
+    """Whether a tensor is on the host and has at most `FEW_NUMBERS` elements."""
+    return tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() <= FEW_NUMBERS

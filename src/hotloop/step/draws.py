@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hotloop.step.dispatching import FEW, name_of, values_of
+from hotloop.step.dispatching import FEW_NUMBERS, name_of, values_of
 from hotloop.values.rng import RngStates, host_rngs, same_state
 
 Draw = tuple[tuple[int, ...], torch.dtype]  # its shape and type
@@ -37,7 +37,7 @@ class HostDraws:
         """Whether an operation draws such numbers, or uses them."""
         if name_of(func) == "aten.rand.default":
             shape, device = args[0], kwargs.get("device")
-            return (device is None or device.type == "cpu") and torch.Size(shape).numel() <= FEW
+            return (device is None or device.type == "cpu") and torch.Size(shape).numel() <= FEW_NUMBERS
         return bool(self._drawn) and any(id(each) in self._drawn for each in values_of(args, kwargs))
 
     def note(self, func: Callable[..., Any], args: Sequence[Any], result: Any) -> None:

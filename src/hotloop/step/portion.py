@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 50  # good passes before larger micro-batches are tried
-MOST_PATIENCE = 6400
+GOOD_PASSES = 50  # good passes before larger micro-batches are tried
+MOST_GOOD_PASSES = 6400
 MORE_ROOM = 1.1  # times the room of the last failure: reason enough to try at once
 LOOK_EVERY = 10  # passes between two looks at the room
 _LEARNT = ("limit", "failures", "cuts", "_room_at_failure", "_room_at_try", "_good", "_passes", "_largest", "_patience")
@@ -34,7 +34,7 @@ class Portion:
         self._good: int | None = None  # the size to fall back to while a larger one is tried
         self._passes = 0  # good ones since the last change
         self._largest = 0  # items of the largest batch so far
-        self._patience = PATIENCE
+        self._patience = GOOD_PASSES
 
     def of(self, items: int) -> int:
         """The number of items of a batch to compute at once."""
@@ -49,7 +49,7 @@ class Portion:
     @property
     def is_tight(self) -> bool:
         """Whether memory ran out, and no larger size has lasted since."""
-        return self.failures > 0 and (self.limit != self.most or self._passes < MOST_PATIENCE)
+        return self.failures > 0 and (self.limit != self.most or self._passes < MOST_GOOD_PASSES)
 
     def failed(self, size: int) -> None:
         """Note that memory ran out with so many items at once."""
@@ -58,7 +58,7 @@ class Portion:
         room = self._room()
         if self._good is not None and size > self._good:  # a try
             self.limit, self._good = self._good, None
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
+            self._patience = min(2 * self._patience, MOST_GOOD_PASSES)
             # The room that the try was made with was not enough, however little the failure has left of it.
             room = room if room is None else max(room, self._room_at_failure or 0, self._room_at_try)
         else:

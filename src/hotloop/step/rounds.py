@@ -3,7 +3,7 @@
 from collections import Counter, deque
 
 RECENT = 64  # calls by which optimizers are compared: one that has done its part must not be waited for
-PATIENCE = 12  # calls for which optimizers are waited for that were built and have not stepped yet
+CALLS_TO_WAIT = 12  # calls for which optimizers are waited for that were built and have not stepped yet
 
 
 class Rounds:
@@ -37,7 +37,7 @@ class Rounds:
         """Whether a step ends with this call; among equals, with the one that came last into play."""
         self._expected.discard(optimizer)
         self._calls.append(optimizer)
-        if self._expected and len(self._calls) < PATIENCE:
+        if self._expected and len(self._calls) < CALLS_TO_WAIT:
             return False
         calls = Counter(self._calls)  # in the order in which they came
         places = {name: place for place, name in enumerate(calls)}

@@ -18,7 +18,7 @@ from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates, see
 from hotloop.step.eager import Parts
 
 FROM = 10  # times that a shape was seen when it is captured: a capture costs about as much as it saves in ten steps
-MOST = 48  # shapes
+MOST_SHAPES = 48  # shapes
 
 
 class Capturing(Protocol):
@@ -85,7 +85,7 @@ class OtherShapes:
 
     def _is_possible(self) -> bool:
         step = self._step
-        return step.is_ready and step.plan.accumulate == 1 and len(self._graphs) < MOST
+        return step.is_ready and step.plan.accumulate == 1 and len(self._graphs) < MOST_SHAPES
 
     def _captured(self, batch: Any, form: Hashable) -> _Shape | None:
         step = self._step

@@ -6,7 +6,7 @@ from typing import Any
 from hotloop.data import Stream, WorkersAdvice, workers_for
 
 LEAST = 4  # batches over which the waiting is judged
-NOTABLE = 0.2  # share of the time, from which on workers are added
+NOTABLE_WAIT = 0.2  # share of the time, from which on workers are added
 MOST_CHANGES = 3  # of the number of workers in a run
 MOST_BATCHES = 400  # in which the loader is watched
 WORTH_IT = 1.0  # seconds that a run must still take for new workers to start, or its length is not known
@@ -32,7 +32,7 @@ class Feeding:
             return None
         self._start, self._seen = now, self._seen + batches
         self.is_open = self._seen < MOST_BATCHES
-        if waited < NOTABLE * seconds or (left is not None and left * seconds / batches < WORTH_IT):
+        if waited < NOTABLE_WAIT * seconds or (left is not None and left * seconds / batches < WORTH_IT):
             return None
         pace, share = seconds / batches, waited / seconds
         # A device that is waited for would do a step in less than what is not spent waiting; half is a fair guess.

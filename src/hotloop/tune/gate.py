@@ -46,7 +46,9 @@ MOST_SHAKEN = 0.25  # departure of the loss, whatever rounded weights do
 NEAR, NEAR_IN_HALF = 0.01, 0.1
 OTHER_DRAWS = 1.5  # times as far as another draw of dropout turns a gradient, since both differ by a draw
 ENOUGH = 16  # numbers in a parameter, of which one other draw tells something
-FEW = 4.0  # of n numbers, how far they were turned once says less: the bound is 1 + FEW / sqrt(n) times as wide
+SMALL_SAMPLE = (
+    4.0  # of n numbers, how far they were turned once says less: the bound is 1 + SMALL_SAMPLE / sqrt(n) times as wide
+)
 DIGITS = {"fp32": 24, "bf16": 8, "fp16": 11}  # binary ones of a number
 TF32_DIGITS = 11
 LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller
@@ -143,7 +145,7 @@ def stray(
     disturbed = disturb()
     moved = [0.0] * len(own) if disturbed is None else _distances(eager, disturbed)[0]
     for i in far:
-        bound = (OTHER_DRAWS if random else SHAKEN) * (1 + FEW / math.sqrt(max(counts[i], 1))) * moved[i]
+        bound = (OTHER_DRAWS if random else SHAKEN) * (1 + SMALL_SAMPLE / math.sqrt(max(counts[i], 1))) * moved[i]
         if random and counts[i] < ENOUGH:
             bound = math.inf if counts[i] else max(bound, MOST_SHAKEN * own[i])
         if not away[i] <= bound:

@@ -6,8 +6,8 @@ import time
 from hotloop.step.norms import HasStep, NormReader
 from hotloop.tune.gate import JUMP, Jumps, Sign
 
-FIRST, MOST = 25, 500  # batches up to the first look, and at most from one to the next
-SHARE = 0.001  # of the time of a run on a GPU, which looks may take of the host
+FIRST_LOOK, MOST_BETWEEN_LOOKS = 25, 500  # batches up to the first look, and at most from one to the next
+LOOKS_SHARE = 0.001  # of the time of a run on a GPU, which looks may take of the host
 GUESS = 1e-3  # seconds of a look before a second one: in the first, libraries load what they had no need of before
 LATER = 10  # batches until the host asks again for a norm that was still on its way
 LEAST, KEPT = 5, 9  # norms that make a median, and that it is of at most: those of the first steps are large
@@ -24,7 +24,7 @@ class NormWatch:
 
     def __init__(self, loop: HasStep, done: int) -> None:
         """`done` batches have been trained on."""
-        self.due: float = done + FIRST  # the batch before which it looks
+        self.due: float = done + FIRST_LOOK  # the batch before which it looks
         self._loop, self._reader = loop, NormReader(loop)
         self._jumps = _jumps(JUMP)
         self._is_timed = loop.step.device.type != "cpu"
@@ -50,8 +50,8 @@ class NormWatch:
             return None
         start = time.perf_counter()
         if not self._flies:
-            if self._is_timed and not self._jumps.is_high and start - self._last < self._cost / SHARE:
-                self.due = done + max(FIRST, done - self._looked)  # as many again
+            if self._is_timed and not self._jumps.is_high and start - self._last < self._cost / LOOKS_SHARE:
+                self.due = done + max(FIRST_LOOK, done - self._looked)  # as many again
                 return None
             if not self._loop.step.is_between_windows:
                 self.due = done + 1
@@ -64,7 +64,7 @@ class NormWatch:
             return None
         self._is_first = False
         sign = None if norm is None else self._sign_of(norm)
-        self.due = done + (1 if self._jumps.is_high else min(max(FIRST, done - self._begin), MOST))
+        self.due = done + (1 if self._jumps.is_high else min(max(FIRST_LOOK, done - self._begin), MOST_BETWEEN_LOOKS))
         self.due = math.inf if self._fails else self.due
         return sign
 

@@ -9,7 +9,7 @@ from hotloop.levers import LEVERS, Lever
 from hotloop.levers.base import CONVOLUTIONS, LeverTarget, RunFacts
 from hotloop.plan import Plan, Trial, Verdict
 
-ROOM = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
+EAGER_MEMORY_SHARE = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
 # Seconds that a plan takes to begin on a GPU: the gate, kernels that are used for the first time, warm-up, capture. In
 # a new process on an H200 it was 0.1 for an MLP, 0.5 for a ResNet-18, 0.7 for a Llama of 10 layers, 0.8 for airbench's
 # network and 1.4 for a diffusion UNet. cuDNN chooses and loads kernels for each convolution.
@@ -64,4 +64,7 @@ def has_room(device: torch.device) -> bool:
     """Whether memory has room for a second set of activations: a CUDA graph has its own."""
     if device.type != "cuda":
         return True
-    return torch.cuda.max_memory_allocated(device) < ROOM * torch.cuda.get_device_properties(device).total_memory
+    return (
+        torch.cuda.max_memory_allocated(device)
+        < EAGER_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
+    )

@@ -37,7 +37,7 @@ from hotloop.step.arithmetic import Work
 from hotloop.step.captured import watching
 from hotloop.step.compilation import CompiledObjective, expected_seconds, key_of, remember_seconds
 from hotloop.step.inspection import Inspection, host_noted, host_objection, signature
-from hotloop.tune.feeding import NOTABLE, Feeding
+from hotloop.tune.feeding import NOTABLE_WAIT, Feeding
 from hotloop.tune.gate import JUMP, Compared, Departure, GradientGate, Jumps, Sign, comparison, without_dropout
 from hotloop.tune.gradient_norms import NormWatch
 from hotloop.tune.knowledge import Proposal, expected_start, has_room, least_trusted, propose
@@ -61,7 +61,7 @@ BRIEFLY = 0.01  # seconds that tell whether a step is a short one
 AGAIN = 3  # times that a plan which seems to be slower is timed
 AGAIN_ON_CPU = 20  # the quickest of 40 steps counts: that other programs disturb all of them is not to be expected
 SETTLING = 2  # steps of a new plan before it is timed
-PATIENCE = 12  # batches in which a step should have been captured
+CAPTURED_WITHIN = 12  # batches in which a step should have been captured
 LANDING = 100  # windows in which the norm of a step should have come from the device
 SLOWER = 1.03  # times the eager step, from which on a plan is taken apart
 # The same where two runs of one script are the same to the bit unless a plan is beyond doubt slower, as on a CPU, and
@@ -602,7 +602,7 @@ class Tuner:
 
     def _settled(self) -> "Course[float]":
         """Seconds of a batch after warm-up, captured where the plan says so."""
-        for _ in range(PATIENCE):
+        for _ in range(CAPTURED_WITHIN):
             captured = self._loop.step.captured
             if captured is None or captured.has_captures:
                 break
@@ -615,7 +615,7 @@ class Tuner:
                 return min(now, (yield from self._timed(TIMED_STEPS, TIMED_SECONDS)))
             plan = replace(self._loop.step.plan, graph=MOST_STEPS)
             yield from self._carry_out(plan, "a captured step is short")
-        for _ in range(PATIENCE):
+        for _ in range(CAPTURED_WITHIN):
             yield 0
             if self._next.batches > 1:
                 yield 0  # in which the stretch is captured
@@ -818,7 +818,7 @@ class Tuner:
             watch.seconds = self._loop.together.largest(watch.seconds)
             rest = seconds - watch.seconds
             goal = watch.batches + cycle * max(0, math.ceil(rest / max(watch.seconds / watch.batches, 1e-6) / cycle))
-        self._is_starved = self._waited - waited > NOTABLE * (time.perf_counter() - began)
+        self._is_starved = self._waited - waited > NOTABLE_WAIT * (time.perf_counter() - began)
         return watch.seconds / watch.batches
 
     @property

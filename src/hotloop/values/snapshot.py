@@ -14,7 +14,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from hotloop._torch import FEW, OF_MODULES, buffers_of, copy_all, foreach_add_, map_leaves, parameters_of, version_of
+from hotloop._torch import (
+    COPIED_SINGLY,
+    OF_MODULES,
+    buffers_of,
+    copy_all,
+    foreach_add_,
+    map_leaves,
+    parameters_of,
+    version_of,
+)
 from hotloop.errors import MemoryWarning
 from hotloop.memory.oom import is_out_of_memory, surely
 from hotloop.placement import tensors_in
@@ -212,7 +221,7 @@ class _Values(_Same):
 
     def _copy_all(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         self._copied += len(targets)
-        copy_all(targets, sources, FEW if self._copied > ONE_BY_ONE else len(targets))
+        copy_all(targets, sources, COPIED_SINGLY if self._copied > ONE_BY_ONE else len(targets))
 
 
 class _Items(_Same):
