@@ -65,13 +65,6 @@ def test_a_lesson_in_a_pipe_runs_through_without_a_question(learn: Invoke) -> No
     assert {row["number"]: row["lesson"] for row in rows}[12] == "done"
 
 
-def test_a_lesson_as_json(learn: Invoke) -> None:
-    told = json.loads(learn("12", "--json").stdout)
-    assert told["title"] == "The monitor"
-    assert "held by others than 4242: 1166 MiB" in told["steps"][1]["output"]
-    assert {step["error"] for step in told["steps"]} == {None}
-
-
 @pytest.mark.parametrize("args", [("99",), ("start", "99"), ("check", "99"), ("quiz", "99")])
 def test_a_number_that_does_not_exist_is_told(learn: Invoke, args: tuple[str, ...]) -> None:
     done = learn(*args)
@@ -126,16 +119,9 @@ def test_the_quiz_takes_answers_from_a_pipe_and_explains(learn: Invoke) -> None:
     assert "See `hotloop learn 1`" in done.stdout
     assert "1 right of 2 answers" in done.stdout
     assert json.loads(learn("--json").stdout)["quiz"]["right"] == 1
-    again = json.loads(learn("quiz", "1", "--json").stdout)  # what was wrong comes first now
-    assert [each["key"] for each in again["questions"]] == ["false", "portable"]
-    assert again["answers"] == []
-
-
-def test_the_quiz_as_json(learn: Invoke) -> None:
-    told = json.loads(learn("quiz", "--json", "--count", "2", answers="x\nc\n").stdout)
-    assert len(told["questions"]) == 2
-    assert [each["right"] for each in told["answers"]] == [False, True]
-    assert told["right"] == 1
+    again = learn("quiz", "1").stdout  # what was wrong comes first now
+    assert "The machine has an NVIDIA GPU" in again
+    assert "0 right of 0 answers" in again
 
 
 class Terminal:

@@ -107,7 +107,7 @@ def test_without_jupyterlab_the_error_says_what_to_install(data_folder: Path) ->
     assert not data_folder.exists()
 
 
-@pytest.mark.parametrize("words", [("--notebook", "quiz"), ("--notebook", "--json"), ("--notebook", "3", "--json")])
+@pytest.mark.parametrize("words", [("--notebook", "quiz"), ("--notebook", "--json")])
 def test_notebooks_are_opened_and_nothing_else_is_done(words: tuple[str, ...], jupyterlab: list[list[str]]) -> None:
     assert "does nothing else" in str(learn(*words).exception)
     assert not jupyterlab

@@ -12,13 +12,16 @@ RIGHT = {
         'device = "cuda" if torch.cuda.is_available() else "cpu"',
         "device = hotloop.pick().device",
         'device = torch.device("cpu" if not torch.cuda.is_available() else "cuda:0")',
+        'device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")',
+        'device = "cuda" if torch.cuda.device_count() else "cpu"',
+        'device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"',
         '`device = torch.device("cuda" if torch.cuda.is_available() else "cpu")`',
     ],
     "made-there": ["noise = torch.zeros((1000,), device='cuda')", "noise = torch.full((1000,), 0.0, device=device)"],
     "move-line": ["x = hotloop.move(x, device)", "x=x.to(device)", "x = x.to(device, non_blocking=True)"],
     "no-grad-line": ["with torch.no_grad():", "with torch.inference_mode(): pass"],
     "non-blocking": ["x = x.to(device,non_blocking=True)"],
-    "detach": ["total = total + loss.detach()", "total += loss.item()"],
+    "detach": ["total = total + loss.detach()", "total += loss.item()", "total = loss.detach() + total"],
 }
 WRONG = {
     "portable": [
@@ -26,12 +29,20 @@ WRONG = {
         'device = "cuda" if torch.cuda.is_available else "cpu"',
         "import os",
         "device = __import__('os').getcwd()",
+        "device = 9**9**9**9",
+        "device = " + "(" * 400,
+        "device = \0",
+        'device = "cuda" if not torch.cuda.is_available() else "cpu"',
         "while True: pass",
         "((",
         "",
         'gpu = "cuda" if torch.cuda.is_available() else "cpu"',
     ],
-    "made-there": ["noise = torch.zeros(1000).to(device)", "noise = torch.zeros(1000)"],
+    "made-there": [
+        "noise = torch.zeros(1000).to(device)",
+        "noise = torch.randn(1000, device=device)",
+        "noise = torch.zeros(1000)",
+    ],
     "move-line": ["x.to(device)", "x = x.cuda()", "y = x.to(device)", "model.to(device)"],
     "no-grad-line": ["model.eval()", "with torch.enable_grad():", "torch.no_grad()"],
     "non-blocking": ["x = x.to(device)", "x.to(device, non_blocking=True)"],
@@ -44,7 +55,7 @@ def test_the_answer_of_a_question_is_right_and_explained(question: Question) -> 
     assert question.is_right(question.answer)
     assert len(question.why) > 30
     assert question.lesson in {each.number for each in lessons()}
-    if question.judge:
+    if question.right:
         assert question.key in RIGHT
         assert question.key in WRONG
     else:

@@ -15,7 +15,6 @@ from hotloop.printing.text import plural, printable, wrap
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotloop.apps.learn.lesson import Lesson
     from hotloop.apps.learn.quiz import Question
 
 Number = Annotated[int, typer.Argument(metavar="N", help="The number of the lesson.")]
@@ -138,7 +137,6 @@ def lesson(
     without_waiting: Annotated[
         bool, typer.Option("--all", help="Run all steps without waiting; the default without a terminal.")
     ] = False,
-    as_json: Json = False,
     notebook: Notebook = False,
 ) -> None:
     """Run a lesson here: text, code, and what the code prints on your machine.
@@ -154,15 +152,9 @@ def lesson(
 
     chosen, where = find(number), console()
     if notebook or (ctx.parent is not None and ctx.parent.params["notebook"]):
-        if as_json or without_waiting:
-            raise BadArgument("--notebook opens lessons in JupyterLab and does nothing else", fix=OPENS)
         _open(number)
         return
     LearnerProgress.load().opened(number)
-    if as_json:
-        print_json(_ran(chosen))
-        LearnerProgress.load().done(number)
-        return
     waits = not without_waiting and sys.stdin.isatty() and sys.stdout.isatty()
     finished = run_lesson(chosen, where, input if waits else None)
     where.print()
@@ -171,18 +163,6 @@ def lesson(
         return
     LearnerProgress.load().done(number)
     _next(where, number)
-
-
-def _ran(chosen: "Lesson") -> dict[str, Any]:
-    """A lesson with what its steps print."""
-    from hotloop.apps.learn.lesson_run import Session
-
-    session, steps = Session(chosen), []
-    for step in chosen.steps:
-        told = session.run(step)
-        error = None if told.error is None else type(told.error).__name__
-        steps.append({"text": step.text, "code": step.code, "output": told.output, "error": error})
-    return {"number": chosen.number, "title": chosen.title, "minutes": chosen.minutes, "steps": steps}
 
 
 def _next(where: "Console", number: int) -> None:
@@ -278,44 +258,32 @@ def quiz(
     number: Annotated[
         int | None, typer.Argument(metavar="N", help="Only questions about this lesson.", show_default="all lessons")
     ] = None,
-    count: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Ask at most this many.", show_default="all")
-    ] = None,
-    as_json: Json = False,
 ) -> None:
-    """Answer questions, with explanations: choices, and lines of code that are run and judged.
+    """Answer questions, with explanations: choices, and lines of code to write.
 
-    Questions that you have not answered correctly come first. Answers can come from a pipe, one on each line; with
-    --json and no answers, it prints the questions.
+    Questions that you have not answered correctly come first. Ctrl-D ends the quiz.
 
     [bold]Examples[/bold]
       hotloop learn quiz
-      hotloop learn quiz 3 --count 2
-      printf 'b\\nc\\n' | hotloop learn quiz --json
+      hotloop learn quiz 3
     """
     from hotloop.apps.learn.learner_progress import LearnerProgress
     from hotloop.apps.learn.quiz import about
 
     known = LearnerProgress.load().quiz
-    asked = sorted(about(number), key=lambda each: known.get(each.key, False))[:count]
-    where = console(stderr=as_json)
-    answers: list[dict[str, Any]] = []
+    asked = sorted(about(number), key=lambda each: known.get(each.key, False))
+    where = console()
+    answers: list[bool] = []
     for place, question in enumerate(asked, 1):
-        if not as_json:
-            _ask(where, question, f"{place} of {len(asked)}")
+        _ask(where, question, f"{place} of {len(asked)}")
         given = _answer()
         if given is None:
             break
         good = question.is_right(given)
         LearnerProgress.load().answered(question.key, good)
-        answers.append({"question": question.key, "given": given, "right": good})
-        if not as_json:
-            _explain(where, question, good)
-    right = sum(each["right"] for each in answers)
-    if as_json:
-        print_json({"questions": [_shown(each) for each in asked], "answers": answers, "right": right})
-    else:
-        say(where, f"{right} right of {plural(len(answers), 'answer')}", style="bold")
+        answers.append(good)
+        _explain(where, question, good)
+    say(where, f"{sum(answers)} right of {plural(len(answers), 'answer')}", style="bold")
 
 
 def _answer() -> str | None:
@@ -338,20 +306,10 @@ def _ask(where: "Console", question: "Question", place: str) -> None:
     for letter, choice in zip(LETTERS, question.choices, strict=False):
         for line in wrap(f"{letter} {choice}", where.width, "  ", hanging="  "):
             where.print(Text(line), soft_wrap=True)
-    say(where, "Write the line of code:" if question.judge else "Which letter?", style="dim")
+    say(where, "Which letter?" if question.choices else "Write the line of code:", style="dim")
 
 
 def _explain(where: "Console", question: "Question", right: bool) -> None:
     said = "Right." if right else f"Not so: {question.answer}"
     say(where, said, style="green" if right else "yellow")
     say(where, f"{question.why} See `hotloop learn {question.lesson}`.")
-
-
-def _shown(question: "Question") -> dict[str, Any]:
-    return {
-        "key": question.key,
-        "lesson": question.lesson,
-        "text": question.text.strip(),
-        "choices": list(question.choices),
-        "code": bool(question.judge),
-    }
