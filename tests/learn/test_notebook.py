@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_is_told(
 def test_check_in_a_cell_shows_the_verdicts_keeps_them_and_returns_the_result(
     file: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def checked(_: Any, file: Path) -> Result:
+    def checked(_: Any, file: Path, **_limits: float) -> Result:
         verdicts = (CheckVerdict("it runs", True), CheckVerdict("it is fast", False, f"{file} is slow"))
         return Result(3, verdicts, "cpu", "")
 

@@ -18,14 +18,9 @@ def check(number: int, file: Path | str | None = None) -> "Result":
     """
     from rich.console import Console  # noqa: PLC0415  # the verb's --help needs none of this
 
-    from hotloop.apps.learn import checking  # noqa: PLC0415
-    from hotloop.apps.learn.exercise import exercise  # noqa: PLC0415
-    from hotloop.apps.learn.learner_progress import LearnerProgress  # noqa: PLC0415
+    from hotloop.apps.learn.checking import check_and_keep  # noqa: PLC0415
     from hotloop.apps.learn.verdicts import show_verdicts  # noqa: PLC0415
 
-    chosen = exercise(number)
-    path = Path(file or chosen.file.name)
-    result = checking.check(chosen, path)
-    LearnerProgress.load().checked(number, result.right, len(result.verdicts))
-    show_verdicts(Console(force_jupyter=False, highlight=False), result, path)  # Jupyter would space its lines out
+    result = check_and_keep(number, None if file is None else Path(file))
+    show_verdicts(Console(force_jupyter=False, highlight=False), result)  # Jupyter would space its lines out
     return result

@@ -14,8 +14,9 @@ from subprocess import DEVNULL
 
 import psutil
 
-from hotloop.apps.learn.exercise import Exercise
+from hotloop.apps.learn.exercise import Exercise, exercise
 from hotloop.apps.learn.judging import CheckVerdict
+from hotloop.apps.learn.learner_progress import LearnerProgress
 from hotloop.errors import BadArgument, HotloopError
 from hotloop.printing import markup
 from hotloop.printing.text import duration, printable, size
@@ -60,16 +61,24 @@ class Result(Record):
         return markup.box(markup.line(self, strong=True))
 
 
-def check(exercise: Exercise, file: Path, *, limit: float = TIME, memory: int = MEMORY) -> Result:
+def check_and_keep(number: int, file: Path | None = None, *, limit: float = TIME) -> Result:
+    """Check the exercise of a lesson, in the learner's file or in that of its name here, and keep how it went."""
+    chosen = exercise(number)
+    result = check(chosen, file or Path(chosen.file.name), limit=limit)
+    LearnerProgress.load().checked(number, result.right, len(result.verdicts))
+    return result
+
+
+def check(chosen: Exercise, file: Path, *, limit: float = TIME, memory: int = MEMORY) -> Result:
     """Run a learner's file and say what is right, what is not, and a hint."""
-    source = _source(file, exercise)
+    source = _source(file, chosen)
     try:
         ast.parse(source)
     except (SyntaxError, ValueError) as error:  # the latter: a zero byte
-        return _failed(exercise, _syntax(error, source))
+        return _failed(chosen, _syntax(error, source))
     with tempfile.TemporaryDirectory(prefix="hotloop-learn-", ignore_cleanup_errors=True) as folder:
         result, trace, said = (Path(folder, name) for name in (".result", ".trace", ".stderr"))
-        command = [*interpreter("hotloop.apps.learn.child"), str(file.resolve()), str(exercise.lesson), result, trace]
+        command = [*interpreter("hotloop.apps.learn.child"), str(file.resolve()), str(chosen.lesson), result, trace]
         cwd = Path(folder, "work")
         cwd.mkdir()
         with said.open("w", encoding="utf-8") as stderr:
@@ -77,16 +86,16 @@ def check(exercise: Exercise, file: Path, *, limit: float = TIME, memory: int = 
             with Child([str(word) for word in command], grace=0.0, cwd=cwd, **streams) as child:
                 code, why = _watched(child, limit, memory)
                 if why:
-                    return _failed(exercise, f"{why}{_line(child.pid, trace, file)}")
-        return _read(exercise, result, code, said)
+                    return _failed(chosen, f"{why}{_line(child.pid, trace, file)}")
+        return _read(chosen, result, code, said)
 
 
-def _source(file: Path, exercise: Exercise) -> str:
+def _source(file: Path, chosen: Exercise) -> str:
     name = printable(str(file))
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        fix = f"`hotloop learn start {exercise.lesson}` gives you the file to repair"
+        fix = f"`hotloop learn start {chosen.lesson}` gives you the file to repair"
         raise BadArgument(f"there is no file {name}", fix=fix) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadArgument(f"{name} cannot be read: {error}", fix="give a Python file in UTF-8") from error
@@ -138,11 +147,11 @@ def _line(pid: int, trace: Path, file: Path) -> str:
     return ""
 
 
-def _failed(exercise: Exercise, hint: str) -> Result:
-    return Result(exercise.lesson, (CheckVerdict(RUNS, False, hint),), "", "")
+def _failed(chosen: Exercise, hint: str) -> Result:
+    return Result(chosen.lesson, (CheckVerdict(RUNS, False, hint),), "", "")
 
 
-def _read(exercise: Exercise, result: Path, code: int | None, said: Path) -> Result:
+def _read(chosen: Exercise, result: Path, code: int | None, said: Path) -> Result:
     try:
         data = json.loads(result.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -150,8 +159,8 @@ def _read(exercise: Exercise, result: Path, code: int | None, said: Path) -> Res
         last = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
         told = f": {printable(last[0])}" if last else ""
         hint = f"its process ended with {how} before it could be looked at{told}; does it call os._exit or os.kill?"
-        return _failed(exercise, hint)
+        return _failed(chosen, hint)
     if "cannot" in data:
         raise HotloopError(data["cannot"], fix=data["fix"])
     verdicts = tuple(CheckVerdict.from_json(each) for each in data["verdicts"])
-    return Result(exercise.lesson, verdicts, data["device"], data["output"])
+    return Result(chosen.lesson, verdicts, data["device"], data["output"])

@@ -1,4 +1,4 @@
-"""The exercises: scripts to repair, their solutions and their checks."""
+"""The exercises, one for each lesson: scripts to repair, their solutions and their checks."""
 
 import ast
 from dataclasses import dataclass
@@ -43,8 +43,10 @@ def exercise(number: int) -> Exercise:
     """The exercise of a lesson."""
     found = next((each for each in exercises() if each.lesson == number), None)
     if found is None:
-        have = ", ".join(str(each.lesson) for each in exercises())
-        raise BadArgument(f"there is no exercise {number}", fix=f"choose one of {have}; `hotloop learn` lists them")
+        last = exercises()[-1].lesson
+        raise BadArgument(
+            f"there is no exercise {number}", fix=f"choose one from 1 to {last}; `hotloop learn` lists them"
+        )
     return found
 
 

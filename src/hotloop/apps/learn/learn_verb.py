@@ -77,20 +77,19 @@ def _open(number: int | None) -> None:
 
 def _list(*, as_json: bool) -> None:
     """The lessons, and how far the learner is."""
-    from hotloop.apps.learn.exercise import exercises
+    from hotloop.apps.learn.exercise import exercise
     from hotloop.apps.learn.learner_progress import LearnerProgress, progress_file
     from hotloop.apps.learn.lesson import lessons
     from hotloop.apps.learn.quiz import questions
 
     progress = LearnerProgress.load()
-    tasks = {each.lesson: each for each in exercises()}
     rows = [
         {
             "number": each.number,
             "title": each.title,
             "minutes": each.minutes,
             "lesson": progress.lessons.get(str(each.number), "not opened"),
-            "exercise": tasks[each.number].file.name if each.number in tasks else None,
+            "exercise": exercise(each.number).file.name,
             "checked": progress.exercises.get(str(each.number)),
         }
         for each in lessons()
@@ -119,12 +118,10 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         table.add_column(title, justify=justify, header_style="dim", no_wrap=title != "lesson")  # type: ignore[arg-type]
     for row in rows:
         checked = row["checked"]
-        task = Text("–", style="dim")
+        task = Text("not checked", style="dim")
         if checked is not None:
             words = "passed" if checked["passed"] else f"{checked['right']} of {checked['of']} right"
             task = Text(words, style="green" if checked["passed"] else "yellow")
-        elif row["exercise"]:
-            task = Text("not checked", style="dim")
         state = Text(row["lesson"], style=styles[row["lesson"]])
         table.add_row(str(row["number"]), row["title"], f"{row['minutes']} min", state, task)
     return table
@@ -162,17 +159,7 @@ def lesson(
         say(where, f"`hotloop learn {number}` begins the lesson again.")
         return
     LearnerProgress.load().done(number)
-    _next(where, number)
-
-
-def _next(where: "Console", number: int) -> None:
-    from hotloop.apps.learn.exercise import exercises
-    from hotloop.apps.learn.lesson import lessons
-
-    if any(each.lesson == number for each in exercises()):
-        say(where, f"Lesson {number} is done. Its exercise: `hotloop learn start {number}`", style="bold")
-    elif number < lessons()[-1].number:
-        say(where, f"Lesson {number} is done. Next: `hotloop learn {number + 1}`", style="bold")
+    say(where, f"Lesson {number} is done. Its exercise: `hotloop learn start {number}`", style="bold")
 
 
 @app.command("start", cls=Verb)
@@ -220,23 +207,18 @@ def check(
       hotloop learn check 3
       hotloop learn check 3 my_version.py
     """
-    from hotloop.apps.learn.checking import check as run
-    from hotloop.apps.learn.exercise import exercise
-    from hotloop.apps.learn.learner_progress import LearnerProgress
+    from hotloop.apps.learn.checking import check_and_keep
     from hotloop.apps.learn.verdicts import show_verdicts
 
     if not 0 < time_limit <= 3600:
         raise BadArgument(f"--time-limit {time_limit}", fix="give seconds, more than 0 and at most 3600")
-    chosen = exercise(number)
     where = console(stderr=as_json)
-    path = file or Path(chosen.file.name)
-    with where.status(f"running {printable(path.name)}"):
-        result = run(chosen, path, limit=time_limit)
-    LearnerProgress.load().checked(number, result.right, len(result.verdicts))
+    with where.status("running your file"):
+        result = check_and_keep(number, file, limit=time_limit)
     if as_json:
         print_json({**result.to_json(), "passed": result.passed})
     else:
-        show_verdicts(where, result, path)
+        show_verdicts(where, result)
     if not result.passed:
         raise typer.Exit(1)
 

@@ -5,7 +5,6 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ class LearnerProgress:
     """Lessons opened and done, exercises checked, questions answered."""
 
     lessons: dict[str, str] = field(default_factory=dict)  # number → opened or done
-    exercises: dict[str, dict[str, Any]] = field(default_factory=dict)  # number → passed, right, of, when
+    exercises: dict[str, dict[str, Any]] = field(default_factory=dict)  # number → passed, right, of
     quiz: dict[str, bool] = field(default_factory=dict)  # question → whether the last answer was right
 
     @classmethod
@@ -71,8 +70,7 @@ class LearnerProgress:
         """An exercise was checked; once it has passed, that stays."""
         before = self.exercises.get(str(exercise), {})
         passed = right == of or bool(before.get("passed"))
-        when = datetime.now(UTC).isoformat(timespec="seconds")
-        self.exercises[str(exercise)] = {"passed": passed, "right": right, "of": of, "when": when}
+        self.exercises[str(exercise)] = {"passed": passed, "right": right, "of": of}
         self.save()
 
     def answered(self, question: str, right: bool) -> None:

@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-from hotloop.apps.learn.exercise import exercises
+from hotloop.apps.learn.exercise import exercise
 from hotloop.apps.learn.lesson import Lesson, Step
 from hotloop.apps.learn.recording import Recording
 from hotloop.printing.text import plural
@@ -25,12 +25,11 @@ def page(lesson: Lesson, cpu: Recording, gpu: Recording) -> str:
         parts += [step.text] if step.text else []
         if step.code:
             parts += [f"```python\n{step.code}```", *_outputs(lesson, step, cpu, gpu)]
-    for exercise in (each for each in exercises() if each.lesson == lesson.number):
-        parts.append(
-            f"## Exercise\n\n{exercise.task}\n\n`hotloop learn start {lesson.number}` gives you the file, "
-            f"`hotloop learn check {lesson.number}` runs and checks it. The file runs with your rights, in a process "
-            "group and a temporary folder of its own, with a time limit and a limit on its memory."
-        )
+    parts.append(
+        f"## Exercise\n\n{exercise(lesson.number).task}\n\n`hotloop learn start {lesson.number}` gives you the file, "
+        f"`hotloop learn check {lesson.number}` runs and checks it. The file runs with your rights, in a process "
+        "group and a temporary folder of its own, with a time limit and a limit on its memory."
+    )
     return "\n\n".join(parts) + "\n"
 
 
@@ -69,10 +68,8 @@ def _machines(cpu: Recording, gpu: Recording) -> str:
 
 def index(all_lessons: Sequence[Lesson], cpu: Recording, gpu: Recording) -> str:
     """The page that lists the lessons."""
-    tasks = {each.lesson: each for each in exercises()}
     rows = [
-        f"| {each.number} | [{each.title}]({each.name}.md) | {each.minutes} min | "
-        f"{f'`{tasks[each.number].file.name}`' if each.number in tasks else ''} |"
+        f"| {each.number} | [{each.title}]({each.name}.md) | {each.minutes} min | `{exercise(each.number).file.name}` |"
         for each in all_lessons
     ]
     about = INDEX.replace("{outputs}", f"These pages show what each step printed {_machines(cpu, gpu)}.")

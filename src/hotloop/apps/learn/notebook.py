@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from hotloop.apps.learn.exercise import exercises
+from hotloop.apps.learn.exercise import exercise
 from hotloop.apps.learn.lesson import Lesson
 from hotloop.apps.learn.recording import Recording
 
@@ -38,14 +38,9 @@ def notebook(lesson: Lesson, gpu: Recording) -> str:
             cell["execution_count"] = None if output is None else step.number
             cell["outputs"] = [_printed(output)] if output else []
             cells.append(cell)
-    for exercise in (each for each in exercises() if each.lesson == lesson.number):
-        cells.append(
-            _cell(
-                "exercise",
-                "markdown",
-                EXERCISE.format(task=exercise.task, number=lesson.number, file=exercise.file.name),
-            )
-        )
+    task = exercise(lesson.number)
+    words = EXERCISE.format(task=task.task, number=lesson.number, file=task.file.name)
+    cells.append(_cell("exercise", "markdown", words))
     about = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},

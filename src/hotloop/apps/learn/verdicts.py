@@ -1,20 +1,17 @@
 """What the check of an exercise says, for people: in a terminal, and in a notebook."""
 
-from pathlib import Path
-
 from rich.console import Console
 from rich.text import Text
 
 from hotloop.apps.learn.checking import Result
 from hotloop.apps.learn.lesson import lessons
 from hotloop.cli.output import say
-from hotloop.printing.text import printable
 
 
-def show_verdicts(where: Console, result: Result, file: Path) -> None:
+def show_verdicts(where: Console, result: Result) -> None:
     """Each check: right, or not with a hint; then what comes next."""
     if result.device:
-        say(where, f"{printable(file.name)} ran on {result.device}", style="dim")
+        say(where, f"Your file ran on {result.device}", style="dim")
     for verdict in result.verdicts:
         mark, style = ("right", "green") if verdict.right else ("not  ", "red")
         where.print(Text.assemble((f"{mark}  ", f"bold {style}"), verdict.what), soft_wrap=False)
