@@ -450,7 +450,7 @@ class _Tally:
         if ways is not None and not any(way.kind == "count" for way in ways.values()):
             losses = losses_of(objective, model, batch)
         elif ways is not None and all(way.is_of_classes for way in ways.values()):
-            counts = ClassCounts(guards=False)  # which compiled models show too
+            counts = ClassCounts()  # which compiled models show too
             losses = uniform(watched(objective, model, batch, counts), batch)
         else:
             with self._weighing.looked_at(model), eager():

@@ -1,8 +1,8 @@
 """What a loss may be the mean over, noted while it is computed: targets that count, elements, what it is divided by."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -30,24 +30,18 @@ class Denominator:
 
 
 class ClassCounts(TorchFunctionMode):
-    """Counts the targets of the losses over classes that are called inside; small enough for the compiler to trace.
+    """Counts the targets of the losses over classes that are called inside; small enough for the compiler to trace."""
 
-    `guards`: a loss all of whose targets are ignored is 0 inside, with a gradient of 0, instead of 0/0.
-    """
-
-    def __init__(self, *, guards: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.count: Tensor | None = None
-        self._guards = guards
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.cross_entropy or func is F.nll_loss:
-            count = class_count(*args, **kwargs)
-            if count is not None:
-                self.count = count
-                return _guarded_loss(func, count, args, kwargs) if self._guards else func(*args, **kwargs)
-        return func(*args, **kwargs)
+        counted = _class_loss(func, args, kwargs or {})
+        if counted is None:
+            return func(*args, **(kwargs or {}))
+        loss, self.count = counted
+        return loss
 
     def value_at(self, place: int) -> Tensor | None:
         return self.count
@@ -73,27 +67,28 @@ def class_count(
     return torch.where(valid.flatten(), each, 0.0).sum()
 
 
-def _guarded_loss(func: Any, count: Tensor, args: Any, kwargs: Any) -> Tensor:
-    """A mean over classes that is 0 where nothing counts."""
+def _class_loss(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor] | None:
+    """A mean over classes and its count; where nothing counts it is 0, with a gradient of 0, instead of 0/0."""
+    count = class_count(*args, **kwargs) if func is F.cross_entropy or func is F.nll_loss else None
+    if count is None:
+        return None
     if kwargs.get("label_smoothing"):  # its gradient would be 0/0 too: the sum is divided by hand
         logits, *rest = args or (kwargs.pop("input"),)
         exact = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()  # a sum may be large
-        summed: Tensor = func(exact, *rest, **{**kwargs, "reduction": "sum"})
-        return summed / torch.where(count == 0, 1, count)
-    loss: Tensor = func(*args, **kwargs)
-    return torch.where(count == 0, 0.0, loss)  # the gradient of ignored targets is 0 in any case
+        return func(exact, *rest, **{**kwargs, "reduction": "sum"}) / torch.where(count == 0, 1, count), count
+    return torch.where(count == 0, 0.0, func(*args, **kwargs)), count  # ignored targets have no gradient in any case
 
 
 class Denominators(TorchFunctionMode):
     """Notes what the losses that are computed inside may be means over: candidates, of which a comparison chooses.
 
-    `guards`: the mean of nothing, which is 0/0, is 0 inside, with a gradient of 0. Nothing waits for the device.
+    The mean of nothing, which is 0/0, is 0 inside, with a gradient of 0. Nothing waits for the device.
     """
 
-    def __init__(self, *, guards: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.counts: list[Denominator] = []
-        self._guards = guards
+        # By their ids, and with themselves, so that no other tensor gets the id.
         self._losses: dict[int, tuple[Tensor, int]] = {}  # PyTorch's → the place of its count, or `A_SUM`
         self._bare: dict[int, tuple[Tensor, Tensor | None]] = {}  # counts with a guard → without; None: no count
         self._read: list[float] = []  # numbers that were read into Python
@@ -105,8 +100,7 @@ class Denominators(TorchFunctionMode):
 
     def place_of(self, loss: Any) -> int | None:
         """The place of the count of a loss that is PyTorch's own, `A_SUM` for one that sums; None for any other."""
-        known = self._losses.get(id(loss))
-        return None if known is None or known[0] is not loss else known[1]
+        return self._losses.get(id(loss), (loss, None))[1]
 
     def value_at(self, place: int) -> Number | None:
         """The count at a place; None where the objective returned before it came to it."""
@@ -122,30 +116,26 @@ class Denominators(TorchFunctionMode):
             self._losses[id(of)] = (of, len(self.counts) - 1)
 
     def _loss(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = _arguments(func, args, kwargs)
-        if func in (F.cross_entropy, F.nll_loss) and (count := class_count(*args, **kwargs)) is not None:
-            result = _guarded_loss(func, count, args, kwargs) if self._guards else func(*args, **kwargs)
+        given = _signature(func).bind(*args, **kwargs).arguments
+        if (counted := _class_loss(func, args, kwargs)) is not None:
+            result, count = counted
             self._note(count, size=max(given["target"].numel(), 1), of=result)
             return result
         result = func(*args, **kwargs)
-        how, legacy = given.get("reduction"), (given.get("size_average"), given.get("reduce"))
-        if not isinstance(result, Tensor) or result.dim() or legacy != (None, None):
+        is_legacy = any(given.get(name) is not None for name in ("size_average", "reduce"))
+        if not isinstance(result, Tensor) or result.dim() or is_legacy:
             return result
-        weight = given.get("weight")
-        if how == "sum":
+        if (how := given.get("reduction", "mean")) == "sum":
             self._losses[id(result)] = (result, A_SUM)
-        elif how == "batchmean":
-            self._note(given["input"].size(0), by_values=self._by_values, of=result)
-        elif func.__name__ in _NORMALISED and isinstance(weight, Tensor):
-            self._note(weight.sum(), of=result)
         else:
-            self._note(_size_of(func.__name__, given), by_values=self._by_values, of=result)
+            size = len(given["input"]) if how == "batchmean" else _SIZES[func.__name__](given)
+            self._note(size, by_values=self._by_values or isinstance(size, Tensor), of=result)
         return result
 
     def _mean(self, func: Any, args: Any, kwargs: Any) -> Any:
         value = args[0] if args else kwargs.get("input")
         is_whole = isinstance(value, Tensor) and len(args) + len(kwargs) == 1
-        result = torch.sum(value) if is_whole and self._guards and not value.numel() else func(*args, **kwargs)
+        result = torch.sum(value) if is_whole and not value.numel() else func(*args, **kwargs)
         if is_whole and not value.dim() and (place := self.place_of(value)) is not None:
             self._losses[id(result)] = (result, place)
         elif is_whole and value.dim():  # over values that a mask has picked it is as known as a loss of PyTorch's
@@ -161,33 +151,26 @@ class Denominators(TorchFunctionMode):
             read = next((number for number in self._read if below == max(number, 1)), None)
             self._note(below if read is None else read, by_values=read is not None)
             return func(*args, **kwargs)
-        if below.numel() != 1 or below.requires_grad or below.is_complex():
+        if not _is_count(below):
             return func(*args, **kwargs)
-        bare = self._bare.get(id(below), (below, below))
-        if bare[0] is below:
-            self._note(torch.nan if bare[1] is None else bare[1].detach().reshape(()))
-        if self._guards and above is args[0]:
+        _, bare = self._bare.get(id(below), (below, below))
+        self._note(torch.nan if bare is None else bare.detach().reshape(()))
+        if above is args[0]:
             return func(above, torch.where(below == 0, 1, below))
         return func(*args)
 
     def _guard(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What keeps a count from 0: `clamp` to 1 at most, a tiny addend. A larger one makes it something else."""
-        value = args[0] if args else None
-        if not isinstance(value, Tensor) or value.numel() != 1 or value.requires_grad:
+        value: Any = args[0] if args else None
+        if id(value) not in self._bare and not _is_count(value):
             return func(*args, **kwargs)
-        name, writes = func.__name__, func.__name__.endswith("_") and not func.__name__.endswith("__")
-        bare = self._bare.get(id(value), (value, value.clone() if writes else value))[1]
+        name = func.__name__
+        is_in_place = name.endswith("_") and not name.endswith("__")
+        _, bare = self._bare.get(id(value)) or (value, value.clone() if is_in_place else value)
         result = func(*args, **kwargs)
         numbers = [abs(n) for n in (*args[1:], *kwargs.values()) if isinstance(n, int | float)]
-        adds = "add" in name
-        if type(result) is Tensor and (not adds or (numbers and numbers[0] <= NEGLIGIBLE)):
+        if type(result) is Tensor and ("add" not in name or (numbers and numbers[0] <= NEGLIGIBLE)):
             self._bare[id(result)] = (result, None if max(numbers, default=1) > 1 else bare)
-        return result
-
-    def _detach(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = func(*args, **kwargs)
-        if args and (bare := self._bare.get(id(args[0]))) is not None and bare[0] is args[0]:
-            self._bare[id(result)] = (result, bare[1])
         return result
 
     def _read_number(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -206,47 +189,55 @@ class Denominators(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _size_of(name: str, given: Mapping[str, Any]) -> int:
-    """How many values a loss is the mean of."""
-    if name == "ctc_loss":
-        return len(given["target_lengths"])
-    if name in _OF_ROWS:
-        first: Tensor = next(iter(given.values()))
-        return len(first) if first.dim() > 1 or (name == "margin_ranking_loss" and first.dim()) else 1
-    if name in ("cross_entropy", "nll_loss"):  # the targets are probabilities
-        logits: Tensor = given["input"]
-        return logits.numel() // max(logits.size(min(1, logits.dim() - 1)), 1)
-    return prod(torch.broadcast_shapes(given["input"].shape, given["target"].shape))
-
-
 @cache
 def _signature(func: Callable[..., Any]) -> inspect.Signature:
     return inspect.signature(func)
 
 
-def _arguments(func: Any, args: Any, kwargs: Any) -> Mapping[str, Any]:
-    bound = _signature(func).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments
+def _is_count(value: object) -> bool:
+    """Whether it is a number without a gradient."""
+    return isinstance(value, Tensor) and value.numel() == 1 and not value.requires_grad and not value.is_complex()
 
 
-_NORMALISED = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")  # which divide by their weights
-_OF_ELEMENTS = (
-    "binary_cross_entropy binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss gaussian_nll_loss"
-    " hinge_embedding_loss kl_div"
-)
-_OF_ROWS = (  # noqa: SIM905  # one value for each row of the first argument
-    "cosine_embedding_loss margin_ranking_loss triplet_margin_loss triplet_margin_with_distance_loss multi_margin_loss"
-    " multilabel_margin_loss multilabel_soft_margin_loss"
-).split()
+def _elements(given: Mapping[str, Any]) -> int:
+    first, second = list(given.values())[:2]
+    return prod(torch.broadcast_shapes(first.shape, second.shape))
+
+
+def _weights(given: Mapping[str, Any]) -> Number:
+    """What a loss divides by that is given weights; its elements, where it is not."""
+    weight: Tensor | None = given.get("weight")
+    return _elements(given) if weight is None else weight.sum()
+
+
+def _rows(given: Mapping[str, Any]) -> int:
+    first: Tensor = next(iter(given.values()))
+    return len(first) if first.dim() > 1 else 1
+
+
+def _places(given: Mapping[str, Any]) -> int:
+    """Of a loss over classes whose targets are probabilities."""
+    logits: Tensor = given["input"]
+    return logits.numel() // max(logits.size(min(1, logits.dim() - 1)), 1)
+
+
+_SIZES: dict[str, Callable[[Mapping[str, Any]], Number]] = {  # what PyTorch's losses are means over
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), _weights),
+    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"), _elements),
+    **dict.fromkeys(("poisson_nll_loss", "gaussian_nll_loss", "soft_margin_loss"), _elements),
+    **dict.fromkeys(("hinge_embedding_loss", "margin_ranking_loss"), _elements),
+    **dict.fromkeys(("multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss"), _rows),
+    **dict.fromkeys(("cosine_embedding_loss", "triplet_margin_loss", "triplet_margin_with_distance_loss"), _rows),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), _places),
+    "ctc_loss": lambda given: len(given["target_lengths"]),
+}
 _NOTED: dict[str, Callable[[Denominators, Any, Any, Any], Any]] = {
     name: method
     for method, names in {
-        Denominators._loss: f"cross_entropy nll_loss ctc_loss {_OF_ELEMENTS} {' '.join((*_NORMALISED, *_OF_ROWS))}",
+        Denominators._loss: " ".join(_SIZES),
         Denominators._mean: "mean",
         Denominators._divide: "div divide true_divide __truediv__ __rtruediv__ __rdiv__ __itruediv__ div_",
-        Denominators._guard: "clamp clamp_min clamp_ clamp_min_ clip clip_ maximum max add __add__ __radd__",
-        Denominators._detach: "detach",
+        Denominators._guard: "clamp clamp_min clamp_ clamp_min_ clip clip_ maximum max add __add__ __radd__ detach",
         Denominators._read_number: "item __int__ __float__ __index__",
         Denominators._index: "__getitem__",
         Denominators._shape_by_values: "nonzero masked_select unique unique_consecutive argwhere"
@@ -256,11 +247,6 @@ _NOTED: dict[str, Callable[[Denominators, Any, Any, Any], Any]] = {
 }
 
 
-@contextmanager
-def eager() -> Iterator[None]:
+def eager() -> AbstractContextManager[Any]:
     """What the person has compiled runs as it was written: the compiler does not trace `Denominators`."""
-    if not compiler_is_loaded():
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    return torch.compiler.set_stance("force_eager") if compiler_is_loaded() else nullcontext()
