@@ -111,8 +111,8 @@ BUGS = [
     Bug(
         "weights: only the first size of micro-batches is compared",
         "objective/weighing.py",
-        "(shapes_in(batch), size)\n        verdict",
-        "(shapes_in(batch), size and 1)\n        verdict",
+        "(shapes_in(batch), size)\n        alike",
+        "(shapes_in(batch), size and 1)\n        alike",
         ("tests/training/test_split.py::test_another_size_of_micro_batches_is_compared_again",),
     ),
     Bug(

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Self, TypeGuard
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from hotloop.data import Stream
 from hotloop.data.sharing import is_filler
 from hotloop.errors import BadArgument, BatchError, HotloopError, MemoryWarning
-from hotloop.memory.micro_batches import part_of
+from hotloop.memory.micro_batches import check_cut, part_of
 from hotloop.memory.oom import is_out_of_memory, surely
 from hotloop.objective.batch_errors import TORCH_ERRORS, attempt
-from hotloop.objective.comparison import PartsComparison, PartWeight, Probe, watched
+from hotloop.objective.comparison import PartsComparison, PartWeight, Probe, observed
 from hotloop.objective.objectives import (
     Losses,
     Objective,
@@ -25,14 +25,12 @@ from hotloop.objective.objectives import (
     averages,
     compared,
     logits_of,
-    losses_of,
     own_loss,
     shapes_in,
-    uniform,
 )
 from hotloop.objective.objectives import predict as predict_by_convention
-from hotloop.objective.reductions import ClassCounts, Denominators, Number, class_count, eager
-from hotloop.objective.weighing import SHAPES, Weighing, check_cut
+from hotloop.objective.reductions import ClassCounts, Denominators, Number, class_count
+from hotloop.objective.weighing import SHAPES, Weighing
 from hotloop.placement import map_tensors, tensors_in
 from hotloop.placement.placing import resolve
 from hotloop.plan import Plan, Split
@@ -446,15 +444,8 @@ class _Tally:
     def add_losses(self, batch: Any, items: int, key: Any, objective: Objective, model: nn.Module) -> None:
         """Add the losses of a batch, weighed as those of the same `key`, not None, were, or as a comparison shows."""
         ways = None if key is None else self._ways.get(key)
-        counts: Denominators | ClassCounts = Denominators()
-        if ways is not None and not any(way.kind == "count" for way in ways.values()):
-            losses = losses_of(objective, model, batch)
-        elif ways is not None and all(way.is_of_classes for way in ways.values()):
-            counts = ClassCounts()  # which compiled models show too
-            losses = uniform(watched(objective, model, batch, counts), batch)
-        else:
-            with self._weighing.looked_at(model), eager():
-                losses = uniform(watched(objective, model, batch, counts), batch)
+        with self._weighing.looked_at(model) if ways is None else nullcontext():
+            losses, counts = observed(objective, objective, model, batch, None if ways is None else ways.values())
         if ways is None:
             assert isinstance(counts, Denominators)
             probe = Probe(objective, model, [model], self._zero.device, learns=False)
@@ -469,7 +460,7 @@ class _Tally:
         self._add_weighed(losses, counts, items, ways)
 
     def _add_weighed(
-        self, losses: Losses, counts: Denominators | ClassCounts, items: int, ways: Mapping[str, PartWeight]
+        self, losses: Losses, counts: Denominators | ClassCounts | None, items: int, ways: Mapping[str, PartWeight]
     ) -> None:
         several = len(losses.parts) > 1
         for name, value in losses.parts.items():
@@ -477,7 +468,7 @@ class _Tally:
             if losses.is_counted:
                 self._add(kept, value, losses.count)
             elif way.kind == "count":
-                count = counts.value_at(way.place)
+                count = counts.value_at(way.place) if counts is not None else None
                 self._add(kept, value, 0 if count is None else count)
             else:
                 self._add(kept, value / items if way.kind == "sum" else value, items * way.ratio)
@@ -553,7 +544,7 @@ class _Tally:
         every = [*values.values(), self._left_out]
         *flat, left_out = torch.cat([v.reshape(-1).to(self._zero.dtype) for v in every]).tolist()  # the one wait
         if left_out:
-            self._weighing.tell_of_what_is_left_out()
+            self._weighing.tell("empty")
         sizes = {name: v.numel() for name, v in values.items()}
         result: dict[str, float] = {}
         for name, size in sizes.items():

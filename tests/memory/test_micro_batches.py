@@ -83,11 +83,15 @@ def flat(value: Any) -> list[Any]:
     return [value]
 
 
+def cut(batch: Any, items: int, size: int) -> list[Any]:
+    return [part for part, *_ in micro_batches_of(batch, items, size)]
+
+
 @given(st.integers(3, 12).flatmap(lambda n: st.tuples(st.just(n), nested(n), st.integers(1, 14))))
 def test_every_item_once_and_in_order(case: tuple[int, Any, int]) -> None:
     items, inner, size = case
     batch = (torch.arange(items), inner)
-    pieces = list(micro_batches_of(batch, items, size))
+    pieces = cut(batch, items, size)
     assert all(type(piece) is tuple for piece in pieces)
     assert torch.cat([piece[0] for piece in pieces]).tolist() == list(range(items))
     assert max(len(piece[0]) for piece in pieces) <= max(size, 1)
@@ -139,7 +143,7 @@ def test_types_are_kept() -> None:
 def test_encodings_and_outputs_of_hugging_face() -> None:
     transformers = pytest.importorskip("transformers")
     encoding = transformers.BatchEncoding({"input_ids": torch.arange(12).view(4, 3), "names": ["a", "b", "c", "d"]})
-    pieces = list(micro_batches_of(encoding, items_in(encoding), 3))
+    pieces = cut(encoding, items_in(encoding), 3)
     assert [type(piece) for piece in pieces] == [transformers.BatchEncoding] * 2
     assert torch.equal(torch.cat([piece["input_ids"] for piece in pieces]), encoding["input_ids"])
     assert pieces[1].names == ["c", "d"]
@@ -151,7 +155,7 @@ def test_a_mask_that_is_of_no_item_goes_with_every_piece() -> None:
     mask = torch.ones(5, 5)
     batch = {"mask": mask, "x": torch.zeros(8, 5), "y": torch.zeros(8)}
     assert items_in(batch) == 8
-    assert all(piece["mask"] is mask for piece in micro_batches_of(batch, 8, 3))
+    assert all(piece["mask"] is mask for piece in cut(batch, 8, 3))
     assert items_in((mask, torch.zeros(8, 5), torch.zeros(8))) == 8
 
 
@@ -162,18 +166,18 @@ def test_pictures_of_several_sizes_lie_in_lists(count: int) -> None:
     targets = tuple({"boxes": torch.zeros(i, 4), "number": torch.tensor(i)} for i in range(count))
     batch = (pictures, targets)
     assert items_in(batch) == count
-    pieces = list(micro_batches_of(batch, count, 1))
+    pieces = cut(batch, count, 1)
     assert [piece[0][0].shape for piece in pieces] == [picture.shape for picture in pictures]
     assert [piece[1][0]["number"].item() for piece in pieces] == list(range(count))
     stacked = (torch.zeros(count, 3, 8, 8), list(targets))
     assert items_in(stacked) == count
-    assert [len(piece[1]) for piece in micro_batches_of(stacked, count, 1)] == [1] * count
+    assert [len(piece[1]) for piece in cut(stacked, count, 1)] == [1] * count
 
 
 def test_fields_of_a_batch_are_not_items() -> None:
     x = torch.arange(6).view(2, 3)  # two items, two fields
     assert items_in([x, x]) == 2
-    first, second = micro_batches_of([x, [x, x]], 2, 1)
+    first, second = cut([x, [x, x]], 2, 1)
     assert first[1][1].shape == (1, 3)
     assert torch.equal(torch.cat([first[0], second[0]]), x)
 
@@ -209,4 +213,4 @@ class Graph:
 @pytest.mark.parametrize("part", [pack_sequence([torch.zeros(2), torch.zeros(1)]), Graph()])
 def test_what_cannot_be_cut_is_refused(part: Any) -> None:
     with pytest.raises(BadArgument, match="cannot be cut into micro-batches"):
-        list(micro_batches_of((torch.zeros(4), part), 4, 2))
+        cut((torch.zeros(4), part), 4, 2)

@@ -3,32 +3,42 @@
 import copy
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from hotloop.errors import BadArgument
+from hotloop._torch import accumulated_hooks
+from hotloop.errors import BadArgument, DoesNotFit, HotloopError
 from hotloop.placement import map_tensors, tensors_in
+from hotloop.plan import Split
 from hotloop.printing.text import an
 
+HOW_TO_SAY = (
+    "return (loss, weight) from an objective, weight being what the loss is the mean over; or say how a batch is cut:"
+    " split=1 where time comes first, split=function with (batch, start, stop) → part or (part, weight); or accept what"
+    ' differs with split="items"'
+)
 
-def micro_batches_of(batch: Any, items: int, size: int) -> Iterator[Any]:
-    """A batch of so many items in even micro-batches of at most `size`.
+
+def micro_batches_of(
+    batch: Any, items: int, size: int, split: Any = "auto"
+) -> Iterator[tuple[Any, int, int | float | Tensor | None]]:
+    """A batch in even micro-batches of at most `size` items, cut as a plan says: each with its items and its weight.
+
+    The weight is None where the plan does not say it.
 
     >>> import torch
-    >>> [len(each["x"]) for each in micro_batches_of({"x": torch.zeros(10, 2), "scale": 3.0}, items=10, size=4)]
+    >>> [count for part, count, _ in micro_batches_of({"x": torch.zeros(10, 2), "scale": 3.0}, items=10, size=4)]
     [4, 3, 3]
     """
-    if size >= items:
-        yield batch
-        return
-    for start, stop in bounds(items, size):
-        yield rows_of(batch, items, slice(start, stop))
+    for start, stop in [(0, items)] if size >= items else bounds(items, size):
+        part, weight = part_of(batch, items, slice(start, stop), split)
+        yield part, stop - start, weight
 
 
 def part_of(batch: Any, items: int, rows: slice, split: Any = "auto") -> tuple[Any, int | float | Tensor | None]:
@@ -89,6 +99,27 @@ def rows_of(batch: Any, items: int, rows: slice) -> Any:
     if _lists_items(batch):
         return _with_parts(batch, partial(_cut, items=items, rows=rows, is_list=True))
     return _cut(batch, items, rows)
+
+
+def check_cut(parameters: Sequence[nn.Parameter], split: Split, differs: str | None, *, asked: int | None) -> None:
+    """Refuse micro-batches that would be another training; `asked`: their size, where the person gave it."""
+    error: type[HotloopError] = DoesNotFit if asked is None else BadArgument
+    begin = "memory ran out, and" if asked is None else f"micro_batch={asked}, and"
+    if split == "off":
+        raise error(
+            "a batch does not fit into the memory, and the plan says that it must not be cut",
+            fix='use a smaller batch, bf16 or activation checkpointing; or let it be cut: split="auto"',
+        )
+    if split == "items":
+        return
+    if any(accumulated_hooks(parameter) for parameter in parameters):
+        raise error(
+            f"{begin} parameters have hooks that run when their gradient is there, such as an optimizer that steps in"
+            " the backward pass: in micro-batches they would run several times for one batch",
+            fix='use a smaller batch, or step after the backward pass; where the hooks do no harm: split="items"',
+        )
+    if differs is not None:
+        raise error(f"{begin} {differs}", fix=HOW_TO_SAY)
 
 
 def joined(first: Any, second: Any, items: int, others: int) -> Any:

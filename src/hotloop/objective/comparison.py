@@ -1,7 +1,7 @@
 """`Probe`: compares the loss of a batch and its gradient with those of its parts, and finds how the parts weigh."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import isclose, isfinite, isnan
@@ -14,8 +14,8 @@ from hotloop._torch import BatchNorm, DispatchMode, gradient_hooks, schema_of
 from hotloop.errors import HotloopError
 from hotloop.memory.micro_batches import bounds, part_of
 from hotloop.memory.oom import clear, is_out_of_memory
-from hotloop.objective.objectives import Objective, logits_of, predict, uniform
-from hotloop.objective.reductions import A_SUM, Denominators, eager
+from hotloop.objective.objectives import Losses, Objective, logits_of, losses_of, predict, uniform
+from hotloop.objective.reductions import A_SUM, ClassCounts, Denominators, eager
 from hotloop.placement import map_tensors
 from hotloop.plan import Split
 from hotloop.values.rng import draw, host_rngs, same_state
@@ -33,11 +33,11 @@ _HALF = (torch.bfloat16, torch.float16)
 class PartWeight:
     """How the losses of parts make up that of the whole.
 
-    `items`: their mean by items; `sum`; `own`: by the count that the objective returns; `given`: by the weights that
-    the function gives which cuts a batch; `count`: by one of the counts that are noted in each pass.
+    `items`: their mean by items; `sum`; `given`: by the weights that the function gives which cuts a batch; `count`: by
+    one of the counts that are noted in each pass. A count that the objective returns goes before all of them.
     """
 
-    kind: Literal["items", "sum", "own", "given", "count"]
+    kind: Literal["items", "sum", "given", "count"]
     place: int = 0  # of the count among those of a pass
     is_of_classes: bool = False  # whether it is the only count, and of a loss over classes
     ratio: float = field(default=1.0, compare=False)  # of the weight to the items, as far as it is known
@@ -50,7 +50,7 @@ class PartWeight:
         return words.get(self.kind, "weighed by what they are means over")
 
 
-ITEMS, SUM, OWN, GIVEN = PartWeight("items"), PartWeight("sum"), PartWeight("own"), PartWeight("given")
+ITEMS, SUM, GIVEN = PartWeight("items"), PartWeight("sum"), PartWeight("given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,30 @@ def watched(objective: Objective, model: nn.Module, batch: Any, mode: Any, *, wh
         output, target = predict(model, batch)
     with mode:
         return criterion(logits_of(output), target)
+
+
+def observed(
+    objective: Objective,
+    plain: Objective,
+    model: nn.Module,
+    batch: Any,
+    ways: Collection[PartWeight] | None,
+    name: str = "loss",
+    items: int | None = None,
+) -> tuple[Losses, Denominators | ClassCounts | None]:
+    """The losses of a batch, and those counts that `ways` need; all of them where no ways are known.
+
+    `plain` is `objective`, not compiled or watched: the compiler traces no other counts than those of classes.
+    """
+    if ways is not None and not any(way.kind == "count" for way in ways):
+        return losses_of(objective, model, batch, name, items), None
+    if ways is not None and all(way.is_of_classes for way in ways):
+        classes = ClassCounts()
+        returned = watched(objective, model, batch, classes, whole=objective is not plain)
+        return uniform(returned, batch, name, items), classes
+    counts = Denominators()
+    with eager():
+        return uniform(watched(plain, model, batch, counts), batch, name, items), counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +283,7 @@ class Probe:
         if not may_go_on() or not (whole.is_counted or all(map(isfinite, whole.losses.values()))):
             raise _Useless
         if whole.is_counted:
-            return Verdict(OWN)
+            return Verdict(ITEMS)
         try:
             parts = self._parts(batch, items, size, split, context, grad=grad)
             within = None

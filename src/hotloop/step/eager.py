@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from hotloop._torch import BatchNorm, unprofiled_step, version_of
 from hotloop.errors import BadArgument, DoesNotFit
 from hotloop.levers.flags import fused_steps
+from hotloop.memory.micro_batches import check_cut, micro_batches_of
 from hotloop.memory.oom import half_updated, is_out_of_memory, surely
 from hotloop.objective.comparison import Probe, Verdict
 from hotloop.objective.objectives import Losses, autocast, uniform
-from hotloop.objective.weighing import Weighing, check_cut
+from hotloop.objective.weighing import Weighing
 from hotloop.plan import Plan
 from hotloop.step.across import AcrossRanks
 from hotloop.step.guard import guarded, is_plenty
@@ -121,7 +122,9 @@ class EagerStep:
             verdict = self._verdict(batch, items, size)
             plain = across or self.trained.objective
             whole = ((batch, items, None),)
-            for part, count, weight in whole if size is None else self.weighing.parts_of(batch, items, size):
+            for part, count, weight in (
+                whole if size is None else micro_batches_of(batch, items, size, self._plan.split)
+            ):
                 done -= count
                 is_last = done == 0 and self.phase[1]  # before the update
                 shared = _NOTHING if across is None else across.synchronizing(is_last=is_last)
@@ -285,10 +288,10 @@ class EagerStep:
 
     def forward(self, batch: Any, size: int | None = None) -> None:
         """The forward passes of a call alone, without gradients."""
-        items, name = self.weighing.items_in(batch), self.trained.name
+        items, name, split = self.weighing.items_in(batch), self.trained.name, self._plan.split
         verdict = self.weighing.known(name, batch)
         with self._autocast:
-            for part, count, weight in self.weighing.parts_of(batch, items, size or items or 1):
+            for part, count, weight in micro_batches_of(batch, items, size or items, split):
                 if size is None and self._accumulate == 1:
                     self.objective(self.model, part)
                 else:
@@ -346,7 +349,7 @@ class EagerStep:
             verdict = weighing.verdict(name, self._probe, batch, items, None)
             if self._accumulate > 1:
                 if verdict.differs is not None:
-                    weighing.tell_of_difference(verdict.differs)
+                    weighing.tell("differs", differs=verdict.differs)
                 weighing.tell_of_norms(self.model, "batch")
             return verdict
         check_cut(self.trained.parameters, split, None, asked=self._asked)

@@ -85,7 +85,7 @@ def budgeted(
         )
     budget = bytes_of(plan.memory_budget, usage(subject.device).total)
     items = items_in(batch)
-    first = next(iter(micro_batches_of(batch, items, plan.micro_batch or items)))
+    first, *_ = next(micro_batches_of(batch, items, plan.micro_batch or items))
     is_cut = items_in(first) < items  # then gradients are there in the forward pass of the second one
     plain = replace(plan, checkpointing=False, recompute=(), accumulate=max(plan.accumulate, 2 if is_cut else 1))
     with rehearsing(subject, generators) as rehearsal:
@@ -197,7 +197,7 @@ class _Weighing:
         whole = items_in(self._batch)
         items = whole if plain.peak is not None else whole // 2
         while True:
-            part = next(iter(micro_batches_of(self._batch, whole, max(items, 1))))
+            part, *_ = next(micro_batches_of(self._batch, whole, max(items, 1)))
             seen = plain if items == whole else self._measure(part, ())
             if seen.peak is not None:
                 break
