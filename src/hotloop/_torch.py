@@ -108,9 +108,7 @@ def _foreach(method: str) -> Callable[[Sequence[Tensor], Any], object]:
 foreach_add_ = _foreach("add_")  # (tensors, tensors or number)
 _foreach_copy_ = _foreach("copy_")  # (targets, sources)
 foreach_div_ = _foreach("div_")  # (tensors, tensors, tensor or number)
-COPIED_SINGLY = (
-    4  # tensors that are copied one by one: the kernel that copies many takes 15 ms to load on a GPU, one copy 4 µs
-)
+COPIED_SINGLY = 4  # tensors that are copied one by one: the kernel that copies many takes long to load on a GPU
 
 
 @torch.no_grad()

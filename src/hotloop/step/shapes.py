@@ -17,7 +17,7 @@ from hotloop.plan import Plan
 from hotloop.step.captured_graph import CannotCapture, CapturedGraph, Rates, seen_batch, static_batch
 from hotloop.step.eager import Parts
 
-FROM = 10  # times that a shape was seen when it is captured: a capture costs about as much as it saves in ten steps
+FROM = 10  # times that a shape was seen when it is captured
 MOST_SHAPES = 48  # shapes
 
 

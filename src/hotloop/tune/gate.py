@@ -31,24 +31,16 @@ from hotloop.values.snapshot import Snapshot
 
 LOSS_TOLERANCE = 0.02  # departure of the loss, as a share of it
 SURE = 0.01  # below this angle the gradient says more than the loss, which may be a difference near 0
-# How far the cosine to the plain gradient may fall below 1. Batch normalisation makes the gradients of deep networks
-# touchy: those of a sound ResNet-18 in bf16 have 0.95, while two batches of its data agree far less than that.
+# How far the cosine to the plain gradient may fall below 1. The figures behind these three: docs/did-not-pay.md
 DIRECTION_TOLERANCE = 0.1
-# As training goes on, what a batch has in common with others is learnt, and what is left of its gradient is small and
-# its own: that of a sound diffusion UNet in bf16 has 0.88 after 100 steps.
-LATER_TOLERANCE = 0.5
-# Fifty layers with batch normalisation turn the least difference into another gradient: that of a ResNet-50 on its
-# first batches has a cosine of 0.15 in bf16, and 0.39 in fp32 where nothing but its weights is rounded to bf16. What
-# turns a few times as far as that is the network's doing: weights, activations and gradients are all rounded.
-SHAKEN = 4.0
+LATER_TOLERANCE = 0.5  # once what a batch has in common with others is learnt
+SHAKEN = 4.0  # times as far as fp32's own gradient turns where its weights are rounded to bf16
 MOST_SHAKEN = 0.25  # departure of the loss, whatever rounded weights do
 # Code that is meant to compute the same: what is this near to the eager gradient of a parameter needs no other look.
 NEAR, NEAR_IN_HALF = 0.01, 0.1
 OTHER_DRAWS = 1.5  # times as far as another draw of dropout turns a gradient, since both differ by a draw
 ENOUGH = 16  # numbers in a parameter, of which one other draw tells something
-SMALL_SAMPLE = (
-    4.0  # of n numbers, how far they were turned once says less: the bound is 1 + SMALL_SAMPLE / sqrt(n) times as wide
-)
+SMALL_SAMPLE = 4.0  # for a parameter of n numbers the bound is 1 + SMALL_SAMPLE / sqrt(n) times as wide
 DIGITS = {"fp32": 24, "bf16": 8, "fp16": 11}  # binary ones of a number
 TF32_DIGITS = 11
 LENGTH_TOLERANCE = 1.25  # times that the norm of the gradient may be larger or smaller

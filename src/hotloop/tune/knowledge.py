@@ -10,9 +10,7 @@ from hotloop.levers.base import CONVOLUTIONS, LeverTarget, RunFacts
 from hotloop.plan import Plan, Trial, Verdict
 
 EAGER_MEMORY_SHARE = 0.4  # of the memory of a GPU, which eager steps may take so that captured ones fit beside them
-# Seconds that a plan takes to begin on a GPU: the gate, kernels that are used for the first time, warm-up, capture. In
-# a new process on an H200 it was 0.1 for an MLP, 0.5 for a ResNet-18, 0.7 for a Llama of 10 layers, 0.8 for airbench's
-# network and 1.4 for a diffusion UNet. cuDNN chooses and loads kernels for each convolution.
+# Seconds that a plan takes to begin on a GPU: the gate, kernels used for the first time, warm-up, capture.
 START, START_IF_HEAVY, START_OF_CONVOLUTION, START_OF_LAYER = 0.1, 0.4, 0.015, 0.002
 
 
