@@ -143,6 +143,7 @@ VERBS = [
             "device",
             "train",
             "evaluate",
+            "bench",
             "sprites",
             "sprites make",
             "sprites preview",

@@ -12,7 +12,7 @@ from hotloop.errors import MissingApplication
 
 GROUP = "hotloop.verbs"  # an entry point: the name of a verb, and the typer.Typer that holds its command
 # Each in the file of its name beside this one, in the order in which people meet them.
-CORE = ("device", "train", "evaluate", "tune", "profile", "launch", "export", "report")
+CORE = ("device", "train", "evaluate", "tune", "profile", "bench", "launch", "export", "report")
 APPLICATIONS = "Applications"  # the heading of the others in the help
 
 

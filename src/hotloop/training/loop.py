@@ -28,7 +28,7 @@ from hotloop.ranks.group import ranks_of
 from hotloop.records import Report
 from hotloop.step.data_parallel import device_of, refuse_own_loss, spread_over_gpus, through, unwrapped
 from hotloop.step.eager import total
-from hotloop.step.objectives import Optimizers, objectives_of
+from hotloop.step.objectives import Optimizers, TrainedObjective, objectives_of
 from hotloop.step.sharding import across_ranks, is_sharded, team_of
 from hotloop.step.training import TrainingStep
 from hotloop.training.alike import facts_of_run
@@ -188,6 +188,11 @@ class Loop:
     def optimizers(self) -> list[Optimizer]:
         """The optimizers that it steps."""
         return self._core.optimizers
+
+    @property
+    def objectives(self) -> tuple[TrainedObjective, ...]:
+        """What it trains: each objective with the optimizers that follow it."""
+        return self._core.objectives
 
     @property
     def plan(self) -> Plan:
