@@ -51,7 +51,7 @@ class Own(Dataset[list[torch.Tensor]]):
 
 
 class Marked(Own):
-    on_device = True  # the same item for the same index, always
+    resident = True  # the same item for the same index, always
 
 
 class Named(Marked):
@@ -233,7 +233,7 @@ def test_whatever_was_changed_is_seen_in_the_next_epoch(change: Any, wrap: Any) 
 class Held(Dataset[Any]):
     """A dataset that is marked as constant, and holds its items in an array or a tensor."""
 
-    on_device = True
+    resident = True
 
     def __init__(self, values: Any) -> None:
         self.values = values
@@ -715,7 +715,7 @@ class Table(Dataset[Any]):
     """Compared by its values, so that it has no hash."""
 
     x: torch.Tensor
-    on_device = True
+    resident = True
 
     def __len__(self) -> int:
         return len(self.x)

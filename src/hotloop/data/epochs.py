@@ -26,7 +26,7 @@ class EpochProgress:
         self.carried = carried
         self.read = read
         self.ended = False
-        self.is_mixed = False  # whether the number of workers was changed while it ran
+        self.is_mixed = False  # whether it was begun with another number of workers
         self.latest: Any = None  # what was read last, while the epoch lasts
         self.states: deque[LoaderRngState] = deque(maxlen=MOST_AHEAD)  # of the rng, before the latest batches were read
 
@@ -205,6 +205,7 @@ class Epochs(ABC, Generic[T]):
         skip = Skip(position.consumed, watched=not self._rng.in_torch_alone)
         batches, loaded = self._open_at(position, skip, tell)
         self._epoch = epoch = EpochProgress(position.began, position.begun, position.carried, position.consumed)
+        epoch.is_mixed = self.workers != position.workers
         self.first = position.consumed
         rest = epoch.follow(batches, self._get_state)
         ahead = self._read_again(rest, position)

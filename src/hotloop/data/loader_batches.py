@@ -1,7 +1,6 @@
 """`LoaderBatches`: the batches of a loader on the host, with their origins."""
 
 from collections.abc import Iterable, Iterator
-from hashlib import blake2b
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +15,7 @@ from hotloop.data.loader_rng import LoaderRng, LoaderRngState, is_stateful
 from hotloop.data.on_device import asked_in_advance, is_constant
 from hotloop.data.origin import BatchOrigin, Tap
 from hotloop.data.position import Position
+from hotloop.data.samplers import draw_base_seed, has_known_sampler
 from hotloop.data.worker_count import bytes_in, why_workers_stay
 from hotloop.data.worker_rng import Workers
 
@@ -43,6 +43,7 @@ class LoaderBatches(Epochs[Batch]):
             LoaderRng(source, source.dataset if here and isinstance(source, DataLoader) else None),
             state_of_each=here and reads_ahead,
         )
+        self._reopened: Iterator[Batch] | None = None  # the epoch in progress, with other workers
         self._staff: Workers | None = None
         if isinstance(source, DataLoader) and source.persistent_workers and not self._is_stateful:
             loader = source if tap is None else tap.loader
@@ -53,6 +54,8 @@ class LoaderBatches(Epochs[Batch]):
         batches = self.begin()
         first = True
         while True:
+            if self._reopened is not None:
+                batches, self._reopened = self._reopened, None
             batch = next(batches, None)
             self.waited += perf_counter() - asked
             if batch is None:
@@ -71,13 +74,23 @@ class LoaderBatches(Epochs[Batch]):
     def _open(self) -> Iterator[Batch]:
         return self._opened(0)
 
-    def _opened(self, first: int) -> Iterator[Batch]:
+    def _other_seed(self, position: Position) -> int | None:
+        """A seed for another number of workers, whose items are other ones anyhow; None for the same number."""
+        if self.workers == position.workers or not (self.random_items and has_known_sampler(self._source)):
+            return None
+        assert isinstance(self._source, DataLoader)
+        if not position.begun:  # else the workers were there, and nothing was drawn for them
+            draw_base_seed(self._source)
+        own = torch.Generator().set_state(position.began.torch)
+        return int(torch.randint(2**62, (), generator=own)) + (position.consumed or 0)
+
+    def _opened(self, first: int, seed: int | None = None) -> Iterator[Batch]:
         self._times += 1
         if self._tap is None:
             with forking():
                 batches = iter(self._source)
             return ((BatchOrigin(number), batch) for number, batch in enumerate(batches, first))
-        batches = self._tap.begin(first)
+        batches = self._tap.begin(first, seed)
         return batches if self._staff is None else self._staff.listen(batches)
 
     def _open_at(self, position: Position, skip: Skip, tell: Tell | None) -> tuple[Iterator[Batch], int]:
@@ -89,9 +102,10 @@ class LoaderBatches(Epochs[Batch]):
             batches = self._opened(first)
             skip(self._tap.sampler.latest.draws)
             return batches, 0
-        if self._tap is not None and not self.random_items:
+        seed = self._other_seed(position)
+        if self._tap is not None and (seed is not None or not self.random_items):
             self._tap.sampler.skip = skip
-            return self._opened(first), 0
+            return self._opened(first, seed), 0
         batches = self._opened(0)
         skip((origin.drawn for origin, _ in batches), tell)
         return batches, skip.count - skip.missing
@@ -105,26 +119,32 @@ class LoaderBatches(Epochs[Batch]):
         """Why the number of workers cannot change; None where it can."""
         if why := why_workers_stay(self._source):
             return why
+        if self._epoch is None or self._epoch.ended:
+            return "no epoch is in progress: give Stream(…, workers=…)"
         return "hotloop does not follow its sampler" if self._tap is None else self._tap.why_workers_stay()
 
     def change_workers(self, number: int, prefetch_factor: int) -> None:
-        """Load with so many workers from the next index on that the sampler draws."""
-        assert self._tap is not None
-        inside = self._tap.change_workers(number, prefetch_factor, self._seed())
-        self.workers, self.prefetched = self._tap.loader.num_workers, asked_in_advance(self._tap.loader)
-        if inside:
-            assert self._epoch is not None
-            self._epoch.is_mixed = True
-            if self._staff is not None:
-                self._staff.forget()
+        """Reopen the loader with so many workers where the epoch is; those of before stay where none can be started."""
+        tap, epoch, first = self._tap, self._epoch, self.first
+        assert tap is not None
+        assert epoch is not None
+        position = self.position(epoch.read, None)
+        before = (self.workers, self.prefetch_factor)
+        self._load_with(number, prefetch_factor)
+        try:
+            self.resume(position)
+            self._reopened, self._ready = self._ready, None
+            position.now.restore()
+        except OSError:  # no process or memory is left for them
+            self._load_with(*before)
+            tap.sampler.skip, self._epoch = None, epoch
+            self._rng.set_state(position.now)
+        self.first = first
 
-    def _seed(self) -> int:
-        """A seed for workers that are started where PyTorch starts none, the same in each repetition of the run."""
-        state = self._rng.get_state() if self._epoch is None else self._epoch.began
-        tensors = [each for each in (state.torch, *state.own) if isinstance(each, Tensor)]
-        digest = blake2b(b"".join(each.numpy().tobytes() for each in tensors), digest_size=7)
-        digest.update(str(self.batches).encode())
-        return int.from_bytes(digest.digest(), "big")
+    def _load_with(self, workers: int, prefetch_factor: int) -> None:
+        assert self._tap is not None
+        self._tap.loader.__dict__.update(num_workers=workers, prefetch_factor=prefetch_factor)
+        self.workers, self.prefetched = workers, asked_in_advance(self._tap.loader)
 
     def end_workers(self, *, persistent: bool = False) -> None:
         """End workers that wait for the next epoch."""
@@ -145,9 +165,7 @@ class LoaderBatches(Epochs[Batch]):
         if self._staff is None:
             return
         self._staff.dismiss()
-        if self._tap is not None:
-            self._tap.seed = None
-        if not position.begun:
+        if not position.begun or position.workers != self.workers:
             return
         if self._tap is not None:
             self._tap.sampler.silent = True

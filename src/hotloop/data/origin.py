@@ -3,7 +3,7 @@
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from hotloop._torch import dismiss_workers
 from hotloop.data.kept import EpochWorkers, Note, may_keep
 from hotloop.errors import BadArgument, EmptyLoader
 from hotloop.placement import tensors_in
@@ -59,7 +58,7 @@ def is_in_order(loader: object) -> bool:
 
 
 class Tap:
-    """A twin of a DataLoader that also tells what its sampler drew, and whose workers can be exchanged.
+    """A twin of a DataLoader that also tells what its sampler drew.
 
     The twin shares everything with the loader it copies, sampler and generator included, so it gives exactly the
     batches that the loader would have given.
@@ -72,34 +71,34 @@ class Tap:
         self.loader = twin(loader, **{name: self.sampler})
         self._workers = EpochWorkers(self.loader, keep=may_keep(loader)) if loader.num_workers else None
         self._epoch: _TappedEpoch | None = None  # the one that was begun last
-        self.seed: int | None = None  # of workers that take the place of persistent ones in the next epoch
 
-    def begin(self, first: int = 0) -> Iterator[tuple[BatchOrigin, Any]]:
-        """The batches of an epoch, the iterator of which is made at once; `first` is the number of the first one."""
-        last, sampler = self._epoch, self.sampler
+    def begin(self, first: int = 0, seed: int | None = None) -> Iterator[tuple[BatchOrigin, Any]]:
+        """The batches of an epoch, the iterator of which is made at once; `first` is the number of the first one.
+
+        With `seed`, workers get theirs from it, and the loader's generator is not drawn from for them.
+        """
+        last, sampler, own = self._epoch, self.sampler, self.loader.generator
         batches: Iterator[Any]
         if self._workers is None:
             batches = iter(self.loader)
         else:
             # An epoch that was left early has batches under way, and one that is resumed begins with draws to skip.
             again = last is not None and last.ended and sampler.skip is None
-            with self._seeded(self.seed):
+            if seed is not None:
+                self.loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
+            try:
                 batches = self._workers.begin(sampler.send, again=again)
-            self.seed = None
-        self._epoch = epoch = _TappedEpoch(batches, sampler.latest)  # another may begin before this one ends
-        return self._named(epoch, first)
+            finally:
+                self.loader.__dict__["generator"] = own
+        self._epoch = epoch = _TappedEpoch(sampler.latest)  # another may begin before this one ends
+        return self._named(batches, epoch, first)
 
-    def _named(self, epoch: "_TappedEpoch", first: int) -> Iterator[tuple[BatchOrigin, Any]]:
-        number = first
+    def _named(self, batches: Iterator[Any], epoch: "_TappedEpoch", first: int) -> Iterator[tuple[BatchOrigin, Any]]:
         try:
-            while epoch.parts:
-                for batch in epoch.parts[0]:
-                    yield BatchOrigin(number, epoch.draws.drawn.popleft(), self.dataset), batch
-                    number += 1
-                epoch.parts.popleft()  # where other workers have taken over, these end with it
+            for number, batch in enumerate(batches, first):
+                yield BatchOrigin(number, epoch.draws.drawn.popleft(), self.dataset), batch
             epoch.ended = True
         finally:
-            epoch.parts.clear()
             if self._workers is not None and self._epoch is epoch and not epoch.ended:
                 self._workers.end()
 
@@ -110,56 +109,15 @@ class Tap:
 
     def why_workers_stay(self) -> str | None:
         """Why other workers would not do as these do; None where they would."""
-        if self._workers is not None and self._workers.persist and not self._workers.are_as_started():
-            return "the dataset was changed after its persistent workers were started, which do not see that"
+        if self._workers is not None and not self._workers.are_as_started():
+            return "the dataset was changed after its workers were started, which do not see that"
         return None
-
-    def change_workers(self, number: int, prefetch_factor: int, seed: int) -> bool:
-        """Load with so many workers from now on; whether those of an epoch in progress were exchanged.
-
-        The workers that are there deliver what they were asked for, and the new ones load what the sampler draws after
-        that. Where PyTorch would not draw a base seed now, `seed` is theirs.
-        """
-        assert self._workers is not None
-        loader, epoch = self.loader, self._epoch
-        before = {name: getattr(loader, name) for name in ("num_workers", "prefetch_factor")}
-        loader.__dict__.update(num_workers=number, prefetch_factor=prefetch_factor)
-        if epoch is None or not epoch.parts:
-            self.seed = seed if self._workers.persist else self.seed
-            dismiss_workers(loader)
-            return False
-        if not self._workers.are_as_started():
-            return False  # new workers would have another dataset than the rest of this epoch: they begin the next one
-        self.sampler.rest = rest = epoch.draws.rest()
-        try:
-            with self._seeded(seed):
-                epoch.parts.append(self._workers.start())
-        except OSError:  # no process or memory is left for them
-            loader.__dict__.update(before)
-            return False
-        finally:
-            self.sampler.rest = None
-        epoch.draws.is_over = True
-        epoch.draws = rest
-        return True
-
-    @contextmanager
-    def _seeded(self, seed: int | None) -> Iterator[None]:
-        """Let workers that are started here have this base seed, and nothing be drawn from the loader's generator."""
-        own = self.loader.generator
-        if seed is not None:
-            self.loader.__dict__["generator"] = torch.Generator().manual_seed(seed)
-        try:
-            yield
-        finally:
-            self.loader.__dict__["generator"] = own
 
 
 class _TappedEpoch:
-    """An epoch of a tap: the iterators that give its batches, one after the other, and what is drawn for the last."""
+    """An epoch of a tap: what is drawn for it, and whether it was read to its end."""
 
-    def __init__(self, batches: Iterator[Any], draws: "Draws") -> None:
-        self.parts = deque([batches])
+    def __init__(self, draws: "Draws") -> None:
         self.draws = draws
         self.ended = False
 
@@ -178,14 +136,11 @@ class Remembering:
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
         self.latest = Draws(self, iter(()))  # of the epoch that was begun last
-        self.rest: Draws | None = None  # to go on with, instead of a new epoch
         self.skip: Callable[[Iterator[Any]], None] | None = None  # drops the first draws of the next epoch
         self.note: Note | None = None  # what is put on draws on their way to a worker
         self.silent = False  # whether an epoch has no draws
 
     def __iter__(self) -> Iterator[Any]:
-        if self.rest is not None:
-            return self.rest
         # At once: some samplers draw now, others when they are asked.
         self.latest = Draws(self, iter(()) if self.silent else iter(self.sampler))
         return self.latest
@@ -204,18 +159,15 @@ class Remembering:
 class Draws:
     """What a sampler draws in one epoch; `drawn` are those whose batches have not arrived."""
 
-    def __init__(self, owner: Remembering, draws: Iterator[Any], drawn: deque[Any] | None = None) -> None:
+    def __init__(self, owner: Remembering, draws: Iterator[Any]) -> None:
         self.draws = draws
-        self.drawn: deque[Any] = deque() if drawn is None else drawn
-        self.is_over = False  # whether the rest is drawn by another
+        self.drawn: deque[Any] = deque()
         self._owner = owner
 
     def __iter__(self) -> "Draws":
         return self
 
     def __next__(self) -> Any:
-        if self.is_over:
-            raise StopIteration
         owner = self._owner
         if owner.skip is not None:  # by the time of the first draw: a DataLoader with workers begins twice
             skip, owner.skip = owner.skip, None
@@ -223,10 +175,6 @@ class Draws:
         drawn = next(self.draws)
         self.drawn.append(drawn)
         return drawn if owner.note is None else owner.note(drawn)
-
-    def rest(self) -> "Draws":
-        """The same draws for another loader, to whom what was drawn and has not arrived is as its own."""
-        return Draws(self._owner, self.draws, self.drawn)
 
 
 def length_of(loader: Iterable[Any]) -> int | None:

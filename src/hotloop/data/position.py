@@ -8,13 +8,15 @@ A run that goes on from a position gets exactly the batches that it would have g
    dataset, and what samplers tell of themselves;
 3. the iterator is made, which draws from them what it drew then: a seed for workers, and from most samplers the order;
 4. what the training has had is skipped. Indices are drawn and dropped where no more is needed; batches are loaded and
-   dropped where workers make random items, because only that brings the workers to where they were;
+   dropped where workers make random items, because only that brings the workers to where they were; another number of
+   workers makes other ones anyhow, from seeds of its own;
 5. batches that had been read ahead are read again, each with the rng states that it was read with;
 6. the generators of the loader get the states of the moment of the checkpoint, in case others draw from them too;
 7. the caller restores the global states of that moment, and begins the epoch.
 
 Steps 1 to 6 are `Epochs.resume`, and the epoch that is begun next goes on with what they left ready. Between two epochs
-there is nothing to skip: only 1 and 6 are done, so that the next epoch begins as it would have.
+there is nothing to skip: only 1 and 6 are done, so that the next epoch begins as it would have. `Stream.change_workers`
+goes through the same steps inside a run.
 """
 
 from dataclasses import dataclass

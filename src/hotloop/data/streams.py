@@ -15,7 +15,6 @@ from hotloop.data.on_device import Resident, why_not_resident
 from hotloop.data.origin import BatchOrigin, Tap, check_loader, is_in_order, nothing_came, twin
 from hotloop.data.position import Position, Resumption
 from hotloop.data.sharing import may_be_empty
-from hotloop.data.worker_count import LoadingLimits
 from hotloop.device import as_device, device_error
 from hotloop.errors import BadArgument
 from hotloop.placement import move, pin, tensors_in
@@ -127,12 +126,11 @@ class Stream(Generic[T]):
         return self._epochs.why_workers_stay()
 
     def change_workers(self, number: int, prefetch_factor: int | None = None) -> int:
-        """Load with another number of workers from here on, inside an epoch or between two; the number there is now.
+        """Reopen the loader with another number of workers where the epoch is; the number there is now.
 
         The order of the batches stays, and so does what is drawn from the loader's generators. What is random in items
-        comes from the rng states of workers, so it depends on their number. Inside an epoch the workers of before
-        deliver what they were asked for while the new ones begin. Fewer are taken where the batches under way would
-        need too much memory, and the present ones stay where no process can be started.
+        comes from the rng states of workers, so it depends on their number. What was under way is loaded again. The
+        present workers stay where no process can be started.
         """
         if (why := self.why_workers_stay) is not None:
             raise BadArgument(f"the number of workers cannot change: {why}", fix="leave it to the loader")
@@ -140,12 +138,9 @@ class Stream(Generic[T]):
             raise BadArgument(f"number={number} of workers", fix="give 1 or more")
         assert isinstance(self._epochs, LoaderBatches)
         factor = prefetch_factor or self._epochs.prefetch_factor
-        if number > self.workers:
-            number = max(self.workers, min(number, LoadingLimits.here().workers_in(self.batch_bytes, factor)))
         if (number, factor) != (self.workers, self._epochs.prefetch_factor):
             self._epochs.change_workers(number, factor)
-            if self.workers == number:
-                self.asked = (*self.asked[:2], number)
+            self.asked = (*self.asked[:2], self.workers)
         return self.workers
 
     def close(self, *, persistent: bool = False) -> None:

@@ -93,7 +93,6 @@ class Workers:
         self._told: dict[int, Any] = {}
         self.changed: set[str] = set()  # names of what the items have changed in the dataset of a worker
         self._all_read = False  # whether the latest epoch was read to its end, so that no state is missing
-        self._replaced = False  # whether workers were exchanged in the epoch in progress
         if tell:
             loader.__dict__["collate_fn"] = _Telling(loader.collate_fn)
 
@@ -114,17 +113,12 @@ class Workers:
     def _heard(self, batches: Iterator[Any]) -> Iterator[Any]:
         if not self._all_read:  # an epoch was left early: what its workers told last is not what they did last
             self._told = {}
-        self._all_read, self._replaced = False, False
+        self._all_read = False
         for origin, (number, *told, changed, batch) in batches:
             self._told[number] = told
             self.changed.update(changed)
             yield origin, batch
-        self._all_read = not self._replaced
-
-    def forget(self) -> None:
-        """Other workers take their place in the epoch in progress: what is told in it is of both."""
-        self._told = {}
-        self._replaced = True
+        self._all_read = True
 
     def dismiss(self) -> None:
         """Let the next epoch begin with new workers."""

@@ -295,7 +295,7 @@ class Tuner:
         advice = self._feeding.advice(stream, self._next.left)
         if advice is None:
             return
-        if advice.number > stream.workers:
+        if advice.number > stream.workers and stream.why_workers_stay is None:
             number = stream.change_workers(advice.number, advice.prefetch_factor)
             self._loop.carry_out(replace(plan, workers=number), advice.why)
             self._say(advice.why)
